@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cluster.core import DraftTask, Proposal, TokenArray
+from cluster.core import Proposal, TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.candidates import rank_rows
 from cluster.draft.head_attention import Part, Span, SpanAttention
-from cluster.draft.head_drafter import NO_LIMIT, HeadDrafter, HeadRequest
+from cluster.draft.head_drafter import NO_LIMIT, HeadRequest
 from cluster.draft.head_options import BlockOptions
 from cluster.draft.heads import block_files
 from cluster.draft.heads.block import BlockHead, Sight
@@ -27,6 +27,7 @@ from cluster.draft.heads.checkpoint import read_config
 from cluster.draft.heads.ready import ready_head
 from cluster.draft.inside import Host, IndexArray, StepRows, StepWants, host_of
 from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.product import OnePassDrafter
 from cluster.draft.sharpness import conditionals
 from cluster.draft.text_cache import TextCache, TextContext, layers_like
 from cluster.engine.types import LayerSpec
@@ -41,8 +42,8 @@ class _Block:
 
     request: HeadRequest
     max_nodes: int
+    context: TextContext
     end: int | None = ROOT
-    context: TextContext | None = None
 
     def fail(self) -> None:
         """End the chain: its logits are no numbers."""
@@ -50,8 +51,10 @@ class _Block:
         self.end = None
 
 
-class BlockDrafter(HeadDrafter[HeadRequest, BlockHead]):
+class BlockDrafter(OnePassDrafter[BlockHead, TextContext]):
     """See `Drafter` and `StepReader`."""
+
+    _cache: BlockCache
 
     def __init__(self, context: DrafterContext, options: BlockOptions) -> None:
         host = host_of(context.target, context.name, "block")
@@ -70,10 +73,7 @@ class BlockDrafter(HeadDrafter[HeadRequest, BlockHead]):
         fused = self._head.fuse(torch.zeros(1, size, dtype=self._dtype, device=device))
         places = torch.zeros(1, dtype=torch.int64, device=device)
         held = tuple(self._head.keys_values(fused, places))
-        context = TextContext(np.zeros(1, np.int64), held)
-        block = _Block(self._request_of_nobody(), 1, context=context)
-        hidden = self._run([block])
-        self._draw([block], hidden, self._head.logits(hidden).float())
+        self._drafted([(self._request_of_nobody(), 1, TextContext(np.zeros(1, np.int64), held))])
 
     @classmethod
     def kv_layers(cls, options: BlockOptions, like: LayerSpec) -> Sequence[LayerSpec]:
@@ -84,34 +84,20 @@ class BlockDrafter(HeadDrafter[HeadRequest, BlockHead]):
         shape = (config.num_key_value_heads, config.head_dim)
         return layers_like(like, [shape] * config.num_hidden_layers)
 
-    @torch.inference_mode()
-    def read(self, rows: Sequence[StepRows]) -> None:
-        """See `StepReader`: everything is kept in the target's pages."""
-        self._cache.write(rows)
+    def _input(self, request: HeadRequest) -> TextContext | None:
+        text = request.text.token_ids
+        return self._cache.read(request.request_id, text, self._options.context)
 
-    @torch.inference_mode()
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        """See `Drafter.propose`.  The chains are complete after one pass."""
-        blocks = [_Block(*asked) for asked in self._asked(tasks) if asked[0].tree is None]
-        begun = [block for block in blocks if self._begin(block)]
-        if not begun:
-            return []
-        hidden = self._run(begun)
-        self._draw(begun, hidden, self._head.logits(hidden).float())
+    def _drafted(self, asked: Sequence[tuple[HeadRequest, int, TextContext]]) -> list[Proposal]:
+        blocks = [_Block(*each) for each in asked]
+        hidden = self._run(blocks)
+        self._draw(blocks, hidden, self._head.logits(hidden).float())
         return [
             # The whole chain: what it would cost is spent.
             replace(each.request.proposal(each.max_nodes, 0.0, self._name), is_complete=True)
-            for each in begun
+            for each in blocks
             if each.request.tree is not None
         ]
-
-    def _begin(self, block: _Block) -> bool:
-        """Read what a block behind the text attends to; False where it is not there."""
-        request = block.request
-        if request.can_begin:
-            text = request.text.token_ids
-            block.context = self._cache.read(request.request_id, text, self._options.context)
-        return block.context is not None
 
     def _run(self, blocks: Sequence[_Block]) -> torch.Tensor:
         """One pass over all blocks: [blocks, drafts, hidden]."""
@@ -121,7 +107,6 @@ class BlockDrafter(HeadDrafter[HeadRequest, BlockHead]):
         size, sights = self._head.spec.block_size, self._head.spec.sights
         parts: list[Part] = []
         for block, length in zip(blocks, lengths, strict=True):
-            assert block.context is not None
             places = length - 1 + np.arange(size)
             masks = {
                 sight: _mask(sight, block.context.positions, places, device)
@@ -216,7 +201,7 @@ class BlockCache(TextCache):
         self._head = head
 
     def write(self, rows: Sequence[StepRows]) -> None:
-        """Keep the rows of texts that a step computed."""
+        """See `TextCache`."""
         places, taps = self._rows_of(rows)
         if places:
             positions = self._index(np.concatenate([each.positions for each in places]))

@@ -25,7 +25,7 @@ from cluster.draft.heads.checkpoint import read_config
 from cluster.draft.heads.eagle3 import Eagle3Head, layer_of
 from cluster.draft.heads.mtp import MtpHead
 from cluster.draft.heads.ready import ReadyHead, ready_head
-from cluster.draft.inside import Host, StepRows, StepWants, host_of
+from cluster.draft.inside import Host, StepWants, host_of
 from cluster.draft.leaves import choose_leaves
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.tree_request import expand_nodes
@@ -71,13 +71,14 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request, Eagle3Head | MtpHead]):
     """See `Drafter` and `StepReader`.  A slice of growth is one pass over all requests."""
 
     kind = "eagle3"
+    _cache: HeadCache
 
     def __init__(self, context: DrafterContext, options: Eagle3Options) -> None:
         host = host_of(context.target, context.name, self.kind)
         super().__init__(context, self._ready(options, host), Eagle3Request, 1)
         self.wants = StepWants(self._head.spec.taps)
         self.vocab_size = host.vocab_size
-        self._cache = HeadCache(host, self._head, self._dtype)
+        self._cache = HeadCache(host, self._head, self._dtype, options.context)
         self._options = options
         self._warm_up(host.device)
 
@@ -102,11 +103,6 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request, Eagle3Head | MtpHead]):
         folder = resolve_head(options.model)
         layer = layer_of(folder, read_config(folder))
         return layers(layer, like)
-
-    @torch.inference_mode()
-    def read(self, rows: Sequence[StepRows]) -> None:
-        """See `StepReader`: everything is kept in the target's pages."""
-        self._cache.write(rows)
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
@@ -138,9 +134,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request, Eagle3Head | MtpHead]):
     def _begin(self, request: Eagle3Request) -> bool:
         """Start a tree behind the text, where the target's rows of it are there."""
         text = request.text.token_ids
-        if not request.can_begin:
-            return False
-        context = self._cache.read(request.request_id, text, self._options.context)
+        context = self._cache.read(request.request_id, text) if request.can_begin else None
         if context is None:
             return False
         request.tree, request.root_len = LiveTree(), len(text)

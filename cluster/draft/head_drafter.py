@@ -5,10 +5,12 @@ Their trees are grown from the target's rows behind the text, so that each ends 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
+import torch
 
 from cluster.core import Commit, SamplingParams
 from cluster.draft.base import DrafterContext
@@ -16,13 +18,14 @@ from cluster.draft.bounded import Bounded
 from cluster.draft.committed_text import CommittedTextDrafter, common_len
 from cluster.draft.heads.module import HeadModule
 from cluster.draft.heads.ready import ReadyHead
+from cluster.draft.inside import StepRows
 from cluster.draft.sharpness import Sharpness
+from cluster.draft.text_cache import TextCache
 from cluster.draft.tree_request import TreeRequest, learn_draws
 
 # Positions that a head may draft for: it has no limit of its own.
 NO_LIMIT = 1 << 62
 
-State = TypeVar("State", bound=TreeRequest)
 Head = TypeVar("Head", bound=HeadModule)
 
 
@@ -43,8 +46,13 @@ class HeadRequest(TreeRequest):
         self.failed_len = len(self.text)
 
 
+State = TypeVar("State", bound=HeadRequest)
+
+
 class HeadDrafter(CommittedTextDrafter[State], Generic[State, Head]):
     """Keeps the requests' texts, and learns from each commit how sure the head is."""
+
+    _cache: TextCache
 
     def __init__(
         self, context: DrafterContext, ready: ReadyHead[Head], state: type[State], num_fits: int
@@ -58,6 +66,11 @@ class HeadDrafter(CommittedTextDrafter[State], Generic[State, Head]):
         self._sharpness: Bounded[list[Sharpness]] = Bounded(
             lambda: [Sharpness() for _ in range(num_fits)]
         )
+
+    @torch.inference_mode()
+    def read(self, rows: Sequence[StepRows]) -> None:
+        """See `StepReader`: everything is kept in the target's pages."""
+        self._cache.write(rows)
 
     def _request_of_nobody(self) -> State:
         """For warming up: first calls take longer than all that follow."""

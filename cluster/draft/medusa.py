@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 
 from cluster.draft.base import DrafterContext
+from cluster.draft.head_drafter import HeadRequest
 from cluster.draft.head_options import MedusaOptions
 from cluster.draft.heads.medusa import MedusaHead
 from cluster.draft.heads.ready import ready_head
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.product import ProductDrafter
-from cluster.draft.tree_request import TreeRequest
 
 
 class MedusaDrafter(ProductDrafter[MedusaHead, torch.Tensor]):
@@ -42,12 +42,12 @@ class MedusaDrafter(ProductDrafter[MedusaHead, torch.Tensor]):
             if each.taps is not None and each.next_token is not None
         }
 
-    def _input(self, request: TreeRequest) -> torch.Tensor | None:
+    def _input(self, request: HeadRequest) -> torch.Tensor | None:
         length, hidden = self._rows.get(request.request_id, (0, None))
         return hidden if length == len(request.text) - 1 else None
 
     def _logits(
-        self, requests: Sequence[TreeRequest], inputs: Sequence[torch.Tensor]
+        self, requests: Sequence[HeadRequest], inputs: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         hidden = torch.stack(list(inputs)).to(self._dtype)
         logits: torch.Tensor = self._head(hidden).float()

@@ -13,21 +13,23 @@ import torch
 
 from cluster.draft.base import DrafterContext
 from cluster.draft.head_attention import Part, Span, SpanAttention
-from cluster.draft.head_cache import HeadContext, ParallelCache, layers
+from cluster.draft.head_cache import HeadCache, HeadContext, layers
+from cluster.draft.head_drafter import HeadRequest
 from cluster.draft.head_options import PeagleOptions
 from cluster.draft.heads.checkpoint import read_config
 from cluster.draft.heads.eagle3 import layer_of
 from cluster.draft.heads.peagle import ParallelHead, num_layers_of
 from cluster.draft.heads.ready import ready_head
-from cluster.draft.inside import StepRows, StepWants, host_of
+from cluster.draft.inside import StepWants, host_of
 from cluster.draft.product import ProductDrafter
-from cluster.draft.tree_request import TreeRequest
 from cluster.engine.types import LayerSpec
 from cluster.models.resolve import resolve_head
 
 
 class PeagleDrafter(ProductDrafter[ParallelHead, HeadContext]):
     """See `Drafter` and `StepReader`."""
+
+    _cache: HeadCache
 
     @torch.inference_mode()
     def __init__(self, context: DrafterContext, options: PeagleOptions) -> None:
@@ -37,8 +39,7 @@ class PeagleDrafter(ProductDrafter[ParallelHead, HeadContext]):
         self._num_drafts = options.num_drafts or head.num_drafts
         super().__init__(context, ready, options, self._num_drafts)
         self.wants = StepWants(head.spec.taps)
-        self._cache = ParallelCache(host, head, self._dtype, options.context)
-        self._context = options.context
+        self._cache = HeadCache(host, head, self._dtype, options.context)
         layer = head.spec.layer
         hidden = torch.zeros(layer.hidden_size, dtype=self._dtype, device=host.device)
         rows = hidden.new_zeros(0, layer.num_key_value_heads, layer.head_dim)
@@ -52,16 +53,11 @@ class PeagleDrafter(ProductDrafter[ParallelHead, HeadContext]):
         config = read_config(folder)
         return layers(layer_of(folder, config), like, num_layers_of(folder, config))
 
-    @torch.inference_mode()
-    def read(self, rows: Sequence[StepRows]) -> None:
-        """See `StepReader`: everything is kept in the target's pages."""
-        self._cache.write(rows)
-
-    def _input(self, request: TreeRequest) -> HeadContext | None:
-        return self._cache.read(request.request_id, request.text.token_ids, self._context)
+    def _input(self, request: HeadRequest) -> HeadContext | None:
+        return self._cache.read(request.request_id, request.text.token_ids)
 
     def _logits(
-        self, requests: Sequence[TreeRequest], inputs: Sequence[HeadContext]
+        self, requests: Sequence[HeadRequest], inputs: Sequence[HeadContext]
     ) -> torch.Tensor:
         hidden, size = torch.stack([each.hidden for each in inputs]), self._num_drafts
         device = hidden.device

@@ -1,7 +1,8 @@
-"""Drafters whose one pass gives candidates of several positions, none of which knows the others.
+"""Drafters of one pass: a tree is complete after it, for all requests at once.
 
-The candidates of a position are the same behind every path, and a tree is their product: its nodes
-are taken best first by the product of their shares.
+`ProductDrafter` is for heads whose pass gives candidates of several positions, none of which knows
+the others.  The candidates of a position are the same behind every path, and a tree is their
+product: its nodes are taken best first by the product of their shares.
 """
 
 from __future__ import annotations
@@ -18,19 +19,42 @@ import torch
 from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.candidates import RankedRows, RowContext, rank_rows
-from cluster.draft.head_drafter import NO_LIMIT, Head, HeadDrafter
+from cluster.draft.head_drafter import NO_LIMIT, Head, HeadDrafter, HeadRequest
 from cluster.draft.head_options import ProductOptions
 from cluster.draft.heads.ready import ReadyHead
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.sharpness import conditionals
-from cluster.draft.tree_request import TreeRequest
 
 # What a pass takes of one text.
 Input = TypeVar("Input")
 
 
-class ProductDrafter(HeadDrafter[TreeRequest, Head], Generic[Head, Input]):
-    """See `Drafter`.  A tree is complete after one pass over all requests."""
+class OnePassDrafter(HeadDrafter[HeadRequest, Head], Generic[Head, Input]):
+    """See `Drafter`."""
+
+    @abstractmethod
+    def _input(self, request: HeadRequest) -> Input | None:
+        """The input of a pass behind the text; None where it is not there."""
+
+    @abstractmethod
+    def _drafted(self, asked: Sequence[tuple[HeadRequest, int, Input]]) -> Sequence[Proposal]:
+        """One pass.  asked: each with how many nodes at most; those that make nothing but NaN are
+        to `fail`."""
+
+    @torch.inference_mode()
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        """See `Drafter.propose`."""
+        asked = [
+            (request, max_nodes, given)
+            for request, max_nodes in self._asked(tasks)
+            if request.tree is None and request.can_begin
+            if (given := self._input(request)) is not None
+        ]
+        return self._drafted(asked) if asked else []
+
+
+class ProductDrafter(OnePassDrafter[Head, Input]):
+    """See above."""
 
     def __init__(
         self, context: DrafterContext, ready: ReadyHead[Head], options: ProductOptions,
@@ -38,43 +62,29 @@ class ProductDrafter(HeadDrafter[TreeRequest, Head], Generic[Head, Input]):
     ) -> None:  # fmt: skip
         """num_positions: that a pass gives candidates of."""
         # Positions further ahead are less sure.
-        super().__init__(context, ready, TreeRequest, num_positions)
+        super().__init__(context, ready, HeadRequest, num_positions)
         self._options = options
 
     @abstractmethod
-    def _input(self, request: TreeRequest) -> Input | None:
-        """The input of a pass behind the text; None where it is not there."""
-
-    @abstractmethod
-    def _logits(self, requests: Sequence[TreeRequest], inputs: Sequence[Input]) -> torch.Tensor:
+    def _logits(self, requests: Sequence[HeadRequest], inputs: Sequence[Input]) -> torch.Tensor:
         """One pass: float32[requests, positions, draft_vocab]."""
 
     def _warm_up_with(self, given: Input) -> None:
         request = self._request_of_nobody()
         self._proposal(request, 1, self._logits([request], [given])[0].nan_to_num())
 
-    @torch.inference_mode()
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        """See `Drafter.propose`."""
-        wanted: list[tuple[TreeRequest, int]] = []
-        inputs: list[Input] = []
-        for request, max_nodes in self._asked(tasks):
-            is_wanted = request.tree is None and request.can_use_drafts
-            given = self._input(request) if is_wanted else None
-            if given is not None:
-                wanted.append((request, max_nodes))
-                inputs.append(given)
-        if not wanted:
-            return []
-        logits = self._logits([request for request, _ in wanted], inputs)
+    def _drafted(self, asked: Sequence[tuple[HeadRequest, int, Input]]) -> Sequence[Proposal]:
+        logits = self._logits([each[0] for each in asked], [each[2] for each in asked])
         is_sound = torch.isfinite(logits.sum(dim=(1, 2))).tolist()
-        return [
-            self._proposal(request, max_nodes, rows)
-            for (request, max_nodes), rows, is_finite in zip(wanted, logits, is_sound, strict=True)
-            if is_finite
-        ]
+        proposals = []
+        for (request, max_nodes, _), rows, is_finite in zip(asked, logits, is_sound, strict=True):
+            if is_finite:
+                proposals.append(self._proposal(request, max_nodes, rows))
+            else:
+                request.fail()
+        return proposals
 
-    def _proposal(self, request: TreeRequest, max_nodes: int, logits: torch.Tensor) -> Proposal:
+    def _proposal(self, request: HeadRequest, max_nodes: int, logits: torch.Tensor) -> Proposal:
         """The best of the product.  logits: float32[positions, draft_vocab]."""
         options, least = self._options, self._options.min_survival
         request.tree, request.root_len = LiveTree(), len(request.text)
@@ -93,7 +103,7 @@ class ProductDrafter(HeadDrafter[TreeRequest, Head], Generic[Head, Input]):
         return replace(proposal, is_complete=True)
 
     def _expand(
-        self, request: TreeRequest, tree: LiveTree, node: int, ranked: RankedRows,
+        self, request: HeadRequest, tree: LiveTree, node: int, ranked: RankedRows,
         shares: npt.NDArray[np.float64],
     ) -> None:  # fmt: skip
         depth = tree.depths[node]

@@ -8,6 +8,7 @@ that were written from those that were not, or for another text.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ class Places:
     before: int | None
 
 
-class TextCache:
+class TextCache(ABC):
     """Keys, values and stamps by slot."""
 
     def __init__(self, host: Host, dtype: torch.dtype, num_layers: int) -> None:
@@ -61,6 +62,10 @@ class TextCache:
         self._dtype = dtype
         self._layers = own_caches(host)[:num_layers]
         self._stamps = host.caches[-1]
+
+    @abstractmethod
+    def write(self, rows: Sequence[StepRows]) -> None:
+        """Keep the rows of texts that a step computed."""
 
     def _rows_of(self, rows: Sequence[StepRows]) -> tuple[list[Places], torch.Tensor]:
         """The rows of texts that have taps: where they belong, and the taps side by side."""

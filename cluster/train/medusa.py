@@ -42,7 +42,7 @@ class MedusaLearner(Learner):
         """See `Learner`: vLLM's format, with the target's own output layer."""
         spec = self.head.spec
         tensors = {
-            _file_name(name): tensor for name, tensor in self.head.blocks.state_dict().items()
+            f"blocks.{name}": tensor for name, tensor in self.head.blocks.state_dict().items()
         }
         config = {
             "architectures": ["MedusaModel"],
@@ -69,9 +69,3 @@ def new_heads(network: PreTrainedModel, num_heads: int, num_layers: int = 1) -> 
         for parameter in head.blocks.parameters():
             parameter.zero_()
     return head.train()
-
-
-def _file_name(name: str) -> str:
-    """vLLM's name of a tensor of the blocks, {head}.{layer}.linear.*."""
-    head, layer, _, part = name.split(".")
-    return f"blocks.{head}.layers.{layer}.{part}"

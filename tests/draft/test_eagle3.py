@@ -38,7 +38,7 @@ def rows_of(inside: Inside, oracle: Any, tokens: Sequence[int]) -> tuple[torch.T
         taps = expected_taps(oracle, np.array(tokens), inside.drafter.wants.taps)
         fused = head.fuse(taps.flatten(1))
         positions = torch.arange(len(tokens) - 1)
-        keys, values = head.keys_values(ids[1:], fused[:-1], positions)
+        ((keys, values),) = head.keys_values(ids[1:], fused[:-1], positions, CAUSAL)
         logits = head.logits(head(ids[1:], fused[:-1], positions, CAUSAL))
     return fused, keys, values, logits
 

@@ -88,17 +88,17 @@ class Tensors:
         head: nn.Module,
         given: Mapping[str, torch.Tensor],
         kept: Collection[str] = (),
-        names: Mapping[str, str] | None = None,
+        name_of: Callable[[str], str] = str,
         *,
         assign: bool = False,
     ) -> None:
         """Give a head its tensors, if they were read; raises ConfigError as `check` does.
 
         given: by the head's names, what is not taken as it stands.  kept: names of what the head
-        has already.  names: what the folder calls others, where that differs.
+        has already.  name_of: what the folder calls a tensor of the head.
         """
         state = {
-            name: self.take((names or {}).get(name, name), tuple(tensor.shape))
+            name: self.take(name_of(name), tuple(tensor.shape))
             for name, tensor in head.state_dict().items()
             if name not in given and name not in kept
         }

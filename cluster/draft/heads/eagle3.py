@@ -65,6 +65,8 @@ class Eagle3Head(HeadModule):
     embedding: [vocab, hidden], the target's own where the file has none.
     """
 
+    num_layers = 1
+
     def __init__(self, spec: Eagle3Spec, embedding: torch.Tensor) -> None:
         super().__init__()
         self.spec = spec
@@ -132,13 +134,15 @@ class Eagle3Head(HeadModule):
         return found
 
     def keys_values(
-        self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
-    ) -> KeysValues:
-        """The keys and values that rows behind these attend to, without computing these.
+        self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor,
+        plan: LayerPlan,
+    ) -> list[KeysValues]:  # fmt: skip
+        """The keys and values that rows behind these attend to, of each layer.
 
-        The arguments are those of `forward`."""
+        The arguments are those of `forward`.  plan: is asked for all layers but the last, whose
+        rows are not computed."""
         both = self._side_by_side(token_ids, self.hidden_norm(hidden))
-        return keys_values(self.self_attn, both, self.rotary(both, positions[None]))
+        return [keys_values(self.self_attn, both, self.rotary(both, positions[None]))]
 
     def _side_by_side(self, token_ids: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
         return torch.cat([self.input_layernorm(self.embed_tokens(token_ids)), normed], dim=-1)

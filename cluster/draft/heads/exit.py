@@ -17,6 +17,7 @@ from torch import nn
 
 from cluster.draft.heads.checkpoint import (
     TargetShape,
+    TargetWeight,
     TensorReader,
     check_size,
     read_tensors,
@@ -53,9 +54,12 @@ class ExitHead(nn.Module):
 
 
 def load(
-    folder: Path, config: Mapping[str, Any], target: TargetShape, read: TensorReader = read_tensors
-) -> ExitHead:
-    """The exit of a folder; raises ConfigError where it does not fit the target."""
+    folder: Path, config: Mapping[str, Any], target: TargetShape, weight: TargetWeight,
+    read: TensorReader = read_tensors,
+) -> ExitHead:  # fmt: skip
+    """The exit of a folder; raises ConfigError where it does not fit the target.
+
+    weight: not asked for anything: an exit brings all that it has."""
     exit_layer, size = int(config.get("exit_layer", 0)), int(config.get("hidden_size", 0))
     check_size(folder, "hidden_size", size, target.hidden_size)
     check_size(folder, "vocab_size", int(config.get("vocab_size", 0)), target.vocab_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,20 +31,20 @@ _REFUSED = {
     "domino": "a Domino block drafter",
     "jetspec": "a JetSpec block drafter",
 }
-# The drafters that load a head's folder, and what they call it.
-KINDS: Mapping[str, type[nn.Module]] = {
-    "eagle3": eagle3.Eagle3Head, "peagle": peagle.ParallelHead, "medusa": medusa.MedusaHead,
-    "block": BlockHead, "early_exit": exit.ExitHead,
-}  # fmt: skip
-_NAMES = {
-    "eagle3": "EAGLE-3 head", "peagle": "P-EAGLE head", "medusa": "Medusa heads",
-    "block": "DFlash or DSpark drafter", "early_exit": "early exit",
-}  # fmt: skip
+_Load = Callable[[Path, Mapping[str, Any], TargetShape, TargetWeight, TensorReader], DraftHead]
+# By the drafters that load a head's folder: the head, what reads it, and what it is called.
+_KINDS: Mapping[str, tuple[type[nn.Module], _Load, str]] = {
+    "eagle3": (eagle3.Eagle3Head, eagle3.load, "EAGLE-3 head"),
+    "peagle": (peagle.ParallelHead, peagle.load, "P-EAGLE head"),
+    "medusa": (medusa.MedusaHead, medusa.load, "Medusa heads"),
+    "block": (BlockHead, block_files.load, "DFlash or DSpark drafter"),
+    "early_exit": (exit.ExitHead, exit.load, "early exit"),
+}
 _OF_DFLASH_2 = ("candidate_selector", "selector_rank")
 
 
 def format_of(folder: Path, config: Mapping[str, Any]) -> str:
-    """The kind of a folder, one of KINDS; raises ConfigError for others, by their names."""
+    """The kind of a folder, one of _KINDS; raises ConfigError for others, by their names."""
     architectures = " ".join(map(str, config.get("architectures") or ()))
     said = f"{architectures} {config.get('speculators_model_type', '')}".lower()
     block = config.get("dflash_config") or {}
@@ -95,25 +95,11 @@ def load_draft_head(
     """
     config = read_config(folder)
     try:
-        return _of_format(format_of(folder, config), folder, config, target, weight, read)
+        _, load, _ = _KINDS[format_of(folder, config)]
+        return load(folder, config, target, weight, read)
     except BAD_VALUES as error:
         named = "".join(f"{key}: " for key in keys_in(str(error), config))
         raise refused(folder, f"config.json: {named}{reason_of(error)}") from error
-
-
-def _of_format(
-    form: str, folder: Path, config: Mapping[str, Any], target: TargetShape,
-    weight: TargetWeight, read: TensorReader,
-) -> DraftHead:  # fmt: skip
-    if form == "eagle3":
-        return eagle3.load(folder, config, target, weight, read)
-    if form == "peagle":
-        return peagle.load(folder, config, target, weight, read)
-    if form == "early_exit":
-        return exit.load(folder, config, target, read)
-    if form == "block":
-        return block_files.load(folder, config, target, weight, read)
-    return medusa.load(folder, config, target, weight, read)
 
 
 def load_head_of(
@@ -125,10 +111,8 @@ def load_head_of(
     # A P-EAGLE head is of EAGLE-3's class too, but draws nothing of use one token at a time.
     if type(head) is not kind:
         form = format_of(folder, read_config(folder))
-        wanted = next(name for name, each in KINDS.items() if each is kind)
-        raise refused(
-            folder, f"it holds no {_NAMES[wanted]}; it is read by the kind of drafter {form}"
-        )
+        wanted = next(name for each, _, name in _KINDS.values() if each is kind)
+        raise refused(folder, f"it holds no {wanted}; it is read by the kind of drafter {form}")
     return head
 
 
@@ -139,5 +123,5 @@ def check_draft_head(kind: str, folder: Path, target: TargetShape) -> None:
     """
     shape = (target.vocab_size, target.hidden_size)
     load_head_of(
-        KINDS[kind], folder, target, lambda name: torch.empty(shape, device="meta"), read_shapes
+        _KINDS[kind][0], folder, target, lambda name: torch.empty(shape, device="meta"), read_shapes
     )

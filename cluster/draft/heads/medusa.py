@@ -41,30 +41,34 @@ class MedusaSpec:
     uses_target_head: bool = False
 
 
-class _Block(nn.Module):
-    def __init__(self, size: int, *, bias: bool) -> None:
+class _Residual(nn.Module):
+    """layers: each adds to its rows."""
+
+    def __init__(self, spec: MedusaSpec) -> None:
         super().__init__()
-        self.linear = nn.Linear(size, size, bias=bias)
+        size = spec.hidden_size
+        self.layers = nn.ModuleList(
+            nn.Linear(size, size, bias=spec.has_bias) for _ in range(spec.num_layers)
+        )
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows + nn.functional.silu(self.linear(rows))
+        for layer in self.layers:
+            rows = rows + nn.functional.silu(layer(rows))
+        return rows
 
 
 class MedusaHead(HeadModule):
-    """All heads of a folder."""
+    """All heads of a folder; its tensors have the names of vLLM's form."""
 
     def __init__(self, spec: MedusaSpec, target_head: torch.Tensor | None = None) -> None:
         """target_head: [vocab, hidden], the target's output layer, where the spec uses it."""
         super().__init__()
         self.spec = spec
-        size = spec.hidden_size
-        self.blocks = nn.ModuleList(
-            nn.Sequential(*(_Block(size, bias=spec.has_bias) for _ in range(spec.num_layers)))
-            for _ in range(spec.num_heads)
-        )
+        self.blocks = nn.ModuleList(_Residual(spec) for _ in range(spec.num_heads))
         num_outputs = 1 if spec.shares_head or spec.uses_target_head else spec.num_heads
         self.lm_heads = nn.ModuleList(
-            nn.Linear(size, spec.draft_vocab_size, bias=False) for _ in range(num_outputs)
+            nn.Linear(spec.hidden_size, spec.draft_vocab_size, bias=False)
+            for _ in range(num_outputs)
         )
         if target_head is not None:
             self.lm_heads[0].weight = nn.Parameter(target_head, requires_grad=False)
@@ -94,17 +98,31 @@ def load(
         target.hidden_size,
     )  # fmt: skip
     tensors = read(folder, lambda name: name.removeprefix("medusa_heads."))
-    spec, names = (
-        _vllm_form(folder, config, tensors, target)
-        if any(name.startswith("blocks.") for name in tensors.held)
-        else _authors_form(folder, tensors, target)
-    )
+    is_vllm_form = any(name.startswith("blocks.") for name in tensors.held)
+    num_heads, num_layers = _counted(folder, tensors, _VLLM if is_vllm_form else _AUTHORS)
+    shares = is_vllm_form and "lm_head.weight" in tensors.held
+
+    def name_of(own: str) -> str:
+        """The folder's name of a tensor of the head."""
+        kind, head, *rest = own.split(".")
+        if is_vllm_form or kind == "token_map":
+            return "lm_head.weight" if shares and kind == "lm_heads" else own
+        return f"{head}.{rest[1]}.linear.{rest[2]}" if rest[1:] else f"{head}.{num_layers}.weight"
+
+    first = tensors.held.get(name_of("lm_heads.0.weight"))
+    spec = MedusaSpec(
+        num_heads, num_layers, target.hidden_size,
+        target.vocab_size if first is None else len(first),
+        has_bias=name_of("blocks.0.layers.0.bias") in tensors.held,
+        shares_head=shares,
+        uses_target_head=is_vllm_form and not shares and bool(config.get("original_lm_head")),
+    )  # fmt: skip
     with tensors.device:
         head = MedusaHead(spec, weight("output") if spec.uses_target_head else None)
     token_map = tensors.take_if_there("token_map", (spec.draft_vocab_size,))
     kept = ["lm_heads.0.weight"] if spec.uses_target_head else []
     ids = head.token_map if token_map is None else token_map.to(torch.int64)
-    tensors.fill(head, {"token_map": ids}, kept, names)
+    tensors.fill(head, {"token_map": ids}, kept, name_of)
     if token_map is None and spec.draft_vocab_size != target.vocab_size:
         raise refused(
             folder,
@@ -116,49 +134,8 @@ def load(
     return head.eval()
 
 
-def _authors_form(
-    folder: Path, tensors: Tensors, target: TargetShape
-) -> tuple[MedusaSpec, dict[str, str]]:
-    """Tensors {head}.{layer}.linear.* and {head}.{num_layers}.weight."""
-    num_heads, num_layers = _counted(folder, tensors, "{head}.{layer}.linear.weight")
-    output = tensors.held.get(f"0.{num_layers}.weight")
-    spec = MedusaSpec(
-        num_heads, num_layers, target.hidden_size,
-        target.vocab_size if output is None else len(output),
-        has_bias="0.0.linear.bias" in tensors.held,
-    )  # fmt: skip
-    names = {f"lm_heads.{head}.weight": f"{head}.{num_layers}.weight" for head in range(num_heads)}
-    for head in range(num_heads):
-        for layer in range(num_layers):
-            for part in ("weight", "bias"):
-                own = f"blocks.{head}.{layer}.linear.{part}"
-                names[own] = f"{head}.{layer}.linear.{part}"
-    return spec, names
-
-
-def _vllm_form(
-    folder: Path, config: Mapping[str, Any], tensors: Tensors, target: TargetShape
-) -> tuple[MedusaSpec, dict[str, str]]:
-    """Tensors blocks.{h}.layers.{l}.*, and lm_heads.{h}.weight or one lm_head.weight."""
-    num_heads, num_layers = _counted(folder, tensors, "blocks.{head}.layers.{layer}.weight")
-    shares = "lm_head.weight" in tensors.held
-    uses_target = bool(config.get("original_lm_head", False)) and not shares
-    first = tensors.held.get("lm_head.weight" if shares else "lm_heads.0.weight")
-    spec = MedusaSpec(
-        num_heads, num_layers, target.hidden_size,
-        target.vocab_size if first is None else len(first),
-        has_bias="blocks.0.layers.0.bias" in tensors.held,
-        shares_head=shares,
-        uses_target_head=uses_target,
-    )  # fmt: skip
-    names = {"lm_heads.0.weight": "lm_head.weight"} if shares else {}
-    for head in range(num_heads):
-        for layer in range(num_layers):
-            for part in ("weight", "bias"):
-                names[f"blocks.{head}.{layer}.linear.{part}"] = (
-                    f"blocks.{head}.layers.{layer}.{part}"
-                )
-    return spec, names
+# What each form calls the weights of a head's layers.
+_AUTHORS, _VLLM = "{head}.{layer}.linear.weight", "blocks.{head}.layers.{layer}.weight"
 
 
 def _counted(folder: Path, tensors: Tensors, form: str) -> tuple[int, int]:

@@ -90,6 +90,8 @@ class MtpSpec:
 class MtpHead(HeadModule):
     """The layer's weights and its forward; it writes the target's whole vocabulary."""
 
+    num_layers = 1
+
     def __init__(self, spec: MtpSpec, embedding: torch.Tensor, output: torch.Tensor) -> None:
         super().__init__()
         from transformers import AutoModel
@@ -129,8 +131,9 @@ class MtpHead(HeadModule):
         return found[0]
 
     def keys_values(
-        self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
-    ) -> KeysValues:
+        self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor,
+        plan: seam.LayerPlan,
+    ) -> list[KeysValues]:  # fmt: skip
         """See `Eagle3Head.keys_values`."""
         block: Any = self.block
         joint, noting = self._joined(token_ids, hidden, positions)[None], Noting()
@@ -138,7 +141,7 @@ class MtpHead(HeadModule):
             hidden_states=block.input_layernorm(joint), attention_mask=None, plan=noting,
             position_embeddings=self.rotary(joint, positions[None]),
         )  # fmt: skip
-        return noting.noted[0]
+        return noting.noted
 
     def _joined(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor

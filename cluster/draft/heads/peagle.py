@@ -90,20 +90,13 @@ class ParallelHead(eagle3.Eagle3Head):
             found = layer(found[None], position_embeddings=rotation, plan=plan)[0]
         return found.view(num_texts, num_drafts, -1)
 
-    def layers_keys_values(
-        self,
-        token_ids: torch.Tensor,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
+    def keys_values(
+        self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor,
         plan: LayerPlan,
-    ) -> list[KeysValues]:
-        """The keys and values that rows behind those of a text attend to, of each layer.
-
-        The arguments are those of `Eagle3Head.forward`.  plan: is asked for all layers but the
-        last.
-        """
+    ) -> list[KeysValues]:  # fmt: skip
+        """See `Eagle3Head.keys_values`."""
         if not len(self.deeper):
-            return [self.keys_values(token_ids, hidden, positions)]
+            return super().keys_values(token_ids, hidden, positions, plan)
         noting = Noting(plan)
         hidden = super().forward(token_ids, hidden, positions, noting)
         rotation = self.rotary(hidden, positions[None])

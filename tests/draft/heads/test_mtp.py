@@ -145,7 +145,8 @@ def test_the_keys_and_values_kept_are_those_that_rows_attend_to(
         return attend_causally(*rows)
 
     head(TOKENS, HIDDEN, positions, ByRows(attend))
-    for kept, used in zip(head.keys_values(TOKENS, HIDDEN, positions), seen[0], strict=True):
+    (held,) = head.keys_values(TOKENS, HIDDEN, positions, ByRows(attend))
+    for kept, used in zip(held, seen[0], strict=True):
         assert torch.equal(kept, used)
 
 

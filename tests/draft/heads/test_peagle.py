@@ -154,7 +154,7 @@ def drafted(head: ParallelHead) -> torch.Tensor:
     with torch.no_grad():
         fused = head.fuse(TAPS)
         before = slice(0, ROWS - 1)
-        held = head.layers_keys_values(
+        held = head.keys_values(
             TOKENS[before], fused[before], torch.arange(ROWS - 1),
             CAUSAL,
         )  # fmt: skip
