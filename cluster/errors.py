@@ -18,6 +18,8 @@ Each message names the refused value and the remedy.  It never contains prompt t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -91,6 +93,16 @@ class ProtocolError(DrafthouseError):
 
 class ConfigError(DrafthouseError):
     code = "config_error"
+
+    @staticmethod
+    @contextmanager
+    def below(path: str, key: str = "") -> Iterator[None]:
+        """Inside, errors name what they are about below `path`: their own key, or else `key`."""
+        try:
+            yield
+        except ConfigError as error:
+            place = ".".join(filter(None, (path, error.param or key)))
+            raise ConfigError.at(place, error.reason) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 from cluster.config import file as config_file
-from cluster.config.file import ServeFile
+from cluster.config.file import ServeFile, in_file
 from cluster.draft import registry
 from cluster.errors import ConfigError, DrafthouseError
 from deployments.configured_models import (
@@ -92,7 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
         # On loopback all parts run on one machine, which is taken to be this one.
         is_here = file.config.network.interface == "loopback"
-        with _in_file(file.path):
+        with in_file(file.path):
             found = inspect(file.config, is_here=is_here, is_plan=True)
         print(plan(file.config, found), end="")
         return EXIT_OK
@@ -145,7 +145,7 @@ def _with_models(file: ServeFile, arguments: argparse.Namespace) -> ServeFile:
     the demonstration's cannot be had."""
     with _terminable():
         try:
-            with _in_file(file.path):
+            with in_file(file.path):
                 fetch_models(file.config, _say)
         except ConfigError:
             if arguments.file is not None or _models(file) != _models(load(DEMONSTRATION, ())):
@@ -156,7 +156,7 @@ def _with_models(file: ServeFile, arguments: argparse.Namespace) -> ServeFile:
                 f"`drafthouse fetch {model}` says why"
             )
             file = load(EMBEDDED, arguments.overrides)
-        with _in_file(file.path):
+        with in_file(file.path):
             inspect(file.config, is_here=arguments.address is None)
     return file
 
@@ -172,7 +172,7 @@ def load(path: str, overrides: Sequence[str]) -> ServeFile:
     """
     file = config_file.load(path, overrides)
     registry.search_in(*_places_of_drafters(file))
-    with _in_file(file.path):
+    with in_file(file.path):
         for name, drafter in file.config.drafters.items():
             registry.check(name, drafter)
         check_models(file.config)
@@ -184,15 +184,6 @@ def _places_of_drafters(file: ServeFile) -> tuple[Path, ...]:
     if not any(":" in drafter.kind for drafter in file.config.drafters.values()):
         return ()
     return Path.cwd(), file.path.resolve().parent
-
-
-@contextlib.contextmanager
-def _in_file(path: Path) -> Iterator[None]:
-    """Inside, errors name the configuration file."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.message}", param=error.param) from error
 
 
 @contextlib.contextmanager

@@ -27,10 +27,8 @@ def engines(config: Config) -> dict[str, EngineConfig]:
 
 def tokenizer_folder(model: str) -> Path:
     """The folder of the target's tokenizer; raises ConfigError where it cannot be had."""
-    try:
+    with ConfigError.below("target.engine", "model"):
         return resolve(model, only_tokenizer=True)
-    except ConfigError as error:
-        raise _at("target.engine", error) from error
 
 
 def has_chat_template(model: str) -> bool:
@@ -50,19 +48,15 @@ def has_chat_template(model: str) -> bool:
 def check_models(config: Config) -> None:
     """Raise ConfigError for a model that is neither here nor a name of one that can be fetched."""
     for path, engine in engines(config).items():
-        try:
+        with ConfigError.below(path, "model"):
             source_of(engine.model)
-        except ConfigError as error:
-            raise _at(path, error) from error
 
 
 def fetch_models(config: Config, say: Callable[[str], None]) -> None:
     """Get every model that is not on this machine; says one line about each of them."""
     for path, engine in engines(config).items():
-        try:
+        with ConfigError.below(path, "model"):
             fetch_model(engine.model, say)
-        except ConfigError as error:
-            raise _at(path, error) from error
 
 
 def fetch_model(model: str, say: Callable[[str], None]) -> Path:
@@ -98,9 +92,3 @@ def models_table() -> str:
         + "\n"
         for row in rows
     )
-
-
-def _at(path: str, error: ConfigError) -> ConfigError:
-    """`error` with the path of the key that names the model."""
-    name = f"{path}.model"
-    return ConfigError.at(name, f"{error.message}")

@@ -7,8 +7,6 @@ fetched them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,24 +74,23 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
     for path, engine in engines(config).items():
         described = published(engine.model) if is_plan else None
         if described is not None:
-            with _named(path):
+            with ConfigError.below(path, "model"):
                 found[path] = _described(described, engine, is_here=is_here)
             continue
         source = source_of(engine.model)
         folder = find(source)
-        if folder is None:
-            with _named(path):
+        with ConfigError.below(path, "model"):
+            if folder is None:
                 check_convertible(source)
-            continue
-        with _named(path):
+                continue
             found[path] = _inspected(folder, engine, is_here=is_here)
             strings = _token_strings(folder, engine, is_target=path == TARGET)
-            if path == TARGET:
-                target = strings
-                load_sampling_defaults(folder, config.target.generation_config)
-            elif target:  # else it is not here
+            if path != TARGET and target:  # else that is not here
                 reduced = load_draft_vocabulary(folder)
                 _compare(found[path], strings, reduced, found[TARGET], target)
+        if path == TARGET:
+            target = strings
+            load_sampling_defaults(folder, config.target.generation_config)
     if TARGET in found:
         _check_made_of(config, found[TARGET])
     return found
@@ -109,7 +106,7 @@ def _check_made_of(config: Config, target: Inspected) -> None:
             continue
         options = registry.check(name, drafter)
         path = f"drafters.{name}.options"
-        with _named(path):
+        with ConfigError.below(path, "model"):
             if isinstance(options, EarlyExitOptions | LayerSkipOptions):
                 options.layers(target.num_layers)
             if drafter.kind in HEAD_KINDS and options.model:
@@ -220,16 +217,3 @@ def _check_devices(config: Config) -> None:
             "without",
         )
     check_gpus(config, num_gpus)
-
-
-@contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Inside, errors about an engine's setting get the path of its key."""
-    try:
-        yield
-    except ConfigError as error:
-        param = error.param or "model"
-        if not param.startswith("target."):
-            param = f"{path}.{param}"
-        message = error.message.removeprefix(f"{param}: ").removeprefix(f"{error.param}: ")
-        raise ConfigError.at(param, message) from error

@@ -5,7 +5,8 @@ Serve itself ignores keys it does not know; here every key of the outer file is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -68,8 +69,15 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
     ConfigError with file and key path.
     """
     path = Path(path)
-    try:
+    with in_file(path):
         return _checked(path, _read(path), overrides)
+
+
+@contextmanager
+def in_file(path: Path) -> Iterator[None]:
+    """Inside, errors name the configuration file."""
+    try:
+        yield
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", param=error.param) from error
 

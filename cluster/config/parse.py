@@ -167,11 +167,8 @@ def _parse_dataclass(kind: type[Any], value: Any, path: str) -> Any:
         fields[key]: _parse(hints[fields[key]], item, _below(path, key))
         for key, item in section.items()
     }
-    try:
+    with ConfigError.below(path):  # its __post_init__ does not know its path
         return kind(**found)
-    except ConfigError as error:  # of its __post_init__, which does not know its path
-        place = _below(path, error.param) if error.param else path
-        raise ConfigError.at(place, error.reason) from error
 
 
 def _below(path: str, key: object) -> str:

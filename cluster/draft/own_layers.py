@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.heads.exit import ExitHead
-from cluster.draft.heads.load import load_head_of
-from cluster.draft.heads.ready import target_shape
+from cluster.draft.heads.load import load_head_of, target_shape
 from cluster.draft.inside import Host, host_of
 from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_options import LMOptions
@@ -42,11 +41,8 @@ class OwnLayersDrafter(LMDrafter, ABC):
         self, context: DrafterContext, options: EarlyExitOptions | LayerSkipOptions
     ) -> None:
         host = host_of(context.target, context.name, self.kind)
-        try:
+        with ConfigError.below(f"drafters.{context.name}.options"):
             layers = options.layers(host.num_layers)
-        except ConfigError as error:
-            path = f"drafters.{context.name}.options."
-            raise ConfigError(path + error.message, param=f"{path}{error.param}") from error
         engine = self._engine_of(host, layers, options)
         growth = LMOptions(
             engine=engine.config,
