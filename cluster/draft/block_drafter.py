@@ -1,7 +1,7 @@
 """The block drafter: DFlash or DSpark inside the target, which drafts a whole block in one pass.
 
 After every step the drafter's keys and values of the new tokens are written beside the target's own
-(`cluster.draft.text_cache`).  A round runs its layers once, on a block of mask tokens behind the
+(`cluster.draft.head_cache`).  A round runs its layers once, on a block of mask tokens behind the
 text, and then draws the block's tokens one after the other with the target's noise: a chain.  It
 costs the same for one token as for all, so it is drafted as a whole or not at all.
 """
@@ -15,21 +15,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cluster.core import Proposal, TokenArray
+from cluster.core import Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.candidates import rank_rows
 from cluster.draft.head_attention import Part, Span, SpanAttention
-from cluster.draft.head_drafter import NO_LIMIT, HeadRequest
+from cluster.draft.head_cache import BlockCache, TextContext, layers_like
+from cluster.draft.head_drafter import NO_LIMIT, HeadRequest, OnePassDrafter
 from cluster.draft.head_options import BlockOptions
 from cluster.draft.heads import block_files
 from cluster.draft.heads.block import BlockHead, Sight
 from cluster.draft.heads.checkpoint import read_config
-from cluster.draft.heads.ready import ready_head
-from cluster.draft.inside import Host, IndexArray, StepRows, StepWants, host_of
+from cluster.draft.heads.load import ready_head
+from cluster.draft.inside import IndexArray, StepWants, host_of
 from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.draft.product import OnePassDrafter
 from cluster.draft.sharpness import conditionals
-from cluster.draft.text_cache import TextCache, TextContext, layers_like
 from cluster.engine.types import LayerSpec
 from cluster.models.resolve import resolve_head
 
@@ -191,25 +190,6 @@ class BlockDrafter(OnePassDrafter[BlockHead, TextContext]):
             if block.end is not None:
                 drawn[index] = token
         return drawn
-
-
-class BlockCache(TextCache):
-    """Keys and values of the target's fused hidden rows, which depend on one position each."""
-
-    def __init__(self, host: Host, head: BlockHead, dtype: torch.dtype) -> None:
-        super().__init__(host, dtype, len(head.spec.sights))
-        self._head = head
-
-    def write(self, rows: Sequence[StepRows]) -> None:
-        """See `TextCache`."""
-        places, taps = self._rows_of(rows)
-        if places:
-            positions = self._index(np.concatenate([each.positions for each in places]))
-            self._keep(places, self._head.keys_values(self._head.fuse(taps), positions))
-
-    def read(self, request_id: str, token_ids: TokenArray, context: int) -> TextContext | None:
-        """The keys and values for a block behind a text; None where its last row is missing."""
-        return self._context(request_id, token_ids, context, first=0)
 
 
 def _mask(

@@ -1,4 +1,4 @@
-"""The EAGLE-3 drafter: a head of one layer on the target's hidden rows, inside the target.
+"""EAGLE-3 and multi-token prediction: a head of one layer on the target's hidden rows, inside it.
 
 After every step the head's keys of the new tokens are written beside the target's own
 (`cluster.draft.head_cache`).  A round then grows a tree from the text's last token, best first by
@@ -21,16 +21,18 @@ from cluster.draft.head_attention import Part, Span, SpanAttention
 from cluster.draft.head_cache import HeadCache, layers
 from cluster.draft.head_drafter import NO_LIMIT, HeadDrafter, HeadRequest
 from cluster.draft.head_options import Eagle3Options
+from cluster.draft.heads import mtp
 from cluster.draft.heads.checkpoint import read_config
 from cluster.draft.heads.eagle3 import Eagle3Head, layer_of
+from cluster.draft.heads.load import ReadyHead, made_ready, ready_head, target_shape
 from cluster.draft.heads.mtp import MtpHead
-from cluster.draft.heads.ready import ReadyHead, ready_head
 from cluster.draft.inside import Host, StepWants, host_of
 from cluster.draft.leaves import choose_leaves
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.tree_request import expand_nodes
 from cluster.engine.types import LayerSpec
-from cluster.models.resolve import resolve_head
+from cluster.models.made_for import MadeFor
+from cluster.models.resolve import resolve, resolve_head
 
 
 @dataclass(slots=True, eq=False)
@@ -213,3 +215,20 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request, Eagle3Head | MtpHead]):
     def _least(self, tree: LiveTree, num_asked: int) -> float:
         """The survival of a leaf that is worth a row of the head."""
         return max(self._options.min_survival, tree.least_worth(num_asked))
+
+
+class MtpDrafter(Eagle3Drafter):
+    """The layer that the target's own checkpoint brings for it: it drafts as an EAGLE-3 head does,
+    from the rows behind the target's final norm."""
+
+    kind = "mtp"
+
+    def _ready(self, options: Eagle3Options, host: Host) -> ReadyHead[Any]:
+        head = mtp.load(resolve(options.model), target_shape(host), host.weight)
+        return made_ready(head, host, MadeFor())  # it lies in the target's own folder
+
+    @classmethod
+    def kv_layers(cls, options: Eagle3Options, like: LayerSpec) -> Sequence[LayerSpec]:
+        """See `StepReader`."""
+        layer = mtp.layer_of(resolve(options.model))
+        return layers(layer, like)

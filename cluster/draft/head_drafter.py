@@ -5,6 +5,7 @@ Their trees are grown from the target's rows behind the text, so that each ends 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -12,21 +13,23 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
-from cluster.core import Commit, SamplingParams
+from cluster.core import Commit, DraftTask, Proposal, SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.committed_text import CommittedTextDrafter, common_len
-from cluster.draft.heads.module import HeadModule
-from cluster.draft.heads.ready import ReadyHead
+from cluster.draft.head_cache import TextCache
+from cluster.draft.heads.layers import HeadModule
+from cluster.draft.heads.load import ReadyHead
 from cluster.draft.inside import StepRows
 from cluster.draft.sharpness import Sharpness
-from cluster.draft.text_cache import TextCache
 from cluster.draft.tree_request import TreeRequest, learn_draws
 
 # Positions that a head may draft for: it has no limit of its own.
 NO_LIMIT = 1 << 62
 
 Head = TypeVar("Head", bound=HeadModule)
+# What a pass takes of one text.
+Input = TypeVar("Input")
 
 
 @dataclass(slots=True, eq=False)
@@ -100,3 +103,27 @@ class HeadDrafter(CommittedTextDrafter[State], Generic[State, Head]):
     def _fits_of(self, request: State) -> list[Sharpness]:
         # Greedy and sampled requests of a task class are calibrated separately.
         return self._sharpness.of((request.task, request.params.temperature == 0.0))
+
+
+class OnePassDrafter(HeadDrafter[HeadRequest, Head], Generic[Head, Input]):
+    """A tree is complete after one pass over all requests."""
+
+    @abstractmethod
+    def _input(self, request: HeadRequest) -> Input | None:
+        """The input of a pass behind the text; None where it is not there."""
+
+    @abstractmethod
+    def _drafted(self, asked: Sequence[tuple[HeadRequest, int, Input]]) -> Sequence[Proposal]:
+        """One pass.  asked: each with how many nodes at most; those that make nothing but NaN are
+        to `fail`."""
+
+    @torch.inference_mode()
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        """See `Drafter.propose`."""
+        asked = [
+            (request, max_nodes, given)
+            for request, max_nodes in self._asked(tasks)
+            if request.tree is None and request.can_begin
+            if (given := self._input(request)) is not None
+        ]
+        return self._drafted(asked) if asked else []

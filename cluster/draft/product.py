@@ -1,8 +1,8 @@
-"""Drafters of one pass: a tree is complete after it, for all requests at once.
+"""Medusa and P-EAGLE: drafters whose one pass gives candidates of several positions, none of which
+knows the others.
 
-`ProductDrafter` is for heads whose pass gives candidates of several positions, none of which knows
-the others.  The candidates of a position are the same behind every path, and a tree is their
-product: its nodes are taken best first by the product of their shares.
+The candidates of a position are the same behind every path, and a tree is their product: its nodes
+are taken best first by the product of their shares.
 """
 
 from __future__ import annotations
@@ -10,51 +10,32 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from cluster.core import DraftTask, Proposal
+from cluster.core import Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.candidates import RankedRows, RowContext, rank_rows
-from cluster.draft.head_drafter import NO_LIMIT, Head, HeadDrafter, HeadRequest
-from cluster.draft.head_options import ProductOptions
-from cluster.draft.heads.ready import ReadyHead
+from cluster.draft.head_attention import Part, Span, SpanAttention
+from cluster.draft.head_cache import HeadCache, HeadContext, layers
+from cluster.draft.head_drafter import NO_LIMIT, Head, HeadRequest, Input, OnePassDrafter
+from cluster.draft.head_options import MedusaOptions, PeagleOptions, ProductOptions
+from cluster.draft.heads.checkpoint import read_config
+from cluster.draft.heads.eagle3 import layer_of
+from cluster.draft.heads.load import ReadyHead, ready_head
+from cluster.draft.heads.medusa import MedusaHead
+from cluster.draft.heads.peagle import ParallelHead, num_layers_of
+from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.sharpness import conditionals
-
-# What a pass takes of one text.
-Input = TypeVar("Input")
-
-
-class OnePassDrafter(HeadDrafter[HeadRequest, Head], Generic[Head, Input]):
-    """See `Drafter`."""
-
-    @abstractmethod
-    def _input(self, request: HeadRequest) -> Input | None:
-        """The input of a pass behind the text; None where it is not there."""
-
-    @abstractmethod
-    def _drafted(self, asked: Sequence[tuple[HeadRequest, int, Input]]) -> Sequence[Proposal]:
-        """One pass.  asked: each with how many nodes at most; those that make nothing but NaN are
-        to `fail`."""
-
-    @torch.inference_mode()
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        """See `Drafter.propose`."""
-        asked = [
-            (request, max_nodes, given)
-            for request, max_nodes in self._asked(tasks)
-            if request.tree is None and request.can_begin
-            if (given := self._input(request)) is not None
-        ]
-        return self._drafted(asked) if asked else []
+from cluster.engine.types import LayerSpec
+from cluster.models.resolve import resolve_head
 
 
 class ProductDrafter(OnePassDrafter[Head, Input]):
-    """See above."""
+    """The growth of such trees."""
 
     def __init__(
         self, context: DrafterContext, ready: ReadyHead[Head], options: ProductOptions,
@@ -114,3 +95,94 @@ class ProductDrafter(OnePassDrafter[Head, Input]):
             ranked.token_ids[depth, :count].tolist(), shares[depth, :count].tolist(), strict=True
         )
         request.expand(node, ranked.row(depth), list(children), NO_LIMIT)
+
+
+class MedusaDrafter(ProductDrafter[MedusaHead, torch.Tensor]):
+    """Heads on the target's last hidden row, one a position ahead: it drafts from the last step's
+    rows alone."""
+
+    @torch.inference_mode()
+    def __init__(self, context: DrafterContext, options: MedusaOptions) -> None:
+        host = host_of(context.target, context.name, "medusa")
+        ready = ready_head(MedusaHead, options.model, host)
+        spec = ready.head.spec
+        super().__init__(context, ready, options, spec.num_heads)
+        self.wants = StepWants((-1,))
+        self._rows: dict[str, tuple[int, torch.Tensor]] = {}
+        self._warm_up_with(torch.zeros(spec.hidden_size, dtype=self._dtype, device=host.device))
+
+    def read(self, rows: Sequence[StepRows]) -> None:
+        """See `StepReader`: of each text the last row is kept, until the next step."""
+        self._rows = {
+            each.request_id: (
+                each.first_position + len(each.text_rows),
+                each.taps[int(each.text_rows[-1]), 0],
+            )
+            for each in rows
+            if each.taps is not None and each.next_token is not None
+        }
+
+    def _input(self, request: HeadRequest) -> torch.Tensor | None:
+        length, hidden = self._rows.get(request.request_id, (0, None))
+        return hidden if length == len(request.text) - 1 else None
+
+    def _logits(
+        self, requests: Sequence[HeadRequest], inputs: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        hidden = torch.stack(list(inputs)).to(self._dtype)
+        logits: torch.Tensor = self._head(hidden).float()
+        return logits
+
+
+class PeagleDrafter(ProductDrafter[ParallelHead, HeadContext]):
+    """An EAGLE-3 head that drafts all positions ahead in one pass: P-EAGLE.
+
+    What it keeps of a text is kept as for EAGLE-3, for each of its layers."""
+
+    _cache: HeadCache
+
+    @torch.inference_mode()
+    def __init__(self, context: DrafterContext, options: PeagleOptions) -> None:
+        host = host_of(context.target, context.name, "peagle")
+        ready = ready_head(ParallelHead, options.model, host)
+        head = ready.head
+        self._num_drafts = options.num_drafts or head.num_drafts
+        super().__init__(context, ready, options, self._num_drafts)
+        self.wants = StepWants(head.spec.taps)
+        self._cache = HeadCache(host, head, self._dtype, options.context)
+        layer = head.spec.layer
+        hidden = torch.zeros(layer.hidden_size, dtype=self._dtype, device=host.device)
+        rows = hidden.new_zeros(0, layer.num_key_value_heads, layer.head_dim)
+        nothing = ((rows, rows),) * head.num_layers
+        self._warm_up_with(HeadContext(np.empty(0, np.int64), nothing, hidden))
+
+    @classmethod
+    def kv_layers(cls, options: PeagleOptions, like: LayerSpec) -> Sequence[LayerSpec]:
+        """See `StepReader`."""
+        folder = resolve_head(options.model)
+        config = read_config(folder)
+        return layers(layer_of(folder, config), like, num_layers_of(folder, config))
+
+    def _input(self, request: HeadRequest) -> HeadContext | None:
+        return self._cache.read(request.request_id, request.text.token_ids)
+
+    def _logits(
+        self, requests: Sequence[HeadRequest], inputs: Sequence[HeadContext]
+    ) -> torch.Tensor:
+        hidden, size = torch.stack([each.hidden for each in inputs]), self._num_drafts
+        device = hidden.device
+        own = torch.ones(size, size, dtype=torch.bool, device=device).tril()
+        parts: list[Part] = []
+        for each in inputs:
+            mask = torch.nn.functional.pad(own, (len(each.positions), 0), value=True)
+            parts.append(Part(Span(each.layers), size, [mask] * len(each.layers)))
+        texts = [request.text.token_ids for request in requests]
+        rows = self._head.draft(
+            torch.tensor([int(text[-1]) for text in texts], device=device),
+            hidden,
+            # The head's row of a token stands where the hidden row before it does.
+            torch.tensor([len(text) - 2 for text in texts], device=device),
+            size,
+            SpanAttention(parts),
+        )
+        return self._head.logits(rows).float()

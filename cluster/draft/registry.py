@@ -75,10 +75,10 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "early_exit": _kind("own_layers", "EarlyExit", options_module="own_layers_options"),
         "layer_skip": _kind("own_layers", "LayerSkip", options_module="own_layers_options"),
         "eagle3": _kind("eagle3", "Eagle3", options_module="head_options"),
-        "peagle": _kind("peagle", "Peagle", options_module="head_options"),
-        "medusa": _kind("medusa", "Medusa", options_module="head_options"),
+        "peagle": _kind("product", "Peagle", options_module="head_options"),
+        "medusa": _kind("product", "Medusa", options_module="head_options"),
         "block": _kind("block_drafter", "Block", options_module="head_options"),
-        "mtp": _kind("mtp", "Mtp", options_module="head_options"),
+        "mtp": _kind("eagle3", "Mtp", options_module="head_options"),
         "grammar": _kind("grammar", "Grammar"),
     }
 )

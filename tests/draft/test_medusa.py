@@ -119,7 +119,7 @@ def test_a_folder_of_another_kind_is_refused(llama_folder: Path, tmp_path: Path)
 
 
 def test_outside_of_a_target_it_says_where_it_belongs(head_folder: Path) -> None:
-    from cluster.draft.medusa import MedusaDrafter
+    from cluster.draft.product import MedusaDrafter
 
     with pytest.raises(ConfigError, match=r"drafters\.head\.placement"):
         MedusaDrafter(DrafterContext("head", 8, 8), MedusaOptions(model=str(head_folder)))

@@ -178,7 +178,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
 
 
 def test_outside_of_a_target_it_says_where_it_belongs(head_folder: Path) -> None:
-    from cluster.draft.peagle import PeagleDrafter
+    from cluster.draft.product import PeagleDrafter
 
     with pytest.raises(ConfigError, match=r"drafters\.head\.placement"):
         PeagleDrafter(DrafterContext("head", 8, 8), PeagleOptions(model=str(head_folder)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import Qwen3Config
 
-from cluster.draft.heads.block import BlockHead, BlockSpec, Sight
+from cluster.draft.heads.block import MARKOV_KINDS, BlockHead, BlockSpec, MarkovSpec, Sight
 from cluster.draft.heads.checkpoint import (
     TargetShape,
     TargetWeight,
@@ -24,7 +24,6 @@ from cluster.draft.heads.checkpoint import (
     refused,
 )
 from cluster.draft.heads.eagle3 import token_map
-from cluster.draft.heads.markov import MARKOV_KINDS, MarkovSpec
 
 # What a configuration says of the layers; rope_* in any of transformers' forms.
 _OF_THE_LAYERS = (

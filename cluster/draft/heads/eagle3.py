@@ -33,8 +33,7 @@ from cluster.draft.heads.checkpoint import (
     read_tensors,
     refused,
 )
-from cluster.draft.heads.layers import KeysValues, keys_values, planned
-from cluster.draft.heads.module import HeadModule
+from cluster.draft.heads.layers import HeadModule, KeysValues, keys_values, planned
 from cluster.engine.attention.seam import LayerPlan
 
 

@@ -1,4 +1,4 @@
-"""The decoder layers of draft heads: transformers' own, whose attention is the engine's seam.
+"""The parts of draft heads: their base, and transformers' decoder layers on the engine's seam.
 
 A forward is given a `LayerPlan`, as the target's is, and what a layer attends to is the plan's
 affair (`cluster.draft.head_attention`).
@@ -7,9 +7,11 @@ affair (`cluster.draft.head_attention`).
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, Self, TypeVar, cast
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -66,3 +68,39 @@ class Noting:
         if self._plan is None:
             return value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
         return self._plan.attend_layer(layer, query, key, value, options)
+
+
+class HeadModule(nn.Module):
+    """token_map: int64[draft_vocab], the target's id of each output.
+
+    Narrowing a head leaves its floating-point buffers as they are: frequencies of the rotary
+    embedding, whose rounding moves far positions, and biases that route tokens to experts, of which
+    the small differences count.
+    """
+
+    token_map: torch.Tensor
+
+    @property
+    def outputs(self) -> Sequence[nn.Linear]:
+        """The layers that have an output for each token it writes."""
+        return (cast("nn.Linear", self.lm_head),)
+
+    def reorder(self, order: torch.Tensor) -> None:
+        """Let output i be what output order[i] was."""
+        for layer in self.outputs:
+            layer.weight = nn.Parameter(layer.weight[order], requires_grad=False)
+        self.token_map = self.token_map[order]
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """As `torch.nn.Module.to`."""
+        exact = {
+            name: buffer.clone()
+            for name, buffer in self.named_buffers()
+            if buffer.is_floating_point()
+        }
+        super().to(*args, **kwargs)
+        for name, buffer in exact.items():
+            owner, _, last = name.rpartition(".")
+            module = self.get_submodule(owner)
+            setattr(module, last, buffer.to(getattr(module, last).device))
+        return self

@@ -1,10 +1,12 @@
-"""One function for every published draft head: `load_draft_head(folder, target, ...)`."""
+"""One function for every published draft head, `load_draft_head(folder, target, ...)`; and the head
+in its host: in the order of the target's tokens, on its device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -20,9 +22,16 @@ from cluster.draft.heads.checkpoint import (
     read_tensors,
     refused,
 )
+from cluster.draft.heads.layers import HeadModule
+from cluster.draft.inside import Host
+from cluster.draft.vocabulary import DraftVocabulary, written_vocabulary
+from cluster.engine.cpu.packed_linear import choose_kernels, pack_linears
 from cluster.engine.loading.model_config import BAD_VALUES, keys_in, reason_of
+from cluster.models.made_for import MadeFor, folder_made_for
+from cluster.models.resolve import resolve_head
 
 Head = TypeVar("Head", bound=nn.Module)
+Module = TypeVar("Module", bound=HeadModule)
 DraftHead = eagle3.Eagle3Head | medusa.MedusaHead | BlockHead | exit.ExitHead
 
 # Architectures and keys of heads that we know by name and do not serve.
@@ -125,3 +134,43 @@ def check_draft_head(kind: str, folder: Path, target: TargetShape) -> None:
     load_head_of(
         _KINDS[kind][0], folder, target, lambda name: torch.empty(shape, device="meta"), read_shapes
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadyHead(Generic[Module]):
+    """dtype: that the head computes in.  vocabulary: of its logits' columns; None = the target's
+    own.  made_for: see `folder_made_for`."""
+
+    head: Module
+    vocabulary: DraftVocabulary | None
+    dtype: torch.dtype
+    made_for: MadeFor
+
+
+def target_shape(host: Host) -> TargetShape:
+    """The sizes that a head in this target must fit."""
+    return TargetShape(host.hidden_size, host.vocab_size, host.num_layers)
+
+
+def ready_head(kind: type[Module], model: str, host: Host) -> ReadyHead[Module]:
+    """The head of a drafter's `model`: a folder, or its name on a hub.
+
+    Raises ConfigError where it is none of this kind, or does not fit."""
+    folder = resolve_head(model)
+    head = load_head_of(kind, folder, target_shape(host), host.weight)
+    return made_ready(head, host, folder_made_for(folder))
+
+
+def made_ready(head: Module, host: Host, made_for: MadeFor) -> ReadyHead[Module]:
+    """The head on the target's device, in the numbers that it computes in there.
+
+    On a CPU that is float32, which is nowhere emulated; its weights are packed as the target's are,
+    by our kernels where they can be, and so take no more memory than in their file."""
+    vocabulary, order = written_vocabulary(head.token_map.numpy(), host.vocab_size)
+    if order is not None:
+        head.reorder(torch.from_numpy(order))
+    if host.device.type != "cpu":
+        return ReadyHead(head.to(host.device, host.dtype), vocabulary, host.dtype, made_for)
+    head = head.float()
+    pack_linears(head, choose_kernels(head))
+    return ReadyHead(head, vocabulary, torch.float32, made_for)

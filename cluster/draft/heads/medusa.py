@@ -24,7 +24,7 @@ from cluster.draft.heads.checkpoint import (
     read_tensors,
     refused,
 )
-from cluster.draft.heads.module import HeadModule
+from cluster.draft.heads.layers import HeadModule
 
 
 @dataclass(frozen=True, slots=True)

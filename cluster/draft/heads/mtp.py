@@ -24,8 +24,7 @@ from cluster.draft.heads.checkpoint import (
     check_size,
     refused,
 )
-from cluster.draft.heads.layers import KeysValues, Noting
-from cluster.draft.heads.module import HeadModule
+from cluster.draft.heads.layers import HeadModule, KeysValues, Noting
 from cluster.engine.attention import seam
 
 
