@@ -19,14 +19,20 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFas
 from cluster.errors import ConfigError
 from cluster.models.made_for import write_made_for
 from cluster.train.bits import BitsPerByte, bits_per_byte, sample_documents
-from cluster.train.corpus import KINDS, conversations, load_corpus
-from cluster.train.dataset import Tokens, encode_documents
+from cluster.train.corpus import KINDS, Tokens, conversations, encode_documents, load_corpus
 from cluster.train.made_for import target_of
 from cluster.train.networks import DRAFTER, TARGET, Shape, build, load, save
-from cluster.train.optimizer import Rates
 from cluster.train.processes import processes, run_together
 from cluster.train.tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer
-from cluster.train.trainer import Budget, LanguageLoss, Phase, Trainer, TrainSettings, window_orders
+from cluster.train.trainer import (
+    Budget,
+    LanguageLoss,
+    Phase,
+    Rates,
+    Trainer,
+    TrainSettings,
+    window_orders,
+)
 
 log = logging.getLogger(__name__)
 

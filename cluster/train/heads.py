@@ -29,9 +29,8 @@ from cluster.train.eagle3 import Eagle3Learner, new_head
 from cluster.train.early_exit import ExitLearner, new_exit
 from cluster.train.made_for import target_of
 from cluster.train.medusa import MedusaLearner, new_heads
-from cluster.train.optimizer import Rates
 from cluster.train.processes import processes
-from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings
+from cluster.train.trainer import Budget, Phase, Rates, Trainer, TrainSettings
 
 # Lower rates than from scratch: the weights start from good ones.
 _RATES = Rates(muon=0.015, adamw=0.003, warmup=0.03, decay=0.97)

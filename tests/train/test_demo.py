@@ -16,8 +16,7 @@ from cluster.train.corpus import Document
 from cluster.train.demo import DistillationLoss, Recipe, heldout_bits, train_demo
 from cluster.train.made_for import target_of
 from cluster.train.networks import Shape, build
-from cluster.train.optimizer import Rates
-from cluster.train.trainer import Budget, Phase
+from cluster.train.trainer import Budget, Phase, Rates
 
 VOCAB = 64
 TINY = Shape(32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64)

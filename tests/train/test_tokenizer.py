@@ -8,8 +8,7 @@ import pytest
 from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from cluster.train.corpus import render_turn
-from cluster.train.dataset import encode_documents
+from cluster.train.corpus import encode_documents, render_turn
 from cluster.train.tokenizer import SPECIAL_TOKENS, save_tokenizer, train_tokenizer
 
 TEXTS = (

@@ -12,14 +12,14 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from cluster.errors import ConfigError
-from cluster.train.dataset import Tokens, WindowOrder
+from cluster.train.corpus import Tokens, WindowOrder
 from cluster.train.networks import Shape, build
-from cluster.train.optimizer import Rates
 from cluster.train.processes import new_accelerator, processes, run_together
 from cluster.train.trainer import (
     Budget,
     LanguageLoss,
     Phase,
+    Rates,
     Trainer,
     TrainSettings,
     window_orders,
