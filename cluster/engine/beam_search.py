@@ -30,16 +30,6 @@ class Retaining(Protocol):
     def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None: ...
 
 
-class Stepping(Retaining, Protocol):
-    """The part of it that `beam_search` needs."""
-
-    @property
-    def has_pending(self) -> bool: ...
-    def submit(self, work: Work) -> None: ...
-    def step(self) -> list[Output]: ...
-    def release(self, request_id: str) -> None: ...
-
-
 class BeamRun:
     """The search of one request.  Not thread-safe; `take` needs the outputs of `work` in turn."""
 
@@ -162,35 +152,3 @@ def _survivors(parents: Sequence[int], tips: Sequence[int]) -> tuple[list[int], 
             node = parents[node]
     path = sorted(node for node, count in counts.items() if count == len(tips))
     return path, sorted(counts.keys() - set(path))
-
-
-def beam_search(
-    engine: Stepping,
-    prompts: Sequence[TokenArray],
-    spec: BeamSpec,
-    max_tokens: int,
-    stop_token_ids: Sequence[int] = (),
-) -> list[list[Hypothesis]]:
-    """The best texts of every prompt, the best first; all are searched at once.
-
-    The engine must have no other work.  Raises RequestError for a prompt that it cannot serve."""
-    runs = {
-        f"beams-{index}": BeamRun(f"beams-{index}", ids, spec, max_tokens, stop_token_ids)
-        for index, ids in enumerate(prompts)
-    }
-    try:
-        for run in runs.values():
-            engine.submit(run.work())
-        while engine.has_pending:
-            for output in engine.step():
-                run = runs[output.request_id]
-                run.take(output, engine)
-                if run.is_done:
-                    engine.release(run.request_id)
-                else:
-                    engine.submit(run.work())
-    finally:
-        for name in runs:
-            engine.release(name)
-    assert all(run.is_done for run in runs.values()), "the engine did not finish"
-    return [run.hypotheses for run in runs.values()]

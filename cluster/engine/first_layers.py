@@ -16,8 +16,7 @@ from cluster.core import EMPTY_TREE, TokenTree, token_array
 from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
 from cluster.engine.engine import Engine
 from cluster.engine.loading.model import LoadedModel
-from cluster.engine.memory.live_nodes import starts_with
-from cluster.engine.memory.sequence import Sequence
+from cluster.engine.memory.sequence import Sequence, starts_with
 from cluster.engine.schedule.batch import Pick
 from cluster.engine.work import Output, Work
 

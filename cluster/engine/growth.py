@@ -29,14 +29,9 @@ class ResidentGrowth:
         sequences = [self._pages.sequences[tree.request_id] for tree in ready]
         grown: dict[str, Grown] = {}
         if ready:
-            tables = [sequence.tables[self._group] for sequence in sequences]
-            texts = [
-                (table.slots, sequence.cached_len)
-                for table, sequence in zip(tables, sequences, strict=True)
-            ]
-            for tree, sequence, each in zip(
-                ready, sequences, self.grower.grow(ready, texts, rules), strict=True
-            ):
+            texts = [(each.tables[self._group].slots, each.cached_len) for each in sequences]
+            found = self.grower.grow(ready, texts, rules)
+            for tree, sequence, each in zip(ready, sequences, found, strict=True):
                 if len(tree.delta):
                     start = sequence.cached_len - tree.base_len
                     self._pages.commit(sequence, tree.delta[start:])

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from cluster.core import FinishReason, SamplingParams, TokenTree, Verdict
-from cluster.engine.beam_search import beam_search
 from cluster.engine.engine import Engine
 from cluster.messages import Refusal, TextName, TextVerdict
 from cluster.requests.beam_spec import BeamSpec
 from cluster.worker.verifier import Verifier
+from tests.support.engine.beam_search import beam_search
 from tests.support.engine.driver import load_engine, prompt
 from tests.support.worker.rounds import Session, decode
 from tests.support.worker.steps import steps

@@ -1,16 +1,86 @@
-"""One request in the engine: its tokens, its slots, its live nodes."""
+"""One request in the engine: its tokens, where they lie in the pages of each group of layers, its
+live nodes, and the checks of what others say of these."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Indices
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree
-from cluster.engine.memory.page_table import PageTable
 from cluster.engine.memory.prefix_cache import CachedPage, Parent
 from cluster.engine.work import Work
+from cluster.errors import ProtocolError
 from cluster.spec.token_log import TokenLog
 
 _INITIAL_CAPACITY = 256
+
+
+@dataclass(slots=True, eq=False)
+class PageTable:
+    """pages: the block table; token i lies in page i // page_size.
+
+    num_released: so many pages at the front have left the window of the group's layers; the scratch
+    page stands for them.
+    """
+
+    page_size: int
+    pages: list[int] = field(default_factory=list)
+    num_released: int = 0
+    _slots: npt.NDArray[np.int64] = field(
+        default_factory=lambda: np.empty(_INITIAL_CAPACITY, np.int64)
+    )
+
+    @property
+    def slots(self) -> npt.NDArray[np.int64]:
+        """int64[len(pages) * page_size], slot by position; a view."""
+        return self._slots[: len(self.pages) * self.page_size]
+
+    @property
+    def held_pages(self) -> list[int]:
+        """The pages that are the sequence's own or shared by it, in order."""
+        return self.pages[self.num_released :]
+
+    def add(self, page: int) -> None:
+        start = len(self.pages) * self.page_size
+        stop = start + self.page_size
+        if stop > len(self._slots):
+            slots = np.zeros(max(stop, 2 * len(self._slots)), dtype=np.int64)
+            slots[: len(self._slots)] = self._slots
+            self._slots = slots
+        self.pages.append(page)
+        self._write_slots(len(self.pages) - 1)
+
+    def add_released(self, scratch_page: int) -> None:
+        """Add a page that nothing will read; all before it have been released."""
+        self.add(scratch_page)
+        self.num_released += 1
+
+    def release(self, scratch_page: int) -> int:
+        """Let the scratch page stand for the first page that is held; returns that one."""
+        self.num_released += 1
+        return self.replace(self.num_released - 1, scratch_page)
+
+    def pop(self) -> int | None:
+        """Take the last page off the table and return it; None where it was released."""
+        page = self.pages.pop()
+        if len(self.pages) >= self.num_released:
+            return page
+        self.num_released = len(self.pages)
+        return None
+
+    def replace(self, index: int, page: int) -> int:
+        """Put `page` into the table; returns the one that stood there."""
+        former, self.pages[index] = self.pages[index], page
+        self._write_slots(index)
+        return former
+
+    def _write_slots(self, index: int) -> None:
+        first = self.pages[index] * self.page_size
+        start = index * self.page_size
+        self._slots[start : start + self.page_size] = np.arange(first, first + self.page_size)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,3 +168,38 @@ def prefix_root(tenant: bytes, adapter: int) -> bytes:
     """The parent of the first pages of a tenant's texts, as an adapter computes them."""
     # Indices are never given twice, so they may come to be many.
     return tenant + adapter.to_bytes(8, "little")
+
+
+def starts_with(sequence: Sequence, work: Work) -> bool:
+    """True if the live nodes begin with the work's cached nodes."""
+    count, live = work.num_cached_nodes, sequence.tree
+    if count > len(live):
+        return False
+    return bool(
+        np.array_equal(live.token_ids[:count], work.tree.token_ids[:count])
+        and np.array_equal(live.parents[:count], work.tree.parents[:count])
+    )
+
+
+def check_retained(tree: TokenTree, path: Indices[int], keep: Indices[int]) -> TokenArray:
+    """The kept nodes' new parents; raises ProtocolError where path or keep is none of the tree."""
+    parent = -1
+    for node in path:
+        if not 0 <= node < len(tree) or tree.parents[node] != parent:
+            raise ProtocolError(
+                f"path {list(path)} is no path from the context in a tree of {len(tree)} live nodes"
+            )
+        parent = int(node)
+    renumbered = {parent: -1}
+    new_parents = np.empty(len(keep), dtype=np.int32)
+    former = -1
+    for index, node in enumerate(keep):
+        if not former < node < len(tree) or int(tree.parents[node]) not in renumbered:
+            raise ProtocolError(
+                f"kept node {node} is out of order, or neither its parent is kept nor the end of "
+                f"the path ({len(tree)} live nodes)"
+            )
+        new_parents[index] = renumbered[int(tree.parents[node])]
+        renumbered[int(node)] = index
+        former = node
+    return new_parents

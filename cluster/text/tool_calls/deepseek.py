@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cluster.text.tool_calls.base import NAME, CallFormat, Reads, Source, marked_calls
-from cluster.text.tool_calls.named import named_call
+from cluster.text.tool_calls.json_call import named_call
 
 
 def _marker(words: str) -> str:

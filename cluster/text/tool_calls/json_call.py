@@ -1,4 +1,4 @@
-"""Calls that are JSON objects, and the arguments of any call."""
+"""Calls that are JSON objects, those that name a function before them, and the arguments of any."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ _HEAD = re.compile(
 )
 # A longer one has white space that no model writes.  This bounds what a search costs.
 _MAX_HEAD_LEN = 512
+_MAX_NAMED_LEN = 256
 
 
 def json_call(source: Source, at: int) -> Reads[int | None]:
@@ -118,3 +119,22 @@ def _whole_call(text: str) -> tuple[str, str] | None:
         return None
     name = call.get("name")
     return (name, written) if isinstance(name, str) and NAME.fullmatch(name) else None
+
+
+def named_call(source: Source, at: int, head: re.Pattern[str]) -> Reads[int | None]:
+    """Read the call whose head is at `at`.
+
+    head: all that stands before the arguments; its group is the name.
+    """
+    while (brace := source.text.find("{", at, at + _MAX_NAMED_LEN)) < 0:
+        if source.is_whole or len(source.text) >= at + _MAX_NAMED_LEN:
+            return at
+        yield None
+    found = head.fullmatch(source.text, at, brace)
+    first = yield from source.after_space(brace + 1)
+    if found is None or source.text[first : first + 1] not in ('"', "}"):
+        return at
+    source.take(brace)
+    yield source.called(found.group(1))
+    yield from arguments(source)
+    return None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from cluster.text.tool_calls.base import NAME, CallFormat, Reads, Source, marked_calls
-from cluster.text.tool_calls.json_call import json_call
-from cluster.text.tool_calls.named import named_call
+from cluster.text.tool_calls.json_call import json_call, named_call
 
 _MARKER = "[TOOL_CALLS]"
 _HEAD = re.compile(rf"\s*({NAME.pattern})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*")
