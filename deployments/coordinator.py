@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,13 +26,13 @@ from deployments import learned
 from deployments.connections import Connections
 from deployments.endpoints import Endpoint, ServeEndpoints
 from deployments.exporter import Exporter
-from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where
+from deployments.replica import WorkerReplica, configure_logging, process_id
 
 TargetLink = Link[StepFrame, VerdictFrame]
 DrafterLink = Link[CommitFrame, ProposalFrame]
 
 
-class CoordinatorDeployment:
+class CoordinatorDeployment(WorkerReplica):
     """One coordinator replica: it leads the targets and asks every drafter it can reach."""
 
     async def __init__(self, config: Config, target: Any, drafters: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -45,14 +44,7 @@ class CoordinatorDeployment:
         self._coordinator = Coordinator(config, recorder, worker_id=name)
         await self._coordinator.start()
         self._keeping: asyncio.Task[None] | None = None
-        self._server = ReplicaServer(
-            await serve_coordinator(
-                self._coordinator,
-                listen_address(config),
-                max_frame_bytes=config.coordinator.max_frame_bytes,
-            ),
-            self._coordinator.describe(),
-        )
+        await self._listen(config, serve_coordinator, self._coordinator)
         self._exporter = Exporter(recorder, self._coordinator.render_metrics)
         self._exporter.start()
         self._connections: list[Connections[Any]] = [
@@ -62,21 +54,13 @@ class CoordinatorDeployment:
         for connections in self._connections:
             connections.start()
 
-    async def record_replica_metadata(self) -> dict[str, str]:
-        """Serve passes this on to whoever holds a handle."""
-        return self._server.metadata()
-
-    async def placement(self) -> dict[str, Any]:
-        """Node and devices of the replica."""
-        return where()
-
     async def __del__(self) -> None:
         if not hasattr(self, "_connections"):
             return  # the constructor failed
         await learned.end(self._keeping)
         for connections in self._connections:
             await connections.stop()
-        await self._server.stop()
+        await self._stop_listening()
         await self._coordinator.stop()
         await self._exporter.stop()
 
@@ -90,26 +74,17 @@ class CoordinatorDeployment:
     async def _use_target(
         self, endpoint: Endpoint, description: WorkerDescription, link: TargetLink
     ) -> None:
-        self._remember(description)
+        if self._keeping is None:  # once, whichever target it is
+            whose = f"coordinator {serve.get_replica_context().rank.rank}"
+            self._keeping = learned.keep(
+                self._config, description, whose,
+                self._coordinator.restore_learned, self._coordinator.export_learned,
+            )  # fmt: skip
         left = self._coordinator.add_target(endpoint.id, description, link)
         try:
             await asyncio.wait({left})  # not its outcome: it is cancelled where we leave
         finally:
             self._coordinator.remove_target(endpoint.id)
-
-    def _remember(self, target: WorkerDescription) -> None:
-        """Begin with what was learned before this start, once, and keep what is learned."""
-        settings = self._config.coordinator
-        if self._keeping or not settings.keep_learned or settings.budget != "adaptive":
-            return
-        version = importlib.metadata.version("drafthouse")
-        whose = f"coordinator {serve.get_replica_context().rank.rank}"
-        path = learned.learned_file(self._config, target, version, whose)
-        state = learned.read(path)
-        if state is not None:
-            self._coordinator.restore_learned(state)
-        export = self._coordinator.export_learned
-        self._keeping = asyncio.create_task(learned.write_forever(path, export))
 
     def _pool(self, name: str, handle: Any) -> Connections[DrafterLink]:
         async def connect(endpoint: Endpoint) -> tuple[WorkerDescription, DrafterLink]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from cluster.rpc.server import serve_drafter
 from cluster.worker.build import load_drafter
 from deployments.endpoints import REFUSAL_KEY
-from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where
+from deployments.replica import WorkerReplica, configure_logging, process_id
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +18,7 @@ log = logging.getLogger(__name__)
 _MAX_REFUSAL_LEN = 1000
 
 
-class DrafterDeployment:
+class DrafterDeployment(WorkerReplica):
     """One drafter replica: its growth thread, and a gRPC server for the coordinators.
 
     torch is imported by the kinds that need it, so token-only drafters start in a moment.
@@ -42,31 +41,22 @@ class DrafterDeployment:
             self._refusal = error.message[:_MAX_REFUSAL_LEN]
             return
         self._worker.start()
-        self._server = ReplicaServer(
-            await serve_drafter(
-                self._worker,
-                listen_address(config),
-                max_frame_bytes=config.coordinator.max_frame_bytes,
-            ),
-            self._worker.describe(),
-        )
+        await self._listen(config, serve_drafter, self._worker)
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Serve passes this on to whoever holds a handle."""
-        return {REFUSAL_KEY: self._refusal} if self._refusal else self._server.metadata()
+        if self._refusal:
+            return {REFUSAL_KEY: self._refusal}
+        return await super().record_replica_metadata()
 
     async def check_health(self) -> None:
         """Raises when the drafter fails again and again: Serve then replaces the replica."""
         if not self._refusal and not self._worker.is_healthy:
             raise WorkerError("the drafter keeps failing; the replica must be replaced")
 
-    async def placement(self) -> dict[str, Any]:
-        """Node and devices of the replica."""
-        return where()
-
     async def __del__(self) -> None:
         if hasattr(self, "_server"):
-            await self._server.stop()
+            await self._stop_listening()
             await asyncio.to_thread(self._worker.stop)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib.metadata
 import json
 import logging
 import os
@@ -74,6 +75,23 @@ async def write_forever(path: Path, export: Callable[[], Awaitable[Mapping[str, 
             write(path, await export())
     finally:
         write(path, await export())
+
+
+def keep(
+    config: Config, target: WorkerDescription, whose: str,
+    restore: Callable[[Mapping[str, Any]], None],
+    export: Callable[[], Awaitable[Mapping[str, Any]]],
+) -> asyncio.Task[None] | None:  # fmt: skip
+    """Begin with what was learned before this start, and keep what is learned; None where that is
+    not wanted."""
+    settings = config.coordinator
+    if not settings.keep_learned or settings.budget != "adaptive":
+        return None
+    path = learned_file(config, target, importlib.metadata.version("drafthouse"), whose)
+    state = read(path)
+    if state is not None:
+        restore(state)
+    return asyncio.create_task(write_forever(path, export))
 
 
 async def end(keeping: asyncio.Task[None] | None) -> None:

@@ -22,8 +22,7 @@ from deployments.ingress.deployment import DRAIN_MARGIN_S
 from deployments.placement import check_gpus, local_labels, total_resources
 from deployments.ports import check_free
 from deployments.processes import adopt_orphans, end_descendants
-from deployments.ray_environment import drawn_token
-from deployments.ray_token import HOW_TO_SHARE_A_TOKEN, check_asks_for_token
+from deployments.ray_environment import HOW_TO_SHARE_A_TOKEN, check_asks_for_token, drawn_token
 from deployments.replica import listen_address
 
 log = logging.getLogger(__name__)

@@ -7,15 +7,25 @@ of ours starts or joins a Ray that does not ask for a token.
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import secrets
 import tempfile
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
+
+log = logging.getLogger(__name__)
+HOW_TO_SHARE_A_TOKEN = (
+    "write one with `ray get-auth-token --generate` on one node, copy ~/.ray/auth_token to the "
+    "others and to here, and start every node with RAY_AUTH_MODE=token"
+)
+_PATIENCE_S = 10.0
 
 _MODE = "RAY_AUTH_MODE"
 _TOKEN = "RAY_AUTH_TOKEN"
@@ -74,4 +84,26 @@ def _require_token() -> None:
             f"{_MODE}={mode}: whoever reaches this machine's ports could run code on it; unset it, "
             "and a token will be asked for",
             param=_MODE,
+        )
+
+
+def check_asks_for_token(address: str, dashboard: str) -> None:
+    """Raise ConfigError when the cluster at `address` says that it asks nobody for a token.
+
+    dashboard: host:port of its dashboard, "" when it has none; then the cluster cannot be asked.
+    """
+    if not dashboard:
+        log.warning("the Ray cluster at %s has no dashboard that says who may use it", address)
+        return
+    url = f"http://{dashboard}/api/authentication_mode"
+    try:
+        with urllib.request.urlopen(url, timeout=_PATIENCE_S) as reply:
+            mode = json.loads(reply.read())["authentication_mode"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s does not say who may use that Ray cluster: %s", url, error)
+        return
+    if mode == "disabled":
+        raise ConfigError(
+            f"--address {address}: that Ray asks nobody for a token, so whoever reaches its ports "
+            f"may run code; {HOW_TO_SHARE_A_TOKEN}"
         )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
 
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
-from cluster.messages import WorkerDescription
 from cluster.rpc.server import RunningServer
 from deployments.addresses import LOOPBACK, joined
 from deployments.endpoints import ADDRESS_KEY, WORKER_KEY
@@ -71,20 +71,27 @@ def where() -> dict[str, Any]:
     }
 
 
-class ReplicaServer:
-    """The replica's own gRPC server, and how its peers find it."""
+class WorkerReplica:
+    """The part of a worker's deployment that all have: its own gRPC server, and how it is found."""
 
-    def __init__(self, server: RunningServer, description: WorkerDescription) -> None:
-        self._server = server
-        self._worker_id = description.worker_id
+    async def _listen(
+        self, config: Config, serve: Callable[..., Awaitable[RunningServer]], worker: Any
+    ) -> None:
+        """serve: of `cluster.rpc.server`, for this kind of worker."""
+        self._server = await serve(
+            worker, listen_address(config), max_frame_bytes=config.coordinator.max_frame_bytes
+        )
+        self._worker_id = str(worker.describe().worker_id)
 
-    def metadata(self) -> dict[str, str]:
-        """What the replica publishes through Serve's `record_replica_metadata`."""
-        return {
-            ADDRESS_KEY: joined(self._server.host, self._server.port),
-            WORKER_KEY: self._worker_id,
-        }
-
-    async def stop(self) -> None:
+    async def _stop_listening(self) -> None:
         """Refuse new streams and let the open ones end."""
         await self._server.stop(_STOP_GRACE_S)
+
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """Serve passes this on to whoever holds a handle."""
+        where_it_listens = joined(self._server.host, self._server.port)
+        return {ADDRESS_KEY: where_it_listens, WORKER_KEY: self._worker_id}
+
+    async def placement(self) -> dict[str, Any]:
+        """Node and devices of the replica."""
+        return where()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,13 @@ from cluster.worker.build import build_target, load_target
 from cluster.worker.priority import freeze_gc, shorten_switch_interval
 from deployments import learned
 from deployments.ranks import GpusOfRanks, RankGroup, show_gpus, stay_on_this_node
-from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where
+from deployments.replica import WorkerReplica, configure_logging, process_id, where
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
 
 
-class TargetDeployment:
+class TargetDeployment(WorkerReplica):
     """One target replica: its engine in a thread, and a gRPC server for the coordinators."""
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -39,28 +38,12 @@ class TargetDeployment:
         freeze_gc()
         if config.residents:
             shorten_switch_interval()
-        self._keeping = self._remember()
+        self._keeping = learned.keep(
+            config, self._worker.describe(), "target",
+            self._worker.restore_learned, self._worker.export_learned,
+        )  # fmt: skip
         self._worker.start()
-        self._server = ReplicaServer(
-            await serve_target(
-                self._worker,
-                listen_address(config),
-                max_frame_bytes=config.coordinator.max_frame_bytes,
-            ),
-            self._worker.describe(),
-        )
-
-    def _remember(self) -> asyncio.Task[None] | None:
-        """Begin with what was learned before this start, and keep what is learned."""
-        settings = self._config.coordinator
-        if not settings.keep_learned or settings.budget != "adaptive":
-            return None
-        version = importlib.metadata.version("drafthouse")
-        path = learned.learned_file(self._config, self._worker.describe(), version, "target")
-        state = learned.read(path)
-        if state is not None:
-            self._worker.restore_learned(state)
-        return asyncio.create_task(learned.write_forever(path, self._worker.export_learned))
+        await self._listen(config, serve_target, self._worker)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls it after the constructor and when the file's user_config has changed.
@@ -74,10 +57,6 @@ class TargetDeployment:
                 serve_adapters, self._engine, self._config, user_config
             )
             self._worker.streams.announce(adapters)
-
-    async def record_replica_metadata(self) -> dict[str, str]:
-        """Serve passes this on to whoever holds a handle."""
-        return self._server.metadata()
 
     async def check_health(self) -> None:
         """Raises when the engine or a rank is lost: Serve then replaces the replica."""
@@ -93,7 +72,7 @@ class TargetDeployment:
         try:
             if hasattr(self, "_server"):
                 await learned.end(self._keeping)
-                await self._server.stop()
+                await self._stop_listening()
                 await asyncio.to_thread(self._worker.stop)
                 await asyncio.to_thread(self._engine.close)
         finally:
