@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.core import (
@@ -15,10 +16,11 @@ from cluster.core import (
     TokenLogprob,
 )
 from cluster.text.beam_texts import beam_event
+from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
-from cluster.text.tool_calls.base import CallPiece, Part
-from deployments.ingress.reading import Reading
+from cluster.text.tool_calls.base import CallPiece, Part, Said
 from deployments.ingress.ticket import Ticket
+from deployments.ingress.tools import ChatUse
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,3 +139,81 @@ def _in_order(parts: Sequence[Part]) -> list[_Told]:
         else:
             last.text += part.text
     return told
+
+
+def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
+    """The sum of several requests' statistics."""
+    histogram = [0] * max((len(one.acceptance_histogram) for one in stats), default=0)
+    for one in stats:
+        for accepted, count in enumerate(one.acceptance_histogram):
+            histogram[accepted] += count
+    num_spec_steps = sum(one.num_spec_steps for one in stats)
+    reasons = [one.idle_because for one in stats if one.idle_because]
+    return SpeculationStats(
+        num_steps=sum(one.num_steps for one in stats),
+        num_spec_steps=num_spec_steps,
+        num_draft_tokens=sum(one.num_draft_tokens for one in stats),
+        num_accepted_draft_tokens=sum(one.num_accepted_draft_tokens for one in stats),
+        acceptance_histogram=tuple(histogram),
+        accepted_by_drafter=_sum(one.accepted_by_drafter for one in stats),
+        shared_by_drafter=_sum(one.shared_by_drafter for one in stats),
+        verified_by_drafter=_sum(one.verified_by_drafter for one in stats),
+        idle_because=reasons[0] if reasons and not num_spec_steps else "",
+        decode_time_s=max((one.decode_time_s for one in stats), default=0.0),
+    )
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
+
+
+class Reading:
+    """Of one choice.  has_calls: whether there were any so far.
+
+    is_cut: whether the text so far ends within a call, or before one that is forced.
+    """
+
+    def __init__(self, use: ChatUse | None, dialect: Dialect, prompt_ids: TokenArray) -> None:
+        """use: None = the text is the answer."""
+        self.has_calls = False
+        self.is_cut = False
+        self._use = use or ChatUse()
+        self._reader = None
+        if use is not None:
+            self._reader = dialect.reader(prompt_ids, with_calls=use.reads_calls)
+
+    def push(self, text: str, *, is_last: bool) -> list[Part]:
+        """What new text brings, in its order; is_last: it is the end of the answer."""
+        if self._reader is None:
+            return [Said(text)] if text else []
+        parts = self._shown(self._reader.push(text))
+        if is_last:
+            parts += self._ended(self._shown(self._reader.finish()))
+        return parts
+
+    def _shown(self, parts: list[Part]) -> list[Part]:
+        shown: list[Part] = []
+        for part in parts:
+            if isinstance(part, Said):
+                if self._use.shows_reasoning or not part.is_reasoning:
+                    shown.append(part)
+            elif self._use.reads_calls and (self._use.is_parallel or part.index == 0):
+                self.has_calls, self.is_cut = True, not part.is_end
+                shown.append(part)
+        return shown
+
+    def _ended(self, parts: list[Part]) -> list[Part]:
+        """What the end of the text has brought: text is then the beginning of a forced call."""
+        if not self._use.is_forced:
+            return parts
+        kept = [part for part in parts if isinstance(part, CallPiece) or part.is_reasoning]
+        self.is_cut |= len(kept) < len(parts) or not self.has_calls
+        return kept
+
+
+def skips_specials(use: ChatUse | None, dialect: Dialect) -> bool:
+    """Whether special tokens are left out of the text that is read."""
+    return use is None or not dialect.shows_specials(with_calls=use.reads_calls)

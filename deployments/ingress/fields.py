@@ -6,13 +6,17 @@ prompt text are described only by their type, so that no text reaches a log.
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from cluster.errors import RequestError
 
 T = TypeVar("T")
+
+# Of a client's own names.
+MAX_SHOWN_KEY_LEN = 40
 
 _JSON_NAMES: dict[type, str] = {
     dict: "an object",
@@ -67,20 +71,38 @@ class Fields:
         """The raw value, None if absent."""
         return self._values.get(key)
 
+    def refuse_others(self, *names: str) -> None:
+        """Raise RequestError for the first key that is not one of `names`."""
+        for key in self._values:
+            if key not in names:
+                raise unknown(self.name(key[:MAX_SHOWN_KEY_LEN]), key, names)
+
+    def wrong(self, key: str, reason: str) -> RequestError:
+        """The error of a key's value."""
+        return RequestError.at(self.name(key), reason)
+
+    def object(self, key: str) -> Fields | None:
+        """An object, None if absent."""
+        value = self._values.get(key)
+        return None if value is None else Fields.of(value, self.name(key))
+
+    def listed(self, key: str) -> list[Any] | None:
+        """A list of anything, None if absent."""
+        value = self._values.get(key)
+        if value is not None and not isinstance(value, list):
+            raise self.wrong(key, f"{json_kind(value)}; send a list")
+        return value
+
     def number(self, key: str, default: float, low: float, high: float) -> float:
         """A number in [low, high]; NaN is refused."""
         value = self._values.get(key)
         if value is None:
             return default
-        name = self.name(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RequestError.at(
-                name, f"{shown(value)} is not a number; send {_interval(low, high)}"
-            )
-        if not low <= value <= high:
-            raise RequestError.at(
-                name, f"{shown(value)} is out of range; send {_interval(low, high)}"
-            )
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high:
+            what = "out of range" if is_number else "not a number"
+            remedy = f"send a number from {low:g} to {high:g}"
+            raise self.wrong(key, f"{shown(value)} is {what}; {remedy}")
         return float(value) + 0.0  # -0.0 is 0
 
     def integer(self, key: str, default: int | None, low: int, high: int) -> int | None:
@@ -88,12 +110,11 @@ class Fields:
         value = self._values.get(key)
         if value is None:
             return default
-        name = self.name(key)
         remedy = f"send an integer from {low} to {high}"
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise RequestError.at(name, f"{shown(value)} is not an integer; {remedy}")
+        if type(value) is not int:
+            raise self.wrong(key, f"{shown(value)} is not an integer; {remedy}")
         if not low <= value <= high:
-            raise RequestError.at(name, f"{_digits(value)} is out of range; {remedy}")
+            raise self.wrong(key, f"{_digits(value)} is out of range; {remedy}")
         return value
 
     def boolean(self, key: str, *, default: bool) -> bool:
@@ -101,51 +122,53 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            name = self.name(key)
-            raise RequestError.at(name, f"{shown(value)} is not a boolean; send true or false")
+            raise self.wrong(key, f"{shown(value)} is not a boolean; send true or false")
         return value
 
     def string(self, key: str, default: str, max_len: int = 256) -> str:
         value = self._values.get(key)
         if value is None:
             return default
-        name = self.name(key)
         if not isinstance(value, str):
-            raise RequestError.at(name, f"{shown(value)} is not a string")
+            raise self.wrong(key, f"{shown(value)} is not a string")
         if len(value) > max_len:
-            raise RequestError.at(name, f"{len(value)} characters; send at most {max_len}")
-        return encodable(value, name)
+            raise self.wrong(key, f"{len(value)} characters; send at most {max_len}")
+        return encodable(value, self.name(key))
 
     def strings(self, key: str, max_items: int, max_len: int = 256) -> tuple[str, ...] | None:
         """A list of strings, None if absent."""
-        value = self._values.get(key)
+        value = self._items(key, str, "strings", max_items)
         if value is None:
             return None
-        name = self.name(key)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise RequestError.at(name, f"{shown(value)} is not a list of strings")
-        if len(value) > max_items:
-            raise RequestError.at(name, f"{len(value)} items; send at most {max_items}")
         if any(len(item) > max_len for item in value):
-            raise RequestError.at(name, f"an item is longer than {max_len} characters; shorten it")
-        return tuple(encodable(item, name) for item in value)
+            raise self.wrong(key, f"an item is longer than {max_len} characters; shorten it")
+        return tuple(encodable(item, self.name(key)) for item in value)
 
     def integers(self, key: str, max_items: int, low: int, high: int) -> tuple[int, ...]:
         """A list of integers in [low, high], () if absent."""
-        value = self._values.get(key)
-        if value is None:
-            return ()
-        name = self.name(key)
-        if not isinstance(value, list) or any(type(item) is not int for item in value):
-            raise RequestError.at(name, f"{shown(value)} is not a list of integers")
-        if len(value) > max_items:
-            raise RequestError.at(name, f"{len(value)} items; send at most {max_items}")
+        value = self._items(key, int, "integers", max_items) or []
         for item in value:
             if not low <= item <= high:
-                raise RequestError.at(
-                    name, f"{_digits(item)} is out of range; send {low} to {high}"
-                )
+                raise self.wrong(key, f"{_digits(item)} is out of range; send {low} to {high}")
         return tuple(value)
+
+    def _items(self, key: str, kind: type, what: str, max_items: int) -> list[Any] | None:
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or any(type(item) is not kind for item in value):
+            raise self.wrong(key, f"{shown(value)} is not a list of {what}")
+        if len(value) > max_items:
+            raise self.wrong(key, f"{len(value)} items; send at most {max_items}")
+        return value
+
+
+def unknown(name: str, key: str, known: Iterable[str]) -> RequestError:
+    """The error of a key that is none of those that are known; name: with its path."""
+    near = difflib.get_close_matches(key[:MAX_SHOWN_KEY_LEN], [*known], n=1, cutoff=0.6)
+    return RequestError.at(
+        name, "unknown field; " + (f"did you mean {near[0]}?" if near else "remove it")
+    )
 
 
 def encodable(text: str, name: str) -> str:
@@ -168,10 +191,6 @@ def encodable_json(value: T, name: str) -> T:
 def whole_characters(text: str) -> str:
     """`text` with U+FFFD for each half of a surrogate pair that stands alone."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def _interval(low: float, high: float) -> str:
-    return f"a number from {low:g} to {high:g}"
 
 
 def _digits(value: int) -> str:

@@ -15,16 +15,19 @@ from cluster.requests.seeds import draw_seed
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.choice import Choice, Delta
+from deployments.ingress.choice import Choice, Delta, Reading, combined, skips_specials
 from deployments.ingress.coordinators import Coordinators
-from deployments.ingress.limits import max_tokens, stop_token_ids, truncated
 from deployments.ingress.predicted import prediction_ids
-from deployments.ingress.prompt_scores import PromptLogprobs, PromptScore
-from deployments.ingress.prompts import check_lengths, encode_all
-from deployments.ingress.reading import Reading, skips_specials
+from deployments.ingress.prompt_logprobs import PromptLogprobs, PromptScore
+from deployments.ingress.prompts import (
+    check_lengths,
+    encode_all,
+    max_tokens,
+    stop_token_ids,
+    truncated,
+)
 from deployments.ingress.request_log import RequestLine, RequestTimes
 from deployments.ingress.spec import GenerationSpec, Resumption
-from deployments.ingress.statistics import combined
 from deployments.ingress.ticket import Ticket
 
 # A coordinator answers a cancellation at once, but one that has just died never does.

@@ -17,12 +17,12 @@ from cluster.rpc.generation import (
     Usage,
 )
 from cluster.rpc.status import status_code, trailing_metadata
-from deployments.ingress.bugs import hidden
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
 from deployments.ingress.grpc_request import request_name, to_spec
 from deployments.ingress.grpc_tokens import TokenCalls, read_message
 from deployments.ingress.ingress import Ingress
+from deployments.ingress.openai_error import hidden
 from deployments.ingress.predicted import prediction_counts, prediction_idle
 from deployments.ingress.servicers import GENERATION
 from deployments.ingress.spec import Resumption

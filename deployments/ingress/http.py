@@ -28,12 +28,11 @@ from deployments.ingress.api.table import CHAT, COMPLETIONS
 from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.table_responses import RESPONSES
 from deployments.ingress.body import read_object
-from deployments.ingress.bugs import hidden
 from deployments.ingress.choice import Delta
 from deployments.ingress.event_stream import EventStream, Writer, while_connected
 from deployments.ingress.generation import Generation
 from deployments.ingress.ingress import Ingress
-from deployments.ingress.openai_error import ErrorBody, error_body, error_response
+from deployments.ingress.openai_error import ErrorBody, error_body, error_response, hidden
 from deployments.ingress.openai_request import parse_chat, parse_completion
 from deployments.ingress.openai_response import Answer
 from deployments.ingress.request_scope import (

@@ -1,14 +1,21 @@
-"""Formats errors as OpenAI does: {"error": {"message", "type", "param", "code"}}."""
+"""Formats errors as OpenAI does: {"error": {"message", "type", "param", "code"}}; and what a bug of
+ours becomes for the client, and for the log."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
+import traceback
 from collections.abc import Callable
 
 from starlette.responses import Response
 
 from cluster.errors import CapacityError, DrafthouseError, surface_of
+
+log = logging.getLogger(__name__)
+# The innermost ones: an endless recursion has a thousand.
+_MAX_FRAMES = 20
 
 # An error and the id of its request, as JSON.
 ErrorBody = Callable[[DrafthouseError, str], bytes]
@@ -43,3 +50,13 @@ def error_response(
 def error_event(error: DrafthouseError, request_id: str) -> bytes:
     """An error inside a stream that has begun: the last event before [DONE]."""
     return b"data: " + error_body(error, request_id) + b"\n\n"
+
+
+def hidden(error: Exception, request_id: str) -> DrafthouseError:
+    """The answer to a request that met `error`; the log says where, in some lines.
+
+    The error's message may contain anything, including prompt text, so it is not told.
+    """
+    places = "".join(traceback.format_tb(error.__traceback__, limit=-_MAX_FRAMES))
+    log.error("unexpected %s id=%s at\n%s", type(error).__name__, request_id, places)
+    return DrafthouseError("internal error; the server's log says where it happened")

@@ -128,12 +128,9 @@ def _request(
 ) -> OpenAIRequest:
     stream = fields.boolean("stream", default=False)
     include_usage = continuous = False
-    if fields.get("stream_options") is not None:
-        if not stream:
-            raise RequestError.at(
-                "stream_options", "only for streams; send stream: true or remove it"
-            )
-        options = Fields.of(fields.get("stream_options"), "stream_options")
+    if fields.get("stream_options") is not None and not stream:
+        raise RequestError.at("stream_options", "only for streams; send stream: true or remove it")
+    if (options := fields.object("stream_options")) is not None:
         include_usage = options.boolean("include_usage", default=False)
         continuous = options.boolean("continuous_usage_stats", default=False)
     return OpenAIRequest(

@@ -1,24 +1,22 @@
-"""Writes answers in OpenAI's format: whole ones, and the chunks of a stream.
-
-Chunks are assembled from prepared JSON text, so only the new text of each chunk is encoded.
-"""
+"""Writes answers in OpenAI's format: whole ones, and the chunks of a stream."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cluster.core import FinishReason
 from cluster.errors import DrafthouseError
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.chat_message import delta_json, finish_reason, whole_message
+from cluster.text.tool_calls.base import CallPiece
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
-from deployments.ingress.logprob_writer import LogprobWriter, joined
+from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets, joined
 from deployments.ingress.openai_error import error_event
 from deployments.ingress.prompt_logprobs import prompt_entries, trimmed
 from deployments.ingress.spec import OpenAIRequest
-from deployments.ingress.text_offsets import TextOffsets
 from deployments.ingress.usage import metrics, usage
 
 DONE = b"data: [DONE]\n\n"
@@ -47,7 +45,6 @@ class Answer:
         ]
         self._open = count
         self._begun: set[int] = set()  # choices whose echo is written
-        self._prefix = self._head("chat.completion.chunk" if request.is_chat else "text_completion")
 
     def _logprob_writer(self, choice: int) -> LogprobWriter:
         offsets = None
@@ -60,15 +57,17 @@ class Answer:
         names_ids = self._request.names_token_ids
         return LogprobWriter(self._tokenizer, offsets, names_token_ids=names_ids)
 
-    def _head(self, kind: str) -> str:
-        """The start of every JSON object of this answer, without the closing brace."""
-        head = {
+    def _written(self, choices: Sequence[dict[str, Any]], more: Mapping[str, Any], end: str) -> str:
+        """One JSON object of this answer.  end: of its kind's name, in chats."""
+        content = {
             "id": self._generation.id,
-            "object": kind,
+            "object": f"chat.completion{end}" if self._request.is_chat else "text_completion",
             "created": self._created,
             "model": self._request.model,
+            "choices": choices,
+            **more,
         }
-        return json.dumps(head, separators=(",", ":"))[:-1]
+        return json.dumps(content, separators=(",", ":"))
 
     # Whole answers
 
@@ -78,20 +77,17 @@ class Answer:
         for delta in deltas:
             collected[delta.choice].append(delta)
         choices = [
-            {"index": place, **self._whole_choice(sample, collected[sample])}
+            self._choice(sample, collected[sample], is_whole=True) | {"index": place}
             for place, sample in enumerate(self._kept(collected))
         ]
-        body: dict[str, Any] = {"choices": choices}
+        more: dict[str, Any] = {}
         if self._request.is_chat:
             if self._request.return_token_ids:
-                body["prompt_token_ids"] = self._prompt_ids(0)
+                more["prompt_token_ids"] = self._prompt_ids(0)
             if self._request.shows_prompt_logprobs is not None:
-                body["prompt_logprobs"] = self._prompt_logprobs(0)
-        body["usage"] = usage(self._generation)
-        body["metrics"] = metrics(self._generation)
-        kind = "chat.completion" if self._request.is_chat else "text_completion"
-        tail = json.dumps(body, separators=(",", ":"))
-        return f"{self._head(kind)},{tail[1:]}".encode()
+                more["prompt_logprobs"] = self._prompt_logprobs(0)
+        more |= {"usage": usage(self._generation), "metrics": metrics(self._generation)}
+        return self._written(choices, more, "").encode()
 
     def _kept(self, collected: Sequence[Sequence[Delta]]) -> list[int]:
         """The samples that are answered with: all, or the likeliest of each prompt."""
@@ -111,35 +107,40 @@ class Answer:
             for sample in sorted(group, key=mean_logprob, reverse=True)[:kept]
         ]
 
-    def _whole_choice(self, index: int, parts: Sequence[Delta]) -> dict[str, Any]:
-        text = "".join(part.text for part in parts)
-        token_ids = [int(token) for part in parts for token in part.token_ids]
-        last = parts[-1] if parts else Delta(index, "")
-        choice: dict[str, Any] = {}
-        if self._request.is_chat:
+    def _choice(self, index: int, parts: Sequence[Delta], *, is_whole: bool) -> dict[str, Any]:
+        """What a choice has said in `parts`: all of it, or what is new."""
+        request, last = self._request, parts[-1] if parts else Delta(index, "")
+        token_ids = [token for part in parts for token in part.token_ids.tolist()]
+        # An echo with log-probabilities comes with the first text: they are known then.
+        begins = is_whole or (self._echoes_logprobs and index not in self._begun)
+        self._begun.add(index)
+        choice: dict[str, Any] = {"index": index}
+        if not request.is_chat:
+            said = "".join(part.text for part in parts)
+            choice["text"] = self._echoed(index) + said if begins else said
+        elif is_whole:
             choice["message"] = whole_message(parts)
         else:
-            choice["text"] = self._echoed(index) + text
+            choice["delta"] = delta_fields(last)
+        choice |= {"logprobs": None, "finish_reason": finish_reason(last)}
         writer = self._writers[index]
-        logprobs = [one for part in parts for one in part.logprobs]
         if writer is not None:
-            echoed = self._echoed_logprobs(index, writer)
+            echoed = self._echoed_logprobs(index, writer) if begins else {}
+            logprobs = [one for part in parts for one in part.logprobs]
             choice["logprobs"] = joined(echoed, writer.write(token_ids, logprobs))
-        else:
-            choice["logprobs"] = None
-        if self._request.shows_prompt_logprobs is not None and not self._request.is_chat:
-            choice["prompt_logprobs"] = self._prompt_logprobs(index)
-        choice["finish_reason"] = finish_reason(last)
-        choice["stop_reason"] = last.stop
         choice["seed"] = self._generation.seed_of(index)
+        if is_whole or last.stop is not None:
+            choice["stop_reason"] = last.stop
         if last.cumulative_logprob is not None:
             choice["cumulative_logprob"] = last.cumulative_logprob
-        if self._request.spec.speculation.return_draft_sources:
+        if request.spec.speculation.return_draft_sources:
             choice["draft_sources"] = [one for part in parts for one in self._sources(part)]
-        if self._request.return_token_ids:
+        if request.return_token_ids:
             choice["token_ids"] = token_ids
-            if not self._request.is_chat:
+            if is_whole and not request.is_chat:
                 choice["prompt_token_ids"] = self._prompt_ids(index)
+        if is_whole and not request.is_chat and request.shows_prompt_logprobs is not None:
+            choice["prompt_logprobs"] = self._prompt_logprobs(index)
         return choice
 
     def _sources(self, delta: Delta) -> list[dict[str, Any]]:
@@ -198,18 +199,14 @@ class Answer:
         """Chunks before the first token: the roles of a chat, the echo of a prompt."""
         parts = []
         for index in range(len(self._writers)):
+            said: dict[str, Any] = {"text": self._echoed(index)}
             if self._request.is_chat:
-                content = '"delta":{"role":"assistant","content":"","refusal":null}'
-            elif self._request.echo and not self._echoes_logprobs:
-                content = f'"text":{json.dumps(self._echoed(index))}'
-            else:
+                said = {"delta": {"role": "assistant", "content": "", "refusal": None}}
+            elif not self._request.echo or self._echoes_logprobs:
                 continue
-            parts.append(
-                self._chunk(
-                    f'{{"index":{index},{content},"logprobs":null,"finish_reason":null,'
-                    f'"seed":{self._generation.seed_of(index)}}}'
-                )
-            )
+            seed = self._generation.seed_of(index)
+            empty = {"logprobs": None, "finish_reason": None, "seed": seed}
+            parts.append(self._chunk({"index": index, **said, **empty}, {}))
         return b"".join(parts)
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:
@@ -218,8 +215,8 @@ class Answer:
         for delta in deltas:
             self._open -= delta.finish_reason is not None
             is_last = self._open == 0 and delta is deltas[-1]
-            tail = self._statistics() if is_last and not self._request.include_usage else ""
-            parts.append(self._chunk(self._choice(delta), tail))
+            tail = self._statistics() if is_last and not self._request.include_usage else {}
+            parts.append(self._chunk(self._choice(delta.choice, [delta], is_whole=False), tail))
         return b"".join(parts)
 
     def failing(self, error: DrafthouseError) -> bytes:
@@ -230,50 +227,73 @@ class Answer:
         """The events that end a stream without errors."""
         if not self._request.include_usage:
             return DONE
-        total = json.dumps(usage(self._generation), separators=(",", ":"))
-        text = f'data: {self._prefix},"choices":[],"usage":{total}{self._statistics()}}}\n\n'
-        return text.encode() + DONE
+        return self._event([], {"usage": usage(self._generation), **self._statistics()}) + DONE
 
-    def _choice(self, delta: Delta) -> str:
-        echoed: dict[str, Any] = {}
-        text = delta.text
-        writer = self._writers[delta.choice]
-        if writer is not None and self._echoes_logprobs and delta.choice not in self._begun:
-            # An echo with log-probabilities comes with the first text: they are known then.
-            self._begun.add(delta.choice)
-            echoed, text = (
-                self._echoed_logprobs(delta.choice, writer),
-                self._echoed(delta.choice) + text,
-            )
-        text = json.dumps(text)
-        reason = json.dumps(finish_reason(delta))
-        content = f'"delta":{delta_json(delta)}' if self._request.is_chat else f'"text":{text}'
-        logprobs = "null"
-        if writer is not None:
-            written = joined(echoed, writer.write(delta.token_ids.tolist(), delta.logprobs))
-            logprobs = json.dumps(written, separators=(",", ":"))
-        extra = f',"seed":{self._generation.seed_of(delta.choice)}'
-        if delta.stop is not None:
-            extra += f',"stop_reason":{json.dumps(delta.stop)}'
-        if self._request.return_token_ids:
-            extra += f',"token_ids":{delta.token_ids.tolist()}'
-        if self._request.spec.speculation.return_draft_sources:
-            sources = json.dumps(self._sources(delta), separators=(",", ":"))
-            extra += f',"draft_sources":{sources}'
-        return (
-            f'{{"index":{delta.choice},{content},"logprobs":{logprobs},'
-            f'"finish_reason":{reason}{extra}}}'
-        )
-
-    def _chunk(self, choice: str, tail: str = "") -> bytes:
+    def _chunk(self, choice: dict[str, Any], tail: Mapping[str, Any]) -> bytes:
+        more: dict[str, Any] = {}
         # As in OpenAI: with include_usage, every chunk but the last has `usage: null`.
-        usage_field = ""
-        if self._request.continuous_usage:
-            so_far = json.dumps(usage(self._generation), separators=(",", ":"))
-            usage_field = f',"usage":{so_far}'
-        elif self._request.include_usage:
-            usage_field = ',"usage":null'
-        return f'data: {self._prefix},"choices":[{choice}]{usage_field}{tail}}}\n\n'.encode()
+        if self._request.include_usage:
+            is_told = self._request.continuous_usage
+            more["usage"] = usage(self._generation) if is_told else None
+        return self._event([choice], {**more, **tail})
 
-    def _statistics(self) -> str:
-        return f',"metrics":{json.dumps(metrics(self._generation), separators=(",", ":"))}'
+    def _event(self, choices: Sequence[dict[str, Any]], more: Mapping[str, Any]) -> bytes:
+        return f"data: {self._written(choices, more, '.chunk')}\n\n".encode()
+
+    def _statistics(self) -> dict[str, Any]:
+        return {"metrics": metrics(self._generation)}
+
+
+def finish_reason(last: Delta) -> str | None:
+    """Why the choice ended; None while it goes on."""
+    if last.finish_reason is None:
+        return None
+    if last.has_calls and not last.is_cut and last.finish_reason is FinishReason.STOP:
+        return "tool_calls"
+    return last.finish_reason.value
+
+
+def whole_message(parts: Sequence[Delta]) -> dict[str, Any]:
+    """The message of an answer that is not streamed."""
+    text = "".join(part.text for part in parts)
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    reasoning = "".join(part.reasoning for part in parts)
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in (piece for part in parts for piece in part.calls):
+        if piece.name is not None:
+            function = {"name": piece.name, "arguments": ""}
+            calls[piece.index] = {"id": _call_id(), "type": "function", "function": function}
+        calls[piece.index]["function"]["arguments"] += piece.arguments
+    if calls:
+        message["tool_calls"] = list(calls.values())
+        message["content"] = text or None
+    return message
+
+
+def delta_fields(delta: Delta) -> dict[str, Any]:
+    """The `delta` of one chunk."""
+    fields: dict[str, Any] = {}
+    if delta.text:
+        fields["content"] = delta.text
+    if delta.reasoning:
+        fields["reasoning_content"] = delta.reasoning
+    if delta.calls:
+        fields["tool_calls"] = [_piece(piece) for piece in delta.calls]
+    return fields
+
+
+def _piece(piece: CallPiece) -> dict[str, Any]:
+    if piece.name is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    return {
+        "index": piece.index,
+        "id": _call_id(),
+        "type": "function",
+        "function": {"name": piece.name, "arguments": piece.arguments},
+    }
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

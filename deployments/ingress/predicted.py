@@ -21,13 +21,11 @@ _INLINE_CHARACTERS = 8192
 
 def read_prediction(fields: Fields) -> str:
     """OpenAI's `prediction`: {"type": "content", "content": a text or text parts}; "" for none."""
-    value = fields.get("prediction")
-    if value is None:
+    asked = fields.object("prediction")
+    if asked is None:
         return ""
-    asked = Fields.of(value, "prediction")
-    kind = asked.get("type")
-    if kind != "content":
-        raise RequestError.at("prediction.type", f"{shown(kind)}; send content")
+    if asked.get("type") != "content":
+        raise asked.wrong("type", f"{shown(asked.get('type'))}; send content")
     path = "prediction.content"
     return encodable(text_of(asked.get("content"), path), path)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
@@ -20,7 +19,7 @@ from deployments.ingress.api.table import (
 )
 from deployments.ingress.fields import Fields, encodable, shown
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
-from deployments.ingress.structured import grammar_field, read_grammar
+from deployments.ingress.structured import read_grammar
 
 
 def read_spec(
@@ -43,7 +42,7 @@ def read_spec(
             "min_tokens",
             f"{min_tokens} exceeds the {max_tokens} tokens that may be generated; lower it",
         )
-    defaults = limits.defaults
+    defaults, (grammar, grammar_field) = limits.defaults, read_grammar(fields)
     params = SamplingParams(
         temperature=fields.number("temperature", defaults.temperature, 0.0, 2.0),
         top_p=_top_p(fields, defaults.top_p),
@@ -59,7 +58,7 @@ def read_spec(
             "stop_token_ids", MAX_STOP_TOKEN_IDS, 0, limits.vocab_size - 1
         ),
         logprobs=logprobs,
-        grammar=read_grammar(fields),
+        grammar=grammar,
     )
     return GenerationSpec(
         prompts=prompts,
@@ -75,13 +74,13 @@ def read_spec(
         add_special_tokens=fields.boolean("add_special_tokens", default=True),
         task=limits.task_class(_task(fields)),
         speculation=dataclasses.replace(
-            parse_speculation(fields.get("speculation"), limits),
+            _speculation(fields.object("speculation"), limits),
             return_draft_sources=fields.boolean("return_draft_sources", default=False),
         ),
         tenant=_tenant(fields),
         adapter=limits.adapter_of(fields.string("model", "")),
         is_prompt_only=max_tokens == 0,
-        grammar_field=grammar_field(fields),
+        grammar_field=grammar_field,
     )
 
 
@@ -132,10 +131,10 @@ def _repetition_penalty(fields: Fields, default: float) -> float:
 
 
 def _logit_bias(fields: Fields, limits: Limits) -> tuple[tuple[int, float], ...]:
-    if fields.get("logit_bias") is None:
+    bias = fields.object("logit_bias")
+    if bias is None:
         return ()
-    bias = Fields.of(fields.get("logit_bias"), "logit_bias")
-    keys = list(fields.get("logit_bias"))
+    keys = list(bias.values())
     if len(keys) > MAX_LOGIT_BIAS:
         raise RequestError.at("logit_bias", f"{len(keys)} entries; send at most {MAX_LOGIT_BIAS}")
     entries = []
@@ -161,10 +160,10 @@ def _stop(fields: Fields, limits: Limits) -> tuple[str, ...]:
 
 
 def _task(fields: Fields) -> str:
-    if fields.get("metadata") is None:
+    metadata = fields.object("metadata")
+    if metadata is None:
         return "default"
-    metadata = Fields.of(fields.get("metadata"), "metadata")
-    keys = list(fields.get("metadata"))
+    keys = list(metadata.values())
     if len(keys) > MAX_METADATA:
         raise RequestError.at("metadata", f"{len(keys)} keys; send at most {MAX_METADATA}")
     for key in keys:
@@ -177,41 +176,32 @@ def _task(fields: Fields) -> str:
     return metadata.string("task", "", max_len=64) or "default"
 
 
-def parse_speculation(value: Any, limits: Limits) -> SpeculationOptions:
-    """Parse our extension `speculation: {enabled, max_draft_tokens, drafters, latency_class}`."""
-    if value is None:
+def _speculation(fields: Fields | None, limits: Limits) -> SpeculationOptions:
+    """Our extension `speculation: {enabled, max_draft_tokens, drafters, latency_class}`."""
+    if fields is None:
         return SpeculationOptions()
-    fields = Fields.of(value, "speculation")
     drafters = fields.strings("drafters", 64)
     if drafters is not None:
         drafters = tuple(dict.fromkeys(drafters))
-    check_drafters(drafters, limits)
+    for name in drafters or ():
+        if name not in limits.drafters:
+            known = ", ".join(limits.drafters) or "none"
+            raise fields.wrong("drafters", f"{shown(name)} is not a drafter; known: {known}")
     return SpeculationOptions(
         enabled=fields.boolean("enabled", default=True),
         max_draft_tokens=fields.integer("max_draft_tokens", None, 0, limits.max_draft_tokens),
         drafters=drafters,
-        latency_class=_latency_class(fields.string("latency_class", "", max_len=64), limits),
+        latency_class=_latency_class(fields, limits),
     )
 
 
-def _latency_class(name: str, limits: Limits) -> str | None:
-    if not name:
-        return None
-    if name not in limits.latency_classes:
+def _latency_class(fields: Fields, limits: Limits) -> str | None:
+    name = fields.string("latency_class", "", max_len=64)
+    if name and name not in limits.latency_classes:
         allowed = ", ".join(limits.latency_classes) or "none"
-        raise RequestError.at(
-            "speculation.latency_class",
-            f"{shown(name)} is not open to requests; "
-            f"allowed: {allowed} (ingress.public_latency_classes)",
+        raise fields.wrong(
+            "latency_class",
+            f"{shown(name)} is not open to requests; allowed: {allowed} "
+            "(ingress.public_latency_classes)",
         )
-    return name
-
-
-def check_drafters(drafters: tuple[str, ...] | None, limits: Limits) -> None:
-    """Raise for a drafter that is not configured."""
-    for name in drafters or ():
-        if name not in limits.drafters:
-            known = ", ".join(limits.drafters) or "none"
-            raise RequestError.at(
-                "speculation.drafters", f"{shown(name)} is not a drafter; known: {known}"
-            )
+    return name or None

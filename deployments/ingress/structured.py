@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from typing import Any
 
@@ -16,81 +15,59 @@ KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _ANY_OBJECT = '{"type": "object"}'
 
 
-def read_grammar(fields: Fields) -> GrammarSpec | None:
-    """The grammar that the body asks for; raises RequestError where it names two."""
-    asked = fields.get("structured_outputs")
-    outputs = None if asked is None else _outputs(Fields.of(asked, "structured_outputs"))
-    wanted = fields.get("response_format")
-    format_ = None if wanted is None else _format(Fields.of(wanted, "response_format"))
-    if outputs is not None and format_ is not None:
-        raise RequestError.at(
+def read_grammar(fields: Fields) -> tuple[GrammarSpec | None, str]:
+    """The grammar that the body asks for, and the field that it comes from, "" for none; raises
+    RequestError where it names two."""
+    outputs, wanted = fields.object("structured_outputs"), fields.object("response_format")
+    found = (None, "") if outputs is None else _outputs(outputs)
+    if wanted is None:
+        return found
+    format_ = _format(wanted)
+    if found[0] is not None and format_[0] is not None:
+        raise fields.wrong(
             "response_format", "structured_outputs says what the answer must be, too; send one"
         )
-    return outputs or format_
+    return found if format_[0] is None else format_
 
 
-def grammar_field(fields: Fields) -> str:
-    """The field that `read_grammar` has found its grammar in, "" for none."""
-    outputs, format_ = fields.get("structured_outputs"), fields.get("response_format")
-    for kind in KINDS if outputs else ():
-        if outputs.get(kind) is not None and outputs.get(kind) is not False:
-            return f"structured_outputs.{kind}"
-    if format_ is None:
-        return ""
-    is_schema = format_.get("type") == "json_schema"
-    return "response_format.json_schema.schema" if is_schema else "response_format"
-
-
-def refuse_others(fields: Fields, *names: str) -> None:
-    """Raise RequestError for the first key that is not one of `names`."""
-    for key in fields.values():
-        if key not in names:
-            name = fields.name(key[:40])
-            near = difflib.get_close_matches(key[:40], names, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}?" if near else "remove it"
-            raise RequestError.at(name, f"unknown field; {hint}")
-
-
-def _format(fields: Fields) -> GrammarSpec | None:
-    refuse_others(fields, "type", "json_schema", "format", "structures", "triggers")
+def _format(fields: Fields) -> tuple[GrammarSpec | None, str]:
+    fields.refuse_others("type", "json_schema", "format", "structures", "triggers")
     kind = fields.string("type", "", max_len=64)
     if kind == "text":
-        return None
+        return None, ""
     if kind == "json_object":
-        return GrammarSpec("json_schema", _ANY_OBJECT)
+        return GrammarSpec("json_schema", _ANY_OBJECT), "response_format"
     if kind == "structural_tag":
-        return grammar_of(kind, dict(fields.values()), "response_format")
+        tag = grammar_of(kind, dict(fields.values()), "response_format")
+        return tag, "response_format"
     if kind != "json_schema":
-        raise RequestError.at(
-            "response_format.type",
-            f"{shown(kind)}; send text, json_object, json_schema or structural_tag",
-        )
-    path = "response_format.json_schema"
-    if fields.get("json_schema") is None:
-        raise RequestError.at(path, "missing; send a name and a schema")
-    named = Fields.of(fields.get("json_schema"), path)
-    refuse_others(named, "name", "description", "schema", "strict")
+        reason = f"{shown(kind)}; send text, json_object, json_schema or structural_tag"
+        raise fields.wrong("type", reason)
+    named = fields.object("json_schema")
+    if named is None:
+        raise fields.wrong("json_schema", "missing; send a name and a schema")
+    named.refuse_others("name", "description", "schema", "strict")
     named.string("name", "", max_len=64)
     named.string("description", "", max_len=65536)
     # The schema holds either way: an answer that is not asked to be strict may be so too.
     named.boolean("strict", default=False)
-    return schema_grammar(named.get("schema"), f"{path}.schema")
+    return schema_grammar(named.get("schema"), named.name("schema")), named.name("schema")
 
 
-def _outputs(fields: Fields) -> GrammarSpec | None:
+def _outputs(fields: Fields) -> tuple[GrammarSpec | None, str]:
     kinds = [kind for kind in KINDS if fields.get(kind) is not None]
     if "json_object" in kinds and not fields.boolean("json_object", default=False):
         kinds.remove("json_object")
     if not kinds:
-        return None
+        return None, ""
     if len(kinds) > 1:
         raise RequestError.at(
             "structured_outputs", f"{' and '.join(kinds)} are set; send one of them"
         )
     (kind,) = kinds
     if kind == "json_object":
-        return GrammarSpec("json_schema", _ANY_OBJECT)
-    return grammar_of(kind, fields.get(kind), f"structured_outputs.{kind}")
+        return GrammarSpec("json_schema", _ANY_OBJECT), fields.name(kind)
+    return grammar_of(kind, fields.get(kind), fields.name(kind)), fields.name(kind)
 
 
 def grammar_of(kind: str, value: Any, path: str) -> GrammarSpec:

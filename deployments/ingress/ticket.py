@@ -1,9 +1,15 @@
-"""One running request of the ingress, and the coordinator that has it."""
+"""One running request of the ingress, and the coordinator that has it.
+
+A request is decoded at the target's pace whatever its client does, so a slow reader holds no place
+and no KV pages.  What waits for one costs four bytes per token that it has not read, and what was
+asked for beside the tokens; not an object per step: many small pieces become few large ones.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,7 +23,34 @@ from cluster.messages import (
     WorkerDescription,
 )
 from cluster.rpc.link import Link
-from deployments.ingress.backlog import compacted_events, compacted_tokens
+
+# A client who reads at the pace of a model has one or two pieces waiting.
+MAX_PIECES = 64
+
+
+def compacted_tokens(pieces: list[TokenArray]) -> list[TokenArray]:
+    """The same tokens in one piece, if there are more than MAX_PIECES."""
+    return pieces if len(pieces) <= MAX_PIECES else [np.concatenate(pieces)]
+
+
+def compacted_events(events: list[TokenEvent]) -> list[TokenEvent]:
+    """The same news in three events, if there are more than MAX_PIECES.
+
+    The first and the last stay as they are: they alone say more than which tokens came.
+    """
+    if len(events) <= MAX_PIECES:
+        return events
+    return [events[0], _merged(events[1:-1]), events[-1]]
+
+
+def _merged(events: Sequence[TokenEvent]) -> TokenEvent:
+    return dataclasses.replace(
+        events[0],
+        token_ids=np.concatenate([event.token_ids for event in events]),
+        logprobs=tuple(one for event in events for one in event.logprobs),
+        draft_sources=tuple(one for event in events for one in event.draft_sources),
+    )
+
 
 CoordinatorStream = Link[SubmitFrame, EventFrame]
 

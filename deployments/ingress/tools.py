@@ -12,7 +12,6 @@ from cluster.text.chat import RESERVED_ARGUMENTS
 from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.base import NAME
 from deployments.ingress.fields import Fields, encodable_json, json_kind, shown
-from deployments.ingress.structured import refuse_others
 
 _MAX_TOOLS = 128
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -46,8 +45,7 @@ class _Tool:
 
 def read_chat_use(fields: Fields, dialect: Dialect) -> ChatUse:
     """Raises RequestError for tools that cannot be served, naming the field."""
-    values = fields.get("tools")
-    values = [] if values is None else values
+    values = fields.listed("tools") or []
     arguments = template_arguments(fields, dialect)
     shows = fields.boolean("include_reasoning", default=True)
     is_parallel = fields.boolean("parallel_tool_calls", default=True)
@@ -92,9 +90,7 @@ def _grammar(
     return GrammarSpec("structural_tag", source)
 
 
-def _tools(values: Any) -> list[_Tool]:
-    if not isinstance(values, list):
-        raise RequestError.at("tools", f"{json_kind(values)}; send a list")
+def _tools(values: Sequence[Any]) -> list[_Tool]:
     if len(values) > _MAX_TOOLS:
         raise RequestError.at("tools", f"{len(values)}; send at most {_MAX_TOOLS}")
     tools = [_tool(value, f"tools[{index}]") for index, value in enumerate(values)]
@@ -107,27 +103,23 @@ def _tools(values: Any) -> list[_Tool]:
 
 def _tool(value: Any, path: str) -> _Tool:
     fields = Fields.of(value, path)
-    refuse_others(fields, "type", "function")
-    kind = fields.get("type")
-    if kind != "function":
-        raise RequestError.at(f"{path}.type", f"{shown(kind)}; send function")
+    fields.refuse_others("type", "function")
+    if fields.get("type") != "function":
+        raise fields.wrong("type", f"{shown(fields.get('type'))}; send function")
     function = Fields.of(value.get("function"), f"{path}.function")
-    refuse_others(function, "name", "description", "parameters", "strict")
+    function.refuse_others("name", "description", "parameters", "strict")
     name = function.string("name", "", max_len=64)
     if not NAME.fullmatch(name):
-        raise RequestError.at(
-            f"{path}.function.name",
-            f"{shown(name)}; send up to 64 letters, digits, '_', '-' and '.'",
+        raise function.wrong(
+            "name", f"{shown(name)}; send up to 64 letters, digits, '_', '-' and '.'"
         )
     function.string("description", "", max_len=65536)
     schema = function.get("parameters")
     if schema is None:
         schema = _ANY_ARGUMENTS
     if not isinstance(schema, dict):
-        raise RequestError.at(
-            f"{path}.function.parameters", f"{json_kind(schema)}; send a JSON schema"
-        )
-    encodable_json(schema, f"{path}.function.parameters")
+        raise function.wrong("parameters", f"{json_kind(schema)}; send a JSON schema")
+    encodable_json(schema, function.name("parameters"))
     return _Tool(name, schema, function.boolean("strict", default=False))
 
 

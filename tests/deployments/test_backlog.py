@@ -17,8 +17,7 @@ from cluster.core import (
     TokenLogprob,
     token_array,
 )
-from deployments.ingress.backlog import MAX_PIECES
-from deployments.ingress.ticket import Ticket
+from deployments.ingress.ticket import MAX_PIECES, Ticket
 
 NUM_STEPS = 5000
 

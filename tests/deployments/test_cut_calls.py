@@ -15,11 +15,11 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.api.response_request import parse_response
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.response_writer import ResponseWriter
-from deployments.ingress.chat_message import whole_message
 from deployments.ingress.choice import Delta
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.openai_request import parse_chat
+from deployments.ingress.openai_response import whole_message
 from deployments.ingress.tools import ChatUse
 from tests.deployments.test_openai_request import LIMITS, chat
 from tests.support.text.answers import WRITTEN, Apis, Asked, asked, read_answer

@@ -16,8 +16,7 @@ from cluster.config.schema import Config, NetworkConfig
 from cluster.errors import ConfigError
 from deployments.addresses import from_here, is_loopback, joined
 from deployments.cli import main
-from deployments.ray_environment import prepare_to_join, prepare_to_start
-from deployments.ray_token import check_asks_for_token
+from deployments.ray_environment import check_asks_for_token, prepare_to_join, prepare_to_start
 from deployments.replica import address_for
 from tests.deployments.conftest import free_port
 

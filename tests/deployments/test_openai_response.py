@@ -8,8 +8,7 @@ import pytest
 
 from cluster.core import EMPTY_TOKENS, TokenLogprob
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.logprob_writer import LogprobWriter
-from deployments.ingress.text_offsets import TextOffsets
+from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 

@@ -12,7 +12,7 @@ from cluster.core import SpeculationStats
 from deployments import api_reference
 from deployments.ingress.api.openapi import openapi
 from deployments.ingress.api.table_statistics import STATISTICS, WORDS
-from deployments.ingress.statistics import combined
+from deployments.ingress.choice import combined
 from tests.deployments.test_openai_request import LIMITS
 
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")

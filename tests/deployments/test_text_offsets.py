@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cluster.core import EMPTY_TOKENS, token_array
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.text_offsets import TextOffsets
+from deployments.ingress.logprob_writer import TextOffsets
 from tests.support.deployments.server import MODEL, Server, serving, tiny_config
 from tests.support.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
 

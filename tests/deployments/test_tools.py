@@ -15,10 +15,9 @@ from cluster.text.dialect import Dialect
 from cluster.text.reasoning import ReasoningMarkers
 from cluster.text.tool_calls.base import CallPiece, Said
 from cluster.text.tool_calls.registry import FORMATS
-from deployments.ingress.chat_message import delta_json, finish_reason, whole_message
-from deployments.ingress.choice import Delta
+from deployments.ingress.choice import Delta, Reading, skips_specials
 from deployments.ingress.openai_request import parse_chat
-from deployments.ingress.reading import Reading, skips_specials
+from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
 from deployments.ingress.spec import OpenAIRequest
 from deployments.ingress.tools import ChatUse
 from tests.deployments.test_openai_request import LIMITS, chat
@@ -204,7 +203,7 @@ def test_an_answer_has_its_calls_and_reasoning_beside_its_text() -> None:
 
 
 def test_a_stream_has_the_name_first_and_then_the_arguments() -> None:
-    chunks = [json.loads(delta_json(part)) for part in answer(ChatUse(reads_calls=True))]
+    chunks = [delta_fields(part) for part in answer(ChatUse(reads_calls=True))]
     assert "".join(chunk.get("content", "") for chunk in chunks) == "Yes."
     pieces = [piece for chunk in chunks for piece in chunk.get("tool_calls", [])]
     named = [piece for piece in pieces if "name" in piece["function"]]

@@ -5,7 +5,6 @@ The parsers, docs/api.md and /openapi.json all read these records; `table` holds
 
 from __future__ import annotations
 
-import difflib
 import enum
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +13,13 @@ from functools import cache
 from typing import Any, Literal
 
 from cluster.errors import RequestError
-from deployments.ingress.fields import shown
+from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, shown, unknown
 
 Schema = Mapping[str, Any]
 Compatibility = Literal["strict", "lenient"]
 
 # What a header may carry of a client's own names.
 _MAX_WARNED = 16
-_MAX_NAME_LEN = 40
 _NOT_IN_HEADERS = re.compile(r"[^A-Za-z0-9_.\-]")
 
 
@@ -93,7 +91,7 @@ class Opened:
         """
         rules = self.endpoint.below(prefix)
         for key, value in values.items():
-            name = f"{path}.{key[:_MAX_NAME_LEN]}" if path else key[:_MAX_NAME_LEN]
+            name = (f"{path}." if path else "") + key[:MAX_SHOWN_KEY_LEN]
             rule = rules.get(key)
             if rule is None:
                 # Clients send an answer back with its empty fields (`annotations: []`).
@@ -120,9 +118,7 @@ class Opened:
         if self.compatibility == "lenient":
             self.ignored.append(name)
             return
-        near = difflib.get_close_matches(key[:_MAX_NAME_LEN], rules, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]}?" if near else "remove it"
-        raise RequestError.at(name, f"unknown field; {hint}")
+        raise unknown(name, key, rules)
 
 
 def warning_header(ignored: Sequence[str]) -> Mapping[str, str]:

@@ -44,10 +44,8 @@ def parse_messages_request(values: Mapping[str, Any], limits: Limits) -> Message
     max_tokens = fields.integer("max_tokens", None, 1, MAX_TOKENS)
     if max_tokens is None:
         raise RequestError.at("max_tokens", "missing; send how many, at most")
-    stop = fields.get("stop_sequences")
-    if stop is not None and not isinstance(stop, list):
-        raise RequestError.at("stop_sequences", f"{json_kind(stop)}; send a list")
     # The parsers of the other endpoints read it all by OpenAI's names.
+    stop = fields.listed("stop_sequences")
     as_chat = Fields({**messages_fields(fields), "stop": stop})
     with prompt.names.told():
         spec = with_chat_use(read_spec(as_chat, limits, (prompt,), 1, max_tokens, None), use)

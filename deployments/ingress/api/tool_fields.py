@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from cluster.errors import RequestError
-from deployments.ingress.fields import Fields, json_kind, shown
-from deployments.ingress.structured import refuse_others
+from deployments.ingress.fields import Fields, shown
 
 
 def chat_names(fields: Fields, form: str, effort: str, schema: str) -> dict[str, str]:
@@ -23,7 +22,7 @@ def chat_names(fields: Fields, form: str, effort: str, schema: str) -> dict[str,
     }  # fmt: skip
     if fields.get("response_format") is not None:  # vLLM's name of it
         del found["response_format"], found["response_format.json_schema"]
-    for index in range(len(_listed(fields, "tools"))):
+    for index in range(len(fields.listed("tools") or ())):
         found[f"tools[{index}].function"] = f"tools[{index}]"
         found[f"tools[{index}].function.parameters"] = f"tools[{index}].{schema}"
     return found
@@ -32,8 +31,7 @@ def chat_names(fields: Fields, form: str, effort: str, schema: str) -> dict[str,
 def response_fields(fields: Fields) -> dict[str, Any]:
     """The chat's fields of a body of /v1/responses."""
     found = dict(fields.values())
-    tools = _listed(fields, "tools")
-    found["tools"] = [_function(tool, f"tools[{i}]", "parameters") for i, tool in enumerate(tools)]
+    found["tools"] = _functions(fields, "parameters")
     choice = fields.get("tool_choice")
     if isinstance(choice, dict):
         kind = choice.get("type")
@@ -44,29 +42,26 @@ def response_fields(fields: Fields) -> dict[str, Any]:
                 "tool_choice none, auto or required",
             )
         found["tool_choice"] = _named(choice.get("name"))
-    answer = fields.get("text")
-    if answer is not None:
-        format_ = Fields.of(answer, "text").get("format")
-        if format_ is not None:
-            _check_one_form(fields, "text.format")
-            found["response_format"] = _form(Fields.of(format_, "text.format"))
-    reasoning = fields.get("reasoning")
+    answer, reasoning = fields.object("text"), fields.object("reasoning")
+    form = None if answer is None else answer.object("format")
+    if form is not None:
+        if fields.get("response_format") is not None:
+            raise RequestError.at(
+                "text.format", "response_format says what the answer must be, too; send one"
+            )
+        found["response_format"] = _form(form)
     if reasoning is not None:
-        found["reasoning_effort"] = Fields.of(reasoning, "reasoning").get("effort")
+        found["reasoning_effort"] = reasoning.get("effort")
     return found
 
 
 def messages_fields(fields: Fields) -> dict[str, Any]:
     """The chat's fields of a body of /v1/messages."""
     found = dict(fields.values())
-    tools = _listed(fields, "tools")
-    found["tools"] = [
-        _function(tool, f"tools[{i}]", "input_schema") for i, tool in enumerate(tools)
-    ]
-    choice = fields.get("tool_choice")
-    if choice is not None:
-        asked = Fields.of(choice, "tool_choice")
-        refuse_others(asked, "type", "name", "disable_parallel_tool_use")
+    found["tools"] = _functions(fields, "input_schema")
+    asked = fields.object("tool_choice")
+    if asked is not None:
+        asked.refuse_others("type", "name", "disable_parallel_tool_use")
         kinds = {"auto": "auto", "any": "required", "none": "none"}
         kind = asked.get("type")
         if kind == "tool":
@@ -74,17 +69,13 @@ def messages_fields(fields: Fields) -> dict[str, Any]:
         elif isinstance(kind, str) and kind in kinds:
             found["tool_choice"] = kinds[kind]
         else:
-            raise RequestError.at(
-                "tool_choice.type", f"{shown(kind)}; send auto, any, tool or none"
-            )
+            raise asked.wrong("type", f"{shown(kind)}; send auto, any, tool or none")
         is_single = asked.boolean("disable_parallel_tool_use", default=False)
         found["parallel_tool_calls"] = not is_single
-    config = fields.get("output_config")
+    config = fields.object("output_config")
     if config is not None:
-        asked = Fields.of(config, "output_config")
-        found["reasoning_effort"] = asked.get("effort")
-        if asked.get("format") is not None:
-            form = Fields.of(asked.get("format"), "output_config.format")
+        found["reasoning_effort"] = config.get("effort")
+        if (form := config.object("format")) is not None:
             # Anthropic's schemas have no names.
             found["response_format"] = _form(Fields({"name": "answer", **form.values()}))
     return found
@@ -92,45 +83,35 @@ def messages_fields(fields: Fields) -> dict[str, Any]:
 
 def shows_thinking(fields: Fields) -> bool:
     """Whether an answer of /v1/messages has its reasoning in blocks of its own."""
-    thinking = fields.get("thinking")
+    thinking = fields.object("thinking")
     if thinking is None:
         return False
-    kind = Fields.of(thinking, "thinking").get("type")
+    kind = thinking.get("type")
     if kind not in ("enabled", "disabled", "adaptive"):
-        raise RequestError.at("thinking.type", f"{shown(kind)}; send enabled, adaptive or disabled")
+        raise thinking.wrong("type", f"{shown(kind)}; send enabled, adaptive or disabled")
     return bool(kind != "disabled")
 
 
-def _listed(fields: Fields, key: str) -> list[Any]:
-    value = fields.get(key)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise RequestError.at(key, f"{json_kind(value)}; send a list")
-    return value
+def _functions(fields: Fields, schema: str) -> list[dict[str, Any]]:
+    """The tools as the chat has them.  schema: what a tool calls that of its arguments."""
+    tools = fields.listed("tools") or []
+    return [_function(Fields.of(tool, f"tools[{i}]"), schema) for i, tool in enumerate(tools)]
 
 
-def _function(tool: Any, path: str, schema: str) -> dict[str, Any]:
-    """A tool as the chat has it."""
-    fields = Fields.of(tool, path)
+def _function(fields: Fields, schema: str) -> dict[str, Any]:
     kind = fields.get("type")
     if kind not in (None, "function" if schema == "parameters" else "custom"):
-        raise RequestError.at(f"{path}.type", f"{shown(kind)} is not served; send functions")
-    refuse_others(fields, "type", "name", "description", schema, "strict", "cache_control")
-    named = {"name": fields.get("name"), "description": fields.get("description")}
-    more = {"parameters": fields.get(schema), "strict": fields.get("strict")}
-    function = {key: value for key, value in (named | more).items() if value is not None}
+        raise fields.wrong("type", f"{shown(kind)} is not served; send functions")
+    fields.refuse_others("type", "name", "description", schema, "strict", "cache_control")
+    theirs = {"name": "name", "description": "description", "parameters": schema,
+              "strict": "strict"}  # fmt: skip
+    function = {own: fields.get(key) for own, key in theirs.items() if fields.get(key) is not None}
     return {"type": "function", "function": function}
 
 
 def _named(name: Any) -> dict[str, Any]:
     """A choice of one function as the chat has it."""
     return {"type": "function", "function": {"name": name}}
-
-
-def _check_one_form(fields: Fields, name: str) -> None:
-    if fields.get("response_format") is not None:
-        raise RequestError.at(name, "response_format says what the answer must be, too; send one")
 
 
 def _form(fields: Fields) -> dict[str, Any]:
@@ -140,6 +121,6 @@ def _form(fields: Fields) -> dict[str, Any]:
         # Of a type that is none, that is what is wrong, and not what stands beside it.
         is_known = kind in (None, "text", "json_object", "structural_tag")
         return dict(fields.values()) if is_known else {"type": kind}
-    refuse_others(fields, "type", "name", "description", "schema", "strict")
+    fields.refuse_others("type", "name", "description", "schema", "strict")
     schema = {key: value for key, value in fields.values().items() if key != "type"}
     return {"type": "json_schema", "json_schema": schema}

@@ -18,11 +18,10 @@ from deployments.ingress.api.messages_writer import MessagesWriter
 from deployments.ingress.api.response_request import ResponseRequest
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.response_writer import ResponseWriter
-from deployments.ingress.chat_message import delta_json, finish_reason, whole_message
-from deployments.ingress.choice import Choice, Delta
+from deployments.ingress.choice import Choice, Delta, Reading
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
-from deployments.ingress.reading import Reading
+from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
 from deployments.ingress.spec import GenerationSpec, Prompt
 from deployments.ingress.tools import ChatUse
 
@@ -136,7 +135,7 @@ class Apis:
         ]
 
     def streamed(self, deltas: Sequence[Delta]) -> list[Any]:
-        chunks = [json.loads(delta_json(delta)) for delta in deltas]
+        chunks = [delta_fields(delta) for delta in deltas]
         calls: list[dict[str, str]] = []
         for piece in (piece for chunk in chunks for piece in chunk.get("tool_calls", ())):
             if "name" in piece["function"]:
