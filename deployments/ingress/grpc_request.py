@@ -18,7 +18,7 @@ from deployments.ingress.beams import read_beams, with_beams
 from deployments.ingress.chat import parse_messages
 from deployments.ingress.fields import Fields, shown
 from deployments.ingress.names import Names
-from deployments.ingress.openai_request import check_model
+from deployments.ingress.openai_request import check_model, check_range
 from deployments.ingress.predicted import with_prediction
 from deployments.ingress.prompt_logprobs import read_max_tokens, read_prompt_logprobs
 from deployments.ingress.sampling import read_spec
@@ -128,9 +128,8 @@ def _searched(
             "sampling.beam_search.num_beams",
             f"{width}; send n={spec.num_choices} to {limits.max_choices}",
         )
-    searched = Fields({**fields.values(), "use_beam_search": True})
     own = {"length_penalty": asked.length_penalty, "early_stopping": asked.early_stopping}
-    beams = read_beams(Fields({**searched.values(), **own}), width)
+    beams = read_beams(Fields({**fields.values(), **own, "use_beam_search": True}), width)
     return with_beams(spec, beams, spec.num_choices)
 
 
@@ -161,15 +160,8 @@ def _check_resume(resume: Sequence[ResumedChoice], num_choices: int, limits: Lim
 
 def check_ids(token_ids: TokenArray, name: str, limits: Limits) -> None:
     """Raise RequestError, naming the field, for a token outside the vocabulary."""
-    if len(token_ids) == 0:
-        return
-    low, high = int(token_ids.min()), int(token_ids.max())
-    if low < 0 or high >= limits.vocab_size:
-        raise RequestError.at(
-            name,
-            f"token id {low if low < 0 else high} is out of range; the vocabulary has "
-            f"{limits.vocab_size} tokens",
-        )
+    if len(token_ids):
+        check_range(int(token_ids.min()), int(token_ids.max()), name, limits)
 
 
 def prompt_of(prompt: str | Sequence[ChatMessage] | TokenArray, limits: Limits) -> Prompt:

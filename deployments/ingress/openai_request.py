@@ -52,18 +52,16 @@ def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest
         default_max_tokens=_COMPLETION_MAX_TOKENS,
         prompt_logprobs=most(shown, logprobs if echo else None),
     )
-    asked = _request(fields, opened, spec, model, is_chat=False, echo=echo)
+    asked = _request(
+        fields, opened, spec, model, is_chat=False, echo=echo, num_kept=num_choices,
+        shows_logprobs=logprobs is not None, shows_prompt_logprobs=shown,
+    )  # fmt: skip
     if is_ranked and asked.stream:
         raise RequestError.at(
             "best_of",
             f"{best_of} exceeds n={num_choices}, which cannot be streamed; send stream: false",
         )
-    return dataclasses.replace(
-        asked,
-        num_kept=num_choices,
-        shows_logprobs=logprobs is not None,
-        shows_prompt_logprobs=shown,
-    )
+    return asked
 
 
 def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
@@ -77,32 +75,28 @@ def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
     if top is not None and not wants_logprobs:
         raise RequestError.at("top_logprobs", f"{top} needs logprobs; send logprobs: true")
     use = read_chat_use(fields, limits.dialect)
-    is_newer = fields.get("max_completion_tokens") is not None
+    newer = "max_completion_tokens"
+    is_newer = fields.get(newer) is not None
     prompt = Prompt(
         messages=parse_messages(fields.get("messages")),
         tools=use.tools,
         template=parse_template(fields, use.template_arguments or {}),
-        names=OF_CHATS.also(max_tokens="max_completion_tokens" if is_newer else ""),
+        names=OF_CHATS.also(max_tokens=newer if is_newer else ""),
     )
     shown = read_prompt_logprobs(fields, limits)
-    newer = "max_completion_tokens"
-    name = "max_tokens" if fields.get(newer) is None else newer
+    name = newer if is_newer else "max_tokens"
     max_tokens = read_max_tokens(fields, name, is_prompt_wanted=shown is not None)
     logprobs = (top or 0) if wants_logprobs else None
     spec = read_spec(fields, limits, (prompt,), num_choices, max_tokens, logprobs)
     spec = dataclasses.replace(
         with_prediction(with_chat_use(spec, use), read_prediction(fields), limits),
         prompt_logprobs=shown,
-        max_tokens_name=name,
     )
     spec = with_beams(spec, read_beams(fields, num_choices), num_choices)
-    asked = _request(fields, opened, spec, model, is_chat=True, echo=False)
-    return dataclasses.replace(
-        asked,
-        num_kept=num_choices,
-        shows_logprobs=wants_logprobs,
-        shows_prompt_logprobs=shown,
-    )
+    return _request(
+        fields, opened, spec, model, is_chat=True, num_kept=num_choices,
+        shows_logprobs=wants_logprobs, shows_prompt_logprobs=shown,
+    )  # fmt: skip
 
 
 def with_chat_use(spec: GenerationSpec, use: ChatUse) -> GenerationSpec:
@@ -124,8 +118,9 @@ def with_chat_use(spec: GenerationSpec, use: ChatUse) -> GenerationSpec:
 
 
 def _request(
-    fields: Fields, opened: Opened, spec: GenerationSpec, model: str, *, is_chat: bool, echo: bool
+    fields: Fields, opened: Opened, spec: GenerationSpec, model: str, **own: Any
 ) -> OpenAIRequest:
+    """own: what the endpoint adds, by the names of the result."""
     stream = fields.boolean("stream", default=False)
     include_usage = continuous = False
     if fields.get("stream_options") is not None and not stream:
@@ -136,14 +131,13 @@ def _request(
     return OpenAIRequest(
         spec=spec,
         model=model,
-        is_chat=is_chat,
         stream=stream,
         include_usage=include_usage,
         continuous_usage=include_usage and continuous,
-        echo=echo,
         return_token_ids=fields.boolean("return_token_ids", default=False),
         names_token_ids=fields.boolean("return_tokens_as_token_ids", default=False),
         ignored=tuple(opened.ignored),
+        **own,
     )
 
 
@@ -202,10 +196,14 @@ def token_ids_of(
         raise RequestError.at(name, "an empty list of tokens; send at least one")
     if set(map(type, values)) != {int}:
         raise RequestError.at(name, "a token id is not an integer; send integers")
-    if min(values) < 0 or max(values) >= limits.vocab_size:
-        bad = min(values) if min(values) < 0 else max(values)
-        raise RequestError.at(
-            name,
-            f"token id {shown(bad)} is out of range; the vocabulary has {limits.vocab_size} tokens",
-        )
+    check_range(min(values), max(values), name, limits)
     return np.array(values, dtype=np.int32)
+
+
+def check_range(low: int, high: int, name: str, limits: Limits) -> None:
+    """Raise RequestError, naming the field, unless all tokens from `low` to `high` are known."""
+    if low < 0 or high >= limits.vocab_size:
+        bad = shown(low if low < 0 else high)
+        raise RequestError.at(
+            name, f"token id {bad} is out of range; the vocabulary has {limits.vocab_size} tokens"
+        )

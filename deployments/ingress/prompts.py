@@ -101,10 +101,10 @@ def max_tokens(prompt_len: int, spec: GenerationSpec, limit: int) -> int:
             param="prompt",
         )
     if limit and prompt_len + wanted > limit:
-        raise RequestError(
-            f"{spec.max_tokens_name}: {wanted} and a prompt of {prompt_len} tokens exceed the "
-            f"limit of {limit} tokens; send at most {limit - prompt_len}",
-            param=spec.max_tokens_name,
+        raise RequestError.at(
+            "max_tokens",
+            f"{wanted} and a prompt of {prompt_len} tokens exceed the limit of {limit} tokens; "
+            f"send at most {limit - prompt_len}",
         )
     if limit and prompt_len + spec.params.min_tokens > limit:
         raise RequestError.at(

@@ -47,7 +47,6 @@ class GenerationSpec:
 
     params: max_tokens 0 = not given; then default_max_tokens applies, and if that is 0 too, the
     output may fill the context.  logprobs None = not requested.
-    max_tokens_name: what the client calls it.
     seed: of all choices, which use the stream of their index; None = the ingress draws one seed
     per prompt, whose samples use streams 0, 1, ...
     num_choices: samples per prompt.  adapter: as `Request.adapter`.
@@ -65,7 +64,6 @@ class GenerationSpec:
     seed: int | None = None
     num_choices: int = 1
     default_max_tokens: int = 0
-    max_tokens_name: str = "max_tokens"
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
