@@ -113,7 +113,8 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     config = load(arguments.config).config
     chosen = spec_bench.limit(spec_bench.load(arguments.questions), arguments.per_task)
-    texts = write_texts(config, chosen, (0.0,), arguments.max_tokens)
+    written = write_texts(config, chosen, (0.0,), arguments.max_tokens)
+    texts = [text for text, _ in written]
     report = {
         name: replayed(config, name, texts, arguments.nodes)
         for name in arguments.drafters or config.drafters

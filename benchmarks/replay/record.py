@@ -5,6 +5,8 @@
 QUESTIONS: Spec-Bench's JSONL.  The target answers every question once greedily and once at the
 given temperature; then each drafter of the configuration is led along the texts, token by token,
 and its complete tree is kept.  Drafters that remember past outputs meet the texts in that order.
+Those that read what the target thought likely (`token_recycling`) read it of the text's own rows;
+beside a running target they read rejected drafts' rows too.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from benchmarks.replay.texts import RecordedText, RecordedTrees, save
@@ -23,22 +26,29 @@ from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.core import (
     EMPTY_FLOATS,
+    EMPTY_TOKENS,
     EMPTY_TREE,
     Commit,
     DraftTask,
     FloatArray,
     Request,
+    TokenArray,
+    TokenLogprob,
     TokenTree,
     token_array,
 )
 from cluster.draft import registry
 from cluster.draft.base import Drafter, DrafterContext
+from cluster.draft.inside import StepReader, StepRows
 from cluster.local import LLM
+from cluster.spec.logprobs import TopTokens
 from cluster.spec.token_log import prefix_hash
 
 # The control loop never uses more nodes of one sequence in one step.
 _MAX_NODES = 32
 _REQUEST = "recorded"
+# The most probable tokens of each row that are kept for drafters that read them.
+_NUM_TOP = 8
 
 
 def write_texts(
@@ -46,10 +56,12 @@ def write_texts(
     questions: Sequence[spec_bench.Question],
     temperatures: Sequence[float],
     max_tokens: int,
-) -> list[Request]:
-    """Let the target answer at each temperature in turn; returns requests with their output."""
+    num_top: int | None = None,
+) -> list[tuple[Request, tuple[TokenLogprob, ...]]]:
+    """Let the target answer at each temperature in turn; returns requests with their output, and
+    the `num_top` most probable tokens at each place of it (None: nothing)."""
     plain = replace(config, drafters={}, tasks={})
-    written: list[Request] = []
+    written: list[tuple[Request, tuple[TokenLogprob, ...]]] = []
     with LLM(plain) as llm:
         tokenizer = llm.tokenizer
         if tokenizer is None:
@@ -60,37 +72,59 @@ def write_texts(
             prompts.append(tokenizer.apply_chat_template([message]))
         for law in temperatures:
             params = [
-                replace(llm.default_params, temperature=law, seed=index, max_tokens=max_tokens)
+                replace(
+                    llm.default_params, temperature=law, seed=index, max_tokens=max_tokens,
+                    logprobs=num_top,
+                )
                 for index in range(len(prompts))
-            ]
+            ]  # fmt: skip
             answers = llm.generate(list(prompts), params)
             for question, prompt, own, answer in zip(
                 questions, prompts, params, answers, strict=True
             ):
-                written.append(
-                    Request(
-                        str(question.id), prompt, own, question.category,
-                        output_ids=token_array(answer.token_ids),
-                    )
+                request = Request(
+                    str(question.id), prompt, own, question.category,
+                    output_ids=token_array(answer.token_ids),
                 )  # fmt: skip
+                written.append((request, answer.logprobs))
     return written
 
 
-def record_trees(drafter: Drafter, text: Request) -> RecordedTrees:
-    """Record the drafter's complete tree at every place of the text, token by token."""
+def record_trees(
+    drafter: Drafter, text: Request, likely: Sequence[TokenLogprob] = ()
+) -> RecordedTrees:
+    """Record the drafter's complete tree at every place of the text, token by token.
+
+    likely: what the target thought likely at each place, for a drafter that reads it.
+    """
     trees: list[tuple[TokenTree, FloatArray]] = []
-    base_len, base_hash, new = 0, 0, text.prompt_ids
+    base_len, base_hash, new, last = 0, 0, text.prompt_ids, EMPTY_TOKENS
     for position in range(len(text.output_ids)):
         commit = Commit(
             _REQUEST, 1, base_len, base_hash, new, len(text.prompt_ids), _MAX_NODES, text.task,
             text.params if base_len == 0 else None,
         )  # fmt: skip
+        if isinstance(drafter, StepReader) and base_len:
+            drafter.read([_row(text, base_len, last, new, likely[position - 1])])
         drafter.observe([commit])
         base_hash, base_len = prefix_hash(new, base_hash), base_len + len(new)
+        last = new[-1:]
         new = text.output_ids[position : position + 1]
         trees.append(_complete_tree(drafter, base_len))
     drafter.release([_REQUEST])
     return RecordedTrees.of(trees)
+
+
+def _row(
+    text: Request, text_len: int, last: TokenArray, new: TokenArray, likely: TokenLogprob
+) -> StepRows:
+    """The row of the text's last token, behind which `new` was drawn."""
+    token_ids, logprobs = zip(*likely.top, strict=True)
+    top = TopTokens(token_array(token_ids)[None], np.array([logprobs], dtype=np.float32))
+    return StepRows(
+        _REQUEST, 1, text.task, b"", text_len - 1, last, 1, EMPTY_TOKENS, EMPTY_TOKENS,
+        int(new[0]), top=top,
+    )  # fmt: skip
 
 
 def _complete_tree(drafter: Drafter, text_len: int) -> tuple[TokenTree, FloatArray]:
@@ -102,18 +136,28 @@ def _complete_tree(drafter: Drafter, text_len: int) -> tuple[TokenTree, FloatArr
     return tree, survival
 
 
-def record(config: Config, written: Sequence[Request]) -> list[RecordedText]:
-    """Lead every drafter of the configuration along the texts."""
+def record(
+    config: Config, written: Sequence[tuple[Request, Sequence[TokenLogprob]]]
+) -> list[RecordedText]:
+    """Lead every drafter of the configuration along the texts.
+
+    Raises SystemExit for one that wants more of the target's rows than their likely tokens.
+    """
     trees: list[dict[str, RecordedTrees]] = [{} for _ in written]
     for name, settings in config.drafters.items():
-        drafter = registry.create(name, settings, DrafterContext(name, settings.max_nodes, 4))
-        for own, text in zip(trees, tqdm(written, desc=name, file=sys.stderr), strict=True):
-            own[name] = record_trees(drafter, text)
+        # What stands for the target has nothing to be asked for.
+        context = DrafterContext(name, settings.max_nodes, 4, target=object())
+        drafter = registry.create(name, settings, context)
+        if isinstance(drafter, StepReader) and drafter.wants.taps:
+            raise SystemExit(f"{name} reads hidden states, which are not recorded; leave it out")
+        texts = tqdm(written, desc=name, file=sys.stderr)
+        for own, (text, likely) in zip(trees, texts, strict=True):
+            own[name] = record_trees(drafter, text, likely)
     return [
         RecordedText(
             len(text.prompt_ids), text.output_ids, text.task, text.params.temperature > 0.0, own
         )
-        for text, own in zip(written, trees, strict=True)
+        for (text, _), own in zip(written, trees, strict=True)
     ]
 
 
@@ -128,7 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     config = load(options.config).config
     chosen = spec_bench.limit(spec_bench.load(options.questions), options.per_task)
-    written = write_texts(config, chosen, (0.0, options.temperature), options.max_tokens)
+    laws = (0.0, options.temperature)
+    written = write_texts(config, chosen, laws, options.max_tokens, _NUM_TOP)
     about = {
         "model": config.target.engine.model,
         "temperature": options.temperature,
