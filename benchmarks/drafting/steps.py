@@ -1,13 +1,13 @@
 """Measures drafters inside the target, each alone or several merged, by kind of text.
 
     python -m benchmarks.drafting.steps QUESTIONS --config configs/local.yaml \\
-        --drafters lm suffix lm+suffix --temperatures 0 0.7 --markdown steps.md
+        --drafters lm suffix lm+suffix --laws greedy t0.7 t0.7,p0.9 t1,k20 --markdown steps.md
 
 QUESTIONS: Spec-Bench's JSONL; code, JSON, edits with a prediction and second turns are added to its
 categories (`benchmarks.drafting.texts`).  The target answers some questions of each category with
 each drafter.  A step verifies a fixed number of nodes, so tokens per step do not depend on the
 machine's speed; the cost of drafting does.  A drafter that the configuration lacks is given by
-`--set drafters.NAME.kind=KIND`.
+`--set drafters.NAME.kind=KIND`.  The same command goes on where it was interrupted.
 
 A `prediction` is the target's answer without drafts, with a tenth of its words replaced by words of
 other answers.
@@ -16,6 +16,7 @@ other answers.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -28,7 +29,9 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.drafting.texts import Ask, asks, edited
-from benchmarks.support.record import OUT, show_report
+from benchmarks.support.options import parser_of
+from benchmarks.support.page import head, number, row
+from benchmarks.support.record import OUT, Record
 from cluster.config.file import load
 from cluster.config.schema import Config, DrafterPlacement
 from cluster.core import SamplingParams
@@ -174,10 +177,6 @@ def averaged(by_category: dict[str, Figures]) -> Figures:
     )  # fmt: skip
 
 
-def _plain(figures: dict[str, Figures]) -> dict[str, dict[str, float | None]]:
-    return {category: asdict(each) for category, each in figures.items()}
-
-
 # Columns of the tables: a figure, its heading and its format.
 _TABLES = (
     ("tokens_per_step", "Tokens per step", "{:.2f}"),
@@ -191,39 +190,59 @@ _TABLES = (
 def markdown(report: dict[str, dict[str, dict[str, Figures]]]) -> str:
     """Tables of drafters by categories, for each law and figure.  report: law -> drafters ->
     category."""
-    parts: list[str] = []
+    parts = ["## Tokens per step, mean over the categories\n"]
+    drafters = list(dict.fromkeys(name for rows in report.values() for name in rows))
+    parts += head(["law", *drafters])
+    for law, rows in report.items():
+        means = {name: averaged(figures).tokens_per_step for name, figures in rows.items()}
+        parts.append(row([law, *(number(means.get(name), 2) for name in drafters)]))
+    parts.append("")
     for law, rows in report.items():
         for name, title, form in _TABLES:
             categories = list(next(iter(rows.values())))
             parts.append(f"## {title}, {law}\n")
-            parts.append("| drafter | " + " | ".join([*categories, "mean"]) + " |")
-            parts.append("|---|" + "---|" * (len(categories) + 1))
-            for drafters, figures in rows.items():
+            parts += head(["drafter", *categories, "mean"])
+            for each_name, figures in rows.items():
                 held = [*figures.values(), averaged(figures)]
                 values = [getattr(each, name) for each in held]
                 cells = ["-" if value is None else form.format(value) for value in values]
-                parts.append(f"| {drafters} | " + " | ".join(cells) + " |")
+                parts.append(row([each_name, *cells]))
             parts.append("")
     return "\n".join(parts)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.drafting.steps",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def law_of(text: str, max_tokens: int) -> SamplingParams:
+    """Sampling by "greedy", or a temperature with top-p and top-k: "t0.7", "t0.7,p0.9,k50"."""
+    values = {"t": 0.0, "p": 1.0, "k": 0.0}
+    for word in text.split(",") if text != "greedy" else ():
+        if word[:1] not in values:
+            raise ValueError(f"law {text!r}: expected greedy, or e.g. t0.7 or t0.7,p0.9,k50")
+        values[word[0]] = float(word[1:])
+    return SamplingParams(
+        temperature=values["t"], top_p=values["p"], top_k=int(values["k"]), max_tokens=max_tokens
     )
-    parser.add_argument("questions", type=Path)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--drafters", nargs="+", required=True, help="a+b: merged in one tree")
-    parser.add_argument("--per-task", type=int, default=3, help="questions of each category")
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--nodes", type=int, default=8, help="verified per step")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
-    parser.add_argument("--categories", nargs="+", help="default: all")
-    parser.add_argument("--out", type=Path, default=OUT / "drafting" / "steps.json")
-    parser.add_argument("--markdown", type=Path, help="write the tables there, too")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of(__doc__)
+    add = parser.add_argument
+    add("questions", type=Path)
+    add("--config", type=Path, required=True)
+    add("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    add("--drafters", nargs="+", required=True, help="a+b: merged in one tree")
+    add("--per-task", type=int, default=3, help="questions of each category")
+    add("--max-tokens", type=int, default=128)
+    add("--nodes", type=int, default=8, help="verified per step")
+    add("--laws", nargs="+", default=["greedy"], help="greedy, t0.7, t0.7,p0.9,k50 ...")
+    add("--categories", nargs="+", help="default: all")
+    add("--fresh", action="store_true", help="forget what was measured before")
+    add("--out", type=Path, default=OUT / "drafting" / "steps.json")
+    add("--markdown", type=Path, help="write the tables there, too")
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = _parser()
     arguments = parser.parse_args(words)
     config = load(arguments.config, arguments.overrides).config
     fixed = replace(config.coordinator, budget="fixed", max_draft_tokens=arguments.nodes)
@@ -235,24 +254,30 @@ def main(words: Sequence[str] | None = None) -> int:
     ]
     if not asked:
         parser.error(f"--categories: no questions of {', '.join(arguments.categories or ['any'])}")
-    report: dict[str, dict[str, dict[str, Figures]]] = {}
     settings: dict[str, Any] = {
         "target": config.target.engine.model, "questions of each category": arguments.per_task,
         "max_tokens": arguments.max_tokens, "nodes": arguments.nodes,
     }  # fmt: skip
-    for temperature in arguments.temperatures:
-        law = SamplingParams(temperature=temperature, max_tokens=arguments.max_tokens)
-        prompts = prepare(config, asked, law)
-        rows = report[f"T = {temperature:g}" if temperature else "greedy"] = {}
-        for drafters in arguments.drafters:
-            rows[drafters] = measure(config, drafters.split("+"), prompts, law)
-            if arguments.markdown is not None:  # with the results so far
-                arguments.markdown.write_text(markdown(report), encoding="utf-8")
-    laws = {
-        name: {drafters: _plain(figures) for drafters, figures in rows.items()}
-        for name, rows in report.items()
-    }
-    show_report(arguments.out, {"settings": settings, "laws": laws})
+    try:
+        laws = {name: law_of(name, arguments.max_tokens) for name in arguments.laws}
+        record = Record(arguments.out, settings, fresh=arguments.fresh)
+    except ValueError as error:
+        parser.error(str(error))
+    for name, law in laws.items():
+        missing = [each for each in arguments.drafters if f"{name}/{each}" not in record.results]
+        prompts = prepare(config, asked, law) if missing else []
+        for drafters in missing:
+            found = measure(config, drafters.split("+"), prompts, law)
+            plain = {category: asdict(each) for category, each in found.items()}
+            record.add(f"{name}/{drafters}", plain)
+    report: dict[str, dict[str, dict[str, Figures]]] = {}
+    for key, categories in record.results.items():
+        name, drafters = key.split("/")
+        figures = {category: Figures(**each) for category, each in categories.items()}
+        report.setdefault(name, {})[drafters] = figures
+    print(json.dumps(record.publish(record.results), indent=2))
+    if arguments.markdown is not None:
+        arguments.markdown.write_text(markdown(report), encoding="utf-8")
     return 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.drafting.steps import Figures, averaged, calibration_errors, markdown
+from benchmarks.drafting.steps import Figures, averaged, calibration_errors, law_of, markdown
 from benchmarks.drafting.texts import KINDS, asks, edited
 from benchmarks.spec_bench.questions import load
 
@@ -85,5 +85,14 @@ def test_tables_have_a_row_for_each_drafter_and_a_column_for_each_category() -> 
     lines = markdown({"greedy": {"lm": figures, "lm+suffix": figures}}).splitlines()
     assert lines.count("| drafter | qa | math | mean |") == 5
     assert "| lm+suffix | 1.50 | 2.50 | 2.00 |" in lines
+    assert "| greedy | 2.00 | 2.00 |" in lines
     assert "| lm | - | 0.100 | 0.100 |" in lines
     assert "| lm | 25% | 50% | 38% |" in lines
+
+
+def test_a_law_is_a_temperature_with_top_p_and_top_k() -> None:
+    law = law_of("t0.7,p0.9,k50", 4)
+    assert (law.temperature, law.top_p, law.top_k, law.max_tokens) == (0.7, 0.9, 50, 4)
+    assert law_of("greedy", 4).temperature == 0.0
+    with pytest.raises(ValueError, match="law 'x1'"):
+        law_of("x1", 4)
