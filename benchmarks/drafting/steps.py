@@ -34,7 +34,7 @@ from benchmarks.support.page import head, number, row
 from benchmarks.support.record import OUT, Record
 from cluster.config.file import load
 from cluster.config.schema import Config, DrafterPlacement
-from cluster.core import SamplingParams
+from cluster.core import SamplingParams, SpeculationStats
 from cluster.local import LLM
 
 
@@ -43,14 +43,16 @@ class Figures:
     """The figures of one category.
 
     tokens_per_step: over all steps.  acceptance_len: over those that verified drafts, the bonus
-    token included.  draft_ms: a step's drafting, of all drafters together.  draft_share: of the
-    time of drafting and steps.  calibration_error: mean over the drafters.  None: nothing to
+    token included.  draft_ms: a step's drafting, of all drafters together.  step_ms: the target's
+    time per step, its reading of the prompts included.  draft_share: of the time of drafting and
+    steps.  calibration_error: mean over the drafters.  None: nothing to
     measure.
     """
 
     tokens_per_step: float
     acceptance_len: float | None
     draft_ms: float | None
+    step_ms: float | None
     draft_share: float | None
     calibration_error: float | None
 
@@ -128,22 +130,31 @@ def measure(
                 (answer,) = llm.generate([prompt.token_ids], asked, task=category)
                 stats.append((len(answer.token_ids), answer.stats))
                 bar.update()
-            after = llm.metrics()
-            num_steps = sum(each.num_steps for _, each in stats)
-            num_spec = sum(each.num_spec_steps for _, each in stats)
-            num_accepted = sum(each.num_accepted_draft_tokens for _, each in stats)
-            drafted_s = _grown(before, after, "drafthouse_draft_seconds_total")
-            step_s = _grown(before, after, "drafthouse_target_step_seconds_sum")
-            errors = calibration_errors(after, category)
-            found[category] = Figures(
-                sum(count for count, _ in stats) / max(num_steps, 1),
-                1.0 + num_accepted / num_spec if num_spec else None,
-                1000 * drafted_s / num_steps if num_steps else None,
-                drafted_s / (drafted_s + step_s) if step_s else None,
-                mean(errors) if errors else None,
-            )
+            found[category] = figures_of(stats, before, llm.metrics(), category)
         bar.close()
     return found
+
+
+def figures_of(
+    answers: Sequence[tuple[int, SpeculationStats]], before: str, after: str, task: str
+) -> Figures:
+    """The figures of some answers, each with its tokens.
+
+    before, after: the metrics when the first one began and when the last one was over."""
+    num_steps = sum(each.num_steps for _, each in answers)
+    num_spec = sum(each.num_spec_steps for _, each in answers)
+    num_accepted = sum(each.num_accepted_draft_tokens for _, each in answers)
+    drafted_s = _grown(before, after, "drafthouse_draft_seconds_total")
+    step_s = _grown(before, after, "drafthouse_target_step_seconds_sum")
+    errors = calibration_errors(after, task)
+    return Figures(
+        sum(count for count, _ in answers) / max(num_steps, 1),
+        1.0 + num_accepted / num_spec if num_spec else None,
+        1000 * drafted_s / num_steps if num_steps else None,
+        1000 * step_s / num_steps if num_steps else None,
+        drafted_s / (drafted_s + step_s) if step_s else None,
+        mean(errors) if errors else None,
+    )
 
 
 def calibration_errors(metrics: str, task: str) -> list[float]:
@@ -172,7 +183,7 @@ def averaged(by_category: dict[str, Figures]) -> Figures:
         return mean(known) if known else None
 
     return Figures(
-        over("tokens_per_step") or 0.0, over("acceptance_len"), over("draft_ms"),
+        over("tokens_per_step") or 0.0, over("acceptance_len"), over("draft_ms"), over("step_ms"),
         over("draft_share"), over("calibration_error"),
     )  # fmt: skip
 
@@ -182,6 +193,7 @@ _TABLES = (
     ("tokens_per_step", "Tokens per step", "{:.2f}"),
     ("acceptance_len", "Mean acceptance length", "{:.2f}"),
     ("draft_ms", "Drafting, ms per step", "{:.1f}"),
+    ("step_ms", "The target, ms per step", "{:.1f}"),
     ("draft_share", "Drafting, share of the time", "{:.0%}"),
     ("calibration_error", "Calibration error of the survivals", "{:.3f}"),
 )

@@ -67,6 +67,8 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         # Of the logits; a model's vocabulary may be padded.
         self._num_columns = min(self.vocab_size, self._engine.vocab_size)
         self._options = options
+        longest = self._engine.longest_context
+        self._window = min(options.context_window or longest, longest)
         # The engine needs one more row for the text's last token.
         self._is_resident = context.target is not None
         self._max_rows = max(min(options.max_rows, self._engine.config.max_batch_tokens - 1), 1)
@@ -92,7 +94,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
 
     def _opened(self, commit: Commit) -> LMRequest:
         request = LMRequest.opened_by(commit)
-        request.vocabulary = self._vocabulary
+        request.vocabulary, request.window = self._vocabulary, self._window
         return request
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
@@ -170,13 +172,12 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         """Run native forward passes for the requests that allow it; returns those that grew."""
         if self._rules is None:
             return set()
-        limit = self._engine.max_context_len
         able: list[LMRequest] = []
         growing: list[Growing] = []
         for request, num_asked in requests:
             max_slots = self._num_expanded(num_asked)
             least = self._least(request.tree, num_asked)
-            if request.can_grow_natively(max_slots, least) and request.is_draftable(limit):
+            if request.can_grow_natively(max_slots, least) and request.is_draftable:
                 fit = self._sharpness_of(request)
                 able.append(request)
                 num_wanted = num_asked if self._is_resident else 0
@@ -231,13 +232,12 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
 
         requests: each with the number of nodes asked for.
         """
-        limit = self._engine.max_context_len
         growing: list[tuple[LMRequest, int, float]] = []
         for request, num_asked in requests:
             max_nodes = self._num_expanded(num_asked)
             if request.pending is not None:
                 continue
-            if not request.is_draftable(limit):
+            if not request.is_draftable:
                 self._drop_cache(request)
             elif request.tree is None:
                 self._engine.submit(request.delta_work())

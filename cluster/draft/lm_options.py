@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cluster.config.parse import OpenShare, PositiveInt
+from cluster.config.parse import NonNegativeInt, OpenShare, PositiveInt
 from cluster.config.schema import EngineConfig
 from cluster.errors import ConfigError
 
@@ -15,6 +15,11 @@ class LMOptions:
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     """The draft model and its device."""
+    context_window: NonNegativeInt = 0
+    """Tokens at the end of a text that the model reads. A full window drops its older half and
+    reads the newer one again from position 0, about one row more per token: a model drifts beyond
+    the lengths that it was trained on. 0 = as long as the model allows
+    (`max_position_embeddings`)."""
     num_candidates: PositiveInt = 32
     """The most probable tokens of a node that are ranked with the target's noise."""
     num_children: PositiveInt = 4

@@ -21,36 +21,50 @@ from cluster.spec.token_log import TokenLog
 _MAX_NATIVE_DELTA = 16
 
 
+def window_start(text_len: int, window: int) -> int:
+    """Return where the window of a text begins, a multiple of its half.
+
+    So a window moves once per half window, and equal texts meet in the engine's prefix cache.
+    """
+    half = max(window // 2, 1)
+    return max(-(-(text_len - window) // half), 0) * half
+
+
 @dataclass(slots=True, eq=False)
 class LMRequest(TreeRequest):
     """The state of one request.
 
-    Text and tree consist of the target's tokens; if the model has a vocabulary of its own, the
-    engine gets the tokens translated by `vocabulary`.
+    Text and tree consist of the target's tokens.  The engine gets the text from window_start on; if
+    the model has a vocabulary of its own, translated by `vocabulary`.
 
-    in_engine: the engine knows the request.  cached_len: committed tokens that the engine should
-    hold in its KV cache.  tree: None while the logits at the end of the text are missing; its root
-    is behind the text only while work is pending.  pending: the engine's current work: the text, or
-    these leaves of the tree.  changed: the tree was re-rooted, or grew without being asked for, and
-    has not been proposed since.
+    window: see `LMOptions.context_window`.  in_engine: the engine knows the request.  cached_len:
+    tokens of the window that the engine should hold in its KV cache.  tree: None while the logits
+    at the end of the text are missing; its root is behind the text only while work is pending.
+    pending: the engine's current work: the text, or these leaves of the tree.  changed: the tree
+    was re-rooted, or grew without being asked for, and has not been proposed since.
     """
 
     vocabulary: DraftVocabulary | None = None
+    window: int = 0
     in_engine: bool = False
     cached_len: int = 0
     pending: Literal["text"] | list[int] | None = None
     changed: bool = False
-    # The text in the model's own vocabulary.
+    # The window's text in the engine's tokens; all lengths below are of it.
     _read_text: TokenLog = field(default_factory=TokenLog)
-    # While work is pending: number of tokens that no rollback has changed since it was submitted.
+    # While work is pending: number of tokens that have not changed since it was submitted.
     _valid_len: int = 0
-    _pending_len: int = 0  # the text's length when the work was submitted
+    _pending_len: int = 0  # the length when the work was submitted
     _foreign_at: int | None = None  # the first token outside the model's vocabulary
     _failed: bool = False  # the engine can never serve this text
 
     def roll_back(self, length: int) -> None:
         """Cut the text to `length` tokens, fewer than it has."""
         self.cut(length)
+        self._keep_read(max(length - self.window_start, 0))
+
+    def _keep_read(self, length: int) -> None:
+        """Cut the window to `length` tokens."""
         self._read_text.truncate(length)
         self._valid_len = min(self._valid_len, length)
         self._failed = False
@@ -59,19 +73,20 @@ class LMRequest(TreeRequest):
         self.forget_cache(min(self.cached_len, length))
 
     def append(self, token_ids: TokenArray, vocab_size: int) -> None:
-        """Append tokens to the text.  vocab_size: the model can read only tokens below it."""
-        if self._foreign_at is None and len(token_ids):
-            foreign = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))
-            if len(foreign):
-                self._foreign_at = len(self.text) + int(foreign[0])
-        self.text.append(token_ids)
-        if self.vocabulary is not None:
-            self._read_text.append(self.vocabulary.read(token_ids))
+        """Append tokens to the text, and move the window where it is full.
 
-    @property
-    def _engine_text(self) -> TokenLog:
-        """The text in the engine's tokens."""
-        return self.text if self.vocabulary is None else self._read_text
+        vocab_size: the model can read only tokens below it."""
+        self.text.append(token_ids)
+        start = window_start(len(self.text), self.window)
+        if start != self.window_start:
+            self._keep_read(0)
+            self.window_start = start
+        added = self.text.since(start + len(self._read_text))
+        if self._foreign_at is None and len(added):
+            foreign = np.flatnonzero((added < 0) | (added >= vocab_size))
+            if len(foreign):
+                self._foreign_at = len(self._read_text) + int(foreign[0])
+        self._read_text.append(added if self.vocabulary is None else self.vocabulary.read(added))
 
     def _engine_tree(self, tree: LiveTree) -> TokenTree:
         expanded = tree.engine_tree()
@@ -84,12 +99,13 @@ class LMRequest(TreeRequest):
         self.cached_len = cached_len
         self.tree = None
 
-    def is_draftable(self, max_context_len: int) -> bool:
+    @property
+    def is_draftable(self) -> bool:
         """True if the model can process the text and a draft could still save a step."""
         return (
             self._foreign_at is None
             and not self._failed
-            and 0 < len(self.text) <= max_context_len
+            and len(self.text) > 0
             and self.next_position >= 0
             and self.next_position + 1 < self.params.max_tokens
         )
@@ -100,14 +116,15 @@ class LMRequest(TreeRequest):
         Contains at least the last token, for the logits after it.  The tokens are copied, because
         the text may be rolled back while the engine reads them.
         """
-        base_len = min(self.cached_len, len(self.text) - 1)
+        text = self._read_text
+        base_len = min(self.cached_len, len(text) - 1)
         self.pending = "text"
         self._mark_submitted()
         return Work(
             self.request_id,
             base_len,
-            self._engine_text.token_ids[base_len:].copy(),
-            prefix_hash=self._engine_text.hash_at(base_len),
+            text.token_ids[base_len:].copy(),
+            prefix_hash=text.hash_at(base_len),
             tenant=self.tenant,
         )
 
@@ -124,7 +141,7 @@ class LMRequest(TreeRequest):
             self.text.token_ids[:0],
             self._engine_tree(self.tree),
             num_cached,
-            self._engine_text.hash_at(self.cached_len),
+            self._read_text.hash_at(self.cached_len),
         )
 
     def can_grow_natively(self, max_slots: int, min_survival: float) -> bool:
@@ -132,13 +149,13 @@ class LMRequest(TreeRequest):
         if self.pending is not None or not are_unprocessed(self.params):
             return False
         if self.tree is None:
-            return len(self.text) - self.cached_len <= _MAX_NATIVE_DELTA
+            return len(self._read_text) - self.cached_len <= _MAX_NATIVE_DELTA
         return self.tree.num_slots < max_slots and self.tree.best_leaf_survival() >= min_survival
 
     def growing(self, max_slots: int, num_wanted: int, tau: float, coverage: float) -> Growing:
         """Input of the native growth: the tree, or the missing text if there is no tree yet."""
-        params, text, vocabulary = self.params, self._engine_text, self.vocabulary
-        base_len = min(self.cached_len, len(self.text) - (self.tree is None))
+        params, text, vocabulary = self.params, self._read_text, self.vocabulary
+        base_len = min(self.cached_len, len(text) - (self.tree is None))
         tree = self.tree or LiveTree()
         leaves, stop_token_ids = tree.leaves(), params.stop_token_ids
         if vocabulary is not None:
@@ -150,7 +167,7 @@ class LMRequest(TreeRequest):
             self.request_id, base_len, text.token_ids[base_len:], text.hash_at(base_len),
             self._engine_tree(tree), leaves, len(tree) + 1, max_slots,
             num_wanted, tree.best_survivals(num_wanted),
-            ranked_draw(params, len(self.text) - self.prompt_len, vocabulary), tau, coverage,
+            ranked_draw(params, self.next_position, vocabulary), tau, coverage,
             params.max_tokens, params.min_tokens, stop_token_ids, self.tenant,
         )  # fmt: skip
 
@@ -160,7 +177,7 @@ class LMRequest(TreeRequest):
             self.forget_cache(answer.have_len or 0)
             return
         if self.tree is None:
-            self.forget_cache(len(self.text))
+            self.forget_cache(len(self._read_text))
             self.tree, self.root_len = LiveTree(), len(self.text)
         if self.vocabulary is not None:
             written = self.vocabulary.target_ids
@@ -173,7 +190,7 @@ class LMRequest(TreeRequest):
 
     def _mark_submitted(self) -> None:
         self.in_engine = True
-        self._pending_len = self._valid_len = len(self.text)
+        self._pending_len = self._valid_len = len(self._read_text)
 
     def completed(self, output: Output) -> Sequence[int]:
         """Apply the engine's answer to the pending work; returns the nodes of its logits."""
@@ -186,7 +203,7 @@ class LMRequest(TreeRequest):
         elif pending == "text":
             self.forget_cache(min(self._pending_len, self._valid_len))
             if self._valid_len == self._pending_len:
-                self.tree, self.root_len = LiveTree(), self._pending_len
+                self.tree, self.root_len = LiveTree(), self.window_start + self._pending_len
                 return (ROOT,)
         elif self.tree is not None and isinstance(pending, list):
             return pending

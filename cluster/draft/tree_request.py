@@ -22,10 +22,12 @@ _MIN_NEWS = 0.1
 
 @dataclass(slots=True, eq=False)
 class TreeRequest(RequestState):
-    """tree: its root is after root_len tokens of the text; None while there is none."""
+    """tree: its root is after root_len tokens of the text; None while there is none.
+    window_start: the token of the text that stands at the network's position 0."""
 
     tree: LiveTree | None = None
     root_len: int = 0
+    window_start: int = 0
     _proposed: Proposal | None = None
     _penalty_len: int = -1
     _output_counts: Counter[int] | None = None
@@ -90,8 +92,8 @@ class TreeRequest(RequestState):
             for token, conditional in candidates
             if conditional > 0.0 and is_useful(self.params, position, token)
         ]
-        # The absolute position of a child; the model has none beyond the limit.
-        place = self.root_len + tree.depths[node]
+        # The network's position of a child; it has none beyond the limit.
+        place = self.root_len - self.window_start + tree.depths[node]
         grows = place < max_context_len and position + 2 < self.params.max_tokens
         tree.expand(node, ranking, children, grows=grows)
 

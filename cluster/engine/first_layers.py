@@ -44,6 +44,7 @@ class FirstLayers:
         self.config = whole.config
         self.vocab_size = whole.vocab_size
         self.max_context_len = whole.max_context_len
+        self.longest_context = whole.longest_context
         self.tokenizer_hash = whole.tokenizer_hash
         self.cache = whole.cache.first(len(model.layers))
         self._pages = whole.page_owners

@@ -23,6 +23,7 @@ class Completion:
     logprobs: one entry per token if SamplingParams.logprobs asks for them.
     seed, stream: the noise key; SamplingParams with both reproduce the text.
     beam: of a beam search, the text's score and how it ended.
+    num_cached: tokens of the prompt that the target's prefix cache had.
     """
 
     token_ids: list[int]
@@ -33,6 +34,7 @@ class Completion:
     seed: int = 0
     stream: int = 0
     beam: BeamEnd | None = None
+    num_cached: int = 0
 
 
 class PendingCompletion:
@@ -47,10 +49,12 @@ class PendingCompletion:
         self._reason: FinishReason | None = None
         self._stats = SpeculationStats()
         self._beam: BeamEnd | None = None
+        self._num_cached = 0
 
     def take(self, event: TokenEvent) -> bool:
         """Add an event; True if a stop string has just ended the text."""
         self._stats = event.stats or self._stats
+        self._num_cached = self._num_cached or event.num_cached
         if self._reason is not None:
             return False
         self._beam = event.beams[0] if event.beams else None
@@ -83,4 +87,5 @@ class PendingCompletion:
             self._params.noise_key,
             self._params.stream,
             self._beam,
+            self._num_cached,
         )

@@ -14,10 +14,12 @@ from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_options import LMOptions
+from cluster.draft.lm_request import window_start
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from cluster.spec.tree import walk
 from tests.support.draft.author import (
+    GREEDY,
     Author,
     draft_engine,
     grow,
@@ -30,30 +32,86 @@ VOCAB = 288
 PROMPT = np.random.default_rng(7).integers(4, VOCAB, 21).tolist()
 
 
-def test_text_beyond_the_models_context_is_not_drafted_and_frees_its_pages(
-    llama_folder: Path,
+@pytest.mark.parametrize("natively", [True, False], ids=["natively", "in steps"])
+def test_a_full_window_drops_its_older_half_and_drafting_goes_on(
+    llama_folder: Path, natively: bool
 ) -> None:
     engine = draft_engine(llama_folder, max_context_len=32)
     drafter = lm_drafter(engine, max_nodes=24, min_survival=1e-9)
+    drafter._rules = drafter._rules if natively else None
     author = Author(PROMPT[:20])
-    assert write(drafter, author, []) is not None
-    for token in range(20, 32):
+    drafter.observe([author.opening()])
+    starts = set()
+    for token in range(20, 90):
         proposal = write(drafter, author, [token])
         assert proposal is not None, "a child of the last token needs no place in the cache"
+        assert (proposal.base_len, len(proposal.tree) > 0) == (len(author.tokens), True)
         request = drafter._requests.find("a")
         assert request is not None
         assert request.tree is not None
+        start = window_start(len(author.tokens), 32)
+        assert engine.context_ids("a").tolist() == author.tokens[start:]
         deepest = max((request.tree.depths[n] for n in request.tree.slot_nodes), default=0)
-        assert len(author.tokens) + deepest <= 32
-    assert drafter.pages_in_use > 0
-    (observation,) = drafter.observe([author.commit([1])])
-    assert observation.have_len == 33
-    assert grow(drafter, author) == {}
-    assert drafter.pages_in_use == 0
-    other = Author(PROMPT * 3, request_id="b")
-    (observation,) = drafter.observe([other.opening()])
-    assert observation.have_len == len(PROMPT) * 3
-    assert grow(drafter, other) == {}
+        assert len(author.tokens) - start + deepest <= 32
+        starts.add(start)
+    assert starts == {0, 16, 32, 48, 64}
+    drafter.release(["a"])
+    engine.check_integrity()
+    assert engine.pages_in_use == 0
+
+
+def test_windows_begin_at_multiples_of_their_half() -> None:
+    for window in (1, 2, 7, 32):
+        half = max(window // 2, 1)
+        for length in range(1, 100):
+            start = window_start(length, window)
+            assert start % half == 0
+            assert 0 < length - start <= window
+            assert start == 0 or length - start > window - half, "no more is dropped than must be"
+
+
+def test_a_drafter_with_a_window_drafts_as_one_that_knows_the_window_alone(
+    exact_engine: Engine, noisy_engine: Engine
+) -> None:
+    text = target_text(exact_engine, PROMPT, GREEDY, 60).tolist()
+    drafter = lm_drafter(noisy_engine, context_window=24)
+    author = Author(PROMPT)
+    write(drafter, author, [])
+    for position in range(0, 60, 2):
+        proposal = write(drafter, author, text[position : position + 2])
+        assert proposal is not None
+        known = author.tokens[window_start(len(author.tokens), 24) :]
+        fresh = lm_drafter(noisy_engine)
+        expected = write(fresh, Author(known, request_id="fresh"), [])
+        assert expected is not None
+        fresh.release(["fresh"])
+        assert proposal.tree.token_ids[:1].tolist() == expected.tree.token_ids[:1].tolist()
+    drafter.release(["a"])
+
+
+def test_a_text_that_is_cut_before_its_window_is_read_again(exact_engine: Engine) -> None:
+    drafter, author = lm_drafter(exact_engine, context_window=16), Author(PROMPT * 3)
+    assert write(drafter, author, []) is not None
+    author.tokens = author.tokens[:10]
+    drafter.observe([dataclasses.replace(author.commit([5, 6]), prompt_len=10)])
+    assert grow(drafter, author)["a"].base_len == 12
+    assert exact_engine.context_ids("a").tolist() == author.tokens
+    drafter.release(["a"])
+
+
+def test_a_window_that_moves_while_the_engine_works_on_it_is_read_anew(llama_folder: Path) -> None:
+    engine = draft_engine(llama_folder, max_batch_tokens=16)
+    drafter, author = lm_drafter(engine, context_window=64), Author(PROMPT * 3)
+    drafter.observe([author.opening()])
+    drafter.propose([author.task()])
+    request = drafter._requests.find("a")
+    assert request is not None
+    assert request.pending == "text"
+    drafter.observe([author.commit(PROMPT)])
+    proposal = grow(drafter, author)["a"]
+    assert (proposal.base_len, len(proposal.tree) > 0) == (84, True)
+    assert engine.context_ids("a").tolist() == author.tokens[32:]
+    engine.check_integrity()
 
 
 def test_tokens_outside_the_vocabulary_stop_drafting_until_they_are_rolled_back(
@@ -66,6 +124,14 @@ def test_tokens_outside_the_vocabulary_stop_drafting_until_they_are_rolled_back(
         author.tokens.pop()
         proposal = write(drafter, author, [5])
         assert proposal is not None
+    drafter.release(["a"])
+
+
+def test_a_foreign_token_that_left_the_window_stops_nothing(exact_engine: Engine) -> None:
+    drafter, author = lm_drafter(exact_engine, context_window=16), Author([*PROMPT, VOCAB])
+    assert write(drafter, author, []) is None
+    assert write(drafter, author, PROMPT[:8]) is None
+    assert write(drafter, author, PROMPT[8:]) is not None
     drafter.release(["a"])
 
 

@@ -75,15 +75,18 @@ def test_errors_are_those_of_the_task() -> None:
 
 def test_averages_leave_out_what_was_not_measured() -> None:
     mean = averaged(
-        {"a": Figures(1.0, None, 2.0, 0.1, None), "b": Figures(2.0, 3.0, 4.0, 0.3, None)}
+        {"a": Figures(1.0, None, 2.0, 8.0, 0.1, None), "b": Figures(2.0, 3.0, 4.0, 6.0, 0.3, None)}
     )
-    assert mean == Figures(1.5, 3.0, 3.0, 0.2, None)
+    assert mean == Figures(1.5, 3.0, 3.0, 7.0, 0.2, None)
 
 
 def test_tables_have_a_row_for_each_drafter_and_a_column_for_each_category() -> None:
-    figures = {"qa": Figures(1.5, 2.0, 0.51, 0.25, None), "math": Figures(2.5, 3.0, 1.5, 0.5, 0.1)}
+    figures = {
+        "qa": Figures(1.5, 2.0, 0.51, 1.5, 0.25, None),
+        "math": Figures(2.5, 3.0, 1.5, 1.5, 0.5, 0.1),
+    }
     lines = markdown({"greedy": {"lm": figures, "lm+suffix": figures}}).splitlines()
-    assert lines.count("| drafter | qa | math | mean |") == 5
+    assert lines.count("| drafter | qa | math | mean |") == 6
     assert "| lm+suffix | 1.50 | 2.50 | 2.00 |" in lines
     assert "| greedy | 2.00 | 2.00 |" in lines
     assert "| lm | - | 0.100 | 0.100 |" in lines
