@@ -29,7 +29,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.drafting.texts import Ask, asks, edited
-from benchmarks.support.options import parser_of
+from benchmarks.support.options import parser_of, sampling
 from benchmarks.support.page import head, number, row
 from benchmarks.support.record import OUT, Record
 from cluster.config.file import load
@@ -223,18 +223,6 @@ def markdown(report: dict[str, dict[str, dict[str, Figures]]]) -> str:
     return "\n".join(parts)
 
 
-def law_of(text: str, max_tokens: int) -> SamplingParams:
-    """Sampling by "greedy", or a temperature with top-p and top-k: "t0.7", "t0.7,p0.9,k50"."""
-    values = {"t": 0.0, "p": 1.0, "k": 0.0}
-    for word in text.split(",") if text != "greedy" else ():
-        if word[:1] not in values:
-            raise ValueError(f"law {text!r}: expected greedy, or e.g. t0.7 or t0.7,p0.9,k50")
-        values[word[0]] = float(word[1:])
-    return SamplingParams(
-        temperature=values["t"], top_p=values["p"], top_k=int(values["k"]), max_tokens=max_tokens
-    )
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of(__doc__)
     add = parser.add_argument
@@ -271,7 +259,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "max_tokens": arguments.max_tokens, "nodes": arguments.nodes,
     }  # fmt: skip
     try:
-        laws = {name: law_of(name, arguments.max_tokens) for name in arguments.laws}
+        laws = {name: sampling(name, arguments.max_tokens) for name in arguments.laws}
         record = Record(arguments.out, settings, fresh=arguments.fresh)
     except ValueError as error:
         parser.error(str(error))

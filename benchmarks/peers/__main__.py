@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.makers import add_program_options, programs_of
 from benchmarks.peers.report import markdown, picture
 from benchmarks.peers.summary import cell_key, summarise
 from benchmarks.peers.systems import PeerSettings, System, Turns, can_run, system_of
@@ -159,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--repetitions", type=int, default=5)
     add("--cores", type=numbers, default=cores, help="of every system and of the client")
     add_config_options(parser)
-    add("--vllm-python", default="", help="an interpreter that has vLLM")
+    add_program_options(parser)
     add("--keep-running", action="store_true")
     add("--fresh", action="store_true", help="forget what was measured before")
     logs = Path(tempfile.gettempdir()) / "drafthouse-compare"
@@ -174,7 +175,7 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Record, Turns, dict[int, li
     peer_settings = PeerSettings(
         target=arguments.target, draft=arguments.draft, dtype=arguments.dtype,
         cores=tuple(arguments.cores), config=arguments.config,
-        overrides=tuple(arguments.overrides), vllm_python=arguments.vllm_python,
+        overrides=tuple(arguments.overrides), programs=programs_of(arguments),
         max_sequences=max(arguments.concurrency), log=arguments.logs,
     )  # fmt: skip
     systems = {name: system_of(name, peer_settings) for name in arguments.systems}

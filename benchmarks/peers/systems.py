@@ -11,9 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks.peers.makers import (
+    DRAFT_TOKENS,
+    PEERS,
+    Programs,
+    engine_command,
+    environment,
+    llama_command,
+)
 from benchmarks.peers.protocol import READY
-from benchmarks.peers.vllm_peer import MODES as VLLM_MODES
-from benchmarks.peers.vllm_peer import environment
 from benchmarks.support.answers import Acceptance, Answer, Law, Result
 from benchmarks.support.by_hand import Ours, Setup
 from benchmarks.support.processes import PinnedProcess, check_idle
@@ -21,6 +27,9 @@ from benchmarks.support.prompts import Prompt
 from cluster.config.file import load
 
 TRANSFORMERS_MODES = ("plain", "assisted", "lookup")
+# llama.cpp's server is asked on a port of this machine; prompts and outputs fit the length.
+_PORT = 8156
+_MAX_LEN = 2048
 
 
 class System(Protocol):
@@ -42,8 +51,8 @@ class System(Protocol):
 class PeerSettings:
     """The settings that all systems share.
 
-    target, draft: checkpoint folders.  config, overrides: for our system.  vllm_python: an
-    interpreter with vLLM, "" = none.  log: folder for logs.
+    target, draft: checkpoint folders.  config, overrides: for our system.  programs: of the peers.
+    log: folder for logs.
     """
 
     target: str
@@ -52,7 +61,7 @@ class PeerSettings:
     cores: tuple[int, ...]
     config: str
     overrides: tuple[str, ...]
-    vllm_python: str
+    programs: Programs
     max_sequences: int
     log: Path
 
@@ -108,8 +117,8 @@ def system_of(name: str, settings: PeerSettings) -> System:
     """Create the system with that name; raises ValueError for an unknown one.
 
     ours-plain; ours-all = the drafters of the request's task; ours-A+B = drafters A and B for
-    every task; transformers-MODE; vllm-MODE.  A suffix @bfloat16 or @float32 gives it another
-    precision than the others.
+    every task; transformers-MODE; the names of `makers.PEERS`.  A suffix @bfloat16 or @float32
+    gives it another precision than the others.
     """
     what, _, dtype = name.partition("@")
     family, _, mode = what.partition("-")
@@ -120,16 +129,19 @@ def system_of(name: str, settings: PeerSettings) -> System:
     if family == "transformers" and mode in TRANSFORMERS_MODES:
         module = [sys.executable, "-m", "benchmarks.peers.transformers_peer"]
         return Peer(name, [*module, *_peer_words(mode, settings)], settings)
-    if family == "vllm" and mode in VLLM_MODES:
-        if not settings.vllm_python:
-            raise ValueError(f"{name}: name an interpreter that has vLLM with --vllm-python")
-        module = [os.path.abspath(settings.vllm_python), "-m", "benchmarks.peers.vllm_peer"]
-        sequences = ["--max-sequences", str(settings.max_sequences)]
-        words = [*module, *_peer_words(mode, settings), *sequences]
-        return Peer(name, words, settings, **environment(settings.cores))
+    if family == "llama" and mode in DRAFT_TOKENS[family]:
+        server = llama_command(mode, settings.programs, _PORT, settings.max_sequences, _MAX_LEN)
+        module = [sys.executable, "-m", "benchmarks.peers.llama_peer", str(_PORT)]
+        return Peer(name, [*module, *server], settings)
+    if family in DRAFT_TOKENS and mode in DRAFT_TOKENS[family]:
+        words = engine_command(
+            what, settings.programs, settings.target, settings.draft, settings.dtype,
+            settings.max_sequences, _MAX_LEN,
+        )  # fmt: skip
+        return Peer(name, words, settings, **environment(family, settings.cores))
     raise ValueError(
         f"no system {name!r}; there are ours-plain, ours-all, ours-DRAFTER+DRAFTER, "
-        f"transformers-{'|'.join(TRANSFORMERS_MODES)} and vllm-{'|'.join(VLLM_MODES)}, each with "
+        f"transformers-{'|'.join(TRANSFORMERS_MODES)} and {', '.join(PEERS)}, each with "
         "@bfloat16 or @float32 where wanted"
     )
 

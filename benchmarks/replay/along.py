@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from cluster.core import (
     EMPTY_TOKENS,
     Commit,
@@ -18,11 +20,14 @@ from cluster.core import (
     Proposal,
     SamplingParams,
     TokenArray,
+    TokenLogprob,
     token_array,
 )
 from cluster.draft.base import Drafter
+from cluster.draft.inside import StepReader, StepRows
 from cluster.draft.root_counts import RootCounts
 from cluster.errors import ProtocolError
+from cluster.spec.logprobs import TopTokens
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import walk
 from cluster.spec.tree_check import ANY_VOCABULARY, problems_of_proposals
@@ -33,12 +38,27 @@ _MAX_SLICES = 10_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """The output of a target for a prompt under `params`."""
+    """The output of a target for a prompt under `params`.
+
+    likely: the target's most probable tokens at each place, for drafters that read them; () where
+    they were not asked for.
+    """
 
     prompt_ids: TokenArray
     output_ids: TokenArray
     params: SamplingParams
     task: str = "default"
+    likely: Sequence[TokenLogprob] = ()
+
+    def row(self, request_id: str, position: int) -> StepRows:
+        """The target's row behind which it drew the output's token `position`."""
+        last = self.output_ids[position - 1 : position] if position else self.prompt_ids[-1:]
+        token_ids, logprobs = zip(*self.likely[position].top, strict=True)
+        top = TopTokens(token_array(token_ids)[None], np.array([logprobs], dtype=np.float32))
+        return StepRows(
+            request_id, 1, self.task, b"", len(self.prompt_ids) + position - 1, last, 1,
+            EMPTY_TOKENS, EMPTY_TOKENS, int(self.output_ids[position]), top=top,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +175,9 @@ class _Replay:
                 num_accepted=accepted,
                 num_predicted=float(proposal.survival.sum()) if proposal else 0.0,
             )
+            if isinstance(self._drafter, StepReader):
+                rows = range(position, position + accepted + 1)
+                self._drafter.read([self._recording.row(self._request_id, row) for row in rows])
             self._commit(output_ids[position : position + accepted + 1])
             position += accepted + 1
         return self._stats

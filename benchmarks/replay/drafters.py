@@ -1,22 +1,25 @@
-"""Measures drafters along a target's greedy answers: tokens per step and the truth of their claims.
+"""Measures drafters along a target's answers: tokens per step and the truth of their claims.
 
     python -m benchmarks.replay.drafters QUESTIONS --config configs/local.yaml --drafters lm
+    python -m benchmarks.replay.drafters QUESTIONS --config configs/local.yaml \\
+        --laws greedy t0.7 t1,p0.9 t1,k10
 
-QUESTIONS: Spec-Bench's JSONL.  The target answers some questions of each task; then each drafter is
-led along the answers alone, in rounds: it grows its tree without a time limit, and the answer says
-which of its best nodes are accepted.  So the figures depend on no machine's speed.
+QUESTIONS: Spec-Bench's JSONL.  The target answers some questions of each task under each law; then
+each drafter is led along the answers alone, in rounds: it grows its tree without a time limit, and
+the answer says which of its best nodes are accepted.  So the figures depend on no machine's speed.
+The same command goes on where it was interrupted.
 
 Calibration error: mean |claimed survival - share accepted| of all verified nodes, over ten bins of
 the claim (Naeini et al. 2015).  The claims are the drafter's own; the coordinator corrects them
 further.
 
-Bars: 2.2 tokens per step with trees of 8 nodes, averaged over the tasks, and an error of at most
-0.05.  Exit status 1 if a drafter misses one.
+Bars, for greedy answers: 2.2 tokens per step with trees of 8 nodes, averaged over the tasks, and an
+error of at most 0.05.  Exit status 1 if a drafter misses one.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,14 +30,14 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.replay.along import Recording, ReplayStats, replay
-from benchmarks.replay.record import write_texts
+from benchmarks.replay.record import created, write_texts
 from benchmarks.spec_bench import questions as spec_bench
-from benchmarks.support.record import OUT, show_report
+from benchmarks.support.options import parser_of, sampling
+from benchmarks.support.page import head, number, row
+from benchmarks.support.record import OUT, Record
 from cluster.config.file import load
 from cluster.config.schema import Config
-from cluster.core import Proposal, Request
-from cluster.draft import registry
-from cluster.draft.base import DrafterContext
+from cluster.core import Proposal
 
 _MIN_TOKENS_PER_STEP = 2.2
 _MAX_ERROR = 0.05
@@ -66,14 +69,13 @@ class Claims:
         return float(np.abs(np.bincount(bins, claimed - accepted)).sum() / len(claimed))
 
 
-def replayed(config: Config, name: str, texts: Sequence[Request], nodes: int) -> dict[str, Any]:
+def replayed(config: Config, name: str, texts: Sequence[Recording], nodes: int) -> dict[str, Any]:
     """Lead a new drafter along all texts, in their order."""
-    drafter = registry.create(name, config.drafters[name], DrafterContext(name, nodes, 1))
+    drafter = created(config, name, nodes)
     by_task: dict[str, ReplayStats] = {}
     claims = Claims()
     for index, text in enumerate(tqdm(texts, desc=name, file=sys.stderr)):
-        recording = Recording(text.prompt_ids, text.output_ids, text.params, text.task)
-        stats = replay(drafter, recording, nodes, request_id=str(index), judge=claims.judge)
+        stats = replay(drafter, text, nodes, request_id=str(index), judge=claims.judge)
         by_task[text.task] = by_task.get(text.task, ReplayStats()) + stats
     lengths = {task: stats.mean_acceptance_length for task, stats in by_task.items()}
     return {
@@ -97,38 +99,54 @@ def missed(report: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
+def table(laws: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """Tokens per step: a row for each law, a column for each drafter."""
+    names = list(next(iter(laws.values())))
+    lines = head(["law", *names])
+    for law, report in laws.items():
+        lines.append(row([law, *(number(report[name]["tokens per step"], 2) for name in names)]))
+    return "\n".join(lines)
+
+
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.replay.drafters",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("questions", type=Path)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--drafters", nargs="+", help="default: all of the configuration")
-    parser.add_argument("--per-task", type=int, default=5, help="questions of each task")
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--nodes", type=int, default=8, help="of each tree")
-    parser.add_argument("--out", type=Path, default=OUT / "replay" / "drafters.json")
+    parser = parser_of(__doc__)
+    add = parser.add_argument
+    add("questions", type=Path)
+    add("--config", type=Path, required=True)
+    add("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    add("--drafters", nargs="+", help="default: all of the configuration")
+    add("--laws", nargs="+", default=["greedy"], help="greedy, t0.7, t0.7,p0.9,k50 ...")
+    add("--per-task", type=int, default=5, help="questions of each task")
+    add("--max-tokens", type=int, default=128)
+    add("--nodes", type=int, default=8, help="of each tree")
+    add("--fresh", action="store_true", help="forget what was measured before")
+    add("--out", type=Path, default=OUT / "replay" / "drafters.json")
     arguments = parser.parse_args(words)
-    config = load(arguments.config).config
+    config = load(arguments.config, arguments.overrides).config
     chosen = spec_bench.limit(spec_bench.load(arguments.questions), arguments.per_task)
-    written = write_texts(config, chosen, (0.0,), arguments.max_tokens)
-    texts = [text for text, _ in written]
-    report = {
-        name: replayed(config, name, texts, arguments.nodes)
-        for name in arguments.drafters or config.drafters
-    }
     settings = {
         "target": config.target.engine.model,
-        "questions": f"{len(texts)}, {arguments.per_task} of each task",
+        "questions": f"{len(chosen)}, {arguments.per_task} of each task",
         "max_tokens": arguments.max_tokens,
         "nodes": arguments.nodes,
+        "drafters": arguments.drafters or list(config.drafters),
     }
-    show_report(arguments.out, {"settings": settings, "drafters": report})
-    for line in missed(report):
+    record = Record(arguments.out, settings, fresh=arguments.fresh)
+    for name in arguments.laws:
+        if name not in record.results:
+            written = write_texts(config, chosen, [sampling(name, arguments.max_tokens)])
+            found = {
+                each: replayed(config, each, written, arguments.nodes)
+                for each in settings["drafters"]
+            }
+            record.add(name, found)
+    report = record.results
+    print(json.dumps(record.publish(report), indent=2))
+    print(table(report))
+    lines = missed(report.get("greedy", {}))
+    for line in lines:
         print(f"missed: {line}", file=sys.stderr)
-    return int(bool(missed(report)))
+    return int(bool(lines))
 
 
 if __name__ == "__main__":

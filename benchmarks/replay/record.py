@@ -17,31 +17,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
+from benchmarks.replay.along import Recording
 from benchmarks.replay.texts import RecordedText, RecordedTrees, save
 from benchmarks.spec_bench import questions as spec_bench
 from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.core import (
     EMPTY_FLOATS,
-    EMPTY_TOKENS,
     EMPTY_TREE,
     Commit,
     DraftTask,
     FloatArray,
-    Request,
-    TokenArray,
-    TokenLogprob,
+    SamplingParams,
     TokenTree,
     token_array,
 )
 from cluster.draft import registry
 from cluster.draft.base import Drafter, DrafterContext
-from cluster.draft.inside import StepReader, StepRows
+from cluster.draft.inside import StepReader
 from cluster.local import LLM
-from cluster.spec.logprobs import TopTokens
 from cluster.spec.token_log import prefix_hash
 
 # The control loop never uses more nodes of one sequence in one step.
@@ -54,14 +50,11 @@ _NUM_TOP = 8
 def write_texts(
     config: Config,
     questions: Sequence[spec_bench.Question],
-    temperatures: Sequence[float],
-    max_tokens: int,
-    num_top: int | None = None,
-) -> list[tuple[Request, tuple[TokenLogprob, ...]]]:
-    """Let the target answer at each temperature in turn; returns requests with their output, and
-    the `num_top` most probable tokens at each place of it (None: nothing)."""
+    laws: Sequence[SamplingParams],
+) -> list[Recording]:
+    """Let the target answer under each law in turn."""
     plain = replace(config, drafters={}, tasks={})
-    written: list[tuple[Request, tuple[TokenLogprob, ...]]] = []
+    written: list[Recording] = []
     with LLM(plain) as llm:
         tokenizer = llm.tokenizer
         if tokenizer is None:
@@ -70,61 +63,47 @@ def write_texts(
         for question in questions:
             message = {"role": "user", "content": question.turns[0]}
             prompts.append(tokenizer.apply_chat_template([message]))
-        for law in temperatures:
-            params = [
-                replace(
-                    llm.default_params, temperature=law, seed=index, max_tokens=max_tokens,
-                    logprobs=num_top,
-                )
-                for index in range(len(prompts))
-            ]  # fmt: skip
+        for law in laws:
+            params = [replace(law, seed=index, logprobs=_NUM_TOP) for index in range(len(prompts))]
             answers = llm.generate(list(prompts), params)
             for question, prompt, own, answer in zip(
                 questions, prompts, params, answers, strict=True
             ):
-                request = Request(
-                    str(question.id), prompt, own, question.category,
-                    output_ids=token_array(answer.token_ids),
-                )  # fmt: skip
-                written.append((request, answer.logprobs))
+                ids = token_array(answer.token_ids)
+                written.append(Recording(prompt, ids, own, question.category, answer.logprobs))
     return written
 
 
-def record_trees(
-    drafter: Drafter, text: Request, likely: Sequence[TokenLogprob] = ()
-) -> RecordedTrees:
-    """Record the drafter's complete tree at every place of the text, token by token.
+def created(config: Config, name: str, max_nodes: int) -> Drafter:
+    """The configuration's drafter, beside recordings in place of a target.
 
-    likely: what the target thought likely at each place, for a drafter that reads it.
+    Raises SystemExit for one that wants more of the target's rows than their likely tokens.
     """
+    # What stands for the target has nothing to be asked for.
+    context = DrafterContext(name, max_nodes, 4, target=object())
+    drafter = registry.create(name, config.drafters[name], context)
+    if isinstance(drafter, StepReader) and drafter.wants.taps:
+        raise SystemExit(f"{name} reads hidden states, which are not recorded; leave it out")
+    return drafter
+
+
+def record_trees(drafter: Drafter, text: Recording) -> RecordedTrees:
+    """Record the drafter's complete tree at every place of the text, token by token."""
     trees: list[tuple[TokenTree, FloatArray]] = []
-    base_len, base_hash, new, last = 0, 0, text.prompt_ids, EMPTY_TOKENS
+    base_len, base_hash, new = 0, 0, text.prompt_ids
     for position in range(len(text.output_ids)):
         commit = Commit(
             _REQUEST, 1, base_len, base_hash, new, len(text.prompt_ids), _MAX_NODES, text.task,
             text.params if base_len == 0 else None,
         )  # fmt: skip
-        if isinstance(drafter, StepReader) and base_len:
-            drafter.read([_row(text, base_len, last, new, likely[position - 1])])
+        if isinstance(drafter, StepReader) and position:
+            drafter.read([text.row(_REQUEST, position - 1)])
         drafter.observe([commit])
         base_hash, base_len = prefix_hash(new, base_hash), base_len + len(new)
-        last = new[-1:]
         new = text.output_ids[position : position + 1]
         trees.append(_complete_tree(drafter, base_len))
     drafter.release([_REQUEST])
     return RecordedTrees.of(trees)
-
-
-def _row(
-    text: Request, text_len: int, last: TokenArray, new: TokenArray, likely: TokenLogprob
-) -> StepRows:
-    """The row of the text's last token, behind which `new` was drawn."""
-    token_ids, logprobs = zip(*likely.top, strict=True)
-    top = TopTokens(token_array(token_ids)[None], np.array([logprobs], dtype=np.float32))
-    return StepRows(
-        _REQUEST, 1, text.task, b"", text_len - 1, last, 1, EMPTY_TOKENS, EMPTY_TOKENS,
-        int(new[0]), top=top,
-    )  # fmt: skip
 
 
 def _complete_tree(drafter: Drafter, text_len: int) -> tuple[TokenTree, FloatArray]:
@@ -136,28 +115,18 @@ def _complete_tree(drafter: Drafter, text_len: int) -> tuple[TokenTree, FloatArr
     return tree, survival
 
 
-def record(
-    config: Config, written: Sequence[tuple[Request, Sequence[TokenLogprob]]]
-) -> list[RecordedText]:
-    """Lead every drafter of the configuration along the texts.
-
-    Raises SystemExit for one that wants more of the target's rows than their likely tokens.
-    """
+def record(config: Config, written: Sequence[Recording]) -> list[RecordedText]:
+    """Lead every drafter of the configuration along the texts."""
     trees: list[dict[str, RecordedTrees]] = [{} for _ in written]
     for name, settings in config.drafters.items():
-        # What stands for the target has nothing to be asked for.
-        context = DrafterContext(name, settings.max_nodes, 4, target=object())
-        drafter = registry.create(name, settings, context)
-        if isinstance(drafter, StepReader) and drafter.wants.taps:
-            raise SystemExit(f"{name} reads hidden states, which are not recorded; leave it out")
-        texts = tqdm(written, desc=name, file=sys.stderr)
-        for own, (text, likely) in zip(trees, texts, strict=True):
-            own[name] = record_trees(drafter, text, likely)
+        drafter = created(config, name, settings.max_nodes)
+        for own, text in zip(trees, tqdm(written, desc=name, file=sys.stderr), strict=True):
+            own[name] = record_trees(drafter, text)
     return [
         RecordedText(
             len(text.prompt_ids), text.output_ids, text.task, text.params.temperature > 0.0, own
         )
-        for (text, _), own in zip(written, trees, strict=True)
+        for text, own in zip(written, trees, strict=True)
     ]
 
 
@@ -172,8 +141,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     config = load(options.config).config
     chosen = spec_bench.limit(spec_bench.load(options.questions), options.per_task)
-    laws = (0.0, options.temperature)
-    written = write_texts(config, chosen, laws, options.max_tokens, _NUM_TOP)
+    laws = [
+        SamplingParams(temperature=each, max_tokens=options.max_tokens)
+        for each in (0.0, options.temperature)
+    ]
+    written = write_texts(config, chosen, laws)
     about = {
         "model": config.target.engine.model,
         "temperature": options.temperature,

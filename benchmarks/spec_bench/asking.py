@@ -12,24 +12,25 @@ from typing import Any
 
 import httpx
 
+from benchmarks.peers.engines import ANSWERED
+from benchmarks.peers.makers import TITLES, engine_command, environment
 from benchmarks.peers.protocol import READY
-from benchmarks.peers.vllm_peer import environment
 from benchmarks.spec_bench.client import Asker
-from benchmarks.spec_bench.in_process import ANSWERED
 from benchmarks.spec_bench.plan import OURS, PLAIN, Block, Run
-from benchmarks.spec_bench.servers import VLLM_DRAFT_TOKENS, Asked, Setup, ours, vllm
+from benchmarks.spec_bench.servers import Asked, Setup, ours, peer
 from benchmarks.support.processes import PinnedProcess
 
 # The number of characters of an answer that are kept, to see that it is sensible.
 _TEXT_LEN = 200
 HTTP, IN_PROCESS = "HTTP", "in process"
+WAYS = {"vllm": (HTTP, IN_PROCESS), "llama": (HTTP,), "openvino": (IN_PROCESS,)}
 
 Told = Callable[[], object]
 
 
-def peer_name(mode: str, way: str) -> str:
-    """Return a peer's name in tables: its mode and its interface."""
-    return f"vLLM {mode}, {way}"
+def peer_name(maker: str, mode: str, way: str) -> str:
+    """Return a peer's name in tables: its maker, its mode and its interface."""
+    return f"{TITLES[maker]} {mode}, {way}"
 
 
 def answer(run: Run, setup: Setup, max_tokens: int, told: Told) -> list[dict[str, Any]]:
@@ -40,20 +41,24 @@ def answer(run: Run, setup: Setup, max_tokens: int, told: Told) -> list[dict[str
     if run.server == OURS:
         with ours(setup) as asked:
             return asyncio.run(_over_http(run, asked, max_tokens, told))
-    mode, _, way = run.server.removeprefix("vLLM ").partition(", ")
+    name, _, way = run.server.partition(", ")
+    title, _, mode = name.partition(" ")
+    (maker,) = [each for each, known in TITLES.items() if known == title]
     if way == HTTP:
-        with vllm(mode, setup) as asked:
+        with peer(maker, mode, setup) as asked:
             return asyncio.run(_over_http(run, asked, max_tokens, told))
-    with _engine(mode, setup) as process:
+    with _engine(maker, mode, setup) as process:
         return [_in_process(process, block, run, max_tokens, told) for block in run.blocks]
 
 
 async def _over_http(run: Run, asked: Asked, max_tokens: int, told: Told) -> list[dict[str, Any]]:
-    limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
+    # llama.cpp ends a connection behind a stream without saying so: every request has its own.
+    limits = httpx.Limits(max_connections=256, max_keepalive_connections=0)
     blocks = []
     async with httpx.AsyncClient(base_url=asked.url, timeout=600, limits=limits) as client:
         for block in run.blocks:
             extra = {"speculation": {"enabled": False}} if block.system == PLAIN else {}
+            extra = {**asked.extra, **extra}
             # A seed would make vLLM use a generator per request, with which it draws slower.
             asker = Asker(client, asked.model, run.law, max_tokens, extra, run.server == OURS)
             try:
@@ -65,17 +70,15 @@ async def _over_http(run: Run, asked: Asked, max_tokens: int, told: Told) -> lis
 
 
 @contextmanager
-def _engine(mode: str, setup: Setup) -> Iterator[PinnedProcess]:
-    """vLLM in process, in its own interpreter."""
-    command = [
-        os.path.abspath(setup.vllm_python), "-m", "benchmarks.spec_bench.in_process",
-        os.path.abspath(setup.model), "--mode", mode, "--draft", setup.draft,
-        "--num-speculative-tokens", str(VLLM_DRAFT_TOKENS[mode]), "--dtype", setup.dtype,
-        "--max-model-len", str(setup.max_context_len), "--max-sequences", str(setup.max_sequences),
-    ]  # fmt: skip
+def _engine(maker: str, mode: str, setup: Setup) -> Iterator[PinnedProcess]:
+    """A peer in process, in its own interpreter."""
+    command = engine_command(
+        f"{maker}-{mode}", setup.programs, setup.model, setup.draft, setup.dtype,
+        setup.max_sequences, setup.max_context_len,
+    )  # fmt: skip
     cores = sorted(os.sched_getaffinity(0))
-    log = setup.log / f"vllm-{mode}-in-process.log"
-    process = PinnedProcess(command, cores, log, environment(cores))
+    log = setup.log / f"{maker}-{mode}-in-process.log"
+    process = PinnedProcess(command, cores, log, environment(maker, cores))
     try:
         while process.read_line() != READY:
             continue

@@ -14,10 +14,9 @@ Record = Mapping[str, Any]
 
 _TITLES = (
     "system", "answers", "refused", "tokens/s", "one stream", "to its own plain", "to our plain",
-    "whole answers to its own plain", "to the fastest peer", "TTFT p50, ms", "acceptance length",
-    "answers with drafts",
+    "whole answers to its own plain", "TTFT p50, ms", "acceptance length", "answers with drafts",
 )  # fmt: skip
-_RATIOS = ("to_own_plain", "to_plain", "whole_to_own_plain", "to_fastest_peer")
+_RATIOS = ("to_own_plain", "to_plain", "whole_to_own_plain")
 
 
 def markdown(document: Mapping[str, Any]) -> str:
@@ -48,21 +47,24 @@ def _about(settings: Mapping[str, Any]) -> list[str]:
         "server, so no look-up and no cache has seen it. At most "
         f"{settings['max_tokens']} tokens per answer. Client and servers share all cores.",
     ]
-    if "vllm" in settings:
+    if settings["peers"]:
         tokens = ", ".join(
-            f"{mode} {count}" for mode, count in settings["vllm_draft_tokens"].items()
+            f"{mode} {count}" for mode, count in settings["draft_tokens"].items() if count
         )
         lines += [
             "",
-            f"vLLM {settings['vllm']}, over HTTP asked by the same client as ours, and in process, "
-            f"without HTTP. Draft tokens per step, at most: {tokens or 'none'}.",
+            f"{', '.join(f'{maker} {each}' for maker, each in settings['peers'].items())}, over "
+            "HTTP asked by the same client as ours, or in process, without HTTP. Draft tokens per "
+            f"step, at most: {tokens or 'none'}. Ratios to a peer are to the fastest of its modes: "
+            "of one stream, and of tokens/s.",
         ]
     return lines
 
 
 def _systems(records: Sequence[Record]) -> list[str]:
+    makers = list(records[0]["to_fastest"])
     return [
-        *head(_TITLES),
+        *head([*_TITLES, *(f"to {maker}" for maker in makers)]),
         *(
             row(
                 [
@@ -70,11 +72,18 @@ def _systems(records: Sequence[Record]) -> list[str]:
                     number(record["tokens_per_s"]), number(record["stream_tokens_per_s"]),
                     *(_all(record[name]) for name in _RATIOS), number(record["ttft_p50_ms"]),
                     ratio(record["acceptance_length"][ALL]), f"{record['drafted_share']:.0%}",
+                    *(_to_fastest(record["to_fastest"][maker]) for maker in makers),
                 ]
             )
             for record in records
         ),
     ]  # fmt: skip
+
+
+def _to_fastest(found: Mapping[str, Any]) -> str:
+    if found["stream"] is None:
+        return number(found["tokens_per_s"], 2)
+    return f"{_all(found['stream'])}; {number(found['tokens_per_s'], 2)}"
 
 
 def _all(ratios: Mapping[str, Any] | None) -> str:

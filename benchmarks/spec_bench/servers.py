@@ -1,4 +1,4 @@
-"""The servers that are asked: ours by `drafthouse serve`, vLLM by its own HTTP server."""
+"""The servers that are asked: ours by `drafthouse serve`, and vLLM's and llama.cpp's own."""
 
 from __future__ import annotations
 
@@ -9,39 +9,40 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
-from benchmarks.peers.vllm_peer import environment, speculative_config
+from benchmarks.peers.makers import DRAFT_TOKENS, Programs, environment, llama_command
+from benchmarks.peers.vllm_peer import speculative_config
 from benchmarks.support.record import ROOT
 from benchmarks.support.serving import running
 
-# The most draft tokens per step and request, as in vLLM's documentation of each mode.
-VLLM_DRAFT_TOKENS = {"plain": 0, "ngram": 5, "suffix": 32, "draft": 4, "eagle3": 2}
-# The first start of a mode compiles its model for minutes; vLLM keeps the result.
+# The first start of a mode of vLLM compiles its model for minutes; vLLM keeps the result.
 _READY_S = 900.0
 _STOP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The address of a server, and the name of its model."""
+    """The address of a server, the name of its model, and its own fields of every request."""
 
     url: str
     model: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """The settings with which the servers are started.
 
-    config, overrides: for our server.  model, draft: folders for the peers; draft is a draft model
-    or a head, "" = none.  vllm_python: an interpreter that has vLLM.  max_sequences: limit for the
-    sequences at a time.  log: folder for the peers' logs.
+    config, overrides: for our server.  model, draft: folders for vLLM; draft is a draft model or a
+    head, "" = none.  max_sequences: limit for the sequences at a time.  log: folder for the peers'
+    logs.
     """
 
     config: str
@@ -49,7 +50,7 @@ class Setup:
     model: str
     draft: str
     dtype: str
-    vllm_python: str
+    programs: Programs
     max_sequences: int
     max_context_len: int
     port: int
@@ -63,36 +64,60 @@ def ours(setup: Setup) -> Iterator[Asked]:
         yield Asked(server.url, server.model())
 
 
+# llama.cpp cuts the law short unless it is told not to.
+WHOLE_LAW = {"top_k": 0, "min_p": 0.0}
+
+
 @contextmanager
-def vllm(mode: str, setup: Setup) -> Iterator[Asked]:
-    """Start vLLM's OpenAI server; raises RuntimeError with the end of its log if that fails."""
-    config = speculative_config(mode, setup.draft, VLLM_DRAFT_TOKENS[mode])
+def peer(maker: str, mode: str, setup: Setup) -> Iterator[Asked]:
+    """Start a peer's OpenAI server; raises RuntimeError with the end of its log if that fails."""
+    log = setup.log / f"{maker}-{mode}-http.log"
+    url = f"http://127.0.0.1:{setup.port}"
+    if maker == "llama":
+        command = llama_command(
+            mode, setup.programs, setup.port, setup.max_sequences, setup.max_context_len
+        )
+        with served(command, {}, url, log):
+            yield Asked(url, "model", WHOLE_LAW)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {
+            **environment(maker, sorted(os.sched_getaffinity(0))),
+            "PYTHONPATH": _named_vllm(Path(setup.programs.vllm), Path(folder)),
+        }
+        with served(_vllm_command(mode, setup), variables, url, log):
+            yield Asked(url, "model")
+
+
+def _vllm_command(mode: str, setup: Setup) -> list[str]:
     command = [
-        os.path.abspath(setup.vllm_python), "-m", "vllm.entrypoints.openai.api_server",
+        setup.programs.of("vllm"), "-m", "vllm.entrypoints.openai.api_server",
         "--model", os.path.abspath(setup.model), "--served-model-name", "model",
         "--dtype", setup.dtype, "--max-model-len", str(setup.max_context_len),
         "--max-num-seqs", str(setup.max_sequences), "--host", "127.0.0.1",
         "--port", str(setup.port), "--generation-config", "vllm",
     ]  # fmt: skip
+    config = speculative_config(mode, setup.draft, DRAFT_TOKENS["vllm"][mode])
     if config is not None:
         command += ["--speculative-config", json.dumps(config)]
         command += ["--per-request-spec-decode-metrics", "summary"]
-    log = setup.log / f"vllm-{mode}-http.log"
+    return command
+
+
+@contextmanager
+def served(
+    command: Sequence[str], variables: Mapping[str, str], url: str, log: Path
+) -> Iterator[None]:
+    """Run a server until the end of the block, from when it says that it is healthy."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, log.open("wb") as output:
-        variables = {
-            **os.environ,
-            **environment(sorted(os.sched_getaffinity(0))),
-            "PYTHONPATH": _named_vllm(Path(setup.vllm_python), Path(folder)),
-        }
+    with log.open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=variables, stdout=output, stderr=output,
+            command, cwd=ROOT, env={**os.environ, **variables}, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
         try:
-            url = f"http://127.0.0.1:{setup.port}"
             _wait_until_healthy(url, process, log)
-            yield Asked(url, "model")
+            yield
         finally:
             _end(process)
 
@@ -128,7 +153,7 @@ def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -
         except httpx.TransportError:
             time.sleep(0.5)
     tail = log.read_text("utf-8", "replace").splitlines()[-8:]
-    raise RuntimeError(f"vLLM did not come up in {_READY_S:g} s; {log} says:\n" + "\n".join(tail))
+    raise RuntimeError(f"it did not come up in {_READY_S:g} s; {log} says:\n" + "\n".join(tail))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

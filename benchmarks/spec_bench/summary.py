@@ -59,10 +59,15 @@ def summarise(settings: Mapping[str, Any], runs: Mapping[str, Any]) -> list[dict
 
 
 def plain_of(system: str) -> str:
-    """Return the plain mode to compare a system with: ours, or vLLM's with the same interface."""
+    """Return the plain mode to compare a system with: ours, or its maker's, asked like it."""
     if system in (OURS, PLAIN):
         return PLAIN
-    return f"vLLM plain, {system.partition(', ')[2]}"
+    return f"{maker_of(system)} plain, {system.partition(', ')[2]}"
+
+
+def maker_of(system: str) -> str:
+    """The maker of a peer, e.g. "vLLM"; "" for ours."""
+    return "" if system in (OURS, PLAIN) else system.partition(" ")[0]
 
 
 def _cell(system: str, law: str, level: int, runs: Mapping[str, Any]) -> Cell:
@@ -78,7 +83,6 @@ def _cell(system: str, law: str, level: int, runs: Mapping[str, Any]) -> Cell:
 
 def _record(cell: Cell, cells: Mapping[str, Cell]) -> dict[str, Any]:
     categories = list(dict.fromkeys(turn.category for turn in cell.turns))
-    fastest = _fastest_peer(cells)
     return {
         "system": cell.system,
         "law": cell.law,
@@ -91,13 +95,11 @@ def _record(cell: Cell, cells: Mapping[str, Cell]) -> dict[str, Any]:
             np.median([1e3 * (turn.first_s - turn.submitted_s) for turn in cell.turns])
         ),
         "mean_answer_tokens": float(np.mean([turn.num_tokens for turn in cell.turns])),
-        # Ratios to its own plain mode are by category; those to our plain mode and the fastest peer
-        # are over all categories.
+        # Ratios to its own plain mode are by category, the others over all categories.
         "to_own_plain": _ratios(cell, cells.get(plain_of(cell.system)), categories),
         "to_plain": _ratios(cell, cells.get(PLAIN), ()),
         "whole_to_own_plain": _ratios(cell, cells.get(plain_of(cell.system)), (), whole),
-        "fastest_peer": fastest.system if fastest else None,
-        "to_fastest_peer": _ratios(cell, fastest, ()),
+        "to_fastest": _to_fastest(cell, cells),
         "acceptance_length": {
             category: acceptance_length(_of(cell.turns, category))
             for category in (ALL, *categories)
@@ -106,10 +108,21 @@ def _record(cell: Cell, cells: Mapping[str, Cell]) -> dict[str, Any]:
     }
 
 
-def _fastest_peer(cells: Mapping[str, Cell]) -> Cell | None:
-    """Return the peer with the fastest streams here, whatever its mode and interface."""
-    peers = [cell for name, cell in cells.items() if name not in (OURS, PLAIN)]
-    return max(peers, key=lambda cell: stream_rate(cell.turns), default=None)
+def _to_fastest(cell: Cell, cells: Mapping[str, Cell]) -> dict[str, dict[str, Any]]:
+    """By maker of peers: which of its modes has the fastest streams here, the ratio of streams to
+    it, and the ratio of all tokens per second to its greatest."""
+    found = {}
+    for maker in dict.fromkeys(maker_of(name) for name in cells if maker_of(name)):
+        modes = [each for name, each in cells.items() if maker_of(name) == maker]
+        fastest = max(modes, key=lambda each: stream_rate(each.turns))
+        greatest = max((throughput(each) or 0.0 for each in modes), default=0.0)
+        rate = throughput(cell)
+        found[maker] = {
+            "system": fastest.system,
+            "stream": _ratios(cell, fastest, ()),
+            "tokens_per_s": rate / greatest if rate and greatest else None,
+        }
+    return found
 
 
 def _ratios(

@@ -6,6 +6,7 @@ import argparse
 
 from benchmarks.support.answers import Law
 from benchmarks.support.record import ROOT
+from cluster.core import SamplingParams
 
 # The embedded pair, which benchmarks serve by default.
 DEMO_CONFIG = "configs/tiny.yaml"
@@ -25,6 +26,18 @@ def numbers(text: str) -> list[int]:
 
 def laws(text: str) -> list[Law]:
     return [Law.parse(word) for word in words(text)]
+
+
+def sampling(text: str, max_tokens: int) -> SamplingParams:
+    """Sampling by "greedy", or a temperature with top-p and top-k: "t0.7", "t0.7,p0.9,k50"."""
+    values = {"t": 0.0, "p": 1.0, "k": 0.0}
+    for word in text.split(",") if text != "greedy" else ():
+        if word[:1] not in values:
+            raise ValueError(f"law {text!r}: expected greedy, or e.g. t0.7 or t0.7,p0.9,k50")
+        values[word[0]] = float(word[1:])
+    return SamplingParams(
+        temperature=values["t"], top_p=values["p"], top_k=int(values["k"]), max_tokens=max_tokens
+    )
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.drafting.steps import Figures, averaged, calibration_errors, law_of, markdown
+from benchmarks.drafting.steps import Figures, averaged, calibration_errors, markdown
 from benchmarks.drafting.texts import KINDS, asks, edited
 from benchmarks.spec_bench.questions import load
+from benchmarks.support.options import sampling
 
 METRICS = """
 drafthouse_survival_calibration_error{drafter="a",law="greedy",task="math"} 0.1
@@ -94,8 +95,8 @@ def test_tables_have_a_row_for_each_drafter_and_a_column_for_each_category() -> 
 
 
 def test_a_law_is_a_temperature_with_top_p_and_top_k() -> None:
-    law = law_of("t0.7,p0.9,k50", 4)
+    law = sampling("t0.7,p0.9,k50", 4)
     assert (law.temperature, law.top_p, law.top_k, law.max_tokens) == (0.7, 0.9, 50, 4)
-    assert law_of("greedy", 4).temperature == 0.0
+    assert sampling("greedy", 4).temperature == 0.0
     with pytest.raises(ValueError, match="law 'x1'"):
-        law_of("x1", 4)
+        sampling("x1", 4)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers.__main__ import measure, within_repository
+from benchmarks.peers.makers import Programs
 from benchmarks.peers.systems import PeerSettings, Turns, can_run, system_of
 from benchmarks.support.answers import Answer, Law, Result
 from benchmarks.support.processes import PinnedProcess
@@ -124,8 +125,8 @@ def test_systems_that_keep_running_start_once_and_are_ended(tmp_path: Path) -> N
 def peer_settings(tmp_path: Path, vllm_python: str = "") -> PeerSettings:
     return PeerSettings(
         target="models/demo-target", draft="models/demo-draft", dtype="float32", cores=(0,),
-        config="configs/tiny.yaml", overrides=(), vllm_python=vllm_python, max_sequences=4,
-        log=tmp_path,
+        config="configs/tiny.yaml", overrides=(), programs=Programs(vllm=vllm_python),
+        max_sequences=4, log=tmp_path,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers.makers import Programs
 from benchmarks.peers.systems import Peer, PeerSettings
 from benchmarks.peers.transformers_peer import Peer as TransformersPeer
 from benchmarks.rounds.null_workers import NullTarget, text
@@ -108,7 +109,7 @@ serve_questions(line, lambda question: {
 def test_a_peer_answers_over_its_own_stream(tmp_path: Path) -> None:
     settings = PeerSettings(
         target="", draft="", dtype="float32", cores=(CORE,), config="", overrides=(),
-        vllm_python="", max_sequences=2, log=tmp_path,
+        programs=Programs(), max_sequences=2, log=tmp_path,
     )  # fmt: skip
     peer = Peer("echo", [sys.executable, "-c", _ECHO], settings)
     asked = [Prompt("code", "code", (4, 5)), Prompt("code", "code", (6, 7))]

@@ -5,18 +5,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.replay.record import record_trees
+from benchmarks.replay.along import Recording, replay
+from benchmarks.replay.record import created, record_trees
 from benchmarks.replay.texts import RecordedText, load, save
-from cluster.core import Request, SamplingParams, token_array
+from cluster.config.schema import Config, DrafterConfig
+from cluster.core import SamplingParams, TokenLogprob, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 
 
 @pytest.fixture
 def text() -> RecordedText:
-    request = Request(
-        "1", token_array([1, 2, 3, 4, 1, 2]), SamplingParams(temperature=0.0), "copy",
-        output_ids=token_array([3, 4, 9, 1, 2]),
+    request = Recording(
+        token_array([1, 2, 3, 4, 1, 2]), token_array([3, 4, 9, 1, 2]),
+        SamplingParams(temperature=0.0), "copy",
     )  # fmt: skip
     drafter = SuffixDrafter(DrafterContext("lookup", 32, 4), SuffixOptions())
     trees = record_trees(drafter, request)
@@ -41,3 +43,20 @@ def test_a_recording_survives_its_file(text: RecordedText, tmp_path: Path) -> No
         assert again.token_ids.tolist() == tree.token_ids.tolist()
         assert again.parents.tolist() == tree.parents.tolist()
         np.testing.assert_allclose(claimed, survival, rtol=1e-3)
+
+
+def test_a_drafter_that_reads_what_the_target_thought_likely_reads_it_of_the_texts_rows() -> None:
+    """It knows 4 behind 3 once the target has been there, and 4 again behind the second 3."""
+    likely = [
+        TokenLogprob(-0.1, ((token, -0.1), (8, -3.0))) for token in (3, 4, 5, 3, 4, 5)
+    ]  # fmt: skip
+    recorded = Recording(
+        token_array([1, 2]), token_array([3, 4, 5, 3, 4, 5]), SamplingParams(temperature=0.0), "copy",
+        likely,
+    )  # fmt: skip
+    config = Config(drafters={"seen": DrafterConfig("token_recycling")})
+    trees = record_trees(created(config, "seen", 32), recorded)
+    assert len(trees.at(1)[0]) == 0
+    assert trees.at(4)[0].token_ids[0] == 4
+    stats = replay(created(config, "seen", 8), recorded, 8)
+    assert stats.num_accepted == 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers.makers import Programs
 from benchmarks.spec_bench import __main__ as command
 from benchmarks.spec_bench.plan import Run, plan
 from benchmarks.spec_bench.questions import Question
@@ -17,7 +18,7 @@ from benchmarks.spec_bench.servers import Setup
 from benchmarks.support.answers import Law
 from benchmarks.support.record import Record
 
-SETUP = Setup("", (), "", "", "float32", "", 4, 64, 0, Path())
+SETUP = Setup("", (), "", "", "float32", Programs(), 4, 64, 0, Path())
 PEER = "vLLM plain, HTTP"
 RUNS = plan(
     [Question(number, "qa", ("a",)) for number in range(8)], [Law("greedy", 0.0)], [1], [PEER], 1
@@ -57,11 +58,19 @@ def test_a_server_that_fails_is_left_out_and_the_same_command_goes_on(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--peer", "eagle"], "--peer: no 'eagle'; there are plain, ngram, suffix, draft"),
-        (["--peer", "plain", "--ways", "smoke"], "--ways: no 'smoke'; there are http, in-process"),
-        (["--peer", "plain"], "--peer needs --vllm-python"),
+        (["--peer", "eagle"], "no 'eagle'; there are vllm-plain, vllm-ngram, vllm-suffix"),
+        (["--ways", "smoke"], "--ways: no 'smoke'; there are http, in-process"),
+        (["--peer", "vllm-plain"], "vLLM: name an interpreter that has vLLM with --vllm-python"),
+        (["--peer", "llama-plain"], "llama.cpp: name llama.cpp's llama-server with --llama-server"),
+        (
+            ["--peer", "llama-plain", "--llama-server", "x"],
+            "llama.cpp: name the model's GGUF file with --gguf",
+        ),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
-        (["--peer", "plain", "--vllm-python", "python3"], "`request` cannot be asked in process"),
+        (
+            ["--peer", "vllm-plain", "--vllm-python", sys.executable],
+            "`request` cannot be asked in process",
+        ),
     ],
 )
 def test_a_wrong_word_is_named_with_what_there_is(

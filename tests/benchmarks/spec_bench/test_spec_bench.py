@@ -155,7 +155,7 @@ def document_of(**more: Any) -> dict[str, Any]:
         "laws": ["greedy"], "concurrency": [1], "systems": [PLAIN, OURS, *peers],
         "questions": 1, "max_tokens": 64, "notes": ["1 at a time: only a few"], "model": "toy",
         "config": "a.yaml", "overrides": [], "drafters": ["lm"], "file": "q.jsonl",
-        "vllm": "0.32", "vllm_draft_tokens": {"suffix": 32},
+        "peers": {"vLLM": "0.32"}, "draft_tokens": {"vLLM suffix": 32},
     }  # fmt: skip
     seconds = [2.0, 1.0, 4.0, 2.0, 2.5]
     blocks = [
@@ -176,21 +176,21 @@ def document_of(**more: Any) -> dict[str, Any]:
 def test_the_report_shows_every_ratio_and_what_failed() -> None:
     text = markdown(document_of())
     (row,) = [line for line in text.splitlines() if line.startswith("| ours |")]
-    # To its own plain mode, to ours, in whole answers, and to the fastest peer.
-    assert "| 10.0 | 2.00 | 2.00 | 1.50 | 2.00 |" in row
-    assert row.endswith("| 2.00 | 100% |")
+    # To its own plain mode, to ours, in whole answers, and to vLLM's fastest mode.
+    assert "| 10.0 | 2.00 | 2.00 | 1.50 |" in row
+    assert row.endswith("| 2.00 | 100% | 2.00; 1.50 |")
     assert "| vLLM suffix, HTTP | 1 | 0 |" in text
     assert "| ours: to its own plain | 2.00 |" in text
     assert "- vLLM ngram, HTTP: no memory" in text
     assert "**1 at a time: only a few.**" in text
-    assert "Draft tokens per step, at most: suffix 32." in text
+    assert "Draft tokens per step, at most: vLLM suffix 32." in text
 
 
 def test_a_peer_is_compared_with_the_plain_mode_that_is_asked_like_it() -> None:
     records = {record["system"]: record for record in document_of()["summary"]}
     assert records["vLLM suffix, HTTP"]["to_own_plain"]["all"]["value"] == 2.0
     assert records["vLLM suffix, in process"]["to_own_plain"] is None
-    assert records[OURS]["fastest_peer"] == "vLLM suffix, HTTP"
+    assert records[OURS]["to_fastest"]["vLLM"]["system"] == "vLLM suffix, HTTP"
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:

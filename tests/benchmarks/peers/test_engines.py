@@ -1,4 +1,4 @@
-"""vLLM in process: conversations of several turns on an engine that is stepped by hand."""
+"""Peers in process: prompts and conversations on an engine that is stepped by hand."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.peers.engines import Conversations, Output, Prompts
+from benchmarks.peers.makers import Programs
 from benchmarks.spec_bench import asking
 from benchmarks.spec_bench.client import Turn
-from benchmarks.spec_bench.in_process import Conversations
 from benchmarks.spec_bench.plan import Block, Run
 from benchmarks.spec_bench.questions import Question
 from benchmarks.spec_bench.servers import Setup
 from benchmarks.support.answers import Law
-
-
-class ToyRefusal(Exception):
-    """vLLM's own errors are no ValueErrors."""
 
 
 @dataclass
@@ -31,55 +27,33 @@ class ToyEngine:
     running: dict[str, list[int]] = field(default_factory=dict)
     prompts: list[str] = field(default_factory=list)
     most: int = 0
+    steps: int = 0
 
-    @property
-    def llm_engine(self) -> ToyEngine:
-        return self
+    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        self.prompts.append(" / ".join(f"{each['role']}: {each['content']}" for each in messages))
+        return [len(self.prompts) - 1]
 
-    def get_tokenizer(self) -> ToyEngine:
-        return self
-
-    def apply_chat_template(self, messages: Any, **_: Any) -> str:
-        return " / ".join(f"{each['role']}: {each['content']}" for each in messages)
-
-    def __call__(self, text: str, **_: Any) -> dict[str, Any]:
-        self.prompts.append(text)
-        return {"input_ids": text}
-
-    def add_request(self, name: str, prompt: Any, params: Any) -> None:
-        if "long" in prompt["prompt_token_ids"]:
-            raise ToyRefusal("the prompt is too long")
+    def add(self, name: str, prompt: list[int], asked: Any, *, to_the_end: bool) -> bool:
+        if not to_the_end and "long" in self.prompts[prompt[0]]:
+            return False
         self.running[name] = []
         self.most = max(self.most, len(self.running))
+        return True
 
-    def step(self) -> list[Any]:
+    def step(self) -> list[Output]:
         outputs = []
+        self.steps += 1
         for name, ids in list(self.running.items()):
             ids.append(len(ids))
-            finished = len(ids) == 2
-            metrics = SimpleNamespace(
-                to_dict=lambda: {
-                    "num_spec_steps": 1, "num_draft_tokens": 4, "num_accepted_draft_tokens": 1
-                }
-            )  # fmt: skip
-            found = SimpleNamespace(
-                token_ids=list(ids), text=f"answer {name}", finish_reason="length",
-                spec_decode_metrics=metrics if finished else None,
-            )  # fmt: skip
-            outputs.append(SimpleNamespace(request_id=name, outputs=[found], finished=finished))
-            if finished:
+            reason = "length" if len(ids) == 2 else ""
+            statistics = {"steps": 1, "drafted": 4, "accepted": 1}
+            outputs.append(Output(name, list(ids), reason, f"answer {name}", statistics))
+            if reason:
                 del self.running[name]
         return outputs
 
-
-@pytest.fixture(autouse=True)
-def toy_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("vllm")
-    module.SamplingParams = SimpleNamespace  # type: ignore[attr-defined]
-    exceptions = ModuleType("vllm.exceptions")
-    exceptions.VLLMClientError = ToyRefusal  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", module)
-    monkeypatch.setitem(sys.modules, "vllm.exceptions", exceptions)
+    def counters(self) -> dict[str, float]:
+        return {"steps": self.steps, "drafted": 4.0 * self.steps, "accepted": 1.0 * self.steps}
 
 
 def asked(*turns: tuple[str, ...], concurrency: int = 2) -> dict[str, Any]:
@@ -116,6 +90,20 @@ def test_a_conversation_that_is_refused_counts_nothing() -> None:
     assert len(ended) == 3
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_prompts_run_as_many_at_a_time_as_asked_for(concurrency: int) -> None:
+    engine = ToyEngine()
+    prompts = Prompts(engine)
+    for _ in range(2):
+        reply = prompts.answer({"prompts": [[5], [6], [7]], "concurrency": concurrency})
+        assert engine.most == concurrency
+        for answer in reply["answers"]:
+            assert answer["token_ids"] == [0, 1]
+            assert [count for _, count in answer["events"]] == [1, 2]
+            assert answer["submitted"] <= answer["events"][0][0]
+        assert reply["acceptance"]["drafted"] == 4 * reply["acceptance"]["steps"]
+
+
 _ENGINE = """
 import json, sys
 print("ready", flush=True)
@@ -135,7 +123,7 @@ def test_a_run_in_process_tells_of_each_answer_and_keeps_little_of_its_text(
     script.write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path / 'engine.py'}\n")
     script.chmod(0o755)
     (tmp_path / "engine.py").write_text(_ENGINE)
-    setup = Setup("", (), "model", "", "float32", str(script), 2, 64, 0, tmp_path)
+    setup = Setup("", (), "model", "", "float32", Programs(str(script)), 2, 64, 0, tmp_path)
     block = Block(
         "vLLM plain, in process", 2, (Question(1, "qa", ("a",)), Question(2, "qa", ("b",)))
     )

@@ -1,0 +1,201 @@
+"""Peers that are stepped directly, without HTTP and without a second process.
+
+Run by a peer's own interpreter, which lacks our packages: `PYTHON -m benchmarks.peers.engines MAKER
+MODEL --mode MODE` answers JSON lines: prompts as in `benchmarks/peers/protocol.py`, and
+
+question  {"questions": [{"id", "category", "turns": [str]}], "max_tokens", "temperature",
+           "concurrency"}
+reply     {"turns": [fields of spec_bench.client.Turn], "refused": [id]}
+
+Before that reply comes a line `answered` for each question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from benchmarks.peers.protocol import Question, Reply, redirect_stdout, serve_questions
+
+ANSWERED = "answered"
+NO_DRAFTS = {"steps": 0, "drafted": 0, "accepted": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One request's output so far.
+
+    reason: why it has ended, "" = it goes on.  text: of an output that has ended.  statistics: the
+    fields of `spec_bench.client.Turn` about speculation.
+    """
+
+    name: str
+    token_ids: list[int]
+    reason: str = ""
+    text: str = ""
+    statistics: dict[str, int] = field(default_factory=lambda: dict(NO_DRAFTS))
+
+
+class Engine(Protocol):
+    """A peer's engine.  Its module's `Engine` is created from the command line's arguments."""
+
+    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        """The conversation by the model's own template."""
+        ...
+
+    def add(self, name: str, prompt: list[int], asked: Question, *, to_the_end: bool) -> bool:
+        """Begin a request; False if it is refused.  to_the_end: of max_tokens, without text."""
+        ...
+
+    def step(self) -> list[Output]:
+        """Compute once; returns the requests that have new tokens or have ended."""
+        ...
+
+    def counters(self) -> dict[str, float]:
+        """Steps, drafted and accepted tokens since the start; empty if it does not count them."""
+        ...
+
+
+class Prompts:
+    """Continues prompts, `concurrency` at a time; a new one starts whenever one ends."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._count = 0
+
+    def answer(self, asked: Question) -> Reply:
+        before = self._engine.counters()
+        prompts, waiting = asked["prompts"], list(range(len(asked["prompts"])))[::-1]
+        answers: list[dict[str, Any]] = [{} for _ in prompts]
+        running: dict[str, int] = {}
+        while waiting or running:
+            while waiting and len(running) < asked["concurrency"]:
+                index = waiting.pop()
+                name = str(self._count)
+                self._count += 1
+                running[name] = index
+                answers[index] = {"submitted": time.perf_counter(), "events": [], "token_ids": []}
+                if not self._engine.add(name, prompts[index], asked, to_the_end=True):
+                    raise RuntimeError(f"a prompt of {len(prompts[index])} tokens is refused")
+            outputs = self._engine.step()
+            now = time.perf_counter()
+            for output in outputs:
+                answer = answers[running[output.name]]
+                if len(output.token_ids) > len(answer["token_ids"]):
+                    answer["events"].append([now, len(output.token_ids)])
+                    answer["token_ids"] = output.token_ids
+                if output.reason:
+                    del running[output.name]
+        after = self._engine.counters()
+        grown = {name: after[name] - before[name] for name in after}
+        return {"answers": answers, "acceptance": grown if grown.get("steps") else None}
+
+
+class Conversations:
+    """Holds conversations, `concurrency` at a time, each turn with the answers before it."""
+
+    def __init__(self, engine: Engine, told: Callable[[], object]) -> None:
+        """told: called after each conversation."""
+        self._engine = engine
+        self._told = told
+        self._count = 0
+        self._open: dict[str, dict[str, Any]] = {}
+
+    def answer(self, asked: Question) -> Reply:
+        waiting = list(asked["questions"])[::-1]
+        turns: list[dict[str, Any]] = []
+        refused: list[int] = []
+        while waiting or self._open:
+            while waiting and len(self._open) < asked["concurrency"]:
+                question = waiting.pop()
+                if not self._ask(question, [], asked):
+                    refused.append(question["id"])
+                    self._told()
+            for output in self._engine.step():
+                turn = self._take(output)
+                if turn is None:
+                    continue
+                conversation = self._open.pop(output.name)
+                turns.append(turn)
+                messages = [
+                    *conversation["messages"],
+                    {"role": "assistant", "content": turn["text"]},
+                ]
+                question = conversation["question"]
+                if turn["turn"] + 1 == len(question["turns"]):
+                    self._told()
+                elif not self._ask(question, messages, asked):
+                    # As over HTTP: a conversation that is refused later counts nothing.
+                    turns = [each for each in turns if each["question_id"] != question["id"]]
+                    refused.append(question["id"])
+                    self._told()
+        return {"turns": turns, "refused": refused}
+
+    def _ask(
+        self, question: dict[str, Any], messages: list[dict[str, str]], asked: Question
+    ) -> bool:
+        """Ask the conversation's next turn; False if the engine refuses it."""
+        messages = [
+            *messages, {"role": "user", "content": question["turns"][len(messages) // 2]}
+        ]  # fmt: skip
+        self._count += 1
+        name = str(self._count)
+        submitted = time.perf_counter()
+        if not self._engine.add(name, self._engine.prompt(messages), asked, to_the_end=False):
+            return False
+        self._open[name] = {
+            "question": question, "messages": messages, "submitted_s": submitted, "times": [],
+        }  # fmt: skip
+        return True
+
+    def _take(self, output: Output) -> dict[str, Any] | None:
+        """Note a step's output; the whole turn once it has ended."""
+        now = time.perf_counter()
+        conversation = self._open[output.name]
+        if output.token_ids:
+            conversation["times"] = [*conversation["times"][:1], now]
+        if not output.reason:
+            return None
+        times = conversation["times"] or [now]
+        question = conversation["question"]
+        return {
+            "question_id": question["id"],
+            "category": question["category"],
+            "turn": len(conversation["messages"]) // 2,
+            "submitted_s": conversation["submitted_s"],
+            "first_s": times[0],
+            "last_s": times[-1],
+            "num_tokens": len(output.token_ids),
+            "finish_reason": output.reason,
+            "text": output.text,
+            **output.statistics,
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("maker", choices=["vllm", "openvino"])
+    add("model")
+    add("--mode", required=True)
+    add("--draft", default="")
+    add("--num-speculative-tokens", type=int, default=4)
+    add("--dtype", default="bfloat16")
+    add("--max-model-len", type=int, default=2048)
+    add("--max-sequences", type=int, default=32)
+    arguments = parser.parse_args()
+    line = redirect_stdout()
+    engine = importlib.import_module(f"benchmarks.peers.{arguments.maker}_peer").Engine(arguments)
+    prompts = Prompts(engine)
+    conversations = Conversations(engine, lambda: line.write(ANSWERED + "\n"))
+    serve_questions(
+        line, lambda asked: (conversations if "questions" in asked else prompts).answer(asked)
+    )
+
+
+if __name__ == "__main__":
+    main()
