@@ -1,16 +1,15 @@
-"""Measures how much slower than plain decoding speculation can be, and compares budgets.
+"""Measures how much slower than plain decoding speculation can be.
 
-    python -m benchmarks.never_slower                                    the whole grid: an hour
+    python -m benchmarks.never_slower                                  half an hour and more
     python -m benchmarks.never_slower --cells 'normal/code/greedy/*' --pairs 2 --max-tokens 16 \
         --out /tmp/never-slower.json                                     minutes
 
-A cell is STACK/KIND/LAW/CONCURRENCY: drafters and budget, kind of prompts, sampling setting, and
+A cell is STACK/KIND/LAW/CONCURRENCY: drafters, kind of prompts, sampling setting, and
 number of concurrent requests.
 
   normal    the configured drafters, each request with those of its task
   random    one drafter that drafts random tokens; sleeper: one that answers half a second late;
             residents of the target, and as pool-random and pool-sleeper drafters of the pool
-  fixed-K   as normal, but always K draft nodes per sequence and step
   control   no drafters; only measured if --stacks names it
 
 Each cell is measured in pairs with plain decoding: the same prompts and seeds in a second set of
@@ -36,7 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.never_slower.figures import CONTROL, FIXED, Cell, summarise
+from benchmarks.never_slower.figures import CONTROL, Cell, summarise
 from benchmarks.never_slower.report import markdown, picture
 from benchmarks.never_slower.runs import PlainAndRival, PromptSets, measure
 from benchmarks.support.answers import Law
@@ -47,9 +46,7 @@ from benchmarks.support.record import OUT, ROOT, Record
 from cluster.config.file import load
 
 KINDS = ("code", "prose", "random")
-STACKS = (
-    "normal", "random", "sleeper", "pool-random", "pool-sleeper", "fixed-2", "fixed-4", "fixed-8"
-)  # fmt: skip
+STACKS = ("normal", "random", "sleeper", "pool-random", "pool-sleeper")
 
 _POOL = "pool-"
 _WORTHLESS = {
@@ -97,9 +94,6 @@ def setup_of(stack: str, settings: Mapping[str, Any], log: Path, *, plain: bool 
         if target_cores or stack != name:
             overrides.append(f"drafters.{name}.placement.cores={list(cores)}")
         return start(overrides=tuple(overrides), drafters=(name,))
-    if stack.startswith(FIXED):
-        overrides.append("coordinator.budget=fixed")
-        overrides.append(f"coordinator.max_draft_tokens={int(stack.removeprefix(FIXED))}")
     names = tuple(load(settings["config"], overrides).config.drafters)
     return start(overrides=tuple(overrides), drafters=names, by_task=True)
 

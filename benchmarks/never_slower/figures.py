@@ -10,12 +10,7 @@ from typing import Any
 # Bar against plain decoding: for the lower bound of each stack's geometric mean, and for the upper
 # bound of each of its cells.
 MIN_TO_PLAIN = 0.97
-# Bar for the adaptive budget against the best fixed one.
-MIN_TO_FIXED = 0.97
-
-ADAPTIVE = "normal"
 CONTROL = "control"
-FIXED = "fixed-"
 
 # Student's t at 97.5 % by degrees of freedom; beyond the table the last entry, which is larger.
 _T = (
@@ -109,104 +104,26 @@ def whole_ratios(pairs: Sequence[Pair]) -> list[float]:
 
 
 def summarise(cells: Cells) -> dict[str, Any]:
-    """Compare every cell with plain decoding, and the adaptive budget with the fixed ones."""
+    """Compare every cell and every stack with plain decoding."""
     records = [_record(Cell.of(key), pairs) for key, pairs in cells.items() if pairs]
     stacks = [_stack(stack, found) for stack, found in stacks_of(cells).items()]
-    fixed = _against_fixed(cells)
-    overall = _overall(cells)
     failures = [record["stack"] for record in stacks if record["passes"] is False]
     failures += [record["cell"] for record in records if record["passes"] is False]
-    failures += [f"{row['cell']} to {row['best']}" for row in fixed if not row["passes"]]
-    if overall and not overall["passes"]:
-        failures.append("all cells together")
-    return {
-        "stacks": stacks, "cells": records, "to_fixed": fixed, "overall": overall,
-        "failures": failures,
-    }  # fmt: skip
-
-
-def _has_bar(stack: str) -> bool:
-    """Fixed budgets and the control may be slow."""
-    return stack != CONTROL and not stack.startswith(FIXED)
+    return {"stacks": stacks, "cells": records, "failures": failures}
 
 
 def _stack(stack: str, cells: Sequence[Sequence[Pair]]) -> dict[str, Any]:
     """One stack's record.  passes: None if no bar applies."""
     interval = geometric_mean(cells)
     passes = interval.low is not None and interval.low >= MIN_TO_PLAIN
-    return {"stack": stack, **asdict(interval), "passes": passes if _has_bar(stack) else None}
+    return {"stack": stack, **asdict(interval), "passes": None if stack == CONTROL else passes}
 
 
 def _record(cell: Cell, pairs: Sequence[Pair]) -> dict[str, Any]:
     """One cell's record.  passes: None if no bar applies."""
     interval = Interval.of(ratios(pairs))
     passes = None
-    if _has_bar(cell.stack):
+    if cell.stack != CONTROL:
         passes = interval.high is None or interval.high >= MIN_TO_PLAIN
     whole = Interval.of(whole_ratios(pairs)).mean
     return {"cell": cell.key, **asdict(cell), **asdict(interval), "whole": whole, "passes": passes}
-
-
-def _against_fixed(cells: Cells) -> list[dict[str, Any]]:
-    """Compare the adaptive budget with the best fixed one of the same cell."""
-    rows = []
-    for key, pairs in cells.items():
-        cell = Cell.of(key)
-        rivals = _rivals(cells, cell)
-        if cell.stack != ADAPTIVE or not pairs or not rivals:
-            continue
-        means = {stack: Interval.of(ratios(found)).mean for stack, found in rivals.items()}
-        best = max(means, key=means.__getitem__)
-        # Pair k of both had the same prompts.
-        both = zip(ratios(pairs), ratios(rivals[best]), strict=False)
-        spread = Interval.of([ours / theirs for ours, theirs in both])
-        value = Interval.of(ratios(pairs)).mean / means[best]
-        rows.append(
-            {
-                "cell": key,
-                "best": best,
-                "value": value,
-                "low": spread.low,
-                "high": spread.high,
-                "passes": value >= MIN_TO_FIXED,
-            }
-        )
-    return rows
-
-
-def _rivals(cells: Cells, cell: Cell) -> dict[str, Sequence[Pair]]:
-    """The pairs of the fixed budgets with the same prompts, by stack."""
-    found = {Cell.of(key): pairs for key, pairs in cells.items() if pairs}
-    return {
-        other.stack: pairs
-        for other, pairs in found.items()
-        if other.stack.startswith(FIXED)
-        and (other.kind, other.law, other.concurrency) == (cell.kind, cell.law, cell.concurrency)
-    }
-
-
-def _overall(cells: Cells) -> dict[str, Any] | None:
-    """Geometric means over the cells that all budgets have; None if there are none."""
-    adaptive = [Cell.of(key) for key, pairs in cells.items() if pairs]
-    adaptive = [cell for cell in adaptive if cell.stack == ADAPTIVE]
-    stacks = sorted({stack for cell in adaptive for stack in _rivals(cells, cell)})
-    shared = [cell for cell in adaptive if len(_rivals(cells, cell)) == len(stacks)]
-    if not stacks or not shared:
-        return None
-    means = {
-        stack: _geometric_mean([Interval.of(ratios(_rivals(cells, c)[stack])).mean for c in shared])
-        for stack in stacks
-    }
-    ours = _geometric_mean([Interval.of(ratios(cells[cell.key])).mean for cell in shared])
-    best = max(means, key=means.__getitem__)
-    return {
-        "num_cells": len(shared),
-        "adaptive": ours,
-        "fixed": means,
-        "best": best,
-        "passes": ours > means[best],
-    }
-
-
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(math.fsum(map(math.log, values)) / len(values))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.never_slower.figures import CONTROL, FIXED, MIN_TO_FIXED, MIN_TO_PLAIN
+from benchmarks.never_slower.figures import CONTROL, MIN_TO_PLAIN
 from benchmarks.support.page import head, not_measured, number, origin, pyplot, ratio, row
 
 _TITLES = {
@@ -46,8 +46,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         "Student's t.",
         "",
         f"Bars: the geometric mean of every stack's cells surely at least {MIN_TO_PLAIN}, no cell "
-        f"surely below it; the adaptive budget at least {MIN_TO_FIXED} of the best fixed one in "
-        "every cell and above each of them in the geometric mean.",
+        "surely below it.",
         "",
         _verdict(summary),
         "",
@@ -57,14 +56,9 @@ def markdown(document: Mapping[str, Any]) -> str:
     stacks = list(dict.fromkeys(record["stack"] for record in summary["cells"]))
     for stack in stacks:
         chosen = [record for record in summary["cells"] if record["stack"] == stack]
-        lines += ["", f"## {_title(stack)}", "", *_table(chosen, _entry)]
+        lines += ["", f"## {_title(stack)}", "", *_table(chosen)]
         lines += ["", "Whole runs, which end with fewer requests at a time, in the same order: "]
         lines[-1] += "; ".join(_whole_row(chosen)) + "."
-    if summary["to_fixed"]:
-        rows = [{**row, **_place(row["cell"])} for row in summary["to_fixed"]]
-        lines += ["", "## Adaptive to the best fixed budget", "", *_table(rows, _fixed_entry)]
-    if summary["overall"]:
-        lines += ["", _overall(summary["overall"])]
     lines += not_measured(document["failures"])
     return "\n".join(lines) + "\n"
 
@@ -77,24 +71,17 @@ def _verdict(summary: Mapping[str, Any]) -> str:
 
 
 def _title(stack: str) -> str:
-    if stack.startswith(FIXED):
-        return f"With a fixed budget of {stack.removeprefix(FIXED)}"
     return _TITLES.get(stack, stack)
 
 
-def _place(key: str) -> dict[str, Any]:
-    _, kind, law, concurrency = key.split("/")
-    return {"kind": kind, "law": law, "concurrency": int(concurrency)}
-
-
-def _table(records: Sequence[Record], entry: Any) -> list[str]:
+def _table(records: Sequence[Record]) -> list[str]:
     """One row per kind and sampling setting, one column per concurrency."""
     levels = sorted({record["concurrency"] for record in records})
     rows = dict.fromkeys((record["kind"], record["law"]) for record in records)
     lines = head(["prompts", "law", *(f"{level} at a time" for level in levels)])
     for kind, law in rows:
         found = {
-            record["concurrency"]: entry(record)
+            record["concurrency"]: _entry(record)
             for record in records
             if (record["kind"], record["law"]) == (kind, law)
         }
@@ -114,22 +101,6 @@ def _whole_row(records: Sequence[Record]) -> list[str]:
         ", ".join(number(r["whole"], 2) for r in records if (r["kind"], r["law"]) == row)
         for row in rows
     ]
-
-
-def _fixed_entry(row: Record) -> str:
-    text = f"{ratio(row)} to {row['best'].removeprefix(FIXED)}"
-    return text if row["passes"] else f"**{text}**"
-
-
-def _overall(overall: Mapping[str, Any]) -> str:
-    fixed = ", ".join(
-        f"{number(value, 3)} with {stack.removeprefix(FIXED)}"
-        for stack, value in overall["fixed"].items()
-    )
-    return (
-        f"Geometric mean over {overall['num_cells']} cells: {number(overall['adaptive'], 3)} "
-        f"adaptive; fixed: {fixed}."
-    )
 
 
 def picture(document: Mapping[str, Any], path: Path) -> None:

@@ -85,32 +85,8 @@ def test_a_stacks_mean_varies_by_what_pairs_of_one_cell_differ_in() -> None:
     assert (stack["mean"], stack["low"], stack["count"]) == pytest.approx((2.0, 2.0, 4))
 
 
-def test_fixed_budgets_and_the_control_may_be_slow() -> None:
-    slow = pairs(0.5, 0.5)
-    assert summarise(grid(fixed_4_1=slow, control_1=slow))["failures"] == []
-
-
-def test_the_adaptive_budget_is_held_against_the_best_fixed_one_of_each_cell() -> None:
-    cells = grid(
-        normal_1=pairs(2.0, 2.0), fixed_2_1=pairs(1.5, 1.5), fixed_8_1=pairs(2.04, 2.04),
-        normal_32=pairs(1.0, 1.0), fixed_2_32=pairs(0.9, 0.9), fixed_8_32=pairs(0.4, 0.4),
-    )  # fmt: skip
-    summary = summarise(cells)
-    assert [row["best"] for row in summary["to_fixed"]] == ["fixed-8", "fixed-2"]
-    assert [row["passes"] for row in summary["to_fixed"]] == [True, True]
-    assert summary["to_fixed"][0]["value"] == pytest.approx(2.0 / 2.04)
-    assert summary["overall"]["adaptive"] == pytest.approx(2.0**0.5)
-    assert summary["overall"]["best"] == "fixed-2"
-    assert summary["overall"]["passes"]
-    worse = {**cells, **grid(normal_1=pairs(1.9, 1.9))}
-    assert summarise(worse)["failures"] == ["normal/code/greedy/1 to fixed-8"]
-
-
-def test_only_cells_that_all_budgets_have_count_together() -> None:
-    summary = summarise(grid(normal_1=pairs(2.0), normal_4=pairs(9.0), fixed_2_1=pairs(1.5)))
-    assert summary["overall"]["num_cells"] == 1
-    assert summary["overall"]["adaptive"] == pytest.approx(2.0)
-    assert summarise(grid(normal_1=pairs(2.0)))["overall"] is None
+def test_the_control_may_be_slow() -> None:
+    assert summarise(grid(control_1=pairs(0.5, 0.5)))["failures"] == []
 
 
 @dataclass
@@ -221,12 +197,11 @@ def test_a_report_has_a_table_per_stack_and_says_what_is_below_the_bar(tmp_path:
     text = markdown(document)
     assert "Every measured cell meets its bar." in text
     assert text.count("| code | greedy | 2.00 (2.00 to 2.00) | 2.00 (2.00 to 2.00) |") == 2
-    slow = grid(random_1=pairs(0.9, 0.9), fixed_2_1=pairs(1.5, 1.5))
+    slow = grid(random_1=pairs(0.9, 0.9))
     document["summary"] = summarise(record.results | slow)
     text = markdown(document)
     assert "Below the bar, or not surely above it: random, random/code/greedy/1." in text
     assert "**0.90 (0.90 to 0.90)**" in text
-    assert "1.33 (1.33 to 1.33) to 2" in text
     pytest.importorskip("matplotlib")
     picture(document, tmp_path / "n.png")
     assert (tmp_path / "n.png").stat().st_size > 1000
@@ -254,10 +229,10 @@ def test_the_time_is_from_the_first_submission_to_the_last_token() -> None:
 
 
 def test_cells_are_chosen_by_patterns() -> None:
-    found = cells_of(settings(), ["normal", "fixed-2"], "normal/prose/*,*/random/greedy/4")
+    found = cells_of(settings(), ["normal", "control"], "normal/prose/*,*/random/greedy/4")
     assert [cell.key for cell in found] == [
         "normal/prose/greedy/1", "normal/prose/greedy/4", "normal/random/greedy/4",
-        "fixed-2/random/greedy/4",
+        "control/random/greedy/4",
     ]  # fmt: skip
     assert [Cell.of(cell.key) for cell in found] == found
     with pytest.raises(ValueError, match="no cell fits"):
@@ -279,17 +254,14 @@ def test_no_two_pairs_share_a_random_prompt() -> None:
     assert max(max(ids) for ids in seen) < 512
 
 
-@pytest.mark.parametrize("stack", ["normal", "random", "pool-sleeper", "fixed-4", "control"])
+@pytest.mark.parametrize("stack", ["normal", "random", "pool-sleeper", "control"])
 def test_stacks_are_configurations_of_the_product(stack: str, tmp_path: Path) -> None:
     setup = setup_of(stack, settings(model="models/demo-target"), tmp_path)
     config = load(setup.config, setup.overrides).config
     assert set(setup.drafters) <= set(config.drafters)
     assert bool(setup.drafters) is (stack != "control")
     assert set(setup.drafters) <= set(config.pool) or stack != "pool-sleeper"
-    if stack == "fixed-4":
-        assert (config.coordinator.budget, config.coordinator.max_draft_tokens) == ("fixed", 4)
-    else:
-        assert config.coordinator.budget == "adaptive"
+    assert config.coordinator.budget == "adaptive"
     assert setup_of(stack, settings(), tmp_path, plain=True).drafters == ()
 
 

@@ -51,8 +51,8 @@ def test_a_drafter_that_reads_what_the_target_thought_likely_reads_it_of_the_tex
         TokenLogprob(-0.1, ((token, -0.1), (8, -3.0))) for token in (3, 4, 5, 3, 4, 5)
     ]  # fmt: skip
     recorded = Recording(
-        token_array([1, 2]), token_array([3, 4, 5, 3, 4, 5]), SamplingParams(temperature=0.0), "copy",
-        likely,
+        token_array([1, 2]), token_array([3, 4, 5, 3, 4, 5]), SamplingParams(temperature=0.0),
+        "copy", likely,
     )  # fmt: skip
     config = Config(drafters={"seen": DrafterConfig("token_recycling")})
     trees = record_trees(created(config, "seen", 32), recorded)
