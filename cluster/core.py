@@ -239,33 +239,6 @@ class DraftTask:
     max_nodes: int
 
 
-@record(frozen=True, slots=True, eq=False)
-class VerifyItem:
-    """One sequence's share of a target step: append `delta` at `base_len`, verify `tree` after it.
-
-    prefix_hash: poly64 of the first base_len tokens.  delta: int32[k], k >= 1.
-    params, tenant: sent when base_len is 0 (the target then opens the request), else None and b"".
-    prompt_len: the token at index i of the text is output token i - prompt_len.  task, adapter:
-    sent with params.
-    """
-
-    request_id: str
-    generation: int
-    base_len: int
-    prefix_hash: int
-    delta: TokenArray
-    tree: TokenTree
-    prompt_len: int
-    params: SamplingParams | None = None
-    tenant: bytes = b""
-    task: str = ""
-    adapter: str = ""
-
-    @property
-    def context_len(self) -> int:
-        return self.base_len + len(self.delta)
-
-
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Log-probabilities (natural log, raw model law) of one emitted token and its alternatives."""
@@ -277,19 +250,18 @@ class TokenLogprob:
 
 @record(frozen=True, slots=True, eq=False)
 class Verdict:
-    """The target's answer to one item.
+    """The target's answer to one text and the tree that continued it.
 
-    context_len: tokens before the first of token_ids.  path: accepted nodes of the item's tree,
-    root first.  token_ids: int32[len(path) + 1], the path's tokens and one more of the target's.
+    context_len: tokens before the first of token_ids.  path: accepted nodes of the tree, root
+    first.  token_ids: int32[len(path) + 1], the path's tokens and one more of the target's.
     """
 
     request_id: str
-    generation: int
     context_len: int
     path: TokenArray
     token_ids: TokenArray
     logprobs: tuple[TokenLogprob, ...] = ()
-    num_cached: int = 0  # tokens of the item's delta that were found in the prefix cache
+    num_cached: int = 0  # tokens that were found in the prefix cache
     beams: tuple[BeamEnd, ...] = ()  # only of a beam search: token_ids are all its texts
 
 

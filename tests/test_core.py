@@ -9,7 +9,6 @@ from cluster.core import (
     SamplingParams,
     SpeculationStats,
     TokenTree,
-    VerifyItem,
     token_array,
 )
 
@@ -58,19 +57,6 @@ def test_a_tree_can_be_written_down_as_two_lists() -> None:
 )
 def test_penalties_are_noticed(params: SamplingParams, expected: bool) -> None:
     assert params.has_penalties is expected
-
-
-def test_an_items_context_is_what_the_target_holds_and_what_it_is_sent() -> None:
-    item = VerifyItem(
-        request_id="r",
-        generation=0,
-        base_len=10,
-        prefix_hash=0,
-        delta=token_array([1, 2, 3]),
-        tree=EMPTY_TREE,
-        prompt_len=8,
-    )
-    assert item.context_len == 13
 
 
 def test_statistics_follow_vllms_definitions() -> None:

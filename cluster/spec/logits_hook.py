@@ -23,9 +23,8 @@ class LogitsHook(Protocol):
     the raw law.
     """
 
-    def extend(self, base_len: int, token_ids: TokenArray) -> None:
-        """Take in the text, prompt included: its first `base_len` tokens, followed by `token_ids`.
-        A smaller base_len than before is a rollback; 0 begins anew.
+    def extend(self, token_ids: TokenArray) -> None:
+        """Append `token_ids` to the output so far.
 
         Raises RequestError if the hook would not have allowed the text.
         """

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 
 from cluster.errors import WorkerError
-from cluster.worker.step_verifier import StepVerifier
 from cluster.worker.target_stream import TargetStreams
 from cluster.worker.text_keeper import TextKeeper
+from cluster.worker.texts import TextTable
+from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +22,13 @@ class Containment:
     broken: the error after which the engine cannot be used any more, None = it can.
     """
 
-    def __init__(self, verifier: StepVerifier, keeper: TextKeeper, streams: TargetStreams) -> None:
+    def __init__(
+        self, verifier: Verifier, keeper: TextKeeper, texts: TextTable, streams: TargetStreams
+    ) -> None:
         self.broken: WorkerError | None = None
         self._verifier = verifier
         self._keeper = keeper
+        self._texts = texts
         self._streams = streams
         self._raised_alone: set[str] = set()  # names of texts, since the last good step
 
@@ -42,7 +46,7 @@ class Containment:
         if isinstance(error, WorkerError):
             self.break_off(WorkerError(f"the target's engine is broken: {type(error).__name__}"))
             return
-        failed = [text for text in self._keeper if text.in_flight is not None]
+        failed = [text for text in self._texts if text.in_flight is not None]
         try:
             # Their state is dropped, because the step may have left it inconsistent.
             self._verifier.release([text.id for text in failed])
@@ -51,7 +55,7 @@ class Containment:
             self.break_off(WorkerError("the target's engine cannot free its state"))
             return
         for text in failed:
-            text.in_flight, text.held_len, text.suspect = None, 0, True
+            text.in_flight, text.suspect = None, True
             text.held.clear()
         if len(failed) > 1:
             return

@@ -10,15 +10,15 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.core import EMPTY_TREE, SamplingParams, VerifyItem, token_array
+from cluster.core import EMPTY_TREE, SamplingParams, token_array
 from cluster.spec.step_profile import DraftTime
 from cluster.spec.token_log import TokenLog
-from cluster.worker.residents import Residents, ResidentText
-from cluster.worker.step_verifier import StepVerifier
+from cluster.worker.residents import Residents
+from cluster.worker.text_record import TextRecord
+from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _TENANT = b"draft-profile"  # look-ups share what they learn here with no client
 
 
 def profile_drafting(
-    verifier: StepVerifier,
+    verifier: Verifier,
     residents: Residents,
     vocab_size: int,
     max_sequences: int,
@@ -75,31 +75,15 @@ def profile_drafting(
     return tuple(found)
 
 
-@dataclass(slots=True, eq=False)
-class _Written:
-    """A text that the target draws.  num_held: the tokens of it that the target holds."""
-
-    resident: ResidentText
-    num_held: int = 0
-
-    def item(self) -> VerifyItem:
-        opens, own = self.num_held == 0, self.resident
-        return VerifyItem(
-            own.request_id, own.generation, self.num_held, own.tokens.hash_at(self.num_held),
-            own.tokens.since(self.num_held), EMPTY_TREE, own.prompt_len,
-            params=own.params if opens else None, tenant=_TENANT if opens else b"",
-        )  # fmt: skip
-
-
 class _Bench:
     """Several texts that are decoded at once."""
 
-    def __init__(self, verifier: StepVerifier, residents: Residents, vocab_size: int) -> None:
+    def __init__(self, verifier: Verifier, residents: Residents, vocab_size: int) -> None:
         self._verifier = verifier
         self._residents = residents
         self._vocab_size = vocab_size
         self._numbers = itertools.count()
-        self._texts: dict[str, _Written] = {}
+        self._texts: dict[str, TextRecord] = {}
 
     def open(self, count: int, prompt_len: int) -> None:
         """Begin `count` texts in place of the former ones."""
@@ -109,8 +93,9 @@ class _Bench:
             params = SamplingParams(temperature=1.0, seed=number + 1, max_tokens=1 << 20)
             tokens = TokenLog(token_array((number + np.arange(prompt_len)) % self._vocab_size))
             name, residents = f"draft-profile-{number}", frozenset(self._residents.names)
-            text = ResidentText(name, 1, prompt_len, params, "", _TENANT, residents, tokens)
-            self._texts[name] = _Written(text)
+            self._texts[name] = TextRecord(
+                name, 1, prompt_len, params, "", _TENANT, residents, tokens
+            )
 
     def release(self) -> None:
         request_ids = list(self._texts)
@@ -121,20 +106,17 @@ class _Bench:
     def turn(self, nodes: int, with_models: bool) -> float:
         """Make a step of all texts; returns the residents' time after it, or 0 if it took several
         steps or there was an error."""
-        if self._verifier.submit([text.item() for text in self._texts.values()]):
+        if self._verifier.submit([(text, EMPTY_TREE) for text in self._texts.values()]):
             return 0.0
         answered, time_s = 0, 0.0
         while self._verifier.has_pending:
             stepped = self._verifier.step()
             own = [self._texts[each.request_id] for each in stepped.verdicts]
             for text, verdict in zip(own, stepped.verdicts, strict=True):
-                text.num_held = verdict.context_len
-                text.resident.tokens.append(verdict.token_ids)
-                text.resident.draft_nodes = nodes
-                text.resident.only_look_ups = not with_models
+                text.tokens.append(verdict.token_ids)
+                text.draft_nodes, text.only_look_ups = nodes, not with_models
             drafted = self._residents.draft(
-                [text.resident for text in own], stepped.report.step_time_s,
-                self._verifier.last_rows,
-            )  # fmt: skip
+                own, stepped.report.step_time_s, self._verifier.last_rows
+            )
             answered, time_s = len(own), drafted.time_s
         return time_s if answered == len(self._texts) else 0.0

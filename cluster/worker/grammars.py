@@ -8,13 +8,14 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import numpy as np
 
-from cluster.core import TokenArray, TokenTree, VerifyItem
+from cluster.core import TokenArray, TokenTree
 from cluster.errors import RequestError
 from cluster.grammar.base import MaskRow, mask_words
 from cluster.grammar.compiler import GrammarCompiler
 from cluster.grammar.text import ConstrainedText
 from cluster.messages import Open
 from cluster.requests.grammar_spec import GrammarSpec
+from cluster.worker.text_record import TextRecord
 
 
 class GrammarHook:
@@ -23,18 +24,16 @@ class GrammarHook:
     The masks, one for every node, are computed in another thread while the forward pass runs.
     """
 
-    def __init__(self, text: ConstrainedText, prompt_len: int, executor: Executor) -> None:
+    def __init__(self, text: ConstrainedText, executor: Executor) -> None:
         self._text = text
-        self._prompt_len = prompt_len
         self._executor = executor
         self._vocab_size = text.vocab_size
         self._masks: Future[MaskRow] | None = None
 
-    def extend(self, base_len: int, token_ids: TokenArray) -> None:
+    def extend(self, token_ids: TokenArray) -> None:
         """See `LogitsHook.extend`."""
         self._settle()
-        self._text.truncate(max(base_len - self._prompt_len, 0))
-        for token in token_ids[max(self._prompt_len - base_len, 0) :].tolist():
+        for token in token_ids.tolist():
             if not self._text.push(token):
                 raise RequestError(
                     f"output token {len(self._text)} is not one that the request's grammar allows; "
@@ -79,15 +78,13 @@ class Grammars:
         self._masks: Executor = ThreadPoolExecutor(1, "grammar-masks")
         self._compiling: Executor = ThreadPoolExecutor(1, "grammar-compile")
 
-    def open_hook(self, item: VerifyItem) -> GrammarHook | None:
-        """The hook of the request that `item` opens; None without a grammar.
+    def open_hook(self, text: TextRecord) -> GrammarHook | None:
+        """Return the hook of a text; None without a grammar.
 
-        Raises RequestError with the reason where its grammar cannot be used.
+        Raises RequestError with the reason if its grammar cannot be used.
         """
-        spec = None if item.params is None else item.params.grammar
-        if spec is None:
-            return None
-        return GrammarHook(self.text(spec), item.prompt_len, self._masks)
+        spec = text.params.grammar
+        return None if spec is None else GrammarHook(self.text(spec), self._masks)
 
     def text(self, spec: GrammarSpec) -> ConstrainedText:
         """Return a new text under that grammar.  Raises RequestError as above."""

@@ -13,7 +13,7 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from cluster import metrics
@@ -28,6 +28,7 @@ from cluster.plan.samples import Samples
 from cluster.spec.step_cost import MAX_COMMIT
 from cluster.spec.token_log import TokenLog
 from cluster.worker.drafting import Drafting
+from cluster.worker.text_record import TextRecord
 
 log = logging.getLogger(__name__)
 
@@ -43,28 +44,6 @@ _TIME_WEIGHT = 0.1
 _STEP_SHARE = 1.0
 # The residents get at least this time: even for a model with shorter steps they need about so long.
 _LEAST_BOUND_S = 0.005
-
-
-@dataclass(slots=True, eq=False)
-class ResidentText:
-    """The committed text of one request.
-
-    residents: names of the drafters that draft for it.  draft_nodes: nodes wanted after the last
-    verdict.  only_look_ups: they are wanted of look-ups alone.  is_over: no draft can be of use any
-    more.
-    """
-
-    request_id: str
-    generation: int
-    prompt_len: int
-    params: SamplingParams
-    task: str
-    tenant: bytes
-    residents: frozenset[str]
-    tokens: TokenLog = field(default_factory=TokenLog)
-    draft_nodes: int = 0
-    only_look_ups: bool = False
-    is_over: bool = False
 
 
 class ResidentDrafter:
@@ -101,7 +80,7 @@ class ResidentDrafter:
         self._num_asked: Counter[str] = Counter()  # nodes, by task
 
     def draft(
-        self, texts: Sequence[ResidentText], bound_s: float, deadline: float
+        self, texts: Sequence[TextRecord], bound_s: float, deadline: float
     ) -> tuple[list[Proposal], float]:
         """Tell it of `texts` and let it grow the trees that they want, until the deadline.
 
@@ -165,7 +144,8 @@ class ResidentDrafter:
     def warm_up(self) -> None:
         """Draft once without a request, because a model's first steps take longer than the rest."""
         tokens, params = TokenLog(token_array([0] * 8)), SamplingParams(temperature=0.0)
-        text = ResidentText("", 0, len(tokens), params, "", b"", frozenset((self.name,)), tokens, 4)
+        text = TextRecord("", 0, len(tokens), params, "", b"", frozenset((self.name,)), tokens)
+        text.draft_nodes = 4
         self.draft([text], math.inf, self._clock() + 1.0)
         self.release([text.request_id])
         self.mean_s = 0.0
@@ -178,7 +158,7 @@ class ResidentDrafter:
         self._declined.clear()
         self._num_asked.clear()
 
-    def _due(self, texts: Iterable[ResidentText], now: float) -> list[ResidentText]:
+    def _due(self, texts: Iterable[TextRecord], now: float) -> list[TextRecord]:
         """Return the texts to tell it of now."""
         due = []
         for text in texts:
@@ -191,15 +171,15 @@ class ResidentDrafter:
                 self.num_read += num_lacking > MAX_COMMIT and not self.is_look_up
         return due
 
-    def _num_wanted(self, text: ResidentText) -> int:
+    def _num_wanted(self, text: TextRecord) -> int:
         """Return the number of nodes that `text` wants of this drafter."""
         return 0 if text.only_look_ups and not self.is_look_up else text.draft_nodes
 
-    def _held_len(self, text: ResidentText) -> int:
+    def _held_len(self, text: TextRecord) -> int:
         known = self._drafting.held.get(text.request_id)
         return 0 if known is None else known.have_len
 
-    def _tell(self, texts: Sequence[ResidentText]) -> list[ResidentText]:
+    def _tell(self, texts: Sequence[TextRecord]) -> list[TextRecord]:
         """Tell it the tokens it lacks; returns the texts of which it still lacks tokens then."""
         short = []
         answers = self._drafting.tell([self._commit(text) for text in texts]) if texts else ()
@@ -210,7 +190,7 @@ class ResidentDrafter:
                 short.append(text)
         return short
 
-    def _commit(self, text: ResidentText) -> Commit:
+    def _commit(self, text: TextRecord) -> Commit:
         tokens, known = text.tokens, self._drafting.held.get(text.request_id)
         base_len = min(self._held_len(text), len(tokens))  # the text may have been cut since
         opens = base_len == 0 or known is None or known.generation != text.generation
@@ -294,7 +274,7 @@ class Residents:
         self._clock = clock
 
     def draft(
-        self, texts: Sequence[ResidentText], step_time_s: float, rows: Sequence[StepRows] = ()
+        self, texts: Sequence[TextRecord], step_time_s: float, rows: Sequence[StepRows] = ()
     ) -> Drafted:
         """Tell them of texts that a step has answered, and let them grow the trees these want.
 

@@ -37,11 +37,10 @@ from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.worker.containment import Containment
 from cluster.worker.mailbox import Mail, Mailbox
 from cluster.worker.residents import NOTHING_DRAFTED, Residents
-from cluster.worker.step_verifier import StepVerifier
 from cluster.worker.target_stream import TargetStream, TargetStreams
 from cluster.worker.text_keeper import TextKeeper
 from cluster.worker.texts import TargetText, TextTable
-from cluster.worker.verifier import Stepped
+from cluster.worker.verifier import Stepped, Verifier
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ class StepLoop:
 
     def __init__(
         self,
-        verifier: StepVerifier,
+        verifier: Verifier,
         residents: Residents,
         controller: Controller,
         streams: TargetStreams,
@@ -68,6 +67,7 @@ class StepLoop:
         self._residents = residents
         self._controller = controller
         self._streams = streams
+        self._texts = texts
         self._mailbox = mailbox
         self._worker_id = worker_id
         self._max_rows = max_batch_tokens
@@ -78,7 +78,7 @@ class StepLoop:
         self._keeper = TextKeeper(
             verifier, residents, controller, streams, texts, self._tally, fence
         )
-        self._faults = Containment(verifier, self._keeper, streams)
+        self._faults = Containment(verifier, self._keeper, texts, streams)
         self._planning, self._learning = fence.section("planning"), fence.section("rounds")
         self._scoring = fence.section("scores")
         self._drafted = NOTHING_DRAFTED  # after the last step
@@ -118,7 +118,7 @@ class StepLoop:
         """True if a text is ready or the engine has unfinished work."""
         if self.broken is not None:
             return False
-        return self._verifier.has_pending or any(_is_ready(text) for text in self._keeper)
+        return self._verifier.has_pending or any(_is_ready(text) for text in self._texts)
 
     # A step
 
@@ -160,10 +160,10 @@ class StepLoop:
 
     def _batch(self) -> list[TargetText]:
         """Return the texts that join the step: all that are ready, or one suspect alone."""
-        ready = [text for text in self._keeper if _is_ready(text)]
+        ready = [text for text in self._texts if _is_ready(text)]
         suspects = [text for text in ready if text.suspect]
-        if suspects or any(text.suspect for text in self._keeper if text.in_flight is not None):
-            is_free = all(text.in_flight is None for text in self._keeper)
+        if suspects or any(text.suspect for text in self._texts if text.in_flight is not None):
+            is_free = all(text.in_flight is None for text in self._texts)
             return suspects[:1] if is_free else []
         if len(ready) <= self._max_rows:
             return ready
@@ -179,8 +179,8 @@ class StepLoop:
         # A path of k accepted nodes emits k + 1 tokens.
         max_depths = [text.remaining - 1 for text in decoding]
         lacking = sum(
-            len(text.tokens) - text.held_len
-            for text in self._keeper
+            len(text.tokens) - text.record.held_len
+            for text in self._texts
             if text.in_flight is not None or _is_ready(text)
         )
         prompt_rows = min(lacking - len(decoding), room)
@@ -194,18 +194,15 @@ class StepLoop:
 
     def _submit(self, batch: Sequence[TargetText]) -> bool:
         """Hand the batch to the engine; returns False if that failed."""
-        items = []
-        for text in batch:
-            assert text.in_flight is not None
-            items.append(text.item(text.in_flight.tree))
         try:
-            answers = self._verifier.submit(items)
+            refused = self._verifier.submit(
+                [(text.record, text.in_flight.tree) for text in batch if text.in_flight]
+            )
         except Exception as error:
-            log.exception("items were not taken count=%d", len(items))
+            log.exception("texts were not taken count=%d", len(batch))
             self._faults.contain(error)
             return False
-        for answer in answers:
-            self._keeper.take_answer(answer)
+        self._keeper.take_refusals(refused)
         return True
 
     def _commit(
@@ -217,9 +214,7 @@ class StepLoop:
         self._streams.note_step(report)
         frames: dict[TargetStream, list[TextVerdict]] = {stream: [] for stream in self._streams}
         for verdict in stepped.verdicts:
-            text = self._keeper.get(verdict.request_id)
-            if text is None:
-                continue
+            text = self._texts[verdict.request_id]
             said, num_tokens = text.take(verdict, why)
             frames.setdefault(text.stream, []).append(said)
             if said.why:
@@ -230,10 +225,8 @@ class StepLoop:
             if verdicts or (stream.counts and not stream.is_parked):
                 told = report if stream.counts else None
                 stream.post(VerdictFrame(tuple(verdicts), report=told))
-        for miss in stepped.misses:
-            self._keeper.take_answer(miss)
-        for refusal in stepped.refusals:
-            self._keeper.take_answer(refusal)
+        self._keeper.take_misses(stepped.missed)
+        self._keeper.take_refusals(stepped.refused)
         return answered
 
     def _draft(
@@ -248,7 +241,7 @@ class StepLoop:
         places = {text.id: place for place, text in enumerate(decoding)}
         now = self._clock()
         for text, _, reason in answered:
-            if reason is not None or not text.resident.residents:
+            if reason is not None or not text.record.residents:
                 continue
             place = places.get(text.id)
             if place is not None:
@@ -258,11 +251,11 @@ class StepLoop:
                 with self._planning:
                     own = self._controller.first_ask(text, now)
             nodes = 0 if text.is_scored else min(own.num_nodes, text.max_draft_tokens)
-            text.resident.draft_nodes, text.resident.only_look_ups = nodes, not own.with_models
+            text.record.draft_nodes, text.record.only_look_ups = nodes, not own.with_models
             texts.append(text)
         self._asked = ask
         self._drafted = self._residents.draft(
-            [text.resident for text in texts], report.step_time_s, self._verifier.last_rows
+            [text.record for text in texts], report.step_time_s, self._verifier.last_rows
         )
         by_id = {text.id: text for text in texts}
         for drafter, proposal in self._drafted.trees:

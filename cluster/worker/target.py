@@ -24,9 +24,9 @@ from cluster.rpc.link import Link
 from cluster.worker.mailbox import Mailbox
 from cluster.worker.residents import Residents
 from cluster.worker.step_loop import StepLoop
-from cluster.worker.step_verifier import StepVerifier
 from cluster.worker.target_stream import TargetStream, TargetStreams
 from cluster.worker.texts import TextTable
+from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class TargetWorker:
 
     def __init__(
         self,
-        verifier: StepVerifier,
+        verifier: Verifier,
         description: WorkerDescription,
         controller: Controller,
         residents: Residents | None = None,

@@ -1,4 +1,4 @@
-"""The sampling state of each request at the target, and the draws from the rows of a step."""
+"""The sampling state of each text at the target, and the draws from the rows of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cluster.core import SamplingParams, TokenArray, TokenTree, VerifyItem, token_array
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
+from cluster.engine.beam_search import BeamRun
 from cluster.engine.draw.native import DrawKernels, DrawShare
 from cluster.errors import RequestError
 from cluster.spec.draw import DrawRows, FusedDraw, Indices, draw, winner_among
@@ -19,29 +20,33 @@ from cluster.spec.logits_hook import LogitsHook, TokenMask, forbid
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from cluster.spec.sampling import is_truncated, pack
-from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import depths
+from cluster.worker.text_record import TextRecord
 
 
 class TargetSequence:
-    """Sampling state of one request under one generation.
+    """The sampling state of one text, and its work in the engine.
 
-    context_len: number of committed tokens.  Their ids are kept only if penalties count them.
+    is_pending: the engine has not answered its work yet.  tree: the nodes of that work, which are
+    those that the hook allows.  kept: their places in the tree that was submitted, None = all.
+    search: the beam search, if the text is one.
     """
 
     def __init__(
-        self, item: VerifyItem, params: SamplingParams, vocab_size: int, device: torch.device,
+        self, text: TextRecord, vocab_size: int, device: torch.device,
         hook: LogitsHook | None = None, adapter: int = 0,
     ) -> None:  # fmt: skip
         """adapter: as in `Work`."""
-        self.generation = item.generation
-        self.prompt_len = item.prompt_len
-        self.task, self.tenant = item.task, item.tenant
+        params = text.params
+        self.text = text
         self.params = params
         self.seed = params.noise_key
         self.packed = pack(params)
         self.truncated = is_truncated(params)
-        self.context_len = 0
+        self.is_pending = False
+        self.tree = EMPTY_TREE
+        self.kept: TokenArray | None = None
+        self.search: BeamRun | None = None
         self.hook = hook
         self.failure: RequestError | None = None  # raised by the hook; the request ends with it
         self.adapter = adapter
@@ -55,48 +60,37 @@ class TargetSequence:
         )
         self._vocab_size = vocab_size
         self._device = device
-        self._context = TokenLog()
         self._counts: Counts | None = None
+        self._num_counted = 0  # tokens of the text in _counts
+        self._num_hooked = text.prompt_len  # tokens of the text that the hook knows
 
-    def extend(self, base_len: int, token_ids: TokenArray) -> None:
-        """Cut the context to its first `base_len` tokens, and append `token_ids`."""
-        assert base_len <= self.context_len
-        rolled_back = base_len < self.context_len
-        self.context_len = base_len + len(token_ids)
-        if self.hook is not None:
-            self.hook.extend(base_len, token_ids)
-        if not self.params.has_penalties:
+    def begin(self, tree: TokenTree) -> None:
+        """Begin a step of the text: the nodes that its hook allows become its `tree`."""
+        self.tree, self.kept = tree, None
+        if self.hook is None:
             return
-        self._context.truncate(base_len)
-        self._context.append(token_ids)
-        if rolled_back or base_len < self.prompt_len:
-            self._counts = None
-        elif self._counts is not None:
-            self._counts.add(token_ids)
+        tokens = self.text.tokens
+        self.hook.extend(tokens.since(self._num_hooked))
+        self._num_hooked = len(tokens)
+        nodes = self.hook.prepare(tree)
+        if nodes is None or len(nodes) == len(tree):
+            return
+        self.kept = kept = token_array(nodes)
+        places = np.full(len(tree) + 1, -1, dtype=np.int32)  # the last one is the root's
+        places[kept] = np.arange(len(kept), dtype=np.int32)
+        self.tree = TokenTree(tree.token_ids[kept], places[tree.parents[kept]])
 
     @property
     def counts(self) -> Counts:
-        """Occurrences in the context so far."""
+        """Occurrences in the text so far."""
+        tokens = self.text.tokens
         if self._counts is None:
-            prompt, output = np.split(self._context.token_ids, [self.prompt_len])
+            prompt, output = np.split(tokens.token_ids, [self.text.prompt_len])
             self._counts = Counts.of(prompt, output, self._vocab_size, self._device)
+        elif self._num_counted < len(tokens):
+            self._counts.add(tokens.since(self._num_counted))
+        self._num_counted = len(tokens)
         return self._counts
-
-    @property
-    def output_len(self) -> int:
-        """Output tokens in the context: the output position of the draw at the root."""
-        return self.context_len - self.prompt_len
-
-
-def possible(sequence: TargetSequence, tree: TokenTree) -> tuple[TokenTree, TokenArray | None]:
-    """Return the nodes that the sequence's hook allows, and their places; None = all."""
-    nodes = None if sequence.hook is None else sequence.hook.prepare(tree)
-    if nodes is None or len(nodes) == len(tree):
-        return tree, None
-    kept = token_array(nodes)
-    places = np.full(len(tree) + 1, -1, dtype=np.int32)  # the last one is the root's
-    places[kept] = np.arange(len(kept), dtype=np.int32)
-    return TokenTree(tree.token_ids[kept], places[tree.parents[kept]]), kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,8 +98,11 @@ class Evaluated:
     """A sequence whose tree was evaluated: logits float32[n + 1, vocab], the root's row first."""
 
     sequence: TargetSequence
-    tree: TokenTree
     logits: torch.Tensor
+
+    @property
+    def tree(self) -> TokenTree:
+        return self.sequence.tree
 
 
 def draw_all(
@@ -177,7 +174,7 @@ def _draw_natively(
     shares = [
         DrawShare(
             row.data_ptr(), entry.tree.parents.tobytes(), len(entry.tree) + 1,
-            entry.sequence.seed, entry.sequence.output_len, entry.sequence.params.stream,
+            entry.sequence.seed, entry.sequence.text.output_len, entry.sequence.params.stream,
             entry.sequence.params.temperature, None if mask is None else mask.ctypes.data,
         )
         for entry, row, mask in zip(batch, rows, masks, strict=True)
@@ -218,7 +215,7 @@ def _positions(entry: Evaluated) -> Indices:
     """Output position of the draw at each row of one sequence."""
     positions = np.zeros(len(entry.tree) + 1, dtype=np.int64)
     positions[1:] = depths(entry.tree.parents)
-    return positions + entry.sequence.output_len
+    return positions + entry.sequence.text.output_len
 
 
 def _draw_rows(batch: Sequence[Evaluated], sizes: Sequence[int]) -> DrawRows | None:
@@ -239,7 +236,7 @@ def _is_adjusted(sequence: TargetSequence) -> bool:
     return (
         sequence.params.has_penalties
         or sequence.bias is not None
-        or (sequence.banned is not None and sequence.output_len < sequence.params.min_tokens)
+        or (sequence.banned is not None and sequence.text.output_len < sequence.params.min_tokens)
     )
 
 

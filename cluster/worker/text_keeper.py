@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cluster import metrics
-from cluster.errors import DrafthouseError, RequestError, WorkerError, error_from_code
+from cluster.errors import DrafthouseError, RequestError, WorkerError
 from cluster.messages import Open, PoolTree, Refusal, TextName, VerdictFrame
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.plan.samples import Tally
 from cluster.plan.texts import POOL, HeldTree
 from cluster.spec.tree_check import problem_of_tree
-from cluster.worker.item_check import CacheMiss
 from cluster.worker.mailbox import Mail
 from cluster.worker.residents import Residents
-from cluster.worker.step_verifier import StepVerifier
 from cluster.worker.target_stream import TargetStream, TargetStreams
 from cluster.worker.texts import TargetText, TextTable
+from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ class TextKeeper:
 
     def __init__(
         self,
-        verifier: StepVerifier,
+        verifier: Verifier,
         residents: Residents,
         controller: Controller,
         streams: TargetStreams,
@@ -47,16 +46,6 @@ class TextKeeper:
         self._tally = tally
         self._scoring = fence.section("scores")
         self._convicted: set[str] = set()  # names that raised alone; they begin as suspects
-
-    def __iter__(self) -> Iterator[TargetText]:
-        return iter(self._texts)
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def get(self, name: str) -> TargetText | None:
-        """The text of that name inside the worker."""
-        return self._texts.get(name)
 
     def apply(self, mail: Sequence[Mail]) -> None:
         """Apply the mail."""
@@ -148,28 +137,28 @@ class TextKeeper:
         self._convicted.add(text.id)
         self.end(text, error)
 
-    def take_answer(self, answer: CacheMiss | Refusal) -> None:
-        """Take in that the engine lacks tokens of a text, which its log has, or cannot run it."""
-        text = self._texts.get(answer.request_id)
-        if text is None or answer.generation != text.opened.generation:
-            return
-        in_flight, text.in_flight = text.in_flight, None
-        if isinstance(answer, CacheMiss):
+    def take_misses(self, names: Iterable[str]) -> None:
+        """Take in that the engine has lost tokens of these texts; their logs have them."""
+        for name in names:
+            text = self._texts[name]
             self._tally.add(metrics.CACHE_MISSES)
-            text.held_len = answer.have_len
+            text.in_flight = None
             text.num_misses += 1
-            if text.num_misses <= _MAX_MISSES_IN_A_ROW:
-                return
-            error: DrafthouseError = WorkerError("the engine cannot keep the text's context")
-            self.end(text, error)
-            return
-        error = error_from_code(answer.code, answer.message)
-        has_drafts = in_flight is not None and len(in_flight.tree) > 0 and not text.is_scored
-        if isinstance(error, RequestError) and has_drafts:
-            # Perhaps only its drafts needed too much (pages, rows), and drafts must not end a text.
-            text.held_len, text.max_draft_tokens = 0, 0
-            return
-        self.end(text, error)
+            if text.num_misses > _MAX_MISSES_IN_A_ROW:
+                self.end(text, WorkerError("the engine cannot keep the text's context"))
+
+    def take_refusals(self, refused: Mapping[str, DrafthouseError]) -> None:
+        """Take in that the engine cannot serve these texts as they are."""
+        for name, error in refused.items():
+            text = self._texts[name]
+            in_flight, text.in_flight = text.in_flight, None
+            has_drafts = in_flight is not None and len(in_flight.tree) > 0 and not text.is_scored
+            if isinstance(error, RequestError) and has_drafts:
+                # Perhaps only its drafts needed too much (pages, rows), and they must not end it.
+                log.warning("drafts refused text=%s code=%s: %s", name, error.code, error.message)
+                text.max_draft_tokens = 0
+            else:
+                self.end(text, error)
 
     def _refuse(self, stream: TargetStream, opened: Open, error: DrafthouseError) -> None:
         log.warning(

@@ -11,7 +11,6 @@ from cluster.core import (
     TokenArray,
     TokenTree,
     Verdict,
-    VerifyItem,
     token_array,
 )
 from cluster.errors import CapacityError, ProtocolError
@@ -20,9 +19,10 @@ from cluster.plan.in_flight import PLAIN, InFlight
 from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, SourceBits, Text
 from cluster.spec.credit import counts, owners
 from cluster.spec.ending import cut
+from cluster.spec.params import check_params
 from cluster.spec.token_log import TokenLog
-from cluster.worker.residents import ResidentText
 from cluster.worker.target_stream import TargetStream
+from cluster.worker.text_record import TextRecord
 
 # A scoring step has logits of the whole vocabulary for each row: for a large vocabulary, 256 rows
 # take 160 MB.
@@ -36,10 +36,10 @@ _FIRST_ROOM = 1024
 class TargetText(Text):
     """One text of the target.  Engine thread only.
 
-    id: its name inside the worker.  held_len: tokens that the engine holds of it.  in_flight: the
-    nodes that the current step verifies; None = the text is not in a step.  resident: the text as
-    residents see it, with the same log.  suspect: a step with it raised; it runs alone and without
-    drafts until such a step succeeds.
+    id: its name inside the worker.  in_flight: the nodes that the current step verifies; None = the
+    text is not in a step.  record: the text as the verifier and residents see it, with the same
+    log.  suspect: a step with it raised; it runs alone and without drafts until such a step
+    succeeds.
     """
 
     def __init__(self, stream: TargetStream, opened: Open, residents: Sequence[str]) -> None:
@@ -54,10 +54,8 @@ class TargetText(Text):
         self.stream = stream
         self.opened = opened
         self.params = params
-        self.prompt_len = opened.prompt_len
         self.names = opened.drafters[:MAX_DRAFTERS]
         self.weight = min(max(opened.weight, _WEIGHTS[0]), _WEIGHTS[1])
-        self.held_len = 0
         self.in_flight: InFlight | None = None
         self.suspect = False
         self.was_decoding = False  # when the step under way was chosen
@@ -67,9 +65,10 @@ class TargetText(Text):
         # A given output is scored to its end, so none of its tokens stops the text.
         self._forced = token_array(params.forced_ids)
         self._stop_ids = frozenset(() if self.is_scored else params.stop_token_ids)
-        self.resident = ResidentText(
+        self.record = TextRecord(
             self.id, opened.generation, opened.prompt_len, params, opened.task, opened.tenant,
             frozenset(name for name in self.names if name in residents), self.tokens,
+            opened.adapter,
         )  # fmt: skip
 
     @property
@@ -81,11 +80,7 @@ class TargetText(Text):
     def is_decoding(self) -> bool:
         """True if the engine holds all tokens but the last, so that a tree may follow."""
         is_drawn = not self.is_scored and self.params.beams is None
-        return is_drawn and self.held_len == len(self.tokens) - 1 and not self.suspect
-
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.tokens) - self.prompt_len
+        return is_drawn and self.record.held_len == len(self.tokens) - 1 and not self.suspect
 
     @property
     def remaining(self) -> int:
@@ -102,19 +97,9 @@ class TargetText(Text):
             return EMPTY_TREE
         # As for a chunk of a prefill, only a share of a step, which leaves room for decoding texts.
         most = max(min(max_batch_tokens // 4, _MAX_SCORED_ROWS), 1)
-        start = self.num_output_tokens
+        start = self.record.output_len
         # The last token needs no node: the target emits it after the others.
         return TokenTree.chain(self._forced[start : min(start + most, len(self._forced) - 1)])
-
-    def item(self, tree: TokenTree) -> VerifyItem:
-        """Return the next item for the engine: the tokens that its cache lacks, then `tree`."""
-        base_len, tokens, opened = self.held_len, self.tokens, self.opened
-        opens = base_len == 0
-        return VerifyItem(
-            self.id, opened.generation, base_len, tokens.hash_at(base_len), tokens.since(base_len),
-            tree, self.prompt_len, self.params if opens else None, opened.tenant if opens else b"",
-            opened.task if opens else "", opened.adapter if opens else "",
-        )  # fmt: skip
 
     def take(self, verdict: Verdict, why: PlainWhy) -> tuple[TextVerdict, int]:
         """Take in a step's answer.  Returns the verdict for the coordinator, and the plain steps
@@ -127,7 +112,7 @@ class TargetText(Text):
         self.suspect, self.num_misses = False, 0
         self.num_steps += 1
         if self.num_cached is None:
-            self.num_cached = min(verdict.num_cached, self.prompt_len)
+            self.num_cached = min(verdict.num_cached, self.opened.prompt_len)
         # No draft is possible if only one token may follow, nor in the step of the prompt.
         could_draft = self.was_decoding or why is PlainWhy.FAULT
         could_draft = could_draft and self.max_draft_tokens > 0 and self.remaining > 1
@@ -135,7 +120,7 @@ class TargetText(Text):
         reason: FinishReason | None = FinishReason.STOP
         num_kept = len(verdict.token_ids)
         if not verdict.beams:  # beams are whole texts, which nothing follows
-            num_kept, reason = self._append(verdict.token_ids, len(path))
+            num_kept, reason = self._append(verdict.token_ids)
         # The chain of a given output does not count as a draft.
         num_nodes = 0 if self.is_scored else len(in_flight.tree)
         sources, num_names = in_flight.sources, len(self.names)
@@ -157,16 +142,14 @@ class TargetText(Text):
         # A stop token is not part of the text, but plain decoding would have drawn it too.
         return said, num_kept + (reason is FinishReason.STOP)
 
-    def _append(self, token_ids: TokenArray, num_accepted: int) -> tuple[int, FinishReason | None]:
-        """Append the tokens of a step, of which the first num_accepted were drafts; returns how
-        many belong to the text, and why it ends."""
+    def _append(self, token_ids: TokenArray) -> tuple[int, FinishReason | None]:
+        """Append the tokens of a step; returns how many belong to the text, and why it ends."""
         num_kept, reason = cut(
-            token_ids, self.num_output_tokens, self.remaining, self._stop_ids,
+            token_ids, self.record.output_len, self.remaining, self._stop_ids,
             self.params.min_tokens,
         )  # fmt: skip
-        self.held_len = len(self.tokens) + num_accepted
         self.tokens.append(token_ids[:num_kept])
-        self.resident.is_over = reason is not None or self.remaining <= 1
+        self.record.is_over = reason is not None or self.remaining <= 1
         return num_kept, reason
 
 
@@ -197,6 +180,9 @@ class TextTable:
         """Texts that have no verdict yet; from any thread."""
         return sum(text.num_steps == 0 for text in self._texts.copy().values())
 
+    def __getitem__(self, name: str) -> TargetText:
+        return self._texts[name]
+
     def get(self, name: str) -> TargetText | None:
         return self._texts.get(name)
 
@@ -216,8 +202,8 @@ class TextTable:
     def add(self, stream: TargetStream, opened: Open, seats: int) -> TargetText | None:
         """Add a text; returns None if it is here already or a newer owner has it.
 
-        seats: the most texts of this coordinator, 0 = any number.  Raises ProtocolError for an
-        invalid text, and CapacityError if the coordinator may have no more.
+        seats: the most texts of this coordinator, 0 = any number.  Raises ProtocolError or
+        RequestError for an invalid text, and CapacityError if the coordinator may have no more.
         """
         known = self._texts.get(stream.inside(opened.request_id))
         if known is not None and known.opened.generation >= opened.generation:
@@ -240,6 +226,7 @@ class TextTable:
             del self._texts[text.id]
 
     def _check(self, opened: Open) -> None:
+        """Raise ProtocolError or RequestError for a text that makes no sense."""
         tokens = opened.token_ids
         if not 1 <= opened.prompt_len <= len(tokens):
             raise ProtocolError(
@@ -254,6 +241,7 @@ class TextTable:
             raise ProtocolError(
                 f"max_len is {opened.max_len} and there are {len(tokens)} tokens; the text is over"
             )
+        check_params(opened.params, self.vocab_size)
         if not math.isfinite(opened.weight):
             raise ProtocolError(f"weight is {opened.weight}; send a number")
         if len(set(opened.drafters)) != len(opened.drafters):

@@ -1,48 +1,41 @@
-"""The target's side of a round: engine steps, draws and walks, per item.
+"""The target's side of a round: engine steps, draws and walks, per text.
 
-If the engine's cache lacks tokens that an item relies on, the answer is a cache miss, not an error,
-and the item is sent again with the missing tokens.  A malformed item is refused alone.  The caller
-cuts off tokens beyond a stop or max_tokens.
+The engine may have lost tokens that it held; then the text has no verdict, and its next work brings
+them again.  A text that cannot be served is refused alone.  The caller cuts off tokens beyond a
+stop or max_tokens.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from cluster.core import TokenArray, TokenLogprob, Verdict, VerifyItem
+from cluster.core import TokenArray, TokenLogprob, TokenTree, Verdict
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.engine.adapters import Adapters
 from cluster.engine.cpu import kernels
 from cluster.engine.work import Output, StepSummary, Work
-from cluster.errors import (
-    DrafthouseError,
-    ProtocolError,
-    RequestError,
-    WorkerError,
-)
-from cluster.messages import Refusal, StepReport
+from cluster.errors import DrafthouseError, RequestError, WorkerError
+from cluster.messages import StepReport
 from cluster.spec.draw import FusedDraw
 from cluster.spec.logits_hook import LogitsHook
 from cluster.spec.logprobs import token_logprobs
 from cluster.spec.noise_torch import NoiseRows
-from cluster.spec.params import check_params
 from cluster.spec.tree_check import are_sound, check_tree
 from cluster.spec.verify import walk_draws
-from cluster.worker.beams import BeamEngine, Beams
-from cluster.worker.item_check import CacheMiss, check_item, refusal
-from cluster.worker.step_rows import rows_of_step
-from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all, possible
+from cluster.worker.beams import BeamEngine, beam_verdict, open_search
+from cluster.worker.step_rows import Answered, rows_of_step
+from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
+from cluster.worker.text_record import TextRecord
 
-Answer = Refusal | CacheMiss
-# Makes the logits hook of a request from the item that opens it; None = the request has no hook.
-OpenHook = Callable[[VerifyItem], LogitsHook | None]
+# Makes the logits hook of a text; None = it has none.
+OpenHook = Callable[[TextRecord], LogitsHook | None]
 
 
 class EngineLike(BeamEngine, Protocol):
@@ -64,34 +57,25 @@ class EngineLike(BeamEngine, Protocol):
     def pages_total(self) -> int: ...
     def step(self, taps: Sequence[int] = ()) -> list[Output]: ...
     def release(self, request_id: str) -> None: ...
-    def cached_len(self, request_id: str) -> int: ...
     def drop_unused_adapters(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Pending:
-    """An item that the engine has not answered yet.
+class Stepped:
+    """The answers of a step; each text is in one of the three collections.
 
-    item: its tree has only the nodes that may be drawn.  kept: the places of these nodes in the
-    tree that was sent, None = all.
+    missed: texts of which the engine had lost tokens.  refused: texts that cannot be served, by
+    their ids.
     """
 
-    item: VerifyItem
-    kept: TokenArray | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Stepped:
-    """The answers of a step; each item is in one of the three lists."""
-
     verdicts: Sequence[Verdict] = ()
-    misses: Sequence[CacheMiss] = ()
-    refusals: Sequence[Refusal] = ()
+    missed: Sequence[str] = ()
+    refused: Mapping[str, DrafthouseError] = field(default_factory=dict)
     report: StepReport = field(default_factory=StepReport)
 
 
 class Verifier:
-    """Turns items into verdicts.  Synchronous; one thread calls it.
+    """Verifies trees of texts.  Synchronous; one thread calls it.
 
     last_rows: the rows of the last step for the drafters that read them; empty if none does.
     """
@@ -100,7 +84,7 @@ class Verifier:
         self,
         engine: EngineLike,
         clock: Callable[[], float] = time.perf_counter,
-        open_hook: OpenHook = lambda item: None,
+        open_hook: OpenHook = lambda text: None,
         wants: StepWants = WANTS_NOTHING,
     ) -> None:
         """wants: the rows of every step that the drafters inside the target read."""
@@ -114,8 +98,7 @@ class Verifier:
         self._native = None if native is None else native.draws
         self._fused = fused_draw(engine.device, engine.vocab_size)
         self._sequences: dict[str, TargetSequence] = {}
-        self._pending: dict[str, _Pending] = {}
-        self._beams = Beams(engine)
+        self._num_beam_rows = 0  # in the engine's answers of the present step
 
     @property
     def drawn_by(self) -> str:
@@ -127,187 +110,141 @@ class Verifier:
         """True if `step` has something to do."""
         return self._engine.has_pending
 
-    def submit(self, items: Sequence[VerifyItem]) -> list[Answer]:
-        """Queue `items`.  Returns the answers that are known at once; `step` gives the others."""
-        answers: list[Answer] = []
-        are_trees_sound = are_sound([item.tree for item in items], None, self._engine.vocab_size)
-        for item in items:
+    def submit(self, asked: Sequence[tuple[TextRecord, TokenTree]]) -> dict[str, DrafthouseError]:
+        """Queue texts, each with a tree that continues it; `step` answers them.
+
+        Returns those that cannot be served, by their ids, and why.
+        """
+        refused: dict[str, DrafthouseError] = {}
+        vocab_size = self._engine.vocab_size
+        are_trees_sound = are_sound([tree for _, tree in asked], None, vocab_size)
+        for text, tree in asked:
             try:
                 if not are_trees_sound:
-                    check_tree(item.tree, self._engine.vocab_size)
-                self._admit(item, answers)
+                    check_tree(tree, vocab_size)
+                self._admit(text, tree)
             except DrafthouseError as error:
-                answers.append(refusal(item, error))
+                refused[text.request_id] = error
+        self.release(refused)
         self._engine.drop_unused_adapters()
-        return answers
+        return refused
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """Forget these requests; their queued items get no answer.  Unknown ids are ignored.
+        """Forget these texts, and what was queued of them.  Unknown ids are ignored.
 
-        Their adapters are freed later, because a request may come back in another generation."""
+        Their adapters are freed later, because a text may come back in another generation."""
         for request_id in request_ids:
-            self._forget(request_id)
+            sequence = self._sequences.pop(request_id, None)
+            if sequence is not None:
+                sequence.text.held_len = 0
+                self._engine.release(request_id)
 
     def step(self) -> Stepped:
-        """Run one forward over the items that the engine picks; answers each completed item."""
+        """Run one forward over the texts that the engine picks; answers each completed one."""
         started_at = self._clock()
-        self.last_rows = ()
-        outputs = self._engine.step(self._wants.taps)
-        answered: list[tuple[_Pending, Output]] = []
-        misses: list[CacheMiss] = []
-        refusals: list[Refusal] = []
+        self.last_rows, self._num_beam_rows = (), 0
+        outputs: list[Output] = []
         batch: list[Evaluated] = []
         verdicts: list[Verdict] = []
-        for output in outputs:
-            if output.request_id in self._beams:
-                self._search(output, verdicts, refusals)
-                continue
-            pending = self._pending.pop(output.request_id, None)
-            if pending is None:
-                continue  # released in the meantime
-            sequence = self._sequences[output.request_id]
-            item = pending.item
-            if output.logits is not None:
-                answered.append((pending, output))
-                batch.append(Evaluated(sequence, item.tree, output.logits))
+        missed: list[str] = []
+        refused: dict[str, DrafthouseError] = {}
+        for output in self._engine.step(self._wants.taps):
+            name = output.request_id
+            sequence = self._sequences[name]
+            sequence.is_pending = False
+            if sequence.search is not None:
+                self._search(sequence, output, verdicts, refused)
+            elif output.logits is not None:
+                outputs.append(output)
+                batch.append(Evaluated(sequence, output.logits))
             elif output.error is not None:
-                refusals.append(refusal(item, output.error))
-                self._forget(item.request_id)
+                refused[name] = output.error
             else:
-                misses.append(self._miss(item, sequence, output.have_len or 0))
-        concluded: list[tuple[VerifyItem, TargetSequence, Output, Verdict]] = []
+                sequence.text.held_len = output.have_len or 0
+                missed.append(name)
+        answered: list[Answered] = []
         draws = draw_all(batch, self._noise, self._native, self._fused) if batch else []
-        for (pending, output), entry, drawn in zip(answered, batch, draws, strict=True):
+        for entry, output, drawn in zip(batch, outputs, draws, strict=True):
             try:
-                verdict = self._conclude(pending.item, entry, drawn, output.num_cached)
-                concluded.append((pending.item, entry.sequence, output, verdict))
-                if pending.kept is not None:
-                    verdict = replace(verdict, path=pending.kept[verdict.path])
-                verdicts.append(verdict)
+                verdict = self._conclude(entry, drawn, output.num_cached)
             except (WorkerError, RequestError) as error:
-                refusals.append(refusal(pending.item, error))
-                self._forget(pending.item.request_id)
+                refused[output.request_id] = error
+                continue
+            answered.append((entry.sequence, output, verdict))
+            if entry.sequence.kept is not None:
+                verdict = replace(verdict, path=entry.sequence.kept[verdict.path])
+            verdicts.append(verdict)
+        self.release(refused)
         report = self._report(started_at, batch)
-        unfinished = [
-            (each.item, self._sequences[name])
-            for name, each in self._pending.items()
-            if name not in self._beams
-        ]
         taps = self._engine.last_step.taps
-        self.last_rows = rows_of_step(self._wants, taps, concluded, unfinished)
+        self.last_rows = rows_of_step(self._wants, taps, answered, self._sequences.values())
         self._engine.drop_unused_adapters()
-        return Stepped(verdicts, misses, refusals, report)
+        return Stepped(verdicts, missed, refused, report)
 
-    def _admit(self, item: VerifyItem, answers: list[Answer]) -> None:
-        """Queue one item, or answer with a cache miss; raises if the item is unacceptable."""
-        check_item(item, self._engine.vocab_size)
-        known = self._sequences.get(item.request_id)
-        if known is not None and item.generation < known.generation:
-            raise ProtocolError(
-                f"generation {item.generation} of request {item.request_id} is stale; "
-                f"generation {known.generation} owns it"
-            )
-        opened = self._open(item) if item.base_len == 0 else None
-        if known is not None and item.generation > known.generation:
-            self._hand_over(item, answers)
-            known = None
-        if item.request_id in self._pending:
-            raise ProtocolError(
-                f"request {item.request_id} has an unanswered item; send one at a time"
-            )
-        sequence = opened or known
-        have_len = item.base_len if opened else self._have_len(item, known)
-        if sequence is None or have_len < item.base_len:
-            answers.append(CacheMiss(item.request_id, item.generation, have_len))
-            return
-        sequence.extend(item.base_len, item.delta)
-        tree, kept = possible(sequence, item.tree)
-        if sequence.params.beams is not None:
-            work = self._beams.open(item, sequence.adapter)
+    def _admit(self, text: TextRecord, tree: TokenTree) -> None:
+        """Queue one text; raises if it cannot be served."""
+        sequence = self._sequences.get(text.request_id) or self._open(text)
+        assert sequence.text is text, "a text that another replaces is released first"
+        assert not sequence.is_pending, "a text has one step at a time"
+        sequence.begin(tree)
+        if sequence.search is not None:
+            work = sequence.search.work()
         else:
+            held = text.held_len
             work = Work(
-                item.request_id, item.base_len, item.delta, tree, 0, item.prefix_hash, item.tenant,
-                self._wants.num_top, adapter=sequence.adapter,
+                text.request_id, held, text.tokens.since(held), sequence.tree, 0,
+                text.tokens.hash_at(held), text.tenant, self._wants.num_top,
+                adapter=sequence.adapter,
             )  # fmt: skip
         self._engine.submit(work)
-        self._sequences[item.request_id] = sequence
-        possible_item = item if kept is None else replace(item, tree=tree)
-        self._pending[item.request_id] = _Pending(possible_item, kept)
+        sequence.is_pending = True
+        self._sequences[text.request_id] = sequence
 
-    def _hand_over(self, item: VerifyItem, answers: list[Answer]) -> None:
-        """Drop the state of an older generation of the item's request."""
-        pending = self._pending.get(item.request_id)
-        if pending is not None:
-            error = ProtocolError(f"generation {item.generation} took the request over")
-            answers.append(refusal(pending.item, error))
-        self._forget(item.request_id)
+    def _open(self, text: TextRecord) -> TargetSequence:
+        engine, hook, beams = self._engine, self._open_hook(text), text.params.beams
+        adapter = engine.adapters.index_of(text.adapter)
+        sequence = TargetSequence(text, engine.vocab_size, engine.device, hook, adapter)
+        if beams is not None:
+            sequence.search = open_search(text, beams, adapter, engine)
+        return sequence
 
-    def _have_len(self, item: VerifyItem, sequence: TargetSequence | None) -> int:
-        """Return how many tokens are here already, as far as that is known before the step."""
-        if sequence is None:
-            return 0
-        if item.prompt_len != sequence.prompt_len:
-            raise ProtocolError(
-                f"prompt_len is {item.prompt_len}, the request was opened with "
-                f"{sequence.prompt_len}"
-            )
-        if item.base_len <= sequence.context_len:
-            return item.base_len  # only the engine knows if they are still cached
-        return min(sequence.context_len, self._engine.cached_len(item.request_id))
-
-    def _open(self, item: VerifyItem) -> TargetSequence:
-        if item.params is None:
-            raise ProtocolError("an item with base_len 0 opens the request and must bring params")
-        if item.prefix_hash != 0:
-            raise ProtocolError(f"prefix_hash is {item.prefix_hash}; that of no tokens is 0")
-        check_params(item.params, self._engine.vocab_size)
-        engine, hook = self._engine, self._open_hook(item)
-        adapter = engine.adapters.index_of(item.adapter)
-        return TargetSequence(item, item.params, engine.vocab_size, engine.device, hook, adapter)
-
-    def _miss(self, item: VerifyItem, sequence: TargetSequence, have_len: int) -> CacheMiss:
-        # The lost part is sent again, with its tokens.
-        sequence.extend(min(have_len, sequence.context_len), item.delta[:0])
-        return CacheMiss(item.request_id, item.generation, have_len)
-
-    def _conclude(
-        self, item: VerifyItem, entry: Evaluated, draws: TokenArray, num_cached: int
-    ) -> Verdict:
+    def _conclude(self, entry: Evaluated, draws: TokenArray, num_cached: int) -> Verdict:
         """Walk the tree, keep the accepted nodes' KV, and return the verdict.  Raises WorkerError
         for broken logits, RequestError if the request's own hook cannot go on."""
-        if entry.sequence.failure is not None:
-            raise entry.sequence.failure
-        path, token_ids = walk_draws(item.tree, draws)
+        sequence, text = entry.sequence, entry.sequence.text
+        if sequence.failure is not None:
+            raise sequence.failure
+        path, token_ids = walk_draws(sequence.tree, draws)
+        context_len = len(text.tokens)
         if token_ids[-1] < 0:
             raise WorkerError(
-                f"the target's logits after {item.context_len + len(path)} tokens have no finite "
+                f"the target's logits after {context_len + len(path)} tokens have no finite "
                 "maximum; the model or its dtype overflows, or everything is banned"
             )
-        self._engine.retain(item.request_id, path.tolist())
-        entry.sequence.extend(item.context_len, token_ids[:-1])
+        self._engine.retain(text.request_id, path.tolist())
+        text.held_len = context_len + len(path)
         logprobs = _logprobs(entry, path, token_ids)
-        return Verdict(
-            item.request_id, item.generation, item.context_len, path, token_ids, logprobs,
-            num_cached,
-        )  # fmt: skip
+        return Verdict(text.request_id, context_len, path, token_ids, logprobs, num_cached)
 
-    def _search(self, output: Output, verdicts: list[Verdict], refusals: list[Refusal]) -> None:
+    def _search(
+        self, sequence: TargetSequence, output: Output, verdicts: list[Verdict],
+        refused: dict[str, DrafthouseError],
+    ) -> None:  # fmt: skip
         """Continue a beam search; if it is over, add its answer."""
-        item = self._pending[output.request_id].item
+        text, search = sequence.text, sequence.search
+        assert search is not None
+        if output.top is not None:
+            self._num_beam_rows += len(output.top.token_ids)
         try:
-            verdict = self._beams.take(item, output)
-            if verdict is None:
+            search.take(output, self._engine)
+            if not search.is_done:
+                self._engine.submit(search.work())
+                sequence.is_pending = True
                 return
-            verdicts.append(verdict)
+            verdicts.append(beam_verdict(text, search))
         except RequestError as error:
-            refusals.append(refusal(item, error))
-        self._forget(item.request_id)
-
-    def _forget(self, request_id: str) -> None:
-        self._pending.pop(request_id, None)
-        self._beams.forget(request_id)
-        if self._sequences.pop(request_id, None) is not None:
-            self._engine.release(request_id)
+            refused[text.request_id] = error
+        self.release([text.request_id])
 
     def _report(self, started_at: float, batch: Sequence[Evaluated]) -> StepReport:
         engine = self._engine
@@ -317,7 +254,7 @@ class Verifier:
             num_sequences=len(batch),
             num_nodes=sum(len(entry.tree) for entry in batch),
             # Beams' rows make a step as long as a chunk's.
-            num_prefill_tokens=engine.last_step.num_prefill_rows + self._beams.take_num_rows(),
+            num_prefill_tokens=engine.last_step.num_prefill_rows + self._num_beam_rows,
             pages_in_use=engine.pages_in_use,
             pages_total=engine.pages_total,
         )

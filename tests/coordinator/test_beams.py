@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cluster.core import FinishReason, Verdict, VerifyItem, token_array
-from cluster.errors import RequestError
+from cluster.core import FinishReason, Verdict, token_array
+from cluster.errors import DrafthouseError, RequestError
 from cluster.messages import TextName, VerdictFrame
 from cluster.requests.beam_spec import BeamEnd, BeamSpec
 from cluster.text.beam_texts import beam_event
-from cluster.worker.verifier import Answer, Stepped
+from cluster.worker.verifier import Stepped
 from tests.support.coordinator.house import GREEDY, collect, house, request
-from tests.support.coordinator.toy_target import ToyVerifier
+from tests.support.coordinator.toy_target import Asked, Item, ToyVerifier
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
 SEARCH = replace(GREEDY, beams=BeamSpec(3))
@@ -25,11 +25,10 @@ ENDS = (BeamEnd(2, True, -1.5, -0.5), BeamEnd(0, True, -2.0, -2.0), BeamEnd(3, F
 TOKENS = (4, 5, 7, 8, 9)
 
 
-def verdict_of(item: VerifyItem) -> Verdict:
+def verdict_of(item: Item) -> Verdict:
     return Verdict(
-        item.request_id, item.generation, item.context_len, token_array([]), token_array(TOKENS),
-        beams=ENDS,
-    )  # fmt: skip
+        item.request_id, item.context_len, token_array([]), token_array(TOKENS), beams=ENDS
+    )
 
 
 class BeamVerifier(ToyVerifier):
@@ -37,16 +36,16 @@ class BeamVerifier(ToyVerifier):
 
     def __init__(self, toy: ToyTarget) -> None:
         super().__init__(toy)
-        self._asked: dict[str, VerifyItem] = {}
+        self._asked: dict[str, Item] = {}
 
     @property
     def has_pending(self) -> bool:
         return bool(self._asked)
 
-    def submit(self, items: Sequence[VerifyItem]) -> list[Answer]:
-        answers = self.noted(items)
+    def submit(self, asked: Asked) -> dict[str, DrafthouseError]:
+        refused = self.noted(asked)
         self._asked.update({item.request_id: item for item in self.sound})
-        return answers
+        return refused
 
     def step(self) -> Stepped:
         asked, self._asked = self._asked, {}

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.core import FinishReason, SpeculationOptions, VerifyItem
-from cluster.errors import RequestError, WorkerError
-from cluster.messages import Refusal
-from cluster.worker.item_check import CacheMiss
+from cluster.core import FinishReason, SpeculationOptions
+from cluster.errors import DrafthouseError, RequestError, WorkerError
 from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
+from tests.support.coordinator.toy_target import Item
 from tests.support.coordinator.toys import (
     ToyDrafter,
     ToyTarget,
@@ -53,7 +52,7 @@ async def test_no_node_is_verified_that_could_never_be_emitted() -> None:
         await collect(stage.coordinator, request(params=replace(GREEDY, max_tokens=12)))
     assert any(len(item.tree) for item in target.items)
     for item in target.items:
-        emitted = item.context_len - item.prompt_len
+        emitted = item.context_len - item.text.prompt_len
         assert len(item.tree) <= 12 - emitted - 1
 
 
@@ -192,21 +191,21 @@ async def test_a_request_may_bound_its_drafts_and_choose_its_drafters() -> None:
     assert max(sizes) == 2
 
 
-def refuse(code: str, times: int) -> ToyTarget:
+def refuse(error: type[DrafthouseError], times: int) -> ToyTarget:
     left = [times]
 
-    def refuses(item: VerifyItem) -> Refusal | None:
+    def refuses(item: Item) -> DrafthouseError | None:
         if item.context_len < 10 or left[0] == 0:
             return None
         left[0] -= 1
-        return Refusal(item.request_id, item.generation, code, "because")
+        return error("because")
 
     return ToyTarget(refuses=refuses)
 
 
 async def test_a_refused_request_ends_with_the_targets_error() -> None:
     async with house(drafters=()) as stage:
-        stage.add_target(refuse(RequestError.code, 1))
+        stage.add_target(refuse(RequestError, 1))
         events = await collect(stage.coordinator, request())
     assert events[-1].finish_reason is FinishReason.ERROR
     assert events[-1].error_code == RequestError.code
@@ -215,19 +214,17 @@ async def test_a_refused_request_ends_with_the_targets_error() -> None:
 
 async def test_worker_errors_are_tried_again_a_few_times_and_then_reported() -> None:
     async with house() as stage:
-        stage.add_target(refuse(WorkerError.code, 3))
+        stage.add_target(refuse(WorkerError, 3))
         assert text_of(await collect(stage.coordinator, request())) == plain_text([1, 2, 3], GREEDY)
     async with house() as stage:
-        stage.add_target(refuse(WorkerError.code, 4))
+        stage.add_target(refuse(WorkerError, 4))
         events = await collect(stage.coordinator, request())
         assert events[-1].error_code == WorkerError.code
 
 
 async def test_drafts_that_the_target_refuses_do_not_cost_the_text() -> None:
-    def no_drafts(item: VerifyItem) -> Refusal | None:
-        if len(item.tree) == 0:
-            return None
-        return Refusal(item.request_id, item.generation, RequestError.code, "too many nodes")
+    def no_drafts(item: Item) -> DrafthouseError | None:
+        return RequestError("too many nodes") if len(item.tree) else None
 
     async with house() as stage:
         stage.add_target(ToyTarget(refuses=no_drafts))
@@ -237,7 +234,7 @@ async def test_drafts_that_the_target_refuses_do_not_cost_the_text() -> None:
 
 
 async def test_a_target_that_never_keeps_anything_ends_in_an_error_not_in_a_loop() -> None:
-    amnesiac = ToyTarget(refuses=lambda item: CacheMiss(item.request_id, item.generation, 0))
+    amnesiac = ToyTarget(keeps=lambda name: False)
     async with house() as stage:
         stage.add_target(amnesiac)
         events = await collect(stage.coordinator, request())

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from cluster.core import VerifyItem, token_array
+from cluster.core import token_array
 from cluster.errors import RequestError
-from cluster.messages import Refusal
 from cluster.requests.beam_spec import BeamSpec
 from cluster.rpc.generation import GenerationRequest, ResumedChoice, SamplingOptions
 from cluster.text.tokenizer import Tokenizer
@@ -159,10 +158,7 @@ async def test_one_search_answers_with_the_best_texts_in_order(
 async def test_a_search_that_is_refused_after_its_admission_ends_with_the_reason(
     tokenizer: Tokenizer,
 ) -> None:
-    def refused(item: VerifyItem) -> Refusal:
-        return Refusal(item.request_id, item.generation, RequestError.code, "too many beams")
-
-    target = ToyTarget(refuses=refused)
+    target = ToyTarget(refuses=lambda item: RequestError("too many beams"))
     target.gate.clear()
     asked = parse_completion(completion(**BEAMS, prompt=[5, 6, 7]), LIMITS)
     async with stage() as setting, house() as only, asyncio.timeout(20):

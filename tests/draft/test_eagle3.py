@@ -139,7 +139,7 @@ def test_another_target_that_takes_over_drafts_from_its_own_rows(
     )
     oracle, session = load_oracle(llama_folder), Session("a", prompt(27).tolist(), GREEDY)
     first.decode([session], 10)
-    session.base_len, session.generation = 0, 1
+    session.record.held_len, session.record.generation = 0, 1
     second.verifier.submit([session.item()])
     while second.verifier.has_pending:
         frame = second.verifier.step()

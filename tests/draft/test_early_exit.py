@@ -121,5 +121,5 @@ def test_a_text_that_the_target_does_not_hold_is_left_alone(llama_folder: Path) 
     assert not inside.drafter.engine.prepare("a", held.cached_len + 1, 4)  # its rows stay
     held.tree = EMPTY_TREE
     inside.engine.page_owners.evacuate(held)
-    session.tokens.append(5)
+    session.record.tokens.append(token_array([5]))
     assert len(inside.tree(session, 4)) == 0

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cluster.config.schema import Config, EngineConfig, TargetConfig
-from cluster.core import EMPTY_TREE, SamplingParams, VerifyItem
+from cluster.core import SamplingParams
 from cluster.engine.engine import Engine
 from cluster.errors import NotFoundError
-from cluster.messages import AdapterList, Refusal
+from cluster.messages import AdapterList
 from cluster.worker.adapters import serve_adapters
 from cluster.worker.verifier import Verifier
 from tests.support.engine.adapters import merged_oracle, write_adapter
@@ -50,14 +49,9 @@ def change(engine: Engine, base: Path, **folders: Path) -> AdapterList:
     return serve_adapters(engine, config, {"adapters": named})
 
 
-def item(session: Session, adapter: str) -> VerifyItem:
-    sent = session.item(EMPTY_TREE)
-    return replace(sent, adapter=adapter if session.base_len == 0 else "")
-
-
-def go_on(verifier: Verifier, session: Session, adapter: str, num_tokens: int) -> list[int]:
+def go_on(verifier: Verifier, session: Session, num_tokens: int) -> list[int]:
     while len(session.output) < num_tokens:
-        assert verifier.submit([item(session, adapter)]) == []
+        assert verifier.submit([session.item()]) == {}
         (verdict,) = verifier.step().verdicts
         session.take(verdict)
     return session.output
@@ -67,24 +61,23 @@ def text_with(base: Path, folder: Path) -> list[int]:
     return generate(merged_oracle(base, folder), PROMPT, NUM_TOKENS)
 
 
-@pytest.mark.parametrize("is_released", [False, True], ids=["taken over", "released before"])
 def test_the_next_owner_of_a_request_goes_on_with_its_adapter(
-    base: Path, folders: dict[str, Path], engine: Engine, *, is_released: bool
+    base: Path, folders: dict[str, Path], engine: Engine
 ) -> None:
     verifier = Verifier(engine)
     (asked,) = engine.adapters.references
-    first = Session("x", PROMPT.tolist(), GREEDY)
-    go_on(verifier, first, asked, 4)
+    first = Session("x", PROMPT.tolist(), GREEDY, adapter=asked)
+    go_on(verifier, first, 4)
     told = change(engine, base, a=folders["new"])
     assert told.served == engine.adapters.references != (asked,)
     assert told.refused == ""
-    if is_released:  # as in a frame that says so and brings the item
-        verifier.release(["x"])
-    second = Session("x", PROMPT.tolist() + first.output, GREEDY, generation=1)
-    second.prompt_len = len(PROMPT)
-    assert go_on(verifier, second, asked, NUM_TOKENS) == text_with(base, folders["old"])
-    other = Session("y", PROMPT.tolist(), GREEDY)
-    assert go_on(verifier, other, told.served[0], NUM_TOKENS) == text_with(base, folders["new"])
+    verifier.release(["x"])  # in the same frame as the second
+    second = Session(
+        "x", PROMPT.tolist(), GREEDY, generation=1, written=first.output, adapter=asked
+    )
+    assert go_on(verifier, second, NUM_TOKENS) == text_with(base, folders["old"])
+    other = Session("y", PROMPT.tolist(), GREEDY, adapter=told.served[0])
+    assert go_on(verifier, other, NUM_TOKENS) == text_with(base, folders["new"])
 
 
 def test_what_was_dropped_and_freed_is_refused_with_the_reason(
@@ -92,17 +85,16 @@ def test_what_was_dropped_and_freed_is_refused_with_the_reason(
 ) -> None:
     verifier = Verifier(engine)
     (asked,) = engine.adapters.references
-    session = Session("x", PROMPT.tolist(), GREEDY)
-    go_on(verifier, session, asked, 4)
+    session = Session("x", PROMPT.tolist(), GREEDY, adapter=asked)
+    go_on(verifier, session, 4)
     change(engine, base, a=folders["new"])
     verifier.release(["x"])
     assert verifier.pages[0] == 0
     for adapter, reason in ((asked, "'a' has been replaced"), ("b", "no adapter 'b'")):
-        fresh = Session("x", PROMPT.tolist(), GREEDY)
-        (answer,) = verifier.submit([item(fresh, adapter)])
-        assert isinstance(answer, Refusal)
-        assert answer.code == NotFoundError.code
-        assert reason in answer.message
+        fresh = Session("x", PROMPT.tolist(), GREEDY, adapter=adapter)
+        refused = verifier.submit([fresh.item()])
+        assert isinstance(refused["x"], NotFoundError)
+        assert reason in refused["x"].message
 
 
 def test_a_list_that_cannot_be_served_changes_nothing_and_says_why(

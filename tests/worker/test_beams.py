@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.core import FinishReason, SamplingParams, TokenTree, Verdict
+from cluster.core import FinishReason, SamplingParams, Verdict
 from cluster.engine.engine import Engine
-from cluster.messages import Refusal, TextName, TextVerdict
+from cluster.errors import RequestError
+from cluster.messages import TextName, TextVerdict
 from cluster.requests.beam_spec import BeamSpec
 from cluster.worker.verifier import Verifier
 from tests.support.engine.beam_search import beam_search
@@ -54,7 +55,7 @@ def run(verifier: Verifier) -> tuple[Sequence[Verdict], int]:
     """Step until something is said; returns the verdicts and how many steps it took."""
     for count in range(1, 100):
         frame = verifier.step()
-        assert not frame.refusals
+        assert not frame.refused
         assert frame.report is not None
         # Its rows count like a chunk's, so that nobody takes the step for a plain one.
         assert frame.report.num_prefill_tokens > 0
@@ -67,7 +68,7 @@ def run(verifier: Verifier) -> tuple[Sequence[Verdict], int]:
 def test_a_search_is_one_item_that_is_answered_after_many_steps(engine: Engine) -> None:
     expected = searched(engine)
     verifier = Verifier(engine)
-    assert verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()]) == []
+    assert verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()]) == {}
     (verdict,), num_steps = run(verifier)
     assert num_steps > 5
     assert texts_of(verdict) == expected
@@ -112,23 +113,18 @@ def test_a_new_owner_of_the_request_begins_the_search_anew(engine: Engine) -> No
     verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()])
     for _ in range(4):
         verifier.step()
-    (answer,) = verifier.submit([Session("a", PROMPT.tolist(), SEARCH, generation=1).item()])
-    assert isinstance(answer, Refusal)
-    assert answer.generation == 0
+    verifier.release(["a"])
+    verifier.submit([Session("a", PROMPT.tolist(), SEARCH, generation=1).item()])
     (verdict,), _ = run(verifier)
-    assert verdict.generation == 1
     assert texts_of(verdict) == searched(engine)
 
 
-def test_drafts_and_what_cannot_fit_are_refused(engine: Engine) -> None:
+def test_a_search_that_cannot_fit_is_refused(engine: Engine) -> None:
     verifier = Verifier(engine)
-    with_drafts = Session("a", PROMPT.tolist(), SEARCH).item(TokenTree.chain([1, 2]))
     wide = SamplingParams(max_tokens=400, beams=BeamSpec(5))
-    answers = verifier.submit([with_drafts, Session("b", PROMPT.tolist(), wide).item()])
-    assert [type(each) for each in answers] == [Refusal, Refusal]
-    assert [each.code for each in answers if isinstance(each, Refusal)] == [
-        "protocol_error", "invalid_request_error",
-    ]  # fmt: skip
+    refused = verifier.submit([Session("b", PROMPT.tolist(), wide).item()])
+    assert {name: type(error) for name, error in refused.items()} == {"b": RequestError}
+    assert "5 beams of 400 tokens" in refused["b"].message
     assert engine.pages_in_use == 0
     assert not verifier.has_pending
 

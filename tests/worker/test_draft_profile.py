@@ -13,7 +13,8 @@ from cluster.plan.samples import Tally
 from cluster.spec.step_profile import DraftTime
 from cluster.spec.token_log import TokenLog
 from cluster.worker.draft_profile import profile_drafting
-from cluster.worker.residents import Residents, ResidentText
+from cluster.worker.residents import Residents
+from cluster.worker.text_record import TextRecord
 from cluster.worker.verifier import Verifier
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.texts import VOCAB_SIZE
@@ -127,9 +128,9 @@ def test_faults_before_anyone_is_served_keep_no_drafter_from_its_first_request()
     residents.record(samples, "w")
     said = {sample.metric for sample in samples.take()}
     assert not said & {metrics.DRAFT_TIME.name, metrics.DRAFTER_FAULTS.name}
-    text = ResidentText(
+    text = TextRecord(
         "r", 1, 3, SamplingParams(max_tokens=8), "", b"", frozenset(["broken"]),
-        TokenLog(token_array([1, 2, 3])), 4,
+        TokenLog(token_array([1, 2, 3])), draft_nodes=4,
     )  # fmt: skip
     asked = broken.num_asked
     assert hosted.draft([text], 1.0, clock.now + 1.0) == ([], False)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cluster.core import SamplingParams, TokenTree
-from cluster.messages import Refusal
+from cluster.errors import RequestError
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.spec.logits_hook import _forbidden, clear_bits
 from cluster.worker.grammars import Grammars
@@ -94,8 +94,7 @@ def test_another_target_goes_on_with_the_text_that_is_there() -> None:
     params = constrained("seeded", "json_schema")
     plain = decode(verifier(), PROMPT, params, num_tokens=60)
     for length in (1, 7, 20, 59):
-        session = Session("r", PROMPT, params)
-        session.tokens += plain[:length]
+        session = Session("r", PROMPT, params, written=plain[:length])
         decode_all(verifier(), [session], [half_right(PROMPT + plain, 2, VOCAB_SIZE)], 60)
         assert session.output[:60] == plain
 
@@ -132,19 +131,15 @@ def test_a_bad_grammar_costs_its_request_alone() -> None:
     bad = replace(LAWS["greedy"], grammar=GrammarSpec("regex", "(a"))
     target = verifier()
     sessions = [Session("bad", PROMPT, bad), Session("good", PROMPT, LAWS["greedy"])]
-    (refusal,) = target.submit([session.item() for session in sessions])
-    assert isinstance(refusal, Refusal)
-    assert refusal.request_id == "bad"
-    assert refusal.code == "invalid_request_error"
+    refused = target.submit([session.item() for session in sessions])
+    assert {name: type(error) for name, error in refused.items()} == {"bad": RequestError}
     assert [verdict.request_id for verdict in target.step().verdicts] == ["good"]
 
 
 def test_a_text_that_does_not_fit_its_grammar_is_refused() -> None:
-    session = Session("r", PROMPT, constrained("greedy", "regex"))
-    session.tokens += ids_of("no")
-    (refusal,) = verifier().submit([session.item()])
-    assert isinstance(refusal, Refusal)
-    assert "output token 0 is not one" in refusal.message
+    session = Session("r", PROMPT, constrained("greedy", "regex"), written=ids_of("no"))
+    refused = verifier().submit([session.item()])
+    assert "output token 0 is not one" in refused["r"].message
 
 
 def test_a_grammar_that_is_over_goes_before_min_tokens() -> None:
@@ -163,8 +158,8 @@ def test_reasoning_is_left_alone_and_the_answer_is_not() -> None:
     params = replace(free, grammar=spec)
     plain = decode(verifier(), PROMPT, free, num_tokens=10)
     assert decode(verifier(), PROMPT, params, num_tokens=10) == plain
-    session = Session("r", PROMPT, replace(params, logit_bias=bias))
-    session.tokens += [*plain[:3], *end]
+    written = [*plain[:3], *end]
+    session = Session("r", PROMPT, replace(params, logit_bias=bias), written=written)
     decode_all(verifier(), [session], [random_drafts(0, VOCAB_SIZE)], 90)
     answer = session.output[3 + len(end) :]
     assert tokenizer().decode(answer[:12]).startswith('{"name": "')

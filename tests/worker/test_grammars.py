@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from cluster.core import EMPTY_TREE, VerifyItem, token_array
 from cluster.errors import CapacityError, RequestError
 from cluster.grammar.compiler import GrammarCompiler
 from cluster.messages import Open, StepFrame, TextName
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.worker.grammars import Grammars
+from tests.support.worker.rounds import Session
 from tests.support.worker.stage import Stage, stage, worker_of
 from tests.support.worker.texts import GREEDY, opened, plain
 
@@ -128,9 +128,8 @@ async def test_a_bad_grammar_comes_through_to_be_refused_when_its_text_is_opened
     assert work is not None
     with pytest.raises(RequestError, match="no grammar"):
         await work
-    item = VerifyItem("a", 1, 0, 0, token_array([1]), EMPTY_TREE, 1, bad.params)
     with pytest.raises(RequestError, match="no grammar"):
-        grammars.open_hook(item)
+        grammars.open_hook(Session("a", [1], bad.params).record)
 
 
 @pytest.mark.parametrize("error", [CapacityError("no", retry_after_s=1.0), ValueError("a defect")])

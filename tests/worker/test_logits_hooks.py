@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from cluster.core import SamplingParams, TokenArray, TokenTree, VerifyItem
+from cluster.core import SamplingParams, TokenArray, TokenTree
 from cluster.engine.cpu import kernels
-from cluster.messages import Refusal
 from cluster.spec.logits_hook import TokenMask
+from cluster.worker.text_record import TextRecord
 from cluster.worker.verifier import Verifier
 from tests.support.worker.rounds import (
     Session,
@@ -40,11 +40,10 @@ class Allowed:
     says, and where the whole text is of even length it must be below ten."""
 
     def __init__(self) -> None:
-        self.text: list[int] = []
+        self.text = PROMPT
 
-    def extend(self, base_len: int, token_ids: TokenArray) -> None:
-        assert base_len <= len(self.text)
-        self.text = [*self.text[:base_len], *token_ids.tolist()]
+    def extend(self, token_ids: TokenArray) -> None:
+        self.text = [*self.text, *token_ids.tolist()]
 
     def prepare(self, tree: TokenTree) -> Sequence[int] | None:
         """At every other call it names the nodes that may be drawn, else it leaves all in."""
@@ -80,8 +79,8 @@ def is_allowed(text: Sequence[int]) -> list[bool]:
 
 
 def verifier(engine: ToyEngine | None = None) -> Verifier:
-    def open_hook(item: VerifyItem) -> Allowed | None:
-        return None if item.request_id == "free" else Allowed()
+    def open_hook(text: TextRecord) -> Allowed | None:
+        return None if text.request_id == "free" else Allowed()
 
     toy = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
     return Verifier(engine or toy, open_hook=open_hook)
@@ -158,10 +157,9 @@ def test_a_hook_that_allows_nothing_ends_its_request_with_an_error() -> None:
             return np.zeros((1, 1), dtype=np.uint32)
 
     engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
-    target = Verifier(engine, open_hook=lambda item: Nothing() if item.request_id == "r" else None)
+    target = Verifier(engine, open_hook=lambda text: Nothing() if text.request_id == "r" else None)
     target.submit([Session(name, PROMPT, LAWS["T1"]).item() for name in ("r", "other")])
     frame = target.step()
     assert [verdict.request_id for verdict in frame.verdicts] == ["other"]
-    (refusal,) = frame.refusals
-    assert isinstance(refusal, Refusal)
-    assert "everything is banned" in refusal.message
+    assert list(frame.refused) == ["r"]
+    assert "everything is banned" in frame.refused["r"].message

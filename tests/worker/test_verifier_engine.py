@@ -127,7 +127,7 @@ def test_a_text_beyond_the_context_limit_is_refused_alone(llama_folder: Path) ->
     while verifier.has_pending:
         answers.append(verifier.step())
 
-    assert [r.request_id for frame in answers for r in frame.refusals] == ["long"]
+    assert [name for frame in answers for name in frame.refused] == ["long"]
     assert [v.request_id for frame in answers for v in frame.verdicts] == ["good"]
     verifier.release(["good"])
     assert engine.pages_in_use == 0

@@ -127,7 +127,7 @@ def test_a_request_that_moves_to_another_target_goes_on_with_the_same_text(
     session = Session("r", PROMPT, params)
     decode_all(verifier(), [session], [random_drafts(1, VOCAB_SIZE)], 7)
 
-    session.generation, session.base_len = 1, 0
+    session.record.generation, session.record.held_len = 1, 0
     decode_all(verifier(), [session], [no_drafts], 20)
 
     assert session.output[:20] == plain

@@ -9,14 +9,16 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from cluster.core import SamplingParams, TokenArray, TokenTree, VerifyItem, token_array
+from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
 from cluster.engine.cpu import kernels as native
 from cluster.engine.cpu.kernels import Kernels
 from cluster.spec.logits_hook import TokenMask
 from cluster.spec.logprobs import top_tokens
 from cluster.spec.noise import gumbel, gumbel_rows
 from cluster.spec.noise_torch import NoiseRows
+from cluster.spec.token_log import TokenLog
 from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
+from cluster.worker.text_record import TextRecord
 
 pytestmark = [
     pytest.mark.skipif(native.load() is None, reason="needs a C++ compiler"),
@@ -41,13 +43,10 @@ def evaluated(
         parents = list(range(-1, len(logits) - 2))
     tree = TokenTree(token_array(range(len(parents))), token_array(parents))
     context = token_array([0] * (3 + output))
-    item = VerifyItem(
-        request_id="a", generation=0, base_len=0, prefix_hash=0, delta=context, tree=tree,
-        prompt_len=3, params=params,
-    )  # fmt: skip
-    sequence = TargetSequence(item, params, logits.shape[1], CPU)
-    sequence.extend(0, context)
-    return Evaluated(sequence, tree, logits)
+    text = TextRecord("a", 0, 3, params, "", b"", frozenset(), TokenLog(context))
+    sequence = TargetSequence(text, logits.shape[1], CPU)
+    sequence.tree = tree
+    return Evaluated(sequence, logits)
 
 
 def assert_equal_draws(kernels: Kernels, batch: list[Evaluated]) -> None:

@@ -13,22 +13,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cluster.config.schema import CoordinatorConfig
-from cluster.core import VerifyItem
+from cluster.core import TokenTree
 from cluster.engine.work import Output
-from cluster.errors import WorkerError
+from cluster.errors import DrafthouseError, WorkerError
 from cluster.messages import (
     Heartbeat,
-    Refusal,
     StepFrame,
     VerdictFrame,
     WorkerDescription,
 )
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.worker.item_check import CacheMiss
 from cluster.worker.residents import ResidentDrafter
 from cluster.worker.target_stream import TargetStream
-from cluster.worker.verifier import Answer, Verifier
+from cluster.worker.text_record import TextRecord
+from cluster.worker.verifier import Verifier
 from tests.support.coordinator.toy_law import VOCAB_SIZE, toy_law
 from tests.support.worker.steps import Steps
 from tests.support.worker.toy_engine import ToyEngine
@@ -46,26 +45,48 @@ def target_description(worker_id: str = "target-0", **limits: int) -> WorkerDesc
     )  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
+class Item:
+    """A text as the verifier was asked for it, and the nodes to verify.
+
+    base_len, context_len: the tokens that the engine held, and all tokens, at that time.
+    """
+
+    text: TextRecord
+    tree: TokenTree
+    base_len: int
+    context_len: int
+
+    @property
+    def request_id(self) -> str:
+        return self.text.request_id
+
+
+Asked = Sequence[tuple[TextRecord, TokenTree]]
+
+
 @dataclass(eq=False)
 class ToyTarget:
     """Serves any number of coordinators.
 
-    refuses: what the engine says of an item in place of an answer.  forgets: whether the engine
-    loses what it holds of an item's text before the step.  waits: whether it has no pages yet for
-    the text of that name.  hears, says: what comes, or is sent, in place of a frame; None = none.
+    refuses: why the engine cannot serve an item, None = it can.  forgets: whether the engine
+    loses what it holds of an item's text before the step.  keeps: whether it answers the text of
+    that name, and has not lost it again by then.  waits: whether it has no pages yet for the text
+    of that name.  hears, says: what comes, or is sent, in place of a frame; None = none.
     `gate`: cleared, no step begins, as if the engine were in a long one.  is_mute: it does not beat
     either.  frames: what has come.  steps: the items of each step.
     step_turns: turns of the event loop that a step takes, so that drafters get to answer meanwhile.
     step_s, row_s, free_rows: what a step takes by the target's own clock.
     """
 
-    refuses: Callable[[VerifyItem], Refusal | CacheMiss | None] = lambda item: None
-    forgets: Callable[[VerifyItem], bool] = lambda item: False
+    refuses: Callable[[Item], DrafthouseError | None] = lambda item: None
+    forgets: Callable[[Item], bool] = lambda item: False
+    keeps: Callable[[str], bool] = lambda name: True
     waits: Callable[[str], bool] = lambda name: False
     hears: Callable[[StepFrame], StepFrame | None] = lambda frame: frame
     says: Callable[[VerdictFrame], VerdictFrame | None] = lambda frame: frame
     frames: list[StepFrame] = field(default_factory=list)
-    steps: list[Sequence[VerifyItem]] = field(default_factory=list)
+    steps: list[Sequence[Item]] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     is_mute: bool = False
@@ -110,7 +131,7 @@ class ToyTarget:
         return self.engine.contexts if self._is_begun else {}
 
     @property
-    def items(self) -> list[VerifyItem]:
+    def items(self) -> list[Item]:
         return [item for items in self.steps for item in items]
 
     def describe(self) -> WorkerDescription:
@@ -213,6 +234,10 @@ class _Engine(ToyEngine):
             del self._queue[name]
         outputs = super().step(taps)
         self._queue.update(waiting)
+        outputs = [
+            each if toy.keeps(each.request_id) else Output(each.request_id, have_len=0)
+            for each in outputs
+        ]
         num_rows = self.last_step.num_sequences + self.last_step.num_nodes
         toy.now += toy.step_s + toy.row_s * max(num_rows - toy.free_rows, 0)
         return outputs
@@ -224,21 +249,24 @@ class ToyVerifier(Verifier):
     def __init__(self, toy: ToyTarget) -> None:
         super().__init__(toy.engine, clock=lambda: toy.now)
         self._toy = toy
-        self.sound: list[VerifyItem] = []  # of the last ones, those that are not refused
+        self.sound: list[Item] = []  # of the last ones, those that are not refused
 
-    def submit(self, items: Sequence[VerifyItem]) -> list[Answer]:
-        return [*self.noted(items), *super().submit(self.sound)]
+    def submit(self, asked: Asked) -> dict[str, DrafthouseError]:
+        refused = self.noted(asked)
+        return refused | super().submit([(item.text, item.tree) for item in self.sound])
 
-    def noted(self, items: Sequence[VerifyItem]) -> list[Answer]:
+    def noted(self, asked: Asked) -> dict[str, DrafthouseError]:
         toy = self._toy
-        toy.steps.append(tuple(items))
+        items = [Item(text, tree, text.held_len, len(text.tokens)) for text, tree in asked]
+        toy.steps.append(items)
         toy.arrived.set()
-        answers = [toy.refuses(item) for item in items]
-        self.sound = [item for item, said in zip(items, answers, strict=True) if said is None]
+        refused = {each.request_id: error for each in items if (error := toy.refuses(each))}
+        self.release(refused)
+        self.sound = [item for item in items if item.request_id not in refused]
         for item in self.sound:
             if toy.forgets(item):
                 toy.engine.lose(item.request_id)
-        return [said for said in answers if said is not None]
+        return refused
 
 
 class _Saying:

@@ -6,17 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cluster.config.schema import EngineConfig
 from cluster.core import (
-    EMPTY_TREE,
     Commit,
     DraftTask,
     Proposal,
     SamplingParams,
     TokenArray,
-    VerifyItem,
     token_array,
 )
 from cluster.draft.base import Drafter, DrafterContext
@@ -25,6 +21,7 @@ from cluster.draft.lm_options import LMOptions
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
 from cluster.worker.verifier import Verifier
+from tests.support.worker.rounds import Session, decode_all, no_drafts
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1000)
 
@@ -117,19 +114,6 @@ def target_text(
     engine: Engine, prompt: Sequence[int] | TokenArray, params: SamplingParams, num_tokens: int
 ) -> TokenArray:
     """The target's text without drafts, end-of-text tokens included."""
-    verifier = Verifier(engine)
-    tokens, emitted, base_len = token_array(prompt).tolist(), [], 0
-    for _ in range(num_tokens):
-        item = VerifyItem(
-            "target", 1, base_len, prefix_hash(tokens[:base_len]), token_array(tokens[base_len:]),
-            EMPTY_TREE, len(prompt), params if base_len == 0 else None,
-        )  # fmt: skip
-        assert not verifier.submit([item])
-        verdicts = ()
-        while not verdicts:
-            verdicts = verifier.step().verdicts
-        base_len = len(tokens)
-        tokens.append(int(verdicts[0].token_ids[0]))
-        emitted.append(tokens[-1])
-    verifier.release(["target"])
-    return np.array(emitted, dtype=np.int32)
+    session = Session("target", prompt, params)
+    decode_all(Verifier(engine), [session], [no_drafts], num_tokens, release=True)
+    return token_array(session.output)

@@ -14,7 +14,8 @@ from cluster.draft.base import Drafter
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.committed_text import RequestState, RequestTable, common_len
 from cluster.spec.token_log import TokenLog
-from cluster.worker.residents import ResidentDrafter, ResidentText
+from cluster.worker.residents import ResidentDrafter
+from cluster.worker.text_record import TextRecord
 from tests.support.worker.texts import GREEDY, VOCAB_SIZE
 from tests.support.worker.toy_engine import hashed_law
 
@@ -92,13 +93,13 @@ def resident(
 
 def resident_text(
     tokens: Sequence[int] = (1, 2, 3), draft_nodes: int = 4, name: str = "r"
-) -> ResidentText:
-    return ResidentText(
+) -> TextRecord:
+    return TextRecord(
         name, 1, len(tokens), GREEDY, "default", b"", frozenset("a"), TokenLog(token_array(tokens)),
-        draft_nodes,
+        draft_nodes=draft_nodes,
     )  # fmt: skip
 
 
-def drafted(drafter: ResidentDrafter, *texts: ResidentText, now: float) -> Sequence[Proposal]:
+def drafted(drafter: ResidentDrafter, *texts: TextRecord, now: float) -> Sequence[Proposal]:
     trees, _ = drafter.draft(texts, 0.01, now + 0.01)
     return trees

@@ -1,4 +1,4 @@
-"""The least coordinator that can drive a verifier: one request, one item per step."""
+"""The least step loop that can drive a verifier: each text has one item per step."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, Verdict, VerifyItem, token_array
-from cluster.messages import Refusal
-from cluster.spec.token_log import prefix_hash
-from cluster.worker.item_check import CacheMiss
+from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, Verdict, token_array
+from cluster.spec.token_log import TokenLog
+from cluster.worker.text_record import TextRecord
 from cluster.worker.verifier import Verifier
 from tests.support.spec.trees import random_tree
 
@@ -53,50 +52,37 @@ def half_right(text: Sequence[int], seed: int, vocab_size: int) -> Drafter:
 
 
 class Session:
-    """The coordinator's copy of one sequence, and what it believes the target holds."""
+    """One text, and what the verifier has said of it.  written: its output so far."""
 
     def __init__(
-        self, request_id: str, prompt: Sequence[int], params: SamplingParams, generation: int = 0
-    ) -> None:
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, generation: int = 0,
+        written: Sequence[int] = (), adapter: str = "",
+    ) -> None:  # fmt: skip
         self.request_id = request_id
-        self.tokens = [int(token) for token in prompt]
-        self.prompt_len = len(prompt)
-        self.params = params
-        self.generation = generation
-        self.base_len = 0
+        self.record = TextRecord(
+            request_id, generation, len(prompt), params, "", b"", frozenset(),
+            TokenLog(token_array([*prompt, *written])), adapter,
+        )  # fmt: skip
         self.verdicts: list[Verdict] = []
         self.num_misses = 0
 
     @property
+    def tokens(self) -> list[int]:
+        return self.record.tokens.token_ids.tolist()
+
+    @property
     def output(self) -> list[int]:
-        return self.tokens[self.prompt_len :]
+        return self.tokens[self.record.prompt_len :]
 
-    def item(self, tree: TokenTree = EMPTY_TREE) -> VerifyItem:
-        return VerifyItem(
-            request_id=self.request_id,
-            generation=self.generation,
-            base_len=self.base_len,
-            prefix_hash=prefix_hash(self.tokens[: self.base_len]),
-            delta=token_array(self.tokens[self.base_len :]),
-            tree=tree,
-            prompt_len=self.prompt_len,
-            params=self.params if self.base_len == 0 else None,
-        )
+    def item(self, tree: TokenTree = EMPTY_TREE) -> tuple[TextRecord, TokenTree]:
+        return self.record, tree
 
-    def take(self, answer: Verdict | CacheMiss | Refusal) -> None:
-        assert answer.generation == self.generation
-        if isinstance(answer, Refusal):
-            raise AssertionError(f"{answer.code}: {answer.message}")
-        if isinstance(answer, CacheMiss):
-            assert answer.have_len <= self.base_len
-            self.base_len = answer.have_len
-            self.num_misses += 1
-            return
-        assert answer.context_len == len(self.tokens)
-        assert len(answer.token_ids) == len(answer.path) + 1
-        self.tokens += answer.token_ids.tolist()
-        self.base_len = answer.context_len + len(answer.path)
-        self.verdicts.append(answer)
+    def take(self, verdict: Verdict) -> None:
+        assert verdict.context_len == len(self.record.tokens)
+        assert len(verdict.token_ids) == len(verdict.path) + 1
+        self.record.tokens.append(verdict.token_ids)
+        assert self.record.held_len == len(self.record.tokens) - 1
+        self.verdicts.append(verdict)
 
 
 def decode_all(
@@ -119,15 +105,17 @@ def decode_all(
             for session, drafter in zip(sessions, drafters, strict=True)
             if len(session.output) < num_tokens and session.request_id not in waiting
         ]
-        waiting |= {item.request_id for item in items}
-        answers = list(verifier.submit(items))
-        if verifier.has_pending:
-            frame = verifier.step()
-            answers += [*frame.verdicts, *frame.misses, *frame.refusals]
-        for answer in answers:
-            waiting.discard(answer.request_id)
-            session = by_id[answer.request_id]
-            session.take(answer)
+        waiting |= {record.request_id for record, _ in items}
+        assert verifier.submit(items) == {}
+        frame = verifier.step()
+        assert frame.refused == {}
+        for name in frame.missed:
+            waiting.discard(name)
+            by_id[name].num_misses += 1
+        for verdict in frame.verdicts:
+            waiting.discard(verdict.request_id)
+            session = by_id[verdict.request_id]
+            session.take(verdict)
             if release and len(session.output) >= num_tokens:
                 verifier.release([session.request_id])
 

@@ -1,0 +1,39 @@
+"""The record of one text that the target's step loop, its verifier and its residents share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.core import SamplingParams
+from cluster.spec.token_log import TokenLog
+
+
+@dataclass(slots=True, eq=False)
+class TextRecord:
+    """A text that is written; engine thread only.
+
+    tokens: the committed text; it only grows.  prompt_len: the token at index i is output token
+    i - prompt_len.  residents: names of the drafters that draft for it.
+    held_len: the tokens that the engine holds of it; the verifier notes them.
+    draft_nodes: nodes wanted after the last verdict.  only_look_ups: they are wanted of look-ups
+    alone.  is_over: no draft can be of use any more.
+    """
+
+    request_id: str
+    generation: int
+    prompt_len: int
+    params: SamplingParams
+    task: str
+    tenant: bytes
+    residents: frozenset[str]
+    tokens: TokenLog
+    adapter: str = ""
+    held_len: int = 0
+    draft_nodes: int = 0
+    only_look_ups: bool = False
+    is_over: bool = False
+
+    @property
+    def output_len(self) -> int:
+        """Output tokens so far: the output position of the next one."""
+        return len(self.tokens) - self.prompt_len
