@@ -6,34 +6,25 @@ waits for a search.  A search depends on its text alone: if it is lost, it begin
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cluster.core import EMPTY_TOKENS, TokenLogprob, Verdict, token_array
-from cluster.engine.beam_search import BeamRun, Retaining
-from cluster.engine.limits import Limits
-from cluster.engine.work import Work
+from cluster.engine.beam_search import BeamRun
 from cluster.errors import RequestError
 from cluster.requests.beam_spec import BeamEnd, BeamSpec
 from cluster.worker.text_record import TextRecord
+
+if TYPE_CHECKING:
+    from cluster.engine.engine import Engine
 
 # The most tokens of all beams beyond their common prefix: a step handles each pair of them, also on
 # the host.
 _MAX_LIVE_TOKENS = 4096
 
 
-class BeamEngine(Retaining, Protocol):
-    """The part of `cluster.engine.engine.Engine` that searches use."""
-
-    @property
-    def limits(self) -> Limits: ...
-    @property
-    def max_context_len(self) -> int: ...
-    def submit(self, work: Work) -> None: ...
-
-
-def open_search(text: TextRecord, beams: BeamSpec, adapter: int, engine: BeamEngine) -> BeamRun:
+def open_search(text: TextRecord, beams: BeamSpec, adapter: int, engine: Engine) -> BeamRun:
     """Return the search that the text is; raises RequestError if it cannot fit.
 
     adapter: as in `Work`."""

@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import Any
 
 from cluster import metrics
-from cluster.core import FinishReason
 from cluster.errors import WorkerError
 from cluster.messages import (
     PlainWhy,
@@ -151,11 +150,11 @@ class StepLoop:
         self._draft(decoding, plan.ask, answered, report)
         drafted_at = self._clock()
         # Only now, because residents read the rows of the step in the pages of these texts too.
-        for text, _, reason in answered:
-            if reason is not None:
+        for text in answered:
+            if text.end is not None:
                 self._keeper.drop(text)
         with self._scoring:
-            self._controller.score([text for text, _, reason in answered if reason is None])
+            self._controller.score([text for text in answered if text.end is None])
         self._settled_s = self._clock() - drafted_at
 
     def _batch(self) -> list[TargetText]:
@@ -205,22 +204,19 @@ class StepLoop:
         self._keeper.take_refusals(refused)
         return True
 
-    def _commit(
-        self, stepped: Stepped, report: StepReport, why: PlainWhy
-    ) -> list[tuple[TargetText, int, FinishReason | None]]:
-        """Commit and send the answers of the step.  Returns the texts with a verdict, the plain
-        steps that their tokens would have taken, and why the texts end."""
-        answered: list[tuple[TargetText, int, FinishReason | None]] = []
+    def _commit(self, stepped: Stepped, report: StepReport, why: PlainWhy) -> list[TargetText]:
+        """Commit and send the answers of the step.  Returns the texts with a verdict."""
+        answered: list[TargetText] = []
         self._streams.note_step(report)
         frames: dict[TargetStream, list[TextVerdict]] = {stream: [] for stream in self._streams}
         for verdict in stepped.verdicts:
             text = self._texts[verdict.request_id]
-            said, num_tokens = text.take(verdict, why)
+            said = text.take(verdict, why)
             frames.setdefault(text.stream, []).append(said)
             if said.why:
                 self._tally.add(metrics.PLAIN_STEPS, why=said.why.name.lower())
             text.answered_at = self._began_at
-            answered.append((text, num_tokens, said.finish_reason))
+            answered.append(text)
         for stream, verdicts in frames.items():
             if verdicts or (stream.counts and not stream.is_parked):
                 told = report if stream.counts else None
@@ -233,15 +229,15 @@ class StepLoop:
         self,
         decoding: Sequence[TargetText],
         ask: Ask,
-        answered: Sequence[tuple[TargetText, int, FinishReason | None]],
+        answered: Sequence[TargetText],
         report: StepReport,
     ) -> None:
         """Let the residents draft for the step that follows."""
         texts = []
         places = {text.id: place for place, text in enumerate(decoding)}
         now = self._clock()
-        for text, _, reason in answered:
-            if reason is not None or not text.record.residents:
+        for text in answered:
+            if text.end is not None or not text.record.residents:
                 continue
             place = places.get(text.id)
             if place is not None:
@@ -268,14 +264,14 @@ class StepLoop:
         self,
         decoding: Sequence[TargetText],
         plan: Plan,
-        answered: Sequence[tuple[TargetText, int, FinishReason | None]],
+        answered: Sequence[TargetText],
         report: StepReport,
         step_s: float,
     ) -> None:
         """Learn from the step; step_s: its whole time, from the choice to the verdicts."""
         asked, drafted = self._asked, self._drafted
-        tokens_of = {text.id: num_tokens for text, num_tokens, _ in answered}
-        texts = [text for text in decoding if text.id in tokens_of]
+        named = {text.id for text in answered}
+        texts = [text for text in decoding if text.id in named]
         if not texts:
             return
         is_whole = len(texts) == len(answered) == len(decoding)
@@ -284,7 +280,7 @@ class StepLoop:
         is_clean = is_timed and report.num_prefill_tokens == 0
         done = Round(
             texts,
-            [tokens_of[text.id] for text in texts],
+            [text.num_gained for text in texts],
             num_nodes=sum(len(in_flight.tree) for in_flight in plan.in_flight),
             is_sampled=any_sampled(texts),
             step_time_s=step_s + self._settled_s if is_timed else None,

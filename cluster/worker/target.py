@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from cluster.errors import WorkerError
@@ -37,6 +38,8 @@ Prepare = Callable[[Open], Awaitable[None] | None]
 # The interval at which a coordinator is told which of its texts are here.  It is short enough that
 # several missing ones in a row mean silence, and long enough to cost nothing.
 _HEARTBEAT_S = 1.0
+# A coordinator is silent if it was not heard between so many looks, one after the other.
+_NUM_LOOKS = 4
 
 
 class TargetWorker:
@@ -135,11 +138,16 @@ class TargetWorker:
             stream.post(VerdictFrame(heartbeat=Heartbeat(names, heard), load=self.streams.load))
             if stream.counts:
                 report, state = await asyncio.wrap_future(self._mailbox.call(self._loop.report))
-                stream.post(_with_status(report, state))
+                status = json.dumps(state, allow_nan=False)
+                stream.post(replace(report, status=status))
 
     async def _watch(self, reader: _Reader) -> None:
         """Return when the coordinator has fallen silent."""
-        await reader.silence(self._silence_s)
+        num_quiet = 0
+        while num_quiet < _NUM_LOOKS:
+            reader.is_heard = False
+            await asyncio.sleep(self._silence_s / _NUM_LOOKS)
+            num_quiet = 0 if reader.is_heard else num_quiet + 1
         log.warning("a coordinator has said nothing for %.1f s; its texts are freed",
                     self._silence_s)  # fmt: skip
 
@@ -152,25 +160,15 @@ class _Reader:
         self._mailbox = mailbox
         self._prepare = prepare
         self._late: dict[TextName, asyncio.Task[None]] = {}
-        self._heard = asyncio.Event()
+        self.is_heard = False  # since the watch looked
 
     @property
     def late(self) -> tuple[TextName, ...]:
         return tuple(self._late)
 
-    async def silence(self, least_s: float) -> None:
-        """Return once nothing was heard for least_s seconds."""
-        while True:
-            self._heard.clear()
-            try:
-                await asyncio.wait_for(self._heard.wait(), least_s)
-            except TimeoutError:
-                return
-            await asyncio.sleep(least_s / 4.0)
-
     async def read_all(self, link: TargetLink) -> None:
         async for frame in link:
-            self._heard.set()
+            self.is_heard = True
             self._stream.acknowledged = max(
                 self._stream.acknowledged, min(frame.acknowledged, self._stream.serial)
             )
@@ -196,10 +194,7 @@ class _Reader:
             self._late[name] = asyncio.ensure_future(self._open_late(name, opened, work))
         if len(opens) == len(frame.opens):
             return frame
-        return StepFrame(
-            tuple(opens), frame.cancels, frame.trees, frame.serial, frame.acknowledged,
-            frame.heartbeat,
-        )  # fmt: skip
+        return replace(frame, opens=tuple(opens))
 
     async def _open_late(self, name: TextName, opened: Open, work: Awaitable[None]) -> None:
         try:
@@ -208,9 +203,3 @@ class _Reader:
             log.debug("a text could not be prepared: %s", type(error).__name__)
         if self._late.pop(name, None) is not None:
             self._mailbox.put(self._stream, StepFrame((opened,)))
-
-
-def _with_status(report: VerdictFrame, state: Mapping[str, Any]) -> VerdictFrame:
-    return VerdictFrame(
-        report=report.report, samples=report.samples, status=json.dumps(state, allow_nan=False)
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,16 +92,40 @@ class TargetSequence:
         return self._counts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Evaluated:
-    """A sequence whose tree was evaluated: logits float32[n + 1, vocab], the root's row first."""
+    """A sequence whose tree was evaluated: logits float32[n + 1, vocab], the root's row first.
+
+    start: its first row among those of the batch.  mask: the tokens that its hook allows at each of
+    its rows; None = all tokens, or the request has failed and its draws are not used.
+    """
 
     sequence: TargetSequence
     logits: torch.Tensor
+    start: int = 0
+    mask: TokenMask | None = None
 
     @property
     def tree(self) -> TokenTree:
         return self.sequence.tree
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.start + len(self.logits))
+
+    @property
+    def positions(self) -> Indices:
+        """Output position of the draw at each row."""
+        positions = np.zeros(len(self.tree) + 1, dtype=np.int64)
+        positions[1:] = depths(self.tree.parents)
+        return positions + self.sequence.text.output_len
+
+    def ask_hook(self) -> None:
+        """Take the mask from the sequence's hook."""
+        try:
+            self.mask = None if self.sequence.hook is None else self.sequence.hook.masks()
+        except RequestError as error:
+            self.sequence.failure = error
 
 
 def draw_all(
@@ -116,15 +139,19 @@ def draw_all(
     native: faster draws for logits on the CPU; fused: for logits on a GPU.  The draws are the same
     without them.  If a sequence's output is given, its tokens replace the draws.
     """
-    drawn = _draw_all(batch, noise, native, fused)
-    return [_forced(entry, draws) for entry, draws in zip(batch, drawn, strict=True)]
+    start = 0
+    for entry in batch:
+        entry.start, start = start, start + len(entry.logits)
+        entry.ask_hook()
+    token_ids = _draw_all(batch, noise, native, fused)
+    return [_forced(entry, token_ids[entry.rows]) for entry in batch]
 
 
 def _forced(entry: Evaluated, draws: TokenArray) -> TokenArray:
     given = entry.sequence.forced
     if given is None:
         return draws
-    positions = _positions(entry)
+    positions = entry.positions
     # A row without a valid law has no log-probabilities either, so it fails as in other sequences.
     rows = np.flatnonzero((positions < len(given)) & (draws >= 0))
     draws[rows] = given[positions[rows]]
@@ -136,98 +163,67 @@ def _draw_all(
     noise: NoiseRows,
     native: DrawKernels | None,
     fused: FusedDraw | None,
-) -> list[TokenArray]:
-    sizes = [len(entry.tree) + 1 for entry in batch]
-    edges = [0, *itertools.accumulate(sizes)]
-    spans = list(itertools.pairwise(edges))
-    masks = [_masks(entry) for entry in batch]
+) -> TokenArray:
     is_adjusted = any(_is_adjusted(entry.sequence) for entry in batch)
     if any(_is_truncated(entry.sequence) for entry in batch):
         native = None
     if native is not None and not is_adjusted:
-        logits_of = [entry.logits for entry in batch]
-        token_ids = _draw_natively(batch, logits_of, masks, spans, native)
-        return [token_ids[start:stop] for start, stop in spans]
+        return _draw_natively(batch, native)
     logits = batch[0].logits if len(batch) == 1 else torch.cat([e.logits for e in batch])
-    if is_adjusted or any(each is not None for each in masks):
+    if is_adjusted or any(entry.mask is not None for entry in batch):
         # The engine's tensors stay as they are: log-probabilities are those of the raw law.
         logits = logits.clone() if len(batch) == 1 else logits
-        _adjust(logits, batch, masks, spans)
+        _adjust(logits, batch)
     if native is not None:
-        parts = [logits[start:stop] for start, stop in spans]
-        token_ids = _draw_natively(batch, parts, [None] * len(batch), spans, native)
-    else:
-        draws = draw(logits, _draw_rows(batch, sizes), noise, fused)
-        token_ids = np.where(draws.valid, draws.token_ids, np.int32(-1))
-    return [token_ids[start:stop] for start, stop in spans]
+        adjusted = [Evaluated(e.sequence, logits[e.rows], e.start) for e in batch]
+        return _draw_natively(adjusted, native)
+    draws = draw(logits, _draw_rows(batch), noise, fused)
+    return np.where(draws.valid, draws.token_ids, np.int32(-1))
 
 
-def _draw_natively(
-    batch: Sequence[Evaluated],
-    logits: Sequence[torch.Tensor],
-    masks: Sequence[TokenMask | None],
-    spans: Sequence[tuple[int, int]],
-    native: DrawKernels,
-) -> TokenArray:
-    """Draw at all rows; no law may truncate.  logits, masks: of each entry; spans: its rows."""
-    rows = [each.contiguous() for each in logits]
+def _draw_natively(batch: Sequence[Evaluated], native: DrawKernels) -> TokenArray:
+    """Draw at all rows; no law may truncate."""
+    rows = [entry.logits.contiguous() for entry in batch]
     shares = [
         DrawShare(
             row.data_ptr(), entry.tree.parents.tobytes(), len(entry.tree) + 1,
             entry.sequence.seed, entry.sequence.text.output_len, entry.sequence.params.stream,
-            entry.sequence.params.temperature, None if mask is None else mask.ctypes.data,
+            entry.sequence.params.temperature,
+            None if entry.mask is None else entry.mask.ctypes.data,
         )
-        for entry, row, mask in zip(batch, rows, masks, strict=True)
+        for entry, row in zip(batch, rows, strict=True)
     ]  # fmt: skip
     winners = native.draw(shares, rows[0].shape[1])
     for row, candidates in winners.close:
-        index = bisect.bisect_right(spans, row, key=operator.itemgetter(0)) - 1
-        entry, inner = batch[index], row - spans[index][0]
-        among = _allowed(masks[index], inner, rows[index]) if candidates is None else candidates
-        params, sequence = entry.sequence.params, entry.sequence
-        triple = (sequence.seed, int(_positions(entry)[inner]), params.stream)
+        index = bisect.bisect_right(batch, row, key=operator.attrgetter("start")) - 1
+        entry = batch[index]
+        inner, params = row - entry.start, entry.sequence.params
+        among = _allowed(entry, inner) if candidates is None else candidates
+        triple = (entry.sequence.seed, int(entry.positions[inner]), params.stream)
         winners.token_ids[row] = winner_among(rows[index][inner], among, params.temperature, triple)
     return winners.token_ids
 
 
-def _allowed(mask: TokenMask | None, row: int, logits: torch.Tensor) -> Indices:
+def _allowed(entry: Evaluated, row: int) -> Indices:
     """The tokens that may be drawn at a row of an entry, ascending."""
-    vocab_size = logits.shape[1]
-    if mask is None:
+    vocab_size = entry.logits.shape[1]
+    if entry.mask is None:
         return np.arange(vocab_size)
-    bits = np.unpackbits(mask[row].view(np.uint8), count=vocab_size, bitorder="little")
+    bits = np.unpackbits(entry.mask[row].view(np.uint8), count=vocab_size, bitorder="little")
     return np.flatnonzero(bits)
 
 
-def _masks(entry: Evaluated) -> TokenMask | None:
-    """Return the tokens that the sequence's hook allows at each of its rows; None = all tokens, or
-    the request has failed and its draws are not used."""
-    if entry.sequence.hook is None:
-        return None
-    try:
-        return entry.sequence.hook.masks()
-    except RequestError as error:
-        entry.sequence.failure = error
-        return None
-
-
-def _positions(entry: Evaluated) -> Indices:
-    """Output position of the draw at each row of one sequence."""
-    positions = np.zeros(len(entry.tree) + 1, dtype=np.int64)
-    positions[1:] = depths(entry.tree.parents)
-    return positions + entry.sequence.text.output_len
-
-
-def _draw_rows(batch: Sequence[Evaluated], sizes: Sequence[int]) -> DrawRows | None:
+def _draw_rows(batch: Sequence[Evaluated]) -> DrawRows | None:
     """Return the inputs of the rows' draws; None if all are greedy."""
     sequences = [entry.sequence for entry in batch]
     if all(sequence.params.temperature == 0.0 for sequence in sequences):
         return None
+    sizes = [len(entry.logits) for entry in batch]
     return DrawRows(
         packed=np.repeat(np.array([s.packed for s in sequences]), sizes, axis=0),
         truncated=np.repeat(np.array([s.truncated for s in sequences]), sizes),
         seeds=np.repeat(np.array([s.seed for s in sequences], dtype=np.uint64), sizes),
-        positions=np.concatenate([_positions(entry) for entry in batch]),
+        positions=np.concatenate([entry.positions for entry in batch]),
         streams=np.repeat(np.array([s.params.stream for s in sequences]), sizes),
     )
 
@@ -244,28 +240,24 @@ def _is_truncated(sequence: TargetSequence) -> bool:
     return sequence.truncated and sequence.params.temperature > 0.0
 
 
-def _adjust(
-    logits: torch.Tensor,
-    batch: Sequence[Evaluated],
-    masks: Sequence[TokenMask | None],
-    spans: Sequence[tuple[int, int]],
-) -> None:
+def _adjust(logits: torch.Tensor, batch: Sequence[Evaluated]) -> None:
     """Bias, penalties, bans and masks, in place and in the order `cluster.spec.sampling` states."""
-    for entry, (start, stop) in zip(batch, spans, strict=True):
+    for entry in batch:
         if entry.sequence.bias is not None:
-            entry.sequence.bias.apply(logits[start:stop])
+            entry.sequence.bias.apply(logits[entry.rows])
     penalised = [
-        PenalisedRows(start, stop, entry.sequence.counts, entry.sequence.params, entry.tree)
-        for entry, (start, stop) in zip(batch, spans, strict=True)
+        PenalisedRows(
+            entry.start, entry.rows.stop, entry.sequence.counts, entry.sequence.params, entry.tree
+        )
+        for entry in batch
         if entry.sequence.params.has_penalties
     ]
     if penalised:
         penalise(logits, penalised)
-    for entry, (start, _) in zip(batch, spans, strict=True):
-        if entry.sequence.banned is not None:
-            early = np.flatnonzero(_positions(entry) < entry.sequence.params.min_tokens)
-            ban(logits, (early + start).tolist(), entry.sequence.banned)
-    for entry, mask, (start, stop) in zip(batch, masks, spans, strict=True):
-        if mask is not None:
-            has_bans = entry.sequence.banned is not None
-            forbid(logits[start:stop], mask, may_be_banned=has_bans)
+    for entry in batch:
+        banned = entry.sequence.banned
+        if banned is not None:
+            early = np.flatnonzero(entry.positions < entry.sequence.params.min_tokens)
+            ban(logits, (early + entry.start).tolist(), banned)
+        if entry.mask is not None:
+            forbid(logits[entry.rows], entry.mask, may_be_banned=banned is not None)

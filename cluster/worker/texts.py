@@ -61,6 +61,8 @@ class TargetText(Text):
         self.was_decoding = False  # when the step under way was chosen
         self.answered_at = 0.0  # when the last step began that had a verdict for it
         self.num_misses = 0  # cache misses since the last verdict
+        self.num_gained = 0  # plain steps that the tokens of the last verdict would have taken
+        self.end: FinishReason | None = None  # by the last verdict; None = it goes on
         self.num_cached: int | None = None
         # A given output is scored to its end, so none of its tokens stops the text.
         self._forced = token_array(params.forced_ids)
@@ -101,9 +103,10 @@ class TargetText(Text):
         # The last token needs no node: the target emits it after the others.
         return TokenTree.chain(self._forced[start : min(start + most, len(self._forced) - 1)])
 
-    def take(self, verdict: Verdict, why: PlainWhy) -> tuple[TextVerdict, int]:
-        """Take in a step's answer.  Returns the verdict for the coordinator, and the plain steps
-        that the tokens would have taken.  why: the reason if no nodes were chosen."""
+    def take(self, verdict: Verdict, why: PlainWhy) -> TextVerdict:
+        """Take in a step's answer.  Returns the verdict for the coordinator.
+
+        why: the reason if no nodes were chosen."""
         in_flight, self.in_flight = self.in_flight or PLAIN, None
         if self.suspect:
             why = PlainWhy.FAULT
@@ -117,15 +120,16 @@ class TargetText(Text):
         could_draft = self.was_decoding or why is PlainWhy.FAULT
         could_draft = could_draft and self.max_draft_tokens > 0 and self.remaining > 1
         path = verdict.path
-        reason: FinishReason | None = FinishReason.STOP
-        num_kept = len(verdict.token_ids)
+        self.end, num_kept = FinishReason.STOP, len(verdict.token_ids)
         if not verdict.beams:  # beams are whole texts, which nothing follows
-            num_kept, reason = self._append(verdict.token_ids)
+            num_kept, self.end = self._append(verdict.token_ids)
+        # A stop token is not part of the text, but plain decoding would have drawn it too.
+        self.num_gained = num_kept + (self.end is FinishReason.STOP)
         # The chain of a given output does not count as a draft.
         num_nodes = 0 if self.is_scored else len(in_flight.tree)
         sources, num_names = in_flight.sources, len(self.names)
         owned = owners(sources.tolist(), self.by_weight()) if num_nodes else []
-        said = TextVerdict(
+        return TextVerdict(
             self.opened.request_id, self.opened.generation, verdict.context_len,
             verdict.token_ids[:num_kept],
             sources[path] if len(path) and num_nodes else NO_SOURCES,
@@ -134,13 +138,11 @@ class TargetText(Text):
             _verified(sources, num_names) if num_nodes else (),
             counts(owned, num_names) if num_nodes else (),
             PlainWhy.NONE if num_nodes or not could_draft else why,
-            reason,
+            self.end,
             verdict.logprobs if verdict.beams else verdict.logprobs[:num_kept],
             self.num_cached,
             verdict.beams,
         )  # fmt: skip
-        # A stop token is not part of the text, but plain decoding would have drawn it too.
-        return said, num_kept + (reason is FinishReason.STOP)
 
     def _append(self, token_ids: TokenArray) -> tuple[int, FinishReason | None]:
         """Append the tokens of a step; returns how many belong to the text, and why it ends."""

@@ -11,16 +11,15 @@ import importlib.util
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from cluster.core import TokenArray, TokenLogprob, TokenTree, Verdict
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
-from cluster.engine.adapters import Adapters
 from cluster.engine.cpu import kernels
-from cluster.engine.work import Output, StepSummary, Work
+from cluster.engine.work import Output, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
 from cluster.messages import StepReport
 from cluster.spec.draw import FusedDraw
@@ -29,35 +28,16 @@ from cluster.spec.logprobs import token_logprobs
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.tree_check import are_sound, check_tree
 from cluster.spec.verify import walk_draws
-from cluster.worker.beams import BeamEngine, beam_verdict, open_search
+from cluster.worker.beams import beam_verdict, open_search
 from cluster.worker.step_rows import Answered, rows_of_step
 from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
 from cluster.worker.text_record import TextRecord
 
+if TYPE_CHECKING:
+    from cluster.engine.engine import Engine
+
 # Makes the logits hook of a text; None = it has none.
 OpenHook = Callable[[TextRecord], LogitsHook | None]
-
-
-class EngineLike(BeamEngine, Protocol):
-    """The part of `cluster.engine.engine.Engine` that the verifier uses."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def has_pending(self) -> bool: ...
-    @property
-    def adapters(self) -> Adapters: ...
-    @property
-    def last_step(self) -> StepSummary: ...
-    @property
-    def pages_in_use(self) -> int: ...
-    @property
-    def pages_total(self) -> int: ...
-    def step(self, taps: Sequence[int] = ()) -> list[Output]: ...
-    def release(self, request_id: str) -> None: ...
-    def drop_unused_adapters(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +62,7 @@ class Verifier:
 
     def __init__(
         self,
-        engine: EngineLike,
+        engine: Engine,
         clock: Callable[[], float] = time.perf_counter,
         open_hook: OpenHook = lambda text: None,
         wants: StepWants = WANTS_NOTHING,
