@@ -1,4 +1,4 @@
-"""Beam searches at the target: each answers one item after many steps, like a long prefill.
+"""Beam searches at the target: each answers one text after many steps, like a long prefill.
 
 A step evaluates the newest token of each beam beside the rows of all other requests, so no request
 waits for a search.  A search depends on its text alone: if it is lost, it begins again.

@@ -46,7 +46,7 @@ class Containment:
         if isinstance(error, WorkerError):
             self.break_off(WorkerError(f"the target's engine is broken: {type(error).__name__}"))
             return
-        failed = [text for text in self._texts if text.in_flight is not None]
+        failed = [text for text in self._texts.values() if text.in_flight is not None]
         try:
             # Their state is dropped, because the step may have left it inconsistent.
             self._verifier.release([text.id for text in failed])

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 
 from cluster.core import Commit, Completion, DraftTask, Observation, Proposal
@@ -24,7 +23,7 @@ from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescript
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 from cluster.worker.drafting import Drafting
-from cluster.worker.lease import DrafterLoad, DraftLease, News, ToldTime, renamed
+from cluster.worker.lease import DrafterLoad, DraftLease, News, renamed
 from cluster.worker.mailbox import ThreadMail
 from cluster.worker.priority import lower_priority
 
@@ -75,7 +74,6 @@ class DraftWorker:
         self._drafting = Drafting(drafter, description.name, self._breaker, clock)
         self._description = description
         self._numbers = itertools.count(1)
-        self._told_time = ToldTime()
         self._thread = threading.Thread(target=self._run, name="draft-growth", daemon=True)
         # Shared between the event loop and the thread.
         self._mailbox = ThreadMail[DraftLease, CommitFrame]()
@@ -85,6 +83,7 @@ class DraftWorker:
         self._requests: dict[str, _Request] = {}  # by the names within the drafter
         self._untold: list[tuple[DraftLease, Commit]] = []
         self._news: defaultdict[DraftLease, list[News]] = defaultdict(list)  # not put yet
+        self._told_s = 0.0  # of the drafter's computing time; each second is told to one link
 
     def describe(self) -> WorkerDescription:
         return self._description
@@ -104,25 +103,11 @@ class DraftWorker:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def wait_idle(self, timeout_s: float) -> bool:
-        """Block until every commit is taken in and every tree complete; False at the timeout."""
-        num_quiet, until = 0, time.monotonic() + timeout_s
-        # The mail that arrived before the first call is processed before the second call runs.
-        while num_quiet < 2:
-            is_growing = self._mailbox.call(lambda: bool(self._drafting.growing))
-            try:
-                num_quiet = 0 if is_growing.result(until - time.monotonic()) else num_quiet + 1
-            except TimeoutError:
-                return False
-            except CancelledError:  # the thread has ended
-                return True
-        return True
-
     # On the event loop
 
     async def serve(self, link: DraftLink) -> None:
         """Serve one coordinator until the link ends or breaks, or the worker stops."""
-        lease = DraftLease(next(self._numbers), self._told_time)
+        lease = DraftLease(next(self._numbers))
         self._leases.add(lease)
         if self._is_over:
             lease.finish()
@@ -236,7 +221,8 @@ class DraftWorker:
         for lease in self._leases.copy():
             # While trees grow, the pages in use change with each slice.
             if news[lease] or (is_idle and load != lease.load):
-                lease.put(news[lease], load, drafting.busy_s)
+                lease.put(news[lease], load, drafting.busy_s - self._told_s)
+                self._told_s = drafting.busy_s
 
     def _tell_complete(self) -> None:
         """Tell that no tree grows further, where no proposal has said so."""

@@ -8,13 +8,13 @@ the last proposal of each request.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from cluster.core import Commit, Completion, Observation, Proposal, TokenTree
 from cluster.messages import ProposalFrame, Refusal
+from cluster.worker.mailbox import LinkEnd
 
 # While so many frames wait for the growth thread, no more are read from the link.
 MAX_BACKLOG = 256
@@ -32,42 +32,21 @@ class DrafterLoad:
     num_requests: int = 0
 
 
-class ToldTime:
-    """The part of the drafter's computing time that links were told; each second is told once."""
-
-    def __init__(self) -> None:
-        self._told_s = 0.0
-
-    def news(self, draft_time_s: float) -> float:
-        """Return the time that no link was told of yet.  draft_time_s: since the worker's start."""
-        since_s = max(draft_time_s - self._told_s, 0.0)
-        self._told_s += since_s
-        return since_s
-
-
-class DraftLease:
-    """One link's requests and its outbox.  Created on the link's event loop.
+class DraftLease(LinkEnd):
+    """One link's requests and its outbox.
 
     `frame_taken`, `put`, `withdraw` and `finish` may be called from any thread: the loop runs them
     in the order of the calls.  load: the load of the last `put`.
     """
 
-    def __init__(self, number: int, told_time: ToldTime | None = None) -> None:
-        """number: the name space of the link's request ids.  told_time: shared by the links of one
-        worker."""
+    def __init__(self, number: int) -> None:
+        """number: the name space of the link's request ids."""
+        super().__init__(number)
         self.number = number
-        self._told_time = told_time or ToldTime()
-        self._loop = asyncio.get_running_loop()
-        self._news: dict[tuple[type[News], str], News] = {}  # by kind and request
         self.load = DrafterLoad()
-        self._draft_time_s = 0.0
-        self._wake = asyncio.Event()
+        self._news: dict[tuple[type[News], str], News] = {}  # by kind and request
+        self._draft_time_s = 0.0  # not told yet
         self._room = asyncio.Semaphore(MAX_BACKLOG)
-        self._is_over = False
-
-    def inside(self, request_id: str) -> str:
-        """The request's name within the drafter."""
-        return f"{self.number}/{request_id}"
 
     def named(self, commit: Commit) -> Commit:
         """The commit under its name within the drafter."""
@@ -81,15 +60,15 @@ class DraftLease:
     async def next_frame(self) -> ProposalFrame | None:
         """Wait for news, and return all of it since the last frame; None at the end."""
         await self._wake.wait()
-        if self._is_over:
+        if self.is_over:
             return None
         self._wake.clear()
         news, self._news = self._news.values(), {}
+        draft_time_s, self._draft_time_s = self._draft_time_s, 0.0
         load = self.load
         return ProposalFrame(
             _of(Proposal, news), _of(Observation, news), _of(Refusal, news),
-            load.pages_in_use, load.pages_total, load.num_requests,
-            self._told_time.news(self._draft_time_s),
+            load.pages_in_use, load.pages_total, load.num_requests, draft_time_s,
             _of(Completion, news),
         )  # fmt: skip
 
@@ -98,28 +77,28 @@ class DraftLease:
         await self._room.acquire()
 
     def frame_taken(self) -> None:
-        self._call(self._room.release)
+        self._call_soon(self._room.release)
 
     def put(self, news: Sequence[News], load: DrafterLoad, draft_time_s: float) -> None:
         """Queue news; for each kind and request they replace those that are not sent yet.
 
-        draft_time_s: the drafter's computing time since the worker's start.
+        draft_time_s: computing time of the drafter that no link was told of yet.
         """
         self.load = load
-        self._call(lambda: self._put(news, draft_time_s))
+        self._call_soon(self._put, news, draft_time_s)
 
     def withdraw(self, request_ids: Iterable[str]) -> None:
         """Drop unsent news about released requests, except refusals."""
-        self._call(lambda: self._withdraw(request_ids))
+        self._call_soon(self._withdraw, request_ids)
 
     def finish(self) -> None:
         """Make next_frame return None, because the worker stops."""
-        self._call(self._finish)
+        self._call_soon(self._finish)
 
     # On the event loop
 
     def _put(self, news: Sequence[News], draft_time_s: float) -> None:
-        self._draft_time_s = draft_time_s
+        self._draft_time_s += draft_time_s
         for each in news:
             if isinstance(each, Refusal):
                 self._withdraw([each.request_id])
@@ -132,12 +111,8 @@ class DraftLease:
                 self._news.pop((kind, request_id), None)
 
     def _finish(self) -> None:
-        self._is_over = True
+        self.is_over = True
         self._wake.set()
-
-    def _call(self, callback: Callable[[], object]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing can be sent
-            self._loop.call_soon_threadsafe(callback)
 
 
 def _of(kind: type[T], news: Iterable[News]) -> tuple[T, ...]:

@@ -1,23 +1,48 @@
-"""Mail for a worker's thread: frames of coordinators, and calls to make there."""
+"""The ways between a worker's thread and the event loop of its links."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
-
-from cluster.messages import StepFrame
-from cluster.worker.target_stream import TargetStream
+from typing import Any, Generic, TypeVar, TypeVarTuple, Unpack
 
 T = TypeVar("T")
 Sender = TypeVar("Sender")
 Frame = TypeVar("Frame")
+Arguments = TypeVarTuple("Arguments")
+
+
+class LinkEnd:
+    """The state that one link has created at a worker; made on the link's event loop.
+
+    Inside the worker a request's id has the link's prefix, because coordinators choose ids
+    independently.  is_over: the link has ended, or soon will.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.prefix = f"{number}/"
+        self.is_over = False
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()  # there is something to send
+
+    def inside(self, request_id: str) -> str:
+        """The name of a request inside the worker."""
+        return self.prefix + request_id
+
+    def _call_soon(
+        self, function: Callable[[Unpack[Arguments]], object], *arguments: *Arguments
+    ) -> None:
+        """Have the event loop call `function`; from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing can be sent
+            self._loop.call_soon_threadsafe(function, *arguments)
 
 
 class ThreadMail(Generic[Sender, Frame]):
-    """Filled from any thread, emptied by the one that works."""
+    """Mail for the thread: frames of coordinators, and calls to make there."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -74,8 +99,3 @@ class ThreadMail(Generic[Sender, Frame]):
         for _, call in calls:
             call()
         return mail
-
-
-Mailbox = ThreadMail[TargetStream, StepFrame]
-# None means that the stream has ended.
-Mail = tuple[TargetStream, StepFrame | None]

@@ -72,7 +72,6 @@ class ResidentDrafter:
         self.faults = breaker.faults  # by reason
         self._drafting = Drafting(drafter, name, breaker, clock, vocab_size)
         self.wants = self._drafting.wants  # of the target's steps
-        self._breaker = breaker
         self._clock = clock
         # Its own model reads a text only when it is asked to draft for it, which may be never.
         self._follows = self.is_look_up or self.wants != WANTS_NOTHING
@@ -89,7 +88,7 @@ class ResidentDrafter:
         """
         started = self._clock()
         self.num_read = 0
-        due = self._due(texts, started) if self._breaker.allows(started) else []
+        due = self._due(texts, started) if self._drafting.breaker.allows(started) else []
         if not due:
             return [], 0.0
         newest: dict[str, Proposal] = {}
@@ -117,7 +116,7 @@ class ResidentDrafter:
         union: what all residents want.  bound_s: the time of all residents after the step.  Returns
         its time if it has stalled, else 0."""
         started = self._clock()
-        if self.wants == WANTS_NOTHING or not self._breaker.allows(started):
+        if self.wants == WANTS_NOTHING or not self._drafting.breaker.allows(started):
             return 0.0
         self._drafting.read([each.seen_by(self.wants, union) for each in rows])
         took_s = self._clock() - started
@@ -139,7 +138,7 @@ class ResidentDrafter:
 
     def state(self) -> str:
         """The state of its breaker; "resting" after calls that took too long."""
-        return self._breaker.state(self._clock())
+        return self._drafting.breaker.state(self._clock())
 
     def warm_up(self) -> None:
         """Draft once without a request, because a model's first steps take longer than the rest."""
@@ -214,7 +213,7 @@ class ResidentDrafter:
 
     def _decline(self, refusal: Refusal) -> None:
         """Do not tell it of the request for a while."""
-        kept_s = self._breaker.rule(refusal.code).kept_s
+        kept_s = self._drafting.breaker.rule(refusal.code).kept_s
         self._declined[refusal.request_id] = self._clock() + kept_s
 
     def _stalled_s(self, took_s: float, longest_s: float, bound_s: float) -> float:

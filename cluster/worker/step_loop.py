@@ -34,9 +34,8 @@ from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
 from cluster.plan.samples import Tally
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.worker.containment import Containment
-from cluster.worker.mailbox import Mail, Mailbox
 from cluster.worker.residents import NOTHING_DRAFTED, Residents
-from cluster.worker.target_stream import TargetStream, TargetStreams
+from cluster.worker.target_stream import Mail, Mailbox, TargetStream, TargetStreams
 from cluster.worker.text_keeper import TextKeeper
 from cluster.worker.texts import TargetText, TextTable
 from cluster.worker.verifier import Stepped, Verifier
@@ -117,7 +116,7 @@ class StepLoop:
         """True if a text is ready or the engine has unfinished work."""
         if self.broken is not None:
             return False
-        return self._verifier.has_pending or any(_is_ready(text) for text in self._texts)
+        return self._verifier.has_pending or any(_is_ready(text) for text in self._texts.values())
 
     # A step
 
@@ -129,8 +128,9 @@ class StepLoop:
             text.was_decoding = text.is_decoding
         decoding = [text for text in batch if text.was_decoding]
         plan = self._plan(decoding)
-        for text, in_flight in zip(decoding, plan.in_flight, strict=True):
-            text.in_flight = in_flight
+        asks = map(plan.ask.of, range(len(decoding)))
+        for text, in_flight, ask in zip(decoding, plan.in_flight, asks, strict=True):
+            text.in_flight, text.ask, text.chosen_at = in_flight, ask, began_at
         for text in batch:
             if not text.was_decoding:
                 text.in_flight = InFlight(text.forced_tree(self._max_rows))
@@ -147,7 +147,7 @@ class StepLoop:
         answered = self._commit(stepped, report, plan.why)
         posted_at = self._clock()
         self._note_round(decoding, plan, answered, report, posted_at - began_at)
-        self._draft(decoding, plan.ask, answered, report)
+        self._draft(plan.ask, answered, report)
         drafted_at = self._clock()
         # Only now, because residents read the rows of the step in the pages of these texts too.
         for text in answered:
@@ -159,11 +159,11 @@ class StepLoop:
 
     def _batch(self) -> list[TargetText]:
         """Return the texts that join the step: all that are ready, or one suspect alone."""
-        ready = [text for text in self._texts if _is_ready(text)]
+        ready = [text for text in self._texts.values() if _is_ready(text)]
         suspects = [text for text in ready if text.suspect]
-        if suspects or any(text.suspect for text in self._texts if text.in_flight is not None):
-            is_free = all(text.in_flight is None for text in self._texts)
-            return suspects[:1] if is_free else []
+        in_flight = [text for text in self._texts.values() if text.in_flight is not None]
+        if suspects or any(text.suspect for text in in_flight):
+            return [] if in_flight else suspects[:1]
         if len(ready) <= self._max_rows:
             return ready
         # If not all fit, the group of the text that has waited longest goes first.
@@ -179,7 +179,7 @@ class StepLoop:
         max_depths = [text.remaining - 1 for text in decoding]
         lacking = sum(
             len(text.tokens) - text.record.held_len
-            for text in self._texts
+            for text in self._texts.values()
             if text.in_flight is not None or _is_ready(text)
         )
         prompt_rows = min(lacking - len(decoding), room)
@@ -225,29 +225,19 @@ class StepLoop:
         self._keeper.take_refusals(stepped.refused)
         return answered
 
-    def _draft(
-        self,
-        decoding: Sequence[TargetText],
-        ask: Ask,
-        answered: Sequence[TargetText],
-        report: StepReport,
-    ) -> None:
+    def _draft(self, ask: Ask, answered: Sequence[TargetText], report: StepReport) -> None:
         """Let the residents draft for the step that follows."""
         texts = []
-        places = {text.id: place for place, text in enumerate(decoding)}
         now = self._clock()
         for text in answered:
             if text.end is not None or not text.record.residents:
                 continue
-            place = places.get(text.id)
-            if place is not None:
-                own = ask.of(place)
-            else:  # its prompt has been read
-                own = NO_DRAFTS
+            if text.chosen_at != self._began_at:  # its prompt has been read
+                text.ask = NO_DRAFTS
                 with self._planning:
-                    own = self._controller.first_ask(text, now)
-            nodes = 0 if text.is_scored else min(own.num_nodes, text.max_draft_tokens)
-            text.record.draft_nodes, text.record.only_look_ups = nodes, not own.with_models
+                    text.ask = self._controller.first_ask(text, now)
+            nodes = 0 if text.is_scored else min(text.ask.num_nodes, text.max_draft_tokens)
+            text.record.draft_nodes, text.record.only_look_ups = nodes, not text.ask.with_models
             texts.append(text)
         self._asked = ask
         self._drafted = self._residents.draft(
@@ -270,8 +260,7 @@ class StepLoop:
     ) -> None:
         """Learn from the step; step_s: its whole time, from the choice to the verdicts."""
         asked, drafted = self._asked, self._drafted
-        named = {text.id for text in answered}
-        texts = [text for text in decoding if text.id in named]
+        texts = [text for text in answered if text.chosen_at == self._began_at]
         if not texts:
             return
         is_whole = len(texts) == len(answered) == len(decoding)

@@ -22,10 +22,9 @@ from cluster.messages import (
 from cluster.plan.controller import Controller
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.worker.mailbox import Mailbox
 from cluster.worker.residents import Residents
 from cluster.worker.step_loop import StepLoop
-from cluster.worker.target_stream import TargetStream, TargetStreams
+from cluster.worker.target_stream import Mailbox, TargetStream, TargetStreams
 from cluster.worker.texts import TextTable
 from cluster.worker.verifier import Verifier
 

@@ -165,7 +165,7 @@ def _draw_all(
     fused: FusedDraw | None,
 ) -> TokenArray:
     is_adjusted = any(_is_adjusted(entry.sequence) for entry in batch)
-    if any(_is_truncated(entry.sequence) for entry in batch):
+    if any(e.sequence.truncated and e.sequence.params.temperature > 0.0 for e in batch):
         native = None
     if native is not None and not is_adjusted:
         return _draw_natively(batch, native)
@@ -234,10 +234,6 @@ def _is_adjusted(sequence: TargetSequence) -> bool:
         or sequence.bias is not None
         or (sequence.banned is not None and sequence.text.output_len < sequence.params.min_tokens)
     )
-
-
-def _is_truncated(sequence: TargetSequence) -> bool:
-    return sequence.truncated and sequence.params.temperature > 0.0
 
 
 def _adjust(logits: torch.Tensor, batch: Sequence[Evaluated]) -> None:

@@ -2,55 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from cluster.errors import WorkerError
-from cluster.messages import AdapterList, Load, StepReport, VerdictFrame
+from cluster.messages import AdapterList, Load, StepFrame, StepReport, VerdictFrame
+from cluster.plan.texts import Text
 from cluster.rpc.link import Link
+from cluster.worker.mailbox import LinkEnd, ThreadMail
 
 # The steps that a coordinator may leave unacknowledged before its texts are parked.  That is half a
 # second of quick steps, so a coordinator that was only busy loses nothing.
 _MAX_UNACKNOWLEDGED = 64
 
 
-class TargetStream:
+class TargetStream(LinkEnd):
     """The state that one link has created at the worker; it is freed when the link ends.
 
-    Inside the worker a request's id has the stream's prefix, because coordinators choose ids
-    independently.  Frames may be posted from any thread; the event loop that created the stream
-    numbers and sends them.  acknowledged: serial of the last frame that the coordinator has
-    acknowledged.  heard: serial of the coordinator's last frame that the engine has applied.
-    counts: True if this stream gets the target's own metrics.
+    Frames may be posted from any thread; the event loop numbers and sends them.
+    acknowledged: serial of the last frame that the coordinator has acknowledged.  heard: serial of
+    the coordinator's last frame that the engine has applied.  counts: True if this stream gets the
+    target's own metrics.
     """
 
     def __init__(self, number: int) -> None:
-        self.prefix = f"{number}/"
+        super().__init__(number)
         self.serial = 0
         self.acknowledged = 0
         self.heard = 0
         self.counts = False
-        self.is_over = False
-        self._loop = asyncio.get_running_loop()
         self._frames: deque[VerdictFrame] = deque()
         self._error: WorkerError | None = None
-        self._wake = asyncio.Event()
 
     @property
     def is_parked(self) -> bool:
         """True if its texts wait until the coordinator acknowledges frames again."""
         return self.serial - self.acknowledged > _MAX_UNACKNOWLEDGED
-
-    def inside(self, request_id: str) -> str:
-        """The name of a request inside the worker."""
-        return self.prefix + request_id
-
-    def outside(self, name: str) -> str:
-        return name[len(self.prefix) :]
 
     def post(self, frame: VerdictFrame) -> None:
         """Send `frame` with the next serial.  Does nothing once the loop is closed."""
@@ -79,18 +67,10 @@ class TargetStream:
         self._error = error
         self._wake.set()
 
-    def _call_soon(self, callback: Callable[[VerdictFrame], None] | Callable[[WorkerError], None],
-                   argument: object) -> None:  # fmt: skip
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(callback, argument)  # type: ignore[arg-type]
 
-
-class Texts(Protocol):
-    """The texts of all streams, counted from any thread."""
-
-    def __len__(self) -> int: ...
-    @property
-    def num_waiting(self) -> int: ...
+Mailbox = ThreadMail[TargetStream, StepFrame]
+# None means that the stream has ended.
+Mail = tuple[TargetStream, StepFrame | None]
 
 
 class TargetStreams:
@@ -99,7 +79,7 @@ class TargetStreams:
     pages: of the KV cache, in use and in total; set by the engine thread.
     """
 
-    def __init__(self, max_texts: int, texts: Texts) -> None:
+    def __init__(self, max_texts: int, texts: Mapping[str, Text]) -> None:
         """max_texts: the most texts that the target runs at a time, 0 = any number.  texts: all."""
         self.pages = (0, 0)
         self._num_steps = 0
@@ -121,8 +101,9 @@ class TargetStreams:
     @property
     def load(self) -> Load:
         """The load that every coordinator is told."""
-        num_waiting = self._texts.num_waiting
-        num_running = max(len(self._texts) - num_waiting, 0)
+        texts = list(self._texts.values())  # atomic in Python, so the engine thread may go on
+        num_waiting = sum(text.num_steps == 0 for text in texts)  # those without a verdict yet
+        num_running = len(texts) - num_waiting
         return Load(self.seats, num_running, num_waiting, self._num_steps, *self.pages)
 
     def note_step(self, report: StepReport) -> None:

@@ -13,9 +13,8 @@ from cluster.plan.fence import Fence
 from cluster.plan.samples import Tally
 from cluster.plan.texts import POOL, HeldTree
 from cluster.spec.tree_check import problem_of_tree
-from cluster.worker.mailbox import Mail
 from cluster.worker.residents import Residents
-from cluster.worker.target_stream import TargetStream, TargetStreams
+from cluster.worker.target_stream import Mail, TargetStream, TargetStreams
 from cluster.worker.texts import TargetText, TextTable
 from cluster.worker.verifier import Verifier
 
@@ -106,11 +105,9 @@ class TextKeeper:
         if (
             not 0 < mail.base_len <= len(tokens)
             or tokens.hash_at(mail.base_len) != mail.prefix_hash
+            or (former is not None and former.proposed_len > mail.base_len)
+            or not _is_sound(mail, len(text.names), self._texts.vocab_size)
         ):
-            return
-        if former is not None and former.proposed_len > mail.base_len:
-            return
-        if not _is_sound(mail, len(text.names), self._texts.vocab_size):
             return
         text.held[POOL] = HeldTree(
             mail.base_len, mail.base_len, mail.tree, mail.survival, sources=mail.sources
@@ -121,7 +118,7 @@ class TextKeeper:
 
     def drop(self, text: TargetText) -> None:
         """Free all state of a text."""
-        self._texts.remove(text)
+        self._texts.pop(text.id, None)
         self._verifier.release([text.id])
         self._residents.release([text.id])
         with self._scoring:

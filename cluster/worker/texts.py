@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from cluster.core import (
     EMPTY_TREE,
@@ -17,6 +17,7 @@ from cluster.errors import CapacityError, ProtocolError
 from cluster.messages import Open, PlainWhy, TextName, TextVerdict
 from cluster.plan.in_flight import PLAIN, InFlight
 from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, SourceBits, Text
+from cluster.spec.budget import NO_DRAFTS
 from cluster.spec.credit import counts, owners
 from cluster.spec.ending import cut
 from cluster.spec.params import check_params
@@ -58,7 +59,9 @@ class TargetText(Text):
         self.weight = min(max(opened.weight, _WEIGHTS[0]), _WEIGHTS[1])
         self.in_flight: InFlight | None = None
         self.suspect = False
-        self.was_decoding = False  # when the step under way was chosen
+        self.was_decoding = False  # when the nodes in flight were chosen
+        self.chosen_at = -math.inf  # when the step began for which they were
+        self.ask = NO_DRAFTS  # for the drafts after that step
         self.answered_at = 0.0  # when the last step began that had a verdict for it
         self.num_misses = 0  # cache misses since the last verdict
         self.num_gained = 0  # plain steps that the tokens of the last verdict would have taken
@@ -161,43 +164,25 @@ def _verified(sources: SourceBits, num_names: int) -> tuple[int, ...]:
     return tuple(sum(each >> place & 1 for each in bits) for place in range(num_names))
 
 
-class TextTable:
-    """All texts, by their names inside the worker.  Engine thread only, but for `names`,
-    `num_waiting` and `len`."""
+class TextTable(dict[str, TargetText]):
+    """All texts, by their names inside the worker.  Engine thread only, but for `names`."""
 
     def __init__(self, residents: Sequence[str], vocab_size: int, max_draft_tokens: int) -> None:
+        super().__init__()
         self._residents = residents
         self.vocab_size = vocab_size
         self._max_draft_tokens = max_draft_tokens
-        self._texts: dict[str, TargetText] = {}
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def __iter__(self) -> Iterator[TargetText]:
-        return iter(list(self._texts.values()))
-
-    @property
-    def num_waiting(self) -> int:
-        """Texts that have no verdict yet; from any thread."""
-        return sum(text.num_steps == 0 for text in self._texts.copy().values())
-
-    def __getitem__(self, name: str) -> TargetText:
-        return self._texts[name]
-
-    def get(self, name: str) -> TargetText | None:
-        return self._texts.get(name)
 
     def of(self, stream: TargetStream) -> list[TargetText]:
         """Return the texts of one coordinator."""
-        return [text for text in self._texts.values() if text.stream is stream]
+        return [text for text in self.values() if text.stream is stream]
 
     def names(self, stream: TargetStream) -> tuple[TextName, ...]:
         """Return the coordinator's own names of its texts; may be called from any thread."""
         # The copy is atomic in Python, so the engine thread may go on meanwhile.
         return tuple(
             TextName(text.opened.request_id, text.opened.generation)
-            for text in self._texts.copy().values()
+            for text in self.copy().values()
             if text.stream is stream
         )
 
@@ -207,7 +192,7 @@ class TextTable:
         seats: the most texts of this coordinator, 0 = any number.  Raises ProtocolError or
         RequestError for an invalid text, and CapacityError if the coordinator may have no more.
         """
-        known = self._texts.get(stream.inside(opened.request_id))
+        known = self.get(stream.inside(opened.request_id))
         if known is not None and known.opened.generation >= opened.generation:
             return None
         self._check(opened)
@@ -220,12 +205,8 @@ class TextTable:
         if text.tokens.hash_at(len(text.tokens)) != opened.prefix_hash:
             raise ProtocolError("prefix_hash is not that of token_ids; send the text again")
         text.max_draft_tokens = min(max(opened.max_draft_tokens, 0), self._max_draft_tokens)
-        self._texts[text.id] = text
+        self[text.id] = text
         return text
-
-    def remove(self, text: TargetText) -> None:
-        if self._texts.get(text.id) is text:
-            del self._texts[text.id]
 
     def _check(self, opened: Open) -> None:
         """Raise ProtocolError or RequestError for a text that makes no sense."""

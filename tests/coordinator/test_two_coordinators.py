@@ -111,7 +111,7 @@ async def test_one_that_is_lost_takes_its_own_texts_along_and_no_others() -> Non
         await target.wait_for_steps(8)
         both.links[1].sever()
         await both.first.settle()
-        assert {text.stream.prefix for text in target.texts} <= {"1/"}
+        assert {text.stream.prefix for text in target.texts.values()} <= {"1/"}
         assert await running == [plain_text([i, 2, 3], GREEDY) for i in range(3)]
         assert both.second.coordinator.status()["num_waiting"] == 1
         lost.cancel()
@@ -240,7 +240,7 @@ async def test_a_text_runs_no_further_ahead_than_its_coordinator_has_heard(
         parked_at = len(target.steps)
         await stage.pass_time(5.0)
         assert len(target.steps) == parked_at
-        assert [text.opened.request_id for text in target.texts] == ["r"]
+        assert [text.opened.request_id for text in target.texts.values()] == ["r"]
         target.hears = lambda frame: frame
         await stage.pass_time(2.0)
         await stage.settle(4000)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from cluster.worker.lease import DrafterLoad, DraftLease, ToldTime
+import itertools
+
+from cluster.worker.lease import DrafterLoad, DraftLease
+from tests.support.worker.draft_peer import CountingDrafter, house, opening
 
 
 async def test_each_second_of_a_drafter_is_told_to_one_link() -> None:
-    told = ToldTime()
-    first, second = DraftLease(1, told), DraftLease(2, told)
+    ticks, drafter = itertools.count(), CountingDrafter(slices=3)
+    async with house(drafter, clock=lambda: float(next(ticks))) as running:
+        peers = {name: running.connect() for name in "ab"}
+        for name, peer in peers.items():
+            await peer.send(opening(name, [1]))
+            await drafter.content()
+        for name, peer in peers.items():
+            await peer.send(released=[name])
+        for peer in peers.values():
+            await peer.until(lambda frame: frame.num_requests == 0)
+    # For each text one observe and four proposes of one tick each.
+    assert sum(frame.draft_time_s for peer in peers.values() for frame in peer.frames) == 10.0
+
+
+async def test_time_that_was_not_told_yet_adds_up() -> None:
+    lease = DraftLease(1)
     times = []
-    for lease, busy_s in ((first, 1.0), (second, 1.5), (first, 1.5), (second, 4.0)):
-        lease.put([], DrafterLoad(num_requests=len(times) + 1), busy_s)
+    for untold in ((1.0, 0.5), (0.0,), (2.5,)):
+        for draft_time_s in untold:
+            lease.put([], DrafterLoad(num_requests=len(times) + 1), draft_time_s)
         frame = await lease.next_frame()
         assert frame is not None
         times.append(frame.draft_time_s)
-    assert times == [1.0, 0.5, 0.0, 2.5]
-    late = DraftLease(3, told)  # a coordinator that is started again
-    late.put([], DrafterLoad(num_requests=9), 4.25)
-    frame = await late.next_frame()
-    assert frame is not None
-    assert frame.draft_time_s == 0.25
+    assert times == [1.5, 0.0, 2.5]

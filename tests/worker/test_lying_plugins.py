@@ -22,11 +22,11 @@ from tests.support.coordinator.house import house as coordinator_house
 from tests.support.coordinator.toys import ToyTarget, drafter_description, plain_text
 from tests.support.rpc.toys import stopping
 from tests.support.worker.draft_peer import (
-    PATIENCE_S,
     CountingDrafter,
     Peer,
     extension,
     house,
+    idle,
     opening,
 )
 
@@ -115,7 +115,7 @@ class Patience(asyncio.Event):
         self._worker = worker
 
     async def wait(self) -> Literal[True]:
-        await asyncio.to_thread(self._worker.wait_idle, PATIENCE_S)
+        await idle(self._worker)
         return True
 
 

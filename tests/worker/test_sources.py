@@ -101,7 +101,7 @@ async def test_a_tree_of_the_pool_that_the_text_has_left_is_gone() -> None:
         verdict = await next_verdict(target, desk)
         assert verdict.num_nodes == 0
         assert verdict.why is PlainWhy.NO_DRAFTS
-        assert [text.held for text in target.texts] == [{}]
+        assert [text.held for text in target.texts.values()] == [{}]
 
 
 @pytest.mark.parametrize(

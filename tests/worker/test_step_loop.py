@@ -220,7 +220,7 @@ async def test_a_stream_that_ends_frees_its_texts_and_no_others() -> None:
         await target.turn()
         lost.leave()
         await target.turn()
-        assert [text.stream for text in target.texts] == [kept.stream]
+        assert [text.stream for text in target.texts.values()] == [kept.stream]
         assert len(target.engine.contexts) == 1
         await target.run()
     assert kept.text() == plain([7, 8])

@@ -160,9 +160,9 @@ class ToyTarget:
 
     def forget(self, request_id: str) -> None:
         """Know nothing more of a request, and say nothing of that."""
-        for text in self.texts:
+        for text in list(self.texts.values()):
             if text.opened.request_id == request_id:
-                self.texts.remove(text)
+                del self.texts[text.id]
                 self.verifier.release([text.id])
 
     async def serve(self, link: TargetLink) -> None:

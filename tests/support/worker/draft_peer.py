@@ -90,7 +90,24 @@ class House:
         return Peer(here)
 
     async def idle(self) -> None:
-        assert await asyncio.to_thread(self.worker.wait_idle, PATIENCE_S)
+        await idle(self.worker)
+
+
+async def idle(worker: DraftWorker) -> None:
+    """Wait until every commit is taken in and every tree complete, or the thread has ended."""
+    num_quiet = 0
+    # The mail that arrived before the first call is processed before the second call runs.
+    while num_quiet < 2:
+        is_growing = worker._mailbox.call(lambda: bool(worker._drafting.growing))
+        if is_growing.cancelled():
+            return
+        try:
+            waited = await asyncio.wait_for(asyncio.wrap_future(is_growing), PATIENCE_S)
+        except asyncio.CancelledError:
+            if not is_growing.cancelled():
+                raise
+            return
+        num_quiet = 0 if waited else num_quiet + 1
 
 
 @asynccontextmanager

@@ -12,10 +12,9 @@ from cluster.config.schema import CoordinatorConfig
 from cluster.engine.engine import Engine
 from cluster.messages import Open, PoolTree, StepFrame, TextName, VerdictFrame
 from cluster.plan.controller import Controller
-from cluster.worker.mailbox import Mailbox
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
-from cluster.worker.target_stream import TargetStream, TargetStreams
+from cluster.worker.target_stream import Mailbox, TargetStream, TargetStreams
 from cluster.worker.texts import TextTable
 from cluster.worker.verifier import Verifier
 from tests.support.worker.texts import VOCAB_SIZE, Told
