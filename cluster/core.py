@@ -101,6 +101,7 @@ class SpeculationOptions:
     drafters: names allowed for this request, None = those of its task.
     latency_class: a name in `coordinator.latency_classes`, which gives the weight of the request's
     speed when a step's nodes are distributed; None = weight 1.
+    min_tokens_per_s: the speed for which nodes are granted, None = `coordinator.min_tokens_per_s`.
     return_draft_sources: events say which drafters had proposed each token.
     """
 
@@ -109,6 +110,7 @@ class SpeculationOptions:
     drafters: tuple[str, ...] | None = None
     latency_class: str | None = None
     return_draft_sources: bool = False
+    min_tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -40,8 +40,9 @@ class Open:
     """A text that a target is to run to its end; it is complete, so the target asks nothing back.
 
     token_ids: prompt and output so far.  prefix_hash: poly64 of them.  drafters: names, in the
-    order of their bits in trees and verdicts.  max_draft_tokens: limit for one step.  weight: the
-    weight of its speed.  max_len: limit for prompt and output together, fixed at admission.
+    order of their bits in trees and verdicts.  max_draft_tokens: limit for one step.
+    latency_class: which gives the weight of its speed, "" = weight 1.  min_tokens_per_s: the speed
+    for which nodes are granted.  max_len: limit for prompt and output together, fixed at admission.
     """
 
     request_id: str
@@ -56,7 +57,8 @@ class Open:
     adapter: str = ""
     drafters: tuple[str, ...] = ()
     max_draft_tokens: int = 0
-    weight: float = 1.0
+    latency_class: str = ""
+    min_tokens_per_s: float = 0.0
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -88,6 +90,7 @@ class PlainWhy(enum.IntEnum):
     TIMED = 4  # a plain step was timed, to measure the gain of drafts
     UNMEASURED = 5  # step times are not known yet
     FAULT = 6  # the choice of nodes failed, or a step with drafts did
+    SCHEDULE = 7  # the draft-length schedule allows the text none at this time
 
 
 @record(frozen=True, slots=True, eq=False)

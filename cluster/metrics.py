@@ -88,8 +88,15 @@ PLAIN_STEPS = Metric(
     "drafthouse_plain_steps",
     "counter",
     "Steps without drafts of texts that could have had some.  why: guard (they have cost what they "
-    "may), no_drafts, not_worth_it, timed (to know what drafts bring), unmeasured, fault.",
+    "may), no_drafts, not_worth_it, timed (to know what drafts bring), unmeasured, fault, schedule "
+    "(coordinator.draft_length allows none).",
     ("why",),
+)
+UNATTAINABLE_RATES = Metric(
+    "drafthouse_unattainable_rates",
+    "counter",
+    "Steps of texts whose speculation.min_tokens_per_s the drafts at hand cannot bring, or only "
+    "with more than half of the time that drafts may take. They are granted nothing.",
 )
 BOOKKEEPING_FAULTS = Metric(
     "drafthouse_bookkeeping_faults",

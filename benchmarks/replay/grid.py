@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from benchmarks.replay.simulate import Adaptive, Fixed, Simulation
+from benchmarks.replay.simulate import Adaptive, Fixed, Outcome, Policy, Simulation
 from benchmarks.replay.texts import RecordedText
 from benchmarks.replay.world import (
     AMX,
@@ -118,13 +118,32 @@ class Bench:
         self._seconds = seconds
         self._fixed: dict[tuple[str, str, str, int], tuple[float, int]] = {}
 
-    def run(self, cell: Cell, config: CoordinatorConfig | None = None) -> Found:
-        machine = MACHINES[cell.machine]
-        best, best_nodes = self._fixed_of(cell, machine)
-        pool = pool_of(cell, self._drafters, self._models)
-        policy = Adaptive(machine, pool, config)
-        outcome = self._simulation(cell, machine, pool).run(policy, self._seconds)
+    def run(self, cell: Cell) -> Found:
+        best, best_nodes = self._fixed_of(cell, MACHINES[cell.machine])
+        outcome, policy = self._adaptive(cell, None, 0)
         return Found(cell, best, best_nodes, outcome.speed, policy.whys)
+
+    def speed(self, cell: Cell, config: CoordinatorConfig, seed: int = 0) -> float:
+        """Return the speed of the controller with any settings, in plain decoding's."""
+        return self._adaptive(cell, config, seed)[0].speed
+
+    def _adaptive(
+        self, cell: Cell, config: CoordinatorConfig | None, seed: int
+    ) -> tuple[Outcome, Adaptive]:
+        pool = self.pool_of(cell)
+        policy = Adaptive(MACHINES[cell.machine], pool, config)
+        return self.play(cell, policy, pool, self._seconds, seed), policy
+
+    def pool_of(self, cell: Cell) -> Pool:
+        """Return a cell's drafters."""
+        return pool_of(cell, self._drafters, self._models)
+
+    def play(
+        self, cell: Cell, policy: Policy, pool: Pool, seconds: float = SECONDS, seed: int = 0
+    ) -> Outcome:
+        """Play a cell by any policy."""
+        simulation = self._simulation(cell, MACHINES[cell.machine], pool)
+        return simulation.run(policy, seconds, seed)
 
     def _fixed_of(self, cell: Cell, machine: Machine) -> tuple[float, int]:
         """Return (the best fixed budget's speed, its nodes); for bad drafters those of plain."""

@@ -273,7 +273,6 @@ class Adaptive:
         controller, texts = self._controller, [own.text for own in batch]
         is_pool = self._pool.nodes_per_s is not None
         for own in batch:
-            own.text.max_draft_tokens = self._config.max_draft_tokens
             self._offer(own, now, is_pool=is_pool)
         moment = Moment(now, () if is_pool else self._kinds, prompt_rows)
         plan = controller.plan(texts, [own.remaining - 1 for own in batch], None, moment)
@@ -282,9 +281,10 @@ class Adaptive:
         return Step([item.tree for item in plan.in_flight], plan.ask)
 
     def first_ask(self, own: Playing, now: float) -> Ask:
+        own.text.max_draft_tokens = self._config.max_draft_tokens
         if self._pool.nodes_per_s is not None:
             return NO_DRAFTS
-        return self._controller.first_ask(own.text, now)
+        return self._controller.first_ask(own.text, Moment(now))
 
     def learn(
         self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times

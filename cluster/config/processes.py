@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.parse import NameOf, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, Share
 from cluster.errors import ConfigError
 
@@ -222,7 +223,12 @@ class CoordinatorConfig:
     """Draft tokens that one step may verify per sequence."""
     budget: Literal["adaptive", "fixed"] = "adaptive"
     """adaptive = verify as many draft tokens as pay, judged by measured step times and acceptance;
-    fixed = always max_draft_tokens."""
+    fixed = always max_draft_tokens, or what draft_length leaves of it."""
+    draft_length: DraftLengthConfig = field(default_factory=DraftLengthConfig)
+    min_tokens_per_s: NonNegativeFloat = 0.0
+    """The speed of a request that names none in `speculation.min_tokens_per_s`. Where a text's
+    drafts can bring it there, they are verified before all others', with at most half of the time
+    that drafts may take. 0 = none."""
     max_slowdown: Share = 0.02
     """Share of plain decoding's time that speculation may cost while drafts are rejected."""
     slowdown_slack: Annotated[float, Range(0, 1000)] = 8.0

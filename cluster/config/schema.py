@@ -238,6 +238,7 @@ class Config:
         for name in self.residents:
             self.drafters[name].check_resident(f"drafters.{name}")
         classes = self.coordinator.latency_classes
+        self.coordinator.draft_length.check(classes, (*self.tasks, "default"))
         for name in self.public_latency_classes:
             if name not in classes:
                 reason = f"{name!r} is no class; classes: {', '.join(classes) or 'none'}"

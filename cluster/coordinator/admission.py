@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -34,6 +35,12 @@ def check_request(
         raise RequestError(
             f"speculation.max_draft_tokens is {options.max_draft_tokens}; it must be at least 0",
             param="speculation.max_draft_tokens",
+        )
+    rate = options.min_tokens_per_s
+    if rate is not None and not 0.0 <= rate < math.inf:
+        raise RequestError(
+            f"speculation.min_tokens_per_s is {rate:g}; it must be a number of at least 0",
+            param="speculation.min_tokens_per_s",
         )
     known = tuple(drafters)
     for name in options.drafters or ():

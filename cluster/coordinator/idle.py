@@ -22,6 +22,7 @@ class IdleReason(enum.StrEnum):
     NO_DRAFTS = "no_drafts"
     PAUSED = "paused"
     NOT_WORTH_IT = "not_worth_it"
+    SCHEDULE = "schedule"
     TOO_SHORT = "too_short"
 
 
@@ -37,6 +38,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         IdleReason.PAUSED: "drafts have cost more time than they saved of late, as much as they "
         "may",
         IdleReason.NOT_WORTH_IT: "making or verifying drafts would have cost more than it saves",
+        IdleReason.SCHEDULE: "coordinator.draft_length allows such requests no drafts at this time",
         IdleReason.TOO_SHORT: "the answer was over before a step could have had drafts",
     }
 )
@@ -69,6 +71,7 @@ _REASONS = {
     PlainWhy.NOT_WORTH_IT: IdleReason.NOT_WORTH_IT,
     PlainWhy.UNMEASURED: IdleReason.WARMING_UP,
     PlainWhy.FAULT: IdleReason.DRAFTERS_DOWN,
+    PlainWhy.SCHEDULE: IdleReason.SCHEDULE,
 }
 
 

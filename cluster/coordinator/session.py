@@ -117,7 +117,8 @@ class Session(Text):
         return Open(
             self.id, self.generation, tokens.token_ids.copy(), tokens.hash_at(len(tokens)),
             self.prompt_len, request.params, self._max_len, request.task, request.tenant,
-            request.adapter, self.names, self.max_draft_tokens, self.weight,
+            request.adapter, self.names, self.max_draft_tokens,
+            request.speculation.latency_class or "", self.min_tokens_per_s,
         )  # fmt: skip
 
     def event(

@@ -91,8 +91,10 @@ class SessionTable:
             session.max_draft_tokens = limit
             names = self._drafters_of(request)
             session.help_by(tuple(name for name in names if self._may_help(name, request)))
-        if options.latency_class is not None:
-            session.weight = self._config.coordinator.latency_classes[options.latency_class]
+        rate = options.min_tokens_per_s
+        session.min_tokens_per_s = (
+            self._config.coordinator.min_tokens_per_s if rate is None else rate
+        )
         self.sessions[session_id] = session
         self._recorder.add(metrics.PROMPT_TOKENS, session.prompt_len, task=request.task)
         session.limit(self.limits)

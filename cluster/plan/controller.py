@@ -20,17 +20,19 @@ from cluster import metrics
 from cluster.config.schema import CoordinatorConfig
 from cluster.messages import PlainWhy
 from cluster.plan import step_choice
+from cluster.plan.draft_length import DraftLength
 from cluster.plan.in_flight import Moment, Plan, Round
 from cluster.plan.load import Load, TargetModel
-from cluster.plan.offers import Offers, gather, in_flight_of, look_at, plain_items
+from cluster.plan.offers import Offers, gather, in_flight_of, look_at, plain_items, set_aside
 from cluster.plan.samples import Samples
 from cluster.plan.step_choice import StepChoice
 from cluster.plan.texts import Text
 from cluster.spec import evidence, merge_trees
 from cluster.spec.acceptance import AcceptanceModel, Fate, law_name
 from cluster.spec.budget import NO_DRAFTS, Ask
-from cluster.spec.forest import depths, ranked
+from cluster.spec.forest import depths, ranked, with_ancestors
 from cluster.spec.step_profile import DraftTime, StepProfile
+from cluster.spec.survival import claimed_conditionals
 
 _STATE_VERSION = 5  # of the record that `export` returns
 
@@ -47,7 +49,8 @@ class Controller:
         """profile, draft_times: its step times and drafting times, measured before it served."""
         self._config = config
         self._target = TargetModel(profile, draft_times)
-        self._num_looks = 0
+        self._lengths = DraftLength(config.draft_length)
+        self._num_looks = self._num_unserved = 0
         self.acceptance = AcceptanceModel()
         merge_trees.prepare()
 
@@ -72,12 +75,25 @@ class Controller:
         max_depths: for each text, the depth beyond which a node could never be emitted.
         max_nodes: limit for the whole batch, None = no limit.
         """
-        caps = [min(text.max_draft_tokens, depth * 64) for text, depth in
-                zip(texts, max_depths, strict=True)]  # fmt: skip
+        self._num_looks += 1
+        set_aside(texts, self._lengths.resting(self.acceptance, self._num_looks))
+        self._lengths.set_caps(texts, moment.wall_s, len(texts))
+        plan = self._plan(texts, max_depths, max_nodes, moment)
+        self._lengths.note(texts, plan.in_flight)
+        self._num_unserved += plan.num_unserved
+        return plan
+
+    def _plan(
+        self,
+        texts: Sequence[Text],
+        max_depths: Sequence[int],
+        max_nodes: int | None,
+        moment: Moment,
+    ) -> Plan:
+        caps = [min(text.cap, depth * 64) for text, depth in zip(texts, max_depths, strict=True)]
         if max_nodes is not None and sum(caps) > max_nodes:
             caps = [min(cap, max_nodes // len(texts)) for cap in caps]
         offers = self._offers(texts, max_depths)
-        self._num_looks += 1
         look_at(texts, self._num_looks)
         if self._config.budget == "fixed":
             return _plan_fixed(texts, offers, caps, moment)
@@ -88,7 +104,8 @@ class Controller:
         if not any(caps):
             load.asked = NO_DRAFTS
             return Plan(plain_items(texts))
-        choice = StepChoice.of(self._target, load, texts, caps, moment)
+        weights = np.array([self._weight(text) for text in texts])
+        choice = StepChoice.of(self._target, load, texts, caps, moment, weights)
         if choice is None:  # the first steps measure a step's time
             return Plan(plain_items(texts), why=PlainWhy.UNMEASURED)
         plan = choice.plan(offers)
@@ -98,16 +115,23 @@ class Controller:
 
     def _offers(self, texts: Sequence[Text], max_depths: Sequence[int]) -> Offers | None:
         offers = gather(texts, self.acceptance)
+        settings = self._config.draft_length
+        if offers is not None and settings.kind == "threshold":
+            parents = offers.forest.parents
+            likely = claimed_conditionals(parents, offers.survival) >= settings.threshold
+            offers = offers.keep(with_ancestors(parents, likely)) if likely.any() else None
         if offers is None or min(max_depths) >= int(np.diff(offers.forest.starts).max()):
             return offers
         limits = np.array(max_depths)[offers.forest.owners]
         is_within = depths(offers.forest.parents) <= limits
         return offers if is_within.all() else offers.keep(is_within)
 
-    def first_ask(self, text: Text, now: float) -> Ask:
+    def first_ask(self, text: Text, moment: Moment) -> Ask:
         """Return the ask for a text whose prompt is read; it is the one for running texts."""
-        if self._config.budget == "fixed":
-            return Ask(text.max_draft_tokens)
+        now = moment.now
+        self._lengths.set_caps([text], moment.wall_s)
+        if self._config.budget == "fixed" or not text.cap:
+            return Ask(text.cap)
         target = self._target
         load = target.laws[text.is_sampled].load
         if load is not None and load.guard.max_extra_s(1.0) <= 0.0:
@@ -133,9 +157,9 @@ class Controller:
             target.steps.record_rows(size, done.num_nodes + done.prompt_rows, step_s)
         if step_s is None or done.prompt_rows:
             step_s = target.steps.estimate(size, done.num_nodes)
+        time_s = (step_s or 0.0) + done.draft_time_s
         if plain_s is not None and step_s is not None:
             is_plain = not (done.num_nodes or done.draft_time_s)
-            time_s = step_s + done.draft_time_s
             # The plain equivalent of a plain step is its own time, even if it was slow.
             credited_s = (plain_s if done.num_nodes else step_s) * sum(done.num_tokens) / size
             load.guard.settle(time_s, credited_s, plain_s, is_plain=is_plain)
@@ -143,12 +167,13 @@ class Controller:
                 promised, trust = load.promised
                 trust.learn(promised, sum(done.num_tokens) - size)
             weighted = sum(
-                text.weight / text.tokens_per_step * num_tokens
+                self._weight(text) * num_tokens
                 for text, num_tokens in zip(done.texts, done.num_tokens, strict=True)
             )
             load.add(weighted, time_s)
         for text, num_tokens in zip(done.texts, done.num_tokens, strict=True):
-            text.emitted(num_tokens)
+            text.emitted(num_tokens, time_s)
+            self._lengths.learn(text, num_tokens)
         if done.prompt_rows:
             return
         if done.num_nodes or not (done.asked.num_nodes or done.draft_time_s):
@@ -164,6 +189,9 @@ class Controller:
     def record(self, samples: Samples) -> None:
         """Export the scores of drafts as metrics; called outside of steps."""
         record_scores(self.acceptance, samples)
+        if self._num_unserved:
+            samples.add(metrics.UNATTAINABLE_RATES, self._num_unserved)
+            self._num_unserved = 0
 
     def export(self) -> dict[str, Any]:
         """Return what was learned as a small record of plain values, to keep beside the model."""
@@ -182,6 +210,10 @@ class Controller:
             raise ValueError(f"a record of version {state.get('version')}, not {_STATE_VERSION}")
         self.acceptance.restore(state["scores"])
         self._target.restore(state["costs"])
+
+    def _weight(self, text: Text) -> float:
+        """Return how much a token of it counts."""
+        return self._config.latency_classes.get(text.latency_class, 1.0) / text.tokens_per_step
 
     def _load(self, num_sequences: int, *, is_sampled: bool) -> Load:
         return self._target.load(self._config, num_sequences, is_sampled=is_sampled)

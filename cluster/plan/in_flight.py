@@ -31,12 +31,14 @@ class Moment:
     """The circumstances under which a batch is planned.
 
     residents: which kinds of residents may be asked, by `Ask.with_models`; empty = the target has
-    none.  prompt_rows: rows of prompts in the same step.
+    none.  prompt_rows: rows of prompts in the same step.  wall_s: the time since the epoch, None =
+    not known.
     """
 
     now: float
     residents: tuple[bool, ...] = ()
     prompt_rows: int = 0
+    wall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,12 +46,14 @@ class Plan:
     """The plan of a step: verify `in_flight`, one item per text.
 
     ask: the drafts that residents are to make for each text after the step.
-    why: the reason why there is nothing to verify, if there is nothing.
+    why: the reason why there is nothing to verify, if there is nothing.  num_unserved: the texts
+    whose `min_tokens_per_s` is out of reach.
     """
 
     in_flight: list[InFlight]
     ask: Ask = NO_DRAFTS
     why: PlainWhy = PlainWhy.NONE
+    num_unserved: int = 0
 
     def note_asked(self, texts: Sequence[Text]) -> None:
         """Note that models are about to read the rest of these texts."""

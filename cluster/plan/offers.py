@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from cluster.core import FloatArray
 from cluster.plan.in_flight import PLAIN, InFlight
 from cluster.plan.texts import POOL, HeldTree, Place, SourceBits, Text
 from cluster.records import record
-from cluster.spec.acceptance import AcceptanceModel, Seen
+from cluster.spec.acceptance import AcceptanceModel, Group, Seen
 from cluster.spec.forest import Forest, Indices, Mask
 from cluster.spec.held_trees import HeldTrees, MergedTrees
 from cluster.spec.merge_trees import merge_trees
@@ -94,10 +95,22 @@ def look_at(batch: Sequence[Text], turn: int) -> None:
     held = [(text, name, tree) for text in batch for name, tree in text.held.items()]
     stride = -(-len(held) // _MAX_LOOKED_AT) if held else 1
     for text, name, tree in held[turn % stride :: stride]:
-        if tree.place is not None:
-            tree.settle()
-        if tree.base_len <= len(text.tokens):
-            text.seen.append(Seen.of(name, text.group, tree.base_len, tree.tree, tree.survival))
+        _remember(text, name, tree)
+
+
+def _remember(text: Text, name: str, tree: HeldTree) -> None:
+    if tree.place is not None:
+        tree.settle()
+    if tree.base_len <= len(text.tokens):
+        text.seen.append(Seen.of(name, text.group, tree.base_len, tree.tree, tree.survival))
+
+
+def set_aside(batch: Sequence[Text], resting: AbstractSet[tuple[str, Group]]) -> None:
+    """Take away the trees of drafters that rest: they are scored and not offered."""
+    if resting:
+        for text in batch:
+            for name in [name for name in text.held if (name, text.group) in resting]:
+                _remember(text, name, text.held.pop(name))
 
 
 def _held(rows: Sequence[_Row], num_groups: int, acceptance: AcceptanceModel) -> HeldTrees:

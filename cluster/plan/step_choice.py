@@ -17,6 +17,7 @@ from cluster.plan.texts import Text
 from cluster.spec import evidence
 from cluster.spec.budget import NO_DRAFTS, Ask, Prices, choose_nodes, ranking
 from cluster.spec.forest import Floats, Indices, ranked
+from cluster.spec.service import Service
 from cluster.spec.step_cost import EDGES
 
 # The gain over plain decoding that speculation must promise, as a share of a step: a smaller one
@@ -37,7 +38,7 @@ class StepChoice:
 
     caps: the most nodes of each text.  weights: the weight of each text's tokens.  plain_s: the
     seconds of a plain step.  draft_s: the seconds for trees of each of SIZES, of look-ups alone and
-    of look-ups with models; None = not known yet.
+    of look-ups with models; None = not known yet.  service: the speeds that texts are to have.
     """
 
     target: TargetModel
@@ -49,6 +50,7 @@ class StepChoice:
     plain_s: float
     prices: Prices
     draft_s: ByModels[Floats | None]
+    service: Service
 
     @classmethod
     def of(
@@ -58,44 +60,68 @@ class StepChoice:
         texts: Sequence[Text],
         caps: Sequence[int],
         moment: Moment,
+        weights: Floats,
     ) -> StepChoice | None:
         """Return the choice for a batch; None while no step time is known."""
         times_s = target.steps.at_edges(len(texts))
         if times_s is None:
             return None
         plain_s = float(times_s[0])
-        weights = np.array([text.weight / text.tokens_per_step for text in texts])
-        rate = load.rate(float(weights.sum()) / plain_s)
+        service = Service(
+            np.array([text.min_tokens_per_s for text in texts]),
+            np.array([text.lag for text in texts]),
+        )
+        rate = load.rate(float(weights.sum()) / plain_s) + service.price(weights, plain_s)
         if moment.prompt_rows:
             times_s = target.steps.at_edges(len(texts), moment.prompt_rows)
             assert times_s is not None
         prices = Prices(rate, times_s - times_s[0], load.guard.max_extra_s(plain_s))
         return cls(
             target, load, texts, np.array(caps), moment, weights, plain_s, prices,
-            target.draft_s(len(texts), load.num_new),
+            target.draft_s(len(texts), load.num_new), service,
         )  # fmt: skip
 
     def plan(self, offers: Offers | None) -> Plan:
         """Return the plan for these offers."""
         load = self.load
+        self._learn_worth(offers)
+        ask, draft_s = self._ask()
+        granted, num_unserved = self._grants(offers, draft_s)
         if offers is None:
-            self._learn_worth(None)
-            ask, _ = self._ask()
             no_worth = bool(self.moment.residents) and load.best == NO_DRAFTS
             why = PlainWhy.NOT_WORTH_IT if no_worth else PlainWhy.NO_DRAFTS
             load.promised = 0.0, load.trust
-            return Plan(in_flight_of(self.texts, None, _NO_NODES), ask, why)
-        self._learn_worth(offers)
-        ask, draft_s = self._ask()
-        nodes, gains = self._ranking(offers)
-        why, num_nodes = self._choose(gains, draft_s)
+            plain = in_flight_of(self.texts, None, _NO_NODES)
+            return Plan(plain, ask, why, num_unserved)
+        nodes, gains = self._ranking(offers, granted)
+        why, num_nodes = self._choose(gains, draft_s, len(granted))
         promised = float(offers.survival[nodes[:num_nodes]].sum())
         load.promised = promised, load.trust
-        return Plan(in_flight_of(self.texts, offers, nodes[:num_nodes]), ask, why)
+        return Plan(in_flight_of(self.texts, offers, nodes[:num_nodes]), ask, why, num_unserved)
 
     # Nodes to verify
 
-    def _ranking(self, offers: Offers) -> tuple[Indices, Floats]:
+    def _grants(self, offers: Offers | None, draft_s: float) -> tuple[Indices, int]:
+        """Return (the nodes that texts are granted for their rates, the texts not served)."""
+        if not self.service.rates.any():
+            return _NO_NODES, 0
+        tokens = np.zeros((len(self.texts), 1 + int(self.caps.max())))
+        tokens[:, 0] = 1.0
+        nodes = owners = ranks = _NO_NODES
+        if offers is not None:
+            forest = offers.forest
+            nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
+            owners = forest.owners[nodes]
+            is_open = ranks < self.caps[owners]
+            nodes, owners, ranks = nodes[is_open], owners[is_open], ranks[is_open]
+            tokens[owners, 1 + ranks] = self.load.trust.share * offers.survival[nodes]
+        counts, num_unserved = self.service.grants(
+            tokens.cumsum(axis=1), self.prices, self.plain_s + draft_s,
+            0.5 * (self.prices.max_extra_s - draft_s),
+        )  # fmt: skip
+        return nodes[ranks < counts[owners]], num_unserved
+
+    def _ranking(self, offers: Offers, granted: Indices) -> tuple[Indices, Floats]:
         forest = offers.forest
         is_open = np.ones(forest.num_nodes, dtype=np.bool_)
         if (np.diff(forest.starts) > self.caps).any():
@@ -103,21 +129,25 @@ class StepChoice:
             is_open[nodes[ranks >= self.caps[forest.owners[nodes]]]] = False
         weights = self.load.trust.share * self.weights[forest.owners]
         nodes, gains = ranking(offers.survival, weights, is_open)
+        if len(granted):  # the others stand behind them
+            order = np.argsort(~np.isin(nodes, granted), kind="stable")
+            nodes, gains = nodes[order], gains[order]
         return nodes[: EDGES[-1]], gains[: EDGES[-1]]
 
-    def _choose(self, gains: Floats, draft_s: float) -> tuple[PlainWhy, int]:
+    def _choose(self, gains: Floats, draft_s: float, num_granted: int) -> tuple[PlainWhy, int]:
         """Return (the reason if no node is verified, how many of the best nodes are verified)."""
         load, prices = self.load, self.prices
         margin = _MARGIN * prices.rate * self.plain_s
-        free = choose_nodes(gains, replace(prices, max_extra_s=math.inf))
-        if free.value < margin:
+        free = choose_nodes(gains, replace(prices, max_extra_s=math.inf), 0.0, num_granted)
+        if free.value < margin and not num_granted:
             return PlainWhy.NOT_WORTH_IT, 0
         load.verify_s += evidence.RECENT * (free.extra_s - load.verify_s)
-        choice = choose_nodes(gains, prices, spent_s=draft_s)
-        if choice.value < margin:
+        choice = choose_nodes(gains, prices, draft_s, num_granted)
+        if choice.value < margin and not num_granted:
             return PlainWhy.GUARD, 0
+        gain_s = _PLAIN_COST * self.plain_s if num_granted else choice.value / prices.rate
         # Where residents draft, a plain step is measured after a step that asked them for nothing.
-        if load.asked.num_nodes == 0 and self._takes_plain(1, choice.value / prices.rate):
+        if load.asked.num_nodes == 0 and self._takes_plain(1, gain_s):
             return PlainWhy.TIMED, 0
         return PlainWhy.NONE, choice.num_nodes
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.core import FloatArray, Proposal, TokenArray, TokenTree
-from cluster.spec import evidence
+from cluster.spec import evidence, service
 from cluster.spec.acceptance import Group, Seen
 from cluster.spec.forest import Forest, Indices
 from cluster.spec.step_cost import DRAFT_LENGTHS, MAX_COMMIT
@@ -92,19 +92,26 @@ class Text:
     """One text that is being written.
 
     group: its task class, and whether it is sampled; drafts fare alike within a group.
-    max_draft_tokens: the most in one step.  weight: how much its speed counts beside that of other
-    texts.  names: its drafters, at most MAX_DRAFTERS.  weights: the trust in each of them when its
-    tree was last merged.  held: the newest tree of each drafter.  seen: trees whose outcome is not
-    known yet.  num_steps: the steps of the text so far.  asked_len: the length of the text when
-    models were last asked to draft for it.
+    max_draft_tokens: the most in one step; cap: what the schedule leaves of it for the next one.
+    latency_class: gives its speed a weight beside that of other texts.  min_tokens_per_s: the speed
+    for which nodes are granted, 0 = none; lag: tokens that it is behind that of late.  names: its
+    drafters, at most MAX_DRAFTERS.  weights: the trust in each of them when its tree was last
+    merged.  held: the newest tree of each drafter.
+    seen: trees whose outcome is not known yet.  num_steps: the steps of the text so far.
+    asked_len: the length of the text when models were last asked to draft for it.
+    draft_len, fates, verified_depth: of `cluster.plan.draft_length`; the present length, 0 = none
+    yet; accepted tokens and depth of the latest trees; the depth of the one under way.
     """
 
     def __init__(self, text_id: str, group: Group, tokens: TokenLog) -> None:
         self.id = text_id
         self.group = group
         self.tokens = tokens
-        self.max_draft_tokens = 0
-        self.weight = 1.0
+        self.max_draft_tokens = self.cap = 0
+        self.latency_class = ""
+        self.min_tokens_per_s = self.lag = 0.0
+        self.draft_len = self.verified_depth = 0
+        self.fates: tuple[tuple[int, int], ...] = ()
         self.names: tuple[str, ...] = ()
         self.weights: dict[str, float] = {}
         self.held: dict[str, HeldTree] = {}
@@ -139,9 +146,11 @@ class Text:
         """Count the steps since a draft of that drafter was last verified for this text."""
         return self.num_steps - self._used_at.get(drafter, 0)
 
-    def emitted(self, num_tokens: int) -> None:
-        """Note that a step has brought num_tokens tokens."""
+    def emitted(self, num_tokens: int, time_s: float) -> None:
+        """Note that a round of time_s has brought num_tokens tokens."""
         self.tokens_per_step += evidence.RECENT * (max(num_tokens, 1) - self.tokens_per_step)
+        due = service.AIM * self.min_tokens_per_s * time_s
+        self.lag += due - num_tokens - evidence.RECENT * self.lag
 
     def keep_newest(self, drafter: str, proposal: Proposal) -> HeldTree | None:
         """Hold a drafter's newest tree; returns None if a newer one has overtaken it."""

@@ -102,12 +102,20 @@ def depths(parents: Indices) -> npt.NDArray[np.int16]:
     return found
 
 
+def with_ancestors(parents: Indices, flags: Mask) -> Mask:
+    """Return the nodes that have the flag and whose ancestors all have it; parents as above."""
+    found = flags.copy()
+    for nodes, ancestors in _doublings(parents):
+        found[nodes] &= found[ancestors]
+    return found
+
+
 def _doublings(parents: Indices) -> Iterator[tuple[Indices, Indices]]:
     """Yield the nodes that have an ancestor 1, 2, 4, ... levels above, and those ancestors.
 
     If a node and this ancestor each have the sum over so many levels, their total is the sum over
-    twice as many.  So the sum over a whole path takes log2 of its length in iterations.  A tree has
-    no cycle, so the iterations end.
+    twice as many, and likewise with other operations.  So the sum over a whole path takes log2 of
+    its length in iterations.  A tree has no cycle, so the iterations end.
     """
     nodes, above = np.flatnonzero(parents >= 0), parents
     for _ in range(len(parents).bit_length()):

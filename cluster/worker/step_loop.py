@@ -59,8 +59,10 @@ class StepLoop:
         max_batch_tokens: int,
         shadows: frozenset[str] = frozenset(),
         clock: Callable[[], float] = time.perf_counter,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """shadows: names of residents that are scored and never verified."""
+        """shadows: names of residents that are scored and never verified.  wall: the clock that
+        schedules by hours go by."""
         self._verifier = verifier
         self._residents = residents
         self._controller = controller
@@ -70,7 +72,7 @@ class StepLoop:
         self._worker_id = worker_id
         self._max_rows = max_batch_tokens
         self._shadows = shadows
-        self._clock = clock
+        self._clock, self._wall = clock, wall
         self._tally = Tally()
         fence = Fence(self._tally)
         self._keeper = TextKeeper(
@@ -183,7 +185,8 @@ class StepLoop:
             if text.in_flight is not None or _is_ready(text)
         )
         prompt_rows = min(lacking - len(decoding), room)
-        moment = Moment(self._clock(), self._residents.kinds, max(prompt_rows, 0))
+        kinds = self._residents.kinds
+        moment = Moment(self._clock(), kinds, max(prompt_rows, 0), self._wall())
         with self._planning:
             return self._controller.plan(decoding, max_depths, room, moment)
         # It is not known on which tree it failed, so all are dropped, and this step is a plain one.
@@ -228,15 +231,15 @@ class StepLoop:
     def _draft(self, ask: Ask, answered: Sequence[TargetText], report: StepReport) -> None:
         """Let the residents draft for the step that follows."""
         texts = []
-        now = self._clock()
+        moment = Moment(self._clock(), wall_s=self._wall())
         for text in answered:
             if text.end is not None or not text.record.residents:
                 continue
             if text.chosen_at != self._began_at:  # its prompt has been read
                 text.ask = NO_DRAFTS
                 with self._planning:
-                    text.ask = self._controller.first_ask(text, now)
-            nodes = 0 if text.is_scored else min(text.ask.num_nodes, text.max_draft_tokens)
+                    text.ask = self._controller.first_ask(text, moment)
+            nodes = 0 if text.is_scored else min(text.ask.num_nodes, text.cap)
             text.record.draft_nodes, text.record.only_look_ups = nodes, not text.ask.with_models
             texts.append(text)
         self._asked = ask

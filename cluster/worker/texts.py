@@ -28,8 +28,6 @@ from cluster.worker.text_record import TextRecord
 # A scoring step has logits of the whole vocabulary for each row: for a large vocabulary, 256 rows
 # take 160 MB.
 _MAX_SCORED_ROWS = 256
-# The greatest weight that a coordinator can give its texts is that of the greatest latency class.
-_WEIGHTS = (0.01, 100.0)
 # The initial room of a text's log, in tokens.
 _FIRST_ROOM = 1024
 
@@ -56,7 +54,7 @@ class TargetText(Text):
         self.opened = opened
         self.params = params
         self.names = opened.drafters[:MAX_DRAFTERS]
-        self.weight = min(max(opened.weight, _WEIGHTS[0]), _WEIGHTS[1])
+        self.latency_class, self.min_tokens_per_s = opened.latency_class, opened.min_tokens_per_s
         self.in_flight: InFlight | None = None
         self.suspect = False
         self.was_decoding = False  # when the nodes in flight were chosen
@@ -113,6 +111,8 @@ class TargetText(Text):
         in_flight, self.in_flight = self.in_flight or PLAIN, None
         if self.suspect:
             why = PlainWhy.FAULT
+        elif not self.cap:
+            why = PlainWhy.SCHEDULE
         elif not why:
             why = PlainWhy.NOT_WORTH_IT if self.held else PlainWhy.NO_DRAFTS
         self.suspect, self.num_misses = False, 0
@@ -225,7 +225,5 @@ class TextTable(dict[str, TargetText]):
                 f"max_len is {opened.max_len} and there are {len(tokens)} tokens; the text is over"
             )
         check_params(opened.params, self.vocab_size)
-        if not math.isfinite(opened.weight):
-            raise ProtocolError(f"weight is {opened.weight}; send a number")
         if len(set(opened.drafters)) != len(opened.drafters):
             raise ProtocolError("drafters names one twice")

@@ -189,4 +189,5 @@ def _speculation(request: GenerationRequest) -> dict[str, Any]:
         "max_draft_tokens": options.max_draft_tokens,
         "drafters": names,
         "latency_class": options.latency_class,
+        "min_tokens_per_s": options.min_tokens_per_s,
     }

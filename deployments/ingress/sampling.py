@@ -16,6 +16,7 @@ from deployments.ingress.api.table import (
     MAX_SALT_LEN,
     MAX_STOP_TOKEN_IDS,
     MAX_TOKENS,
+    MAX_TOKENS_PER_S,
 )
 from deployments.ingress.fields import Fields, encodable, shown
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
@@ -177,7 +178,7 @@ def _task(fields: Fields) -> str:
 
 
 def _speculation(fields: Fields | None, limits: Limits) -> SpeculationOptions:
-    """Our extension `speculation: {enabled, max_draft_tokens, drafters, latency_class}`."""
+    """Our extension `speculation`, with the fields that `api.table` lists."""
     if fields is None:
         return SpeculationOptions()
     drafters = fields.strings("drafters", 64)
@@ -192,7 +193,9 @@ def _speculation(fields: Fields | None, limits: Limits) -> SpeculationOptions:
         max_draft_tokens=fields.integer("max_draft_tokens", None, 0, limits.max_draft_tokens),
         drafters=drafters,
         latency_class=_latency_class(fields, limits),
-    )
+        min_tokens_per_s=None if fields.get("min_tokens_per_s") is None
+        else fields.number("min_tokens_per_s", 0.0, 0.0, MAX_TOKENS_PER_S),
+    )  # fmt: skip
 
 
 def _latency_class(fields: Fields, limits: Limits) -> str | None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.replay.grid import Bench, Cell, Found
+from benchmarks.replay.schedules import SCHEDULES
+from benchmarks.replay.service import judge
 from benchmarks.replay.simulate import Adaptive, Fixed, Simulation
 from benchmarks.replay.synthetic import texts
 from benchmarks.replay.world import CPU, Pool, recorded
+from cluster.config.schema import CoordinatorConfig
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +74,20 @@ def test_what_was_learned_makes_a_restart_start_well() -> None:
     fresh = Adaptive(CPU, pool)
     # A fresh one is lucky here: it drafts much before it knows what that takes: little.
     assert simulation.run(again, 1.0).speed >= 0.98 * simulation.run(fresh, 1.0).speed
+
+
+@pytest.mark.parametrize("num_sequences", [1, 16])
+def test_no_schedule_is_much_faster_than_adaptive(bench: Bench, num_sequences: int) -> None:
+    cell = Cell("cpu", "resident", "good", "greedy", num_sequences)
+    adaptive = bench.speed(cell, CoordinatorConfig())
+    for name, schedule in SCHEDULES.items():
+        speed = bench.speed(cell, CoordinatorConfig(draft_length=schedule))
+        assert adaptive > 0.96 * speed, name
+
+
+def test_rates_below_plain_decodings_are_missed_half_as_often_at_little_cost(bench: Bench) -> None:
+    cell = Cell("cpu", "own-2", "good", "greedy", 16)
+    (found,) = judge(bench, cell, [0.95], seeds=[0])
+    assert found.missed_without > 0.05
+    assert found.missed < 0.5 * found.missed_without
+    assert found.of_speed > 0.97

@@ -51,6 +51,14 @@ from tests.support.coordinator.toys import ToyTarget, plain_text
             RequestError,
             "max_draft_tokens is -1",
         ),
+        *(
+            (
+                request(speculation=SpeculationOptions(min_tokens_per_s=rate)),
+                RequestError,
+                f"min_tokens_per_s is {rate:g}; it must be a number of at least 0",
+            )
+            for rate in (-1.0, float("nan"), float("inf"))
+        ),
         (
             request(speculation=SpeculationOptions(latency_class="urgent")),
             NotFoundError,

@@ -168,20 +168,20 @@ def test_models_read_one_prompt_of_a_new_load_and_then_as_those_that_run() -> No
     played = TwoKinds(is_right=True)
     played.controller._target.read_s = 0.020
     for with_models in (True, False):
-        first = played.controller.first_ask(played.text, 0.0)
+        first = played.controller.first_ask(played.text, Moment(0.0))
         assert (first.num_nodes, first.with_models) == (8, with_models)
     assert played.text.is_read
     for _ in range(2):
         played.text.stepped(())
     played.run(100)
-    assert played.controller.first_ask(played.text, played.now).with_models
+    assert played.controller.first_ask(played.text, Moment(played.now)).with_models
 
 
 def test_the_first_drafts_of_a_text_are_what_pays_and_no_try() -> None:
     played = TwoKinds(is_right=False)
     for _ in range(200):
         plan = played.round(draft_s=5 * STEP_S)
-        first = played.controller.first_ask(played.text, played.now)
+        first = played.controller.first_ask(played.text, Moment(played.now))
         assert not (first.with_models and first.num_nodes)
         if plan.ask.num_nodes and plan.ask.with_models:
             break
@@ -189,7 +189,7 @@ def test_the_first_drafts_of_a_text_are_what_pays_and_no_try() -> None:
         pytest.fail("models were never tried")
     overdrawn = Round([played.text], [1], 4, False, 100 * STEP_S)
     played.controller.learn(overdrawn)
-    assert played.controller.first_ask(played.text, played.now).num_nodes == 0
+    assert played.controller.first_ask(played.text, Moment(played.now)).num_nodes == 0
 
 
 DRAFT_TIMES = [DraftTime(1, 8, with_models, 0.001) for with_models in (False, True)]

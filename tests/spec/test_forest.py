@@ -55,6 +55,17 @@ def test_depths_are_those_of_each_tree(trees: list[TokenTree]) -> None:
     ]
 
 
+@given(many_trees, seeds)
+def test_a_node_is_kept_with_ancestors_where_its_whole_path_has_the_flag(
+    trees: list[TokenTree], seed: int
+) -> None:
+    joined = forests.join(trees)
+    flags = np.random.default_rng(seed).random(joined.num_nodes) < 0.7
+    found = forests.with_ancestors(joined.parents, flags)
+    for node, parent in enumerate(joined.parents.tolist()):
+        assert found[node] == (flags[node] and (parent < 0 or found[parent]))
+
+
 def test_the_depths_of_a_long_chain_are_found_in_few_steps() -> None:
     chain = TokenTree.chain(range(1000))
 

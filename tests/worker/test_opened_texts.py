@@ -11,8 +11,6 @@ import pytest
 from cluster.core import SamplingParams, TokenTree
 from cluster.errors import CapacityError, ProtocolError, RequestError
 from cluster.messages import PoolTree, TextName
-from cluster.worker.target_stream import TargetStream
-from cluster.worker.texts import TargetText
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import steps
 from tests.support.worker.texts import GREEDY, PROMPT, VOCAB_SIZE, opened, plain, pool_tree
@@ -23,8 +21,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a prompt to come": ({"prompt_len": 4}, "prompt_len is 4 and there are 3 tokens"),
     "a foreign token": ({"prompt": [1, VOCAB_SIZE]}, "outside the target's vocabulary 0..31"),
     "a negative token": ({"prompt": [1, -1]}, "outside the target's vocabulary 0..31"),
-    "no number": ({"weight": math.nan}, "weight is nan; send a number"),
-    "an endless weight": ({"weight": math.inf}, "weight is inf; send a number"),
     "a text that is over": ({"max_len": 3}, "max_len is 3 and there are 3 tokens"),
     "a drafter twice": ({"drafters": ("a", "b", "a")}, "drafters names one twice"),
 }
@@ -178,12 +174,16 @@ async def test_a_target_without_a_limit_takes_any_number() -> None:
     assert len(target.texts) == 100
 
 
-@pytest.mark.parametrize(("sent", "counted"), [(1e9, 100.0), (-5.0, 0.01), (0.0, 0.01), (4.0, 4.0)])
-async def test_a_coordinator_cannot_make_its_texts_count_for_more_than_the_classes_may(
-    sent: float, counted: float
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -5.0, 1e300])
+async def test_a_class_that_is_none_and_a_speed_that_is_no_number_change_nothing(
+    rate: float,
 ) -> None:
-    text = TargetText(TargetStream(1), opened(weight=sent), ())
-    assert text.weight == counted
+    async with steps(residents=[resident(GreedyOracle(4))], budget="adaptive") as target:
+        desk = target.connect()
+        odd = opened(drafters=("a",), latency_class="urgent", min_tokens_per_s=rate)
+        desk.post(odd, opened("other", drafters=("a",)))
+        await target.run()
+    assert desk.text() == desk.text("other") == plain()
 
 
 async def test_the_targets_own_limit_of_drafts_holds_whatever_a_text_asks_for() -> None:

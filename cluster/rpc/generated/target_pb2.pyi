@@ -17,6 +17,7 @@ class PlainWhy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PLAIN_WHY_TIMED: _ClassVar[PlainWhy]
     PLAIN_WHY_UNMEASURED: _ClassVar[PlainWhy]
     PLAIN_WHY_FAULT: _ClassVar[PlainWhy]
+    PLAIN_WHY_SCHEDULE: _ClassVar[PlainWhy]
 PLAIN_WHY_UNSPECIFIED: PlainWhy
 PLAIN_WHY_GUARD: PlainWhy
 PLAIN_WHY_NO_DRAFTS: PlainWhy
@@ -24,6 +25,7 @@ PLAIN_WHY_NOT_WORTH_IT: PlainWhy
 PLAIN_WHY_TIMED: PlainWhy
 PLAIN_WHY_UNMEASURED: PlainWhy
 PLAIN_WHY_FAULT: PlainWhy
+PLAIN_WHY_SCHEDULE: PlainWhy
 
 class StepFrame(_message.Message):
     __slots__ = ("opens", "cancels", "trees", "serial", "acknowledged", "heartbeat")
@@ -74,7 +76,7 @@ class Load(_message.Message):
     def __init__(self, seats: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_steps: _Optional[int] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("request_id", "generation", "token_ids", "prefix_hash", "prompt_len", "params", "max_len", "task", "tenant", "adapter", "drafters", "max_draft_tokens", "weight")
+    __slots__ = ("request_id", "generation", "token_ids", "prefix_hash", "prompt_len", "params", "max_len", "task", "tenant", "adapter", "drafters", "max_draft_tokens", "latency_class", "min_tokens_per_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -87,7 +89,8 @@ class Open(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     token_ids: bytes
@@ -100,8 +103,9 @@ class Open(_message.Message):
     adapter: str
     drafters: _containers.RepeatedScalarFieldContainer[str]
     max_draft_tokens: int
-    weight: float
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., prefix_hash: _Optional[int] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_len: _Optional[int] = ..., task: _Optional[str] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
+    latency_class: str
+    min_tokens_per_s: float
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., prefix_hash: _Optional[int] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_len: _Optional[int] = ..., task: _Optional[str] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., latency_class: _Optional[str] = ..., min_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class PoolTree(_message.Message):
     __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "token_ids", "parents", "survival", "sources", "weights")

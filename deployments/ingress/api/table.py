@@ -33,6 +33,7 @@ MAX_METADATA_VALUE_LEN = 512
 # A key of 256 bytes in hexadecimal, or a long name.
 MAX_SALT_LEN = 512
 MAX_NAME_LEN = 256
+MAX_TOKENS_PER_S = 1e6
 
 _TOKEN = integer(0, "max_token_id")
 _TOKENS = array(_TOKEN, min_items=1)
@@ -52,6 +53,11 @@ SPECULATION = (
         "speculation.drafters", array(text(MAX_NAME_LEN), 64), "names of those that may help"
     ),
     supported("speculation.latency_class", text(64), "one of ingress.public_latency_classes"),
+    supported(
+        "speculation.min_tokens_per_s",
+        number(0, MAX_TOKENS_PER_S),
+        "the speed for which drafts are granted to this request before others are served",
+    ),
     supported("return_draft_sources", BOOLEAN, "whose drafts each token was"),
 )
 

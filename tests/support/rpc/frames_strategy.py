@@ -79,6 +79,7 @@ speculation = st.builds(
     drafters=st.none() | st.lists(ids, max_size=3).map(tuple),
     latency_class=st.none() | ids,
     return_draft_sources=st.booleans(),
+    min_tokens_per_s=st.none() | doubles,
 )
 
 logprob = st.builds(
@@ -95,7 +96,8 @@ def logprobs(size: int) -> st.SearchStrategy[tuple[core.TokenLogprob, ...]]:
 
 opens = st.builds(
     messages.Open, ids, generations, tokens(1), hashes, lengths, params, lengths, texts,
-    st.binary(max_size=16), texts, st.lists(ids, max_size=3).map(tuple), lengths, doubles,
+    st.binary(max_size=16), texts, st.lists(ids, max_size=3).map(tuple), lengths, ids,
+    doubles,
 )  # fmt: skip
 names = st.builds(messages.TextName, ids, generations)
 

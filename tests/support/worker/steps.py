@@ -74,6 +74,7 @@ class Steps:
         max_rows: int = 512,
         shadows: Sequence[str] = (),
         clock: Callable[[], float] | None = None,
+        wall: Callable[[], float] = lambda: 0.0,
         verifier: Verifier | None = None,
         config: CoordinatorConfig | None = None,
         worker_id: str = "w",
@@ -94,6 +95,7 @@ class Steps:
         self.loop = StepLoop(
             self.verifier, self.residents, self.controller, self.streams, self.texts, self.mailbox,
             worker_id=worker_id, max_batch_tokens=max_rows, shadows=frozenset(shadows), clock=clock,
+            wall=wall,
         )  # fmt: skip
         self.desks: list[Desk] = []
 

@@ -1,0 +1,124 @@
+"""Draft-length schedules in a target: steps stay below their caps, and no text depends on them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from cluster import metrics
+from cluster.config.draft_length import DraftLengthConfig, DraftLengthOverride
+from cluster.core import SamplingParams
+from cluster.messages import PlainWhy
+from tests.support.worker.residents import GreedyOracle, resident
+from tests.support.worker.stage import hosted
+from tests.support.worker.steps import Steps, steps
+from tests.support.worker.texts import LAWS, opened, plain
+
+DRAFTED: dict[str, Any] = {"drafters": ("a",)}
+
+
+async def num_nodes(
+    target: Steps, *names: str, params: SamplingParams, **fields: Any
+) -> list[list[int]]:
+    """Write these texts; returns the nodes that each step verified, by text."""
+    desk = target.connect()
+    desk.post(*(opened(name, params=params, **{**DRAFTED, **fields}) for name in names))
+    await target.run()
+    for name in names:
+        assert desk.text(name) == plain(params=params)
+    return [[verdict.num_nodes for verdict in desk.verdicts[name]] for name in names]
+
+
+KINDS: dict[str, tuple[dict[str, Any], int, list[int]]] = {
+    # Beside the most nodes of a step, the first steps of a text whose drafts are all right.
+    "adaptive": ({}, 16, [0, 16, 16]),
+    "constant": ({"num_tokens": 3}, 3, [0, 3, 3, 3, 3, 3, 3, 3, 3]),
+    "heuristic": ({"num_tokens": 2, "max_tokens": 6}, 6, [0, 2, 2, 4, 6, 6, 6]),
+    "window": ({"num_tokens": 2, "max_tokens": 5}, 5, [0, 3, 3, 4, 5, 5, 5]),
+    "threshold": ({"threshold": 1.0}, 0, [0] * 40),
+    "alpha": ({}, 16, [0, 16, 16]),
+}
+
+
+@LAWS
+@pytest.mark.parametrize("budget", ["fixed", "adaptive"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_step_is_above_the_schedule_and_the_text_is_the_same(
+    kind: str, budget: str, params: SamplingParams
+) -> None:
+    settings, most, first = KINDS[kind]
+    schedule = DraftLengthConfig(kind=kind, **settings)  # type: ignore[arg-type]
+    oracle = GreedyOracle(100)
+    built = steps(residents=[resident(oracle)], budget=budget, draft_length=schedule)
+    async with built as target:
+        (nodes,) = await num_nodes(target, "r", params=params)
+        (few,) = await num_nodes(target, "s", params=params, max_draft_tokens=1)
+    assert max(few) <= 1
+    assert max(nodes) <= most
+    if budget == "fixed" and params.temperature == 0.0:
+        assert nodes[: len(first)] == first
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_worker_with_an_engine_thread_keeps_to_the_schedule(kind: str) -> None:
+    settings, most, first = KINDS[kind]
+    schedule = DraftLengthConfig(kind=kind, **settings)  # type: ignore[arg-type]
+    async with hosted({"a": GreedyOracle(100)}, draft_length=schedule) as peer:
+        (text,) = await peer.written(opened(**DRAFTED))
+    assert text == plain()
+    nodes = [verdict.num_nodes for verdict in peer.verdicts["r"]]
+    assert max(nodes) <= most
+    assert nodes[: len(first)] == first
+
+
+async def test_a_drafter_that_is_never_right_rests_under_alpha() -> None:
+    class Wrong(GreedyOracle):
+        def _proposal(self, task: Any) -> Any:
+            proposal = super()._proposal(task)
+            proposal.tree.token_ids[:] = (proposal.tree.token_ids + 1) % 32
+            return proposal
+
+    params = SamplingParams(temperature=0.0, max_tokens=300)
+    schedule = DraftLengthConfig(kind="alpha")
+    async with steps(residents=[resident(Wrong(4))], draft_length=schedule) as target:
+        (nodes,) = await num_nodes(target, "r", params=params)
+        desk = target.desks[0]
+    assert sum(count > 0 for count in nodes[:20]) > 10
+    assert sum(count > 0 for count in nodes[40:]) <= 5
+    whys = [verdict.why for verdict in desk.verdicts["r"][40:]]
+    assert whys.count(PlainWhy.SCHEDULE) > 240
+
+
+async def test_rules_go_by_the_clock_on_the_wall_the_class_the_task_and_the_load() -> None:
+    rules = (
+        DraftLengthOverride(latency_class="throughput", max_draft_tokens=3),
+        DraftLengthOverride(task="code", max_draft_tokens=2),
+        DraftLengthOverride(load_from=3, max_draft_tokens=1),
+        DraftLengthOverride(hours="12-13"),
+    )
+    schedule = DraftLengthConfig(overrides=rules, time_zone="UTC")
+    begin = datetime(2026, 11, 27, 11, 59, tzinfo=UTC)
+    wall = [begin]
+    settings: dict[str, Any] = {"residents": [resident(GreedyOracle(100))]}
+    greedy = SamplingParams(temperature=0.0, max_tokens=40)
+    async with steps(draft_length=schedule, wall=lambda: wall[0].timestamp(), **settings) as target:
+        (free,) = await num_nodes(target, "a", params=greedy)
+        (classed,) = await num_nodes(target, "b", params=greedy, latency_class="throughput")
+        (coded,) = await num_nodes(target, "c", params=greedy, task="code")
+        crowd = await num_nodes(target, "d", "e", "f", params=greedy)
+        wall[0] += timedelta(minutes=1)
+        (noon,) = await num_nodes(target, "g", params=greedy)
+        desk = target.desks[-1]
+    assert [max(each) for each in (free, classed, coded, *crowd, noon)] == [16, 3, 2, 1, 1, 1, 0]
+    assert {verdict.why for verdict in desk.verdicts["g"][1:-1]} == {PlainWhy.SCHEDULE}
+
+
+async def test_a_rate_that_no_drafts_bring_is_counted_and_changes_no_text() -> None:
+    greedy = SamplingParams(temperature=0.0, max_tokens=40)
+    async with steps(residents=[resident(GreedyOracle(4))], budget="adaptive") as target:
+        await num_nodes(target, "a", params=greedy, min_tokens_per_s=1e6)
+        samples = target.loop.report()[0].samples
+    (count,) = [each for each in samples if each.metric == metrics.UNATTAINABLE_RATES.name]
+    assert count.value >= 5
