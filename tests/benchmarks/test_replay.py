@@ -88,6 +88,6 @@ def test_no_schedule_is_much_faster_than_adaptive(bench: Bench, num_sequences: i
 def test_rates_below_plain_decodings_are_missed_half_as_often_at_little_cost(bench: Bench) -> None:
     cell = Cell("cpu", "own-2", "good", "greedy", 16)
     (found,) = judge(bench, cell, [0.95], seeds=[0])
-    assert found.missed_without > 0.05
+    assert found.missed_without > 0.03
     assert found.missed < 0.5 * found.missed_without
     assert found.of_speed > 0.97
