@@ -60,6 +60,8 @@ def _shares(limits: CoordinatorConfig) -> str:
 def _place(config: Config, name: str) -> str:
     """Where a drafter runs, and why."""
     drafter = config.drafters[name]
+    if name in config.stage_of:
+        return f"a stage of {config.stage_of[name]}"
     if name in config.residents:
         why = " (auto: it names no other device, replicas or nice)"
         return f"inside the target, by turns with its steps{why * (drafter.placement == 'auto')}"
@@ -103,7 +105,7 @@ def _caches(config: Config, found: Mapping[str, Inspected]) -> Iterator[str]:
         if sizes.kv_cache:
             tokens = sizes.kv_cache // sizes.kv_per_token
             yield f"{path}: a KV cache of {_size(sizes.kv_cache)}, {tokens:,} tokens"
-        elif not any(path.startswith(f"drafters.{name}.") for name in config.residents):
+        elif not any(path.startswith(f"drafters.{name}.") for name in config.hosted):
             on_gpus.append((path, engine, sizes))
     if not on_gpus:
         return

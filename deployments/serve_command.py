@@ -72,7 +72,7 @@ def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginni
             _wait_until_running(_name(file), signals)
             is_serving = True
             url = base_url(file.config, _route_prefix(file))
-            wait_until_connected(url, file.config.drafters, signals.check, _progress)
+            wait_until_connected(url, file.config.on_their_own, signals.check, _progress)
             token_file = cluster.token_file() if file.config.dashboard.enabled else None
             if token_file is not None:
                 _progress(f"the dashboard asks for a token; it is in {token_file}")

@@ -112,9 +112,10 @@ def measure(
     config: Config, names: Sequence[str], prompts: Sequence[Prompt], law: SamplingParams
 ) -> dict[str, Figures]:
     """Measure new drafters on all prompts, in their order, one at a time; by category."""
+    stages = [stage for name in names for stage in config.drafters[name].stages]
     drafters = {
         name: replace(config.drafters[name], placement=DrafterPlacement(host="target"))
-        for name in names
+        for name in (*names, *stages)
     }
     found: dict[str, Figures] = {}
     with LLM(replace(config, drafters=drafters, tasks={})) as llm:

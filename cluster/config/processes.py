@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.parse import NameOf, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, Share
 from cluster.errors import ConfigError
+
+# The kind whose options name other drafters.
+CASCADE = "cascade"
 
 # All of them lie in memory beside the model.
 _MAX_ADAPTERS = 64
@@ -185,6 +188,12 @@ class DrafterConfig:
         """The device that its engine names; auto where it names none, or has no engine."""
         engine = self.options.get("engine")
         return str(engine.get("device", "auto")) if isinstance(engine, Mapping) else "auto"
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The drafters that a cascade is made of; none of any other kind."""
+        found = self.options.get("stages") if self.kind == CASCADE else ()
+        return tuple(map(str, found)) if isinstance(found, Sequence) else ()
 
     def check_resident(self, path: str) -> None:
         """Raise ConfigError for what only a process of its own has, and none inside the target."""

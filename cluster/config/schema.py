@@ -9,6 +9,7 @@ docs/configuration.md is made of both. What several keys must obey together stan
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from cluster.config.parse import (
     parse,
 )
 from cluster.config.processes import (
+    CASCADE,
     CoordinatorConfig,
     DrafterConfig,
     DrafterPlacement,
@@ -209,14 +211,31 @@ class Config:
         return tuple(name for name, weight in weights.items() if weight <= 1.0)
 
     @property
+    def stage_of(self) -> Mapping[str, str]:
+        """Of each drafter that is a stage, the cascade in which it runs."""
+        return {stage: name for name, each in self.drafters.items() for stage in each.stages}
+
+    @property
     def residents(self) -> tuple[str, ...]:
-        """Names of the drafters that run inside the target."""
-        return tuple(filter(self._is_resident, self.drafters))
+        """Names of the drafters that run inside the target, without stages."""
+        return tuple(filter(self._is_resident, self.on_their_own))
+
+    @property
+    def hosted(self) -> tuple[str, ...]:
+        """Names of all drafters inside the target, with the stages in place of their cascades."""
+        parts = (self.drafters[name].stages or (name,) for name in self.residents)
+        return tuple(itertools.chain.from_iterable(parts))
 
     @property
     def pool(self) -> tuple[str, ...]:
-        """Names of the drafters that run in processes of their own."""
-        return tuple(name for name in self.drafters if not self._is_resident(name))
+        """Names of the drafters that run in processes of their own, without stages."""
+        return tuple(name for name in self.on_their_own if not self._is_resident(name))
+
+    @property
+    def on_their_own(self) -> tuple[str, ...]:
+        """Names of the drafters that texts may ask for: all but the stages of cascades."""
+        stages = self.stage_of
+        return tuple(name for name in self.drafters if name not in stages)
 
     def _is_resident(self, name: str) -> bool:
         drafter = self.drafters[name]
@@ -229,7 +248,7 @@ class Config:
         """Names of the drafters that serve `task`, best first."""
         if task in self.tasks:
             return self.tasks[task]
-        return self.tasks.get("default", tuple(self.drafters))
+        return self.tasks.get("default", self.on_their_own)
 
     def check(self) -> None:
         """Raise ConfigError for the first reference between keys that does not hold."""
@@ -237,6 +256,7 @@ class Config:
         self.coordinator.check()
         for name in self.residents:
             self.drafters[name].check_resident(f"drafters.{name}")
+        self._check_stages()
         classes = self.coordinator.latency_classes
         self.coordinator.draft_length.check(classes, (*self.tasks, "default"))
         for name in self.public_latency_classes:
@@ -250,6 +270,23 @@ class Config:
                 if name not in self.drafters:
                     hint = nearest(name, self.drafters, "drafters")
                     raise ConfigError.at(f"tasks.{task}", f"no drafter is named {name!r} ({hint})")
+
+    def _check_stages(self) -> None:
+        for name, drafter in self.drafters.items():
+            path = f"drafters.{name}.options.stages"
+            for stage in drafter.stages:
+                if stage not in self.drafters:
+                    hint = nearest(stage, self.drafters, "drafters")
+                    raise ConfigError.at(path, f"no drafter is named {stage!r} ({hint})")
+                if self.drafters[stage].kind == CASCADE:
+                    raise ConfigError.at(path, f"{stage!r} is a cascade; name its stages instead")
+                if (owner := self.stage_of[stage]) != name:
+                    raise ConfigError.at(path, f"{stage!r} is a stage of {owner!r} already")
+                self.drafters[stage].check_resident(f"drafters.{stage}")
+        for task, names in self.tasks.items():
+            for stage in (each for each in names if each in self.stage_of):
+                reason = f"{stage!r} is a stage of {self.stage_of[stage]!r}; name that one"
+                raise ConfigError.at(f"tasks.{task}", reason)
 
     def check_ports(self) -> None:
         """Raise ConfigError when two of our servers would listen on the same port.

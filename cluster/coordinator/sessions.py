@@ -222,7 +222,7 @@ class SessionTable:
         check_request(
             request,
             self.limits,
-            self._config.drafters,
+            self._config.on_their_own,
             self._config.coordinator.latency_classes,
             self._max_frame_tokens,
         )

@@ -5,8 +5,8 @@ docs/drafters.md shows how to write one; `cluster.draft.plugin` has what it need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
@@ -22,6 +22,7 @@ class DrafterContext:
     max_nodes: maximum size of a request's tree.  max_requests: maximum number of open requests.
     vocab_size, tokenizer_hash: the target's; 0 and "" while unknown.
     target: the `cluster.draft.inside.Host` of a drafter inside the target, else None.
+    stages: the drafters that a cascade is made of, by name.
     open_text: an empty text under a request's grammar, for drafters inside the target; it raises
     RequestError.  None elsewhere.
     """
@@ -33,6 +34,7 @@ class DrafterContext:
     tokenizer_hash: str = ""
     target: Any = None
     open_text: Callable[[GrammarSpec], ConstrainedText] | None = None
+    stages: Mapping[str, Drafter] = field(default_factory=dict)
 
 
 class Drafter(Protocol):
@@ -71,6 +73,20 @@ class Interruptible(Protocol):
 
     def interrupt(self) -> None:
         """End the current slice soon, because a commit has arrived.  Called from any thread."""
+        ...
+
+
+@runtime_checkable
+class Grafting(Protocol):
+    """Optional protocol for models that judge another drafter's trees, all nodes in one pass."""
+
+    def graft(self, trees: Sequence[Proposal]) -> None:
+        """Take these trees in at the next `propose`.  A node stays, with the model's survival, if
+        its token is among the model's candidates there; else it is dropped with all below it."""
+        ...
+
+    def num_kept(self, request_id: str) -> int | None:
+        """Nodes of the last tree that stayed; None where it has not been judged."""
         ...
 
 

@@ -6,7 +6,7 @@ A tree has a few hundred nodes and changes by a few at a time; lists are faster 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from cluster.draft.candidates import Ranking
 from cluster.engine.cpu.growth import Grown, Leaves
 
 ROOT = 0
+# In place of the parent of a graft that is no child.
+_DROPPED = -2
 # How much of its parent's survival a node is taken to keep.  EAGLE-3 on SmolLM2, steps of 8 nodes:
 # 0.5, 0.35 and 0.25 take 2.8, 2.5 and 2.4 passes per step, and expanding whatever is likely takes
 # 3.5, all for the same tokens per step.
@@ -24,9 +26,10 @@ KEPT_SHARE = 0.35
 class LiveTree:
     """A token tree; node 0 is the root, the last committed token, and parents precede children.
 
-    An *expanded* node has KV and a ranking, and its children are adjacent; the root is always
-    expanded.  Every other expanded node has a *slot*: its index in the engine's tree, assigned in
-    the order of expansion.  A leaf has no KV, ranking or slot.
+    An *expanded* node has KV and a ranking; the root is always expanded.  Every other expanded node
+    has a *slot*: its index in the engine's tree, assigned in the order of expansion.  A leaf has no
+    KV, ranking or slot.  A *graft* is a node that another drafter expects below one that is being
+    expanded with it: it has no survival, and is nobody's child, before that one has a ranking.
     """
 
     def __init__(self) -> None:
@@ -37,8 +40,9 @@ class LiveTree:
         self.slots = [-1]
         self.rankings: list[Ranking | None] = [None]
         self.slot_nodes: list[int] = []  # slot -> node
-        self._first_child = [0]
-        self._num_children = [0]
+        self._children: list[Sequence[int]] = [()]
+        self._grafts: dict[int, list[int]] = {}  # node -> grafts below it
+        self.has_dropped = False  # grafts, which `reroot` removes
         self._frontier: list[tuple[float, int]] = []  # heap of (-survival, leaf)
 
     def __len__(self) -> int:
@@ -86,16 +90,72 @@ class LiveTree:
     ) -> None:
         """Give `node` its ranking and its `children`, pairs of (token, survival).
 
-        grows: whether the children may be expanded in turn.
+        grows: whether the children may be expanded in turn.  Grafts below it that are no children
+        are dropped, with all below them.
         """
         self.rankings[node] = ranking
-        self._first_child[node] = len(self.tokens)
-        self._num_children[node] = len(children)
-        depth = self.depths[node] + 1
+        grafts = {self.tokens[graft]: graft for graft in self._grafts.pop(node, ())}
+        found: list[int] = []
         for token, survival in children:
+            if token in grafts:
+                found.append(grafts.pop(token))
+                self.survivals[found[-1]] = survival
+                continue
+            found.append(self._append(token, node, survival))
             if grows:
-                heapq.heappush(self._frontier, (-survival, len(self.tokens)))
-            self._append(token, node, survival, depth)
+                heapq.heappush(self._frontier, (-survival, found[-1]))
+        self._children[node] = found
+        self._drop(list(grafts.values()))
+
+    def graft(self, tree: TokenTree, share_of: Callable[[int, int], float]) -> list[int]:
+        """Add another drafter's nodes; return those that are to be expanded, parents first.
+
+        share_of: of an expanded node and a token, the probability that the node's ranking gives it.
+        Where that is 0, the token is left out, with all below it.
+        """
+        places: list[int] = []
+        for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+            above = ROOT if parent < 0 else places[parent]
+            place = self._child(above, token) if above >= 0 else -1
+            if above >= 0 and place < 0:
+                place = self._grafted(above, token, share_of)
+            places.append(place)
+        wanted = {each for each in places if each > ROOT and self.rankings[each] is None}
+        self._frontier = [each for each in self._frontier if each[1] not in wanted]
+        heapq.heapify(self._frontier)
+        return sorted(wanted)
+
+    def _grafted(self, above: int, token: int, share_of: Callable[[int, int], float]) -> int:
+        if self.rankings[above] is None:
+            self._grafts.setdefault(above, []).append(self._append(token, above, 0.0))
+            return len(self)
+        share = share_of(above, token)
+        if share <= 0.0:
+            return -1
+        place = self._append(token, above, self.survivals[above] * share)
+        self._children[above] = [*self._children[above], place]
+        return place
+
+    def grafts_below(self, node: int) -> Sequence[int]:
+        """The tokens of the grafts that wait for the node's ranking."""
+        return [self.tokens[graft] for graft in self._grafts.get(node, ())]
+
+    def _drop(self, grafts: list[int]) -> None:
+        for graft in grafts:
+            self.has_dropped = True
+            self.parents[graft] = _DROPPED
+            self._drop(self._grafts.pop(graft, []))
+
+    def num_held(self, tree: TokenTree) -> int:
+        """The number of nodes of another tree from the same root that this one has."""
+        places: list[int] = []
+        for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+            above = ROOT if parent < 0 else places[parent]
+            places.append(self._child(above, token) if above >= 0 else -1)
+        return sum(place >= 0 for place in places)
+
+    def is_dropped(self, node: int) -> bool:
+        return self.parents[node] == _DROPPED
 
     def leaves(self) -> Leaves:
         """The leaves to expand, in the native code's form."""
@@ -115,8 +175,8 @@ class LiveTree:
         self.tokens += grown.children
         self.survivals += grown.survivals
         num_new = len(grown.children)
-        for column, value in ((self.slots, -1), (self._first_child, 0), (self._num_children, 0)):
-            column += [value] * num_new
+        self.slots += [-1] * num_new
+        self._children += [()] * num_new
         self.rankings += [None] * num_new
         columns = (grown.expanded, grown.num_children, grown.token_ids, grown.scores)
         for node, count, token_ids, scores, log_probs in zip(
@@ -126,20 +186,20 @@ class LiveTree:
                 self.slots[node] = len(self.slot_nodes)
                 self.slot_nodes.append(node)
             self.rankings[node] = Ranking(token_ids, scores, log_probs)
-            self._first_child[node], self._num_children[node] = first, count
+            self._children[node] = range(first, first + count)
             self.parents += [node] * count
             self.depths += [self.depths[node] + 1] * count
             first += count
 
-    def _append(self, token: int, parent: int, survival: float, depth: int) -> None:
+    def _append(self, token: int, parent: int, survival: float) -> int:
         self.tokens.append(token)
         self.parents.append(parent)
         self.survivals.append(survival)
-        self.depths.append(depth)
+        self.depths.append(self.depths[parent] + 1)
         self.slots.append(-1)
         self.rankings.append(None)
-        self._first_child.append(0)
-        self._num_children.append(0)
+        self._children.append(())
+        return len(self)
 
     def path_tokens(self, node: int) -> list[int]:
         """The tokens of the path from the root (excluded) to `node` (included)."""
@@ -155,22 +215,25 @@ class LiveTree:
         path: list[int] = []
         node = ROOT
         for token in token_ids:
-            first = self._first_child[node]
-            for child in range(first, first + self._num_children[node]):
-                if self.tokens[child] == token:
-                    break
-            else:
+            node = self._child(node, token)
+            if node < 0:
                 break
-            path.append(child)
-            node = child
+            path.append(node)
         return path
 
+    def _child(self, node: int, token: int) -> int:
+        """The child of `node` with this token, -1 = none."""
+        tokens = self.tokens
+        return next((child for child in self._children[node] if tokens[child] == token), -1)
+
     def reroot(self, root: int) -> list[int]:
-        """Make the expanded node `root` the new root and keep only its descendants.
+        """Make the expanded node `root` the new root; keep only its descendants that were not
+        dropped.
 
         Returns the old slots of the kept nodes, ascending.  Nodes and slots keep their order;
         survivals become conditional on reaching the new root.
         """
+        self.has_dropped = False
         places = {root: ROOT}
         for node in range(root + 1, len(self.tokens)):
             if self.parents[node] in places:
@@ -187,8 +250,7 @@ class LiveTree:
         self.survivals = [min(self.survivals[node] / share, 1.0) for node in kept]
         self.depths = [self.depths[node] - depth for node in kept]
         self.rankings = [self.rankings[node] for node in kept]
-        self._first_child = [places.get(self._first_child[node], 0) for node in kept]
-        self._num_children = [self._num_children[node] for node in kept]
+        self._children = [[places[child] for child in self._children[node]] for node in kept]
         self.slots = [-1] * len(kept)
         for slot, node in enumerate(self.slot_nodes):
             self.slots[node] = slot

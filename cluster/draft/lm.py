@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -18,12 +19,13 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.candidates import rank_rows
 from cluster.draft.committed_text import CommittedTextDrafter, common_len
+from cluster.draft.coupling import is_useful
 from cluster.draft.leaves import choose_leaves
-from cluster.draft.live_tree import KEPT_SHARE, LiveTree
+from cluster.draft.live_tree import KEPT_SHARE, ROOT, LiveTree
 from cluster.draft.lm_options import LMOptions
 from cluster.draft.lm_request import LMRequest
 from cluster.draft.root_counts import RootCounts
-from cluster.draft.sharpness import Sharpness
+from cluster.draft.sharpness import Sharpness, conditionals
 from cluster.draft.tree_request import expand_nodes, learn_draws
 from cluster.draft.vocabulary import load_draft_vocabulary, readable_vocabulary
 from cluster.engine.cpu.growth import Growing, GrowthRules
@@ -163,6 +165,18 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
             changed = [entry for entry in asked if entry[0] in grown]
         return [self._proposal(request, max_nodes) for request, max_nodes in changed]
 
+    def graft(self, trees: Sequence[Proposal]) -> None:
+        """See `Grafting`."""
+        for tree in trees:
+            request = self._requests.get(tree.request_id, tree.generation)
+            if request is not None and tree.base_len == len(request.text):
+                request.graft = tree.tree
+
+    def num_kept(self, request_id: str) -> int | None:
+        """See `Grafting`."""
+        request = self._requests.find(request_id)
+        return None if request is None else request.num_kept
+
     def interrupt(self) -> None:
         """See `Interruptible`: native growth ends after the current forward pass."""
         if self._engine.grower is not None:
@@ -207,7 +221,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
     def _proposal(self, request: LMRequest, max_nodes: int) -> Proposal:
         request.changed = False
         options, tree = self._options, request.tree
-        is_growing = (
+        is_growing = len(request.graft) > 0 or (
             tree is not None
             and tree.num_slots < self._num_expanded(max_nodes)
             and tree.best_leaf_survival() >= self._least(tree, max_nodes)
@@ -241,11 +255,42 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
                 self._drop_cache(request)
             elif request.tree is None:
                 self._engine.submit(request.delta_work())
+            elif leaves := self._graft_leaves(request):
+                self._engine.submit(request.leaves_work(leaves))
             elif request.tree.num_slots < max_nodes:
                 growing.append((request, max_nodes, self._least(request.tree, num_asked)))
         num_rows = min(self._max_rows, self._options.width * len(growing))
         for request, leaves in choose_leaves(growing, num_rows):
             self._engine.submit(request.leaves_work(leaves))
+
+    def _graft_leaves(self, request: LMRequest) -> list[int]:
+        """Put the request's graft into its tree; return the nodes that a pass has to judge."""
+        if not len(request.graft):
+            return []
+        leaves = request.graft_leaves(partial(self._share, request))
+        if not leaves:
+            self._judge(request)
+        return leaves
+
+    def _share(self, request: LMRequest, node: int, token: int) -> float:
+        """The probability of a token below an expanded node, 0 for what is no candidate."""
+        tree = request.tree
+        ranking = None if tree is None else tree.rankings[node]
+        rank = None if ranking is None else ranking.rank_of(token)
+        if ranking is None or rank is None:
+            return 0.0
+        if not is_useful(request.params, request.position_after(node), token):
+            return 0.0
+        return float(conditionals(ranking.scores[None], [self._sharpness_of(request)])[0, rank])
+
+    def _judge(self, request: LMRequest) -> None:
+        """Count what is left of a graft whose nodes have rankings, and forget the rest."""
+        tree = request.tree
+        if tree is None or request.num_kept is not None:
+            return
+        request.num_kept = tree.num_held(request.judged)
+        if tree.has_dropped:
+            self._engine.retain(request.request_id, (), tree.reroot(ROOT))
 
     def _step(self) -> set[LMRequest]:
         """Run one engine step; returns the requests that it works on, finished or not."""
@@ -272,6 +317,8 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         if rows:
             self._expand(rows, logits[0] if len(logits) == 1 else torch.cat(logits))
         for request in grown:
+            if request.pending is None and len(request.judged):
+                self._judge(request)
             self._catch_up(request)
         return grown
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
-from cluster.core import TokenArray, TokenTree, token_array
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.draft.candidates import are_unprocessed, ranked_draw
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.tree_request import TreeRequest
@@ -41,7 +41,9 @@ class LMRequest(TreeRequest):
     tokens of the window that the engine should hold in its KV cache.  tree: None while the logits
     at the end of the text are missing; its root is behind the text only while work is pending.
     pending: the engine's current work: the text, or these leaves of the tree.  changed: the tree
-    was re-rooted, or grew without being asked for, and has not been proposed since.
+    was re-rooted, or grew without being asked for, and has not been proposed since.  graft: another
+    drafter's tree behind the text, for the next pass to judge.  judged: the last one that was given
+    to the engine.  num_kept: its nodes that the model holds likely, None before it has spoken.
     """
 
     vocabulary: DraftVocabulary | None = None
@@ -50,6 +52,9 @@ class LMRequest(TreeRequest):
     cached_len: int = 0
     pending: Literal["text"] | list[int] | None = None
     changed: bool = False
+    graft: TokenTree = EMPTY_TREE
+    judged: TokenTree = EMPTY_TREE
+    num_kept: int | None = None
     # The window's text in the engine's tokens; all lengths below are of it.
     _read_text: TokenLog = field(default_factory=TokenLog)
     # While work is pending: number of tokens that have not changed since it was submitted.
@@ -61,6 +66,7 @@ class LMRequest(TreeRequest):
     def roll_back(self, length: int) -> None:
         """Cut the text to `length` tokens, fewer than it has."""
         self.cut(length)
+        self.graft = EMPTY_TREE
         self._keep_read(max(length - self.window_start, 0))
 
     def _keep_read(self, length: int) -> None:
@@ -77,6 +83,7 @@ class LMRequest(TreeRequest):
 
         vocab_size: the model can read only tokens below it."""
         self.text.append(token_ids)
+        self.graft = EMPTY_TREE
         start = window_start(len(self.text), self.window)
         if start != self.window_start:
             self._keep_read(0)
@@ -88,11 +95,10 @@ class LMRequest(TreeRequest):
                 self._foreign_at = len(self._read_text) + int(foreign[0])
         self._read_text.append(added if self.vocabulary is None else self.vocabulary.read(added))
 
-    def _engine_tree(self, tree: LiveTree) -> TokenTree:
-        expanded = tree.engine_tree()
+    def _engine_tree(self, tree: TokenTree) -> TokenTree:
         if self.vocabulary is None:
-            return expanded
-        return TokenTree(self.vocabulary.read(expanded.token_ids), expanded.parents)
+            return tree
+        return TokenTree(self.vocabulary.read(tree.token_ids), tree.parents)
 
     def forget_cache(self, cached_len: int) -> None:
         """Drop the tree and assume that the engine holds only `cached_len` tokens."""
@@ -111,22 +117,35 @@ class LMRequest(TreeRequest):
         )
 
     def delta_work(self) -> Work:
-        """Work for the text that the engine lacks; marks it as pending.
+        """Work for the text that the engine lacks, and the graft; marks it as pending.
 
         Contains at least the last token, for the logits after it.  The tokens are copied, because
         the text may be rolled back while the engine reads them.
         """
         text = self._read_text
         base_len = min(self.cached_len, len(text) - 1)
+        self._take_graft()
         self.pending = "text"
         self._mark_submitted()
         return Work(
             self.request_id,
             base_len,
             text.token_ids[base_len:].copy(),
+            self._engine_tree(self.judged),
             prefix_hash=text.hash_at(base_len),
             tenant=self.tenant,
         )
+
+    def _take_graft(self) -> None:
+        self.judged, self.graft, self.num_kept = self.graft, EMPTY_TREE, None
+
+    def graft_leaves(self, share_of: Callable[[int, int], float]) -> list[int]:
+        """Put the graft into the tree; return the nodes that a pass has to judge.
+
+        share_of: see `LiveTree.graft`."""
+        assert self.tree is not None, "grafts stand on the text's end"
+        self._take_graft()
+        return self.tree.graft(self.judged, share_of)
 
     def leaves_work(self, leaves: list[int]) -> Work:
         """Work for the tree with `leaves` (ascending) as new nodes; marks them as pending."""
@@ -139,14 +158,14 @@ class LMRequest(TreeRequest):
             self.request_id,
             self.cached_len,
             self.text.token_ids[:0],
-            self._engine_tree(self.tree),
+            self._engine_tree(self.tree.engine_tree()),
             num_cached,
             self._read_text.hash_at(self.cached_len),
         )
 
     def can_grow_natively(self, max_slots: int, min_survival: float) -> bool:
         """True if the native code supports the request's parameters and has something to grow."""
-        if self.pending is not None or not are_unprocessed(self.params):
+        if self.pending is not None or len(self.graft) or not are_unprocessed(self.params):
             return False
         if self.tree is None:
             return len(self._read_text) - self.cached_len <= _MAX_NATIVE_DELTA
@@ -165,7 +184,7 @@ class LMRequest(TreeRequest):
         self.in_engine = True
         return Growing(
             self.request_id, base_len, text.token_ids[base_len:], text.hash_at(base_len),
-            self._engine_tree(tree), leaves, len(tree) + 1, max_slots,
+            self._engine_tree(tree.engine_tree()), leaves, len(tree) + 1, max_slots,
             num_wanted, tree.best_survivals(num_wanted),
             ranked_draw(params, self.next_position, vocabulary), tau, coverage,
             params.max_tokens, params.min_tokens, stop_token_ids, self.tenant,
@@ -204,7 +223,10 @@ class LMRequest(TreeRequest):
             self.forget_cache(min(self._pending_len, self._valid_len))
             if self._valid_len == self._pending_len:
                 self.tree, self.root_len = LiveTree(), self.window_start + self._pending_len
-                return (ROOT,)
+                # Nothing has a ranking yet, so all of the graft waits for one.
+                grafts = self.tree.graft(self.judged, lambda _, __: 0.0)
+                self.tree.assign_slots(grafts)
+                return (ROOT, *grafts)
         elif self.tree is not None and isinstance(pending, list):
             return pending
         return ()

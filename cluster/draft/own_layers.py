@@ -91,6 +91,9 @@ class EarlyExitDrafter(OwnLayersDrafter):
         """See `Drafter.propose`.  Left alone are texts that the target does not hold just now."""
         return super().propose([task for task in tasks if self._is_ready(task)])
 
+    def graft(self, trees: Sequence[Proposal]) -> None:
+        """See `Grafting`: none, for of rows that last one step nothing can be dropped."""
+
     def _is_ready(self, task: DraftTask) -> bool:
         request = self._requests.get(task.request_id, task.generation)
         if request is None:

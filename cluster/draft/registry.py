@@ -15,13 +15,14 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
 from cluster.config.parse import nearest, parse
+from cluster.config.processes import CASCADE
 from cluster.config.schema import DrafterConfig
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.plugin import TextDrafter
@@ -80,6 +81,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "block": _kind("block_drafter", "Block", options_module="head_options"),
         "mtp": _kind("eagle3", "Mtp", options_module="head_options"),
         "grammar": _kind("grammar", "Grammar"),
+        CASCADE: _kind("cascade", "Cascade", options_module="cascade_options"),
     }
 )
 
@@ -195,6 +197,17 @@ def create(
         raise ConfigError.at(
             path, f"{config.kind!r} raised when it was created: {_told(error)}"
         ) from error
+
+
+def build(
+    name: str,
+    drafters: Mapping[str, DrafterConfig],
+    context_of: Callable[[str], DrafterContext],
+) -> Drafter:
+    """Build drafter `name` of these, a cascade with its stages; see `create`."""
+    context, settings = context_of(name), drafters[name]
+    stages = {each: build(each, drafters, context_of) for each in settings.stages}
+    return create(name, settings, replace(context, stages=stages))
 
 
 def drafter_class(kind: str) -> type[Any]:

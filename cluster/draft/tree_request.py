@@ -133,12 +133,23 @@ def expand_nodes(
     num_children: int,
     max_context_len: int,
 ) -> None:
-    """Give nodes the best of their candidates as children.  ranked, fits: of each row."""
+    """Give nodes the best of their candidates as children, and the grafts that are candidates.
+
+    ranked, fits: of each row."""
     tokens = ranked.token_ids[:, :num_children].tolist()
-    shares = conditionals(ranked.scores, fits)[:, :num_children].tolist()
+    shares = conditionals(ranked.scores, fits)
+    best = shares[:, :num_children].tolist()
     for index, (request, node) in enumerate(rows):
-        children = list(zip(tokens[index], shares[index], strict=True))
-        request.expand(node, ranked.row(index), children, max_context_len)
+        tree, ranking = request.tree, ranked.row(index)
+        assert tree is not None
+        if tree.is_dropped(node):
+            continue
+        children = list(zip(tokens[index], best[index], strict=True))
+        for token in tree.grafts_below(node):
+            rank = ranking.rank_of(token)
+            if rank is not None and rank >= num_children:
+                children.append((token, float(shares[index, rank])))
+        request.expand(node, ranking, children, max_context_len)
 
 
 def learn_draws(

@@ -129,13 +129,17 @@ def _residents(
 def _resident(engine: Engine, config: Config, name: str, grammars: Grammars) -> ResidentDrafter:
     from cluster.worker.host import EngineHost
 
-    settings, limits = _beside(engine, config.drafters[name], name), config.coordinator
-    context = DrafterContext(
-        name, settings.max_nodes, settings.max_requests, engine.vocab_size, engine.tokenizer_hash,
-        EngineHost(engine, config, name),
-        grammars.text,
-    )  # fmt: skip
-    drafter = registry.create(name, settings, context)
+    parts = {each: config.drafters[each] for each in (name, *config.drafters[name].stages)}
+    settings = {each: _beside(engine, own, each) for each, own in parts.items()}
+    limits = config.coordinator
+
+    def context_of(part: str) -> DrafterContext:
+        return DrafterContext(
+            part, parts[name].max_nodes, parts[name].max_requests, engine.vocab_size,
+            engine.tokenizer_hash, EngineHost(engine, config, part), grammars.text,
+        )  # fmt: skip
+
+    drafter = registry.build(name, settings, context_of)
     breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
     resident = ResidentDrafter(name, drafter, engine.vocab_size, breaker)
     engine.model.resolve_taps(resident.wants.taps)  # raises for taps that the target lacks
@@ -169,8 +173,10 @@ def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker
     torch is imported by the kinds that need it.  Raises ConfigError for a drafter that cannot run.
     """
     settings = config.drafters[name]
-    context = DrafterContext(name, settings.max_nodes, settings.max_requests)
-    drafter = registry.create(name, settings, context)
+    drafter = registry.build(
+        name, config.drafters,
+        lambda part: DrafterContext(part, settings.max_nodes, settings.max_requests),
+    )  # fmt: skip
     engine: Any = getattr(drafter, "engine", None)
     most = settings.max_requests
     if engine:
@@ -231,11 +237,12 @@ def load_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker:
     """Return the result of `build_drafter`, for a process of its own."""
     pin_to_cores(config.drafters[name].reserved.cores)
     # Only kinds with a model of their own need torch.
-    engine = getattr(registry.check(name, config.drafters[name]), "engine", None)
-    if engine is not None:
-        from cluster.engine.cpu.threads import configure_threads
+    for part in (name, *config.drafters[name].stages):
+        engine = getattr(registry.check(part, config.drafters[part]), "engine", None)
+        if engine is not None:
+            from cluster.engine.cpu.threads import configure_threads
 
-        configure_threads(engine)
+            configure_threads(engine)
     shorten_switch_interval()
     worker = build_drafter(config, name, worker_id)
     freeze_gc()

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from cluster.core import Commit, Completion, DraftTask, Observation, Proposal
 from cluster.draft.base import Drafter
 from cluster.draft.breaker import CircuitBreaker
+from cluster.draft.drafting import Drafting
 from cluster.errors import WorkerError
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.worker.drafting import Drafting
 from cluster.worker.lease import DrafterLoad, DraftLease, News, renamed
 from cluster.worker.mailbox import ThreadMail
 from cluster.worker.priority import lower_priority

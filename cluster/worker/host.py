@@ -39,10 +39,10 @@ _STORED = {
 
 def load_target_engine(config: Config) -> Engine:
     """Load the target's engine, on its only or first rank, with the layers that residents want in
-    its KV cache, in the order of residents."""
+    its KV cache, in the order of `Config.hosted`."""
 
     def layers(model: LoadedModel) -> list[LayerSpec]:
-        own = (_layers(config, name, model.layers[0]) for name in config.residents)
+        own = (_layers(config, name, model.layers[0]) for name in config.hosted)
         return list(itertools.chain.from_iterable(own))
 
     return Engine.load(config.target.engine, extra_layers=layers)
@@ -64,7 +64,7 @@ class EngineHost:
 
     def __init__(self, engine: Engine, config: Config, drafter: str) -> None:
         model = engine.model
-        counts = {name: len(_layers(config, name, model.layers[0])) for name in config.residents}
+        counts = {name: len(_layers(config, name, model.layers[0])) for name in config.hosted}
         before = itertools.takewhile(lambda name: name != drafter, counts)
         first = len(model.layers) + sum(counts[name] for name in before)
         self.num_layers = len(model.layers)

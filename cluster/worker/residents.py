@@ -20,6 +20,7 @@ from cluster import metrics
 from cluster.core import Commit, Proposal, SamplingParams, TokenTree, token_array
 from cluster.draft.base import Drafter
 from cluster.draft.breaker import CircuitBreaker, has_stalled
+from cluster.draft.drafting import Drafting
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.errors import ProtocolError
 from cluster.messages import Refusal
@@ -27,7 +28,6 @@ from cluster.models.made_for import made_for_of
 from cluster.plan.samples import Samples
 from cluster.spec.step_cost import MAX_COMMIT
 from cluster.spec.token_log import TokenLog
-from cluster.worker.drafting import Drafting
 from cluster.worker.text_record import TextRecord
 
 log = logging.getLogger(__name__)

@@ -73,7 +73,7 @@ class Ingress:
             ),
             drafters_of=config.tasks,
             aliases=config.api.served_model_names,
-            drafters=tuple(config.drafters),
+            drafters=config.on_their_own,
             tasks=tuple(config.tasks),
             vocab_size=tokenizer.vocab_size,
             max_choices=config.ingress.max_choices,
@@ -204,7 +204,7 @@ class Ingress:
         engines: what each engine computes with, and what of it is slower than was wanted.
         """
         reports = await self._ask(lambda link: link.status(_REPORT_TIMEOUT_S))
-        drafters = dict.fromkeys(self.config.drafters, 0)
+        drafters = dict.fromkeys(self.config.on_their_own, 0)
         refused: dict[str, str] = {}
         faults: dict[str, Counter[str]] = {}
         left_alone: set[str] = set()

@@ -11,11 +11,11 @@ import pytest
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.breaker import CircuitBreaker
+from cluster.draft.drafting import Drafting
 from cluster.draft.inside import StepRows, StepWants
 from cluster.errors import ProtocolError, RequestError
 from cluster.messages import Refusal
 from cluster.spec.token_log import TokenLog
-from cluster.worker.drafting import Drafting
 from deployments.console_log import is_wanted
 from tests.support.coordinator.house import FakeClock
 from tests.support.worker.draft_peer import CountingDrafter

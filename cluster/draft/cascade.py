@@ -1,0 +1,273 @@
+"""Drafters in stages: a look-up or a small model drafts, a larger one judges and goes on.
+
+Chen et al., "Cascade Speculative Drafting" (2023); Sun et al., "TriForce" (2024).  A model that
+grows a tree of depth d makes d passes; one that judges a tree makes one.  And what the first stage
+is sure of costs the next ones nothing.
+
+A stage that raises, lies or stalls is passed over, and left alone for a while by a breaker of its
+own.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+from cluster.config.processes import CoordinatorConfig
+from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
+from cluster.draft.base import Drafter, DrafterContext, Grafting
+from cluster.draft.breaker import CircuitBreaker
+from cluster.draft.cascade_options import CascadeOptions
+from cluster.draft.committed_text import CommittedTextDrafter, RequestState, common_len
+from cluster.draft.drafting import Drafting
+from cluster.draft.inside import StepRows, StepWants
+from cluster.models.made_for import MadeFor, made_for_of
+from cluster.spec.token_log import TokenLog
+
+# The share of a stage's nodes that the next one keeps: weight of the newest tree, and of so many
+# judged trees the first one that counts.  A stage that is not judged is tried again after so many.
+_NEWEST = 0.15
+_MIN_JUDGED = 16
+_RETRY = 32
+
+
+@dataclass(slots=True)
+class Trust:
+    """How much of a stage's trees the next one keeps, in one text."""
+
+    share: float = 1.0
+    num_judged: int = 0
+    num_left_out: int = 0
+
+    def learn(self, share: float) -> None:
+        self.share += _NEWEST * (share - self.share)
+        self.num_judged += 1
+
+    def is_judged(self, threshold: float) -> bool:
+        """True if the next tree is worth judging; counts those that are not."""
+        if self.num_judged < _MIN_JUDGED or self.share >= threshold:
+            return True
+        self.num_left_out += 1
+        return self.num_left_out % _RETRY == 0
+
+
+@dataclass(slots=True, eq=False)
+class CascadeRequest(RequestState):
+    """stage: that drafts for the text, their number = none any more.  best: the newest tree with
+    nodes.  judged: nodes that the present stage was given.  trusts: of each stage."""
+
+    stage: int = 0
+    best: Proposal | None = None
+    num_judged: int = 0
+    trusts: list[Trust] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """The text has changed: the first stage drafts again."""
+        self.stage, self.best, self.num_judged = 0, None, 0
+
+
+class Stage:
+    """One drafter of a cascade, contained."""
+
+    def __init__(self, name: str, drafter: Drafter, clock: Callable[[], float]) -> None:
+        limits = CoordinatorConfig()
+        self.breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
+        self.drafter = drafter
+        self.drafting = Drafting(drafter, name, self.breaker, clock)
+        self._clock = clock
+
+    def tell(self, requests: Sequence[CascadeRequest]) -> None:
+        """Tell it what it lacks of these texts, unless it is left alone."""
+        # Twice, for of a text that was cut or that it has lost it lacks more than it seems.
+        for _ in range(2):
+            short = [each for each in requests if not self.holds(each)]
+            if short and self.breaker.allows(self._clock()):
+                self.drafting.tell([self._commit(request) for request in short])
+
+    def holds(self, request: CascadeRequest) -> bool:
+        """True if it has all of the text, of the present generation."""
+        known = self.drafting.held.get(request.request_id)
+        return (
+            known is not None
+            and known.have_len == len(request.text)
+            and known.generation == request.generation
+        )
+
+    def _commit(self, request: CascadeRequest) -> Commit:
+        text, known = request.text, self.drafting.held.get(request.request_id)
+        base_len = 0 if known is None else min(known.have_len, len(text))
+        opens = base_len == 0 or known is None or known.generation != request.generation
+        return Commit(
+            request.request_id, request.generation, base_len, text.hash_at(base_len),
+            text.since(base_len).copy(), request.prompt_len, 0, request.task,
+            request.params if opens else None, request.tenant if opens else b"",
+        )  # fmt: skip
+
+    def grow(self, asked: Sequence[tuple[CascadeRequest, int]]) -> dict[str, Proposal]:
+        """Its trees after one slice, of the texts that it holds."""
+        growing: dict[str, DraftTask] = {}
+        texts: dict[str, TokenLog] = {}
+        if self.breaker.allows(self._clock()):
+            for request, max_nodes in asked:
+                if self.holds(request):
+                    name = request.request_id
+                    growing[name] = DraftTask(name, request.generation, max_nodes)
+                    texts[name] = request.text
+        if not growing:
+            return {}
+        self.drafting.growing = growing
+        proposals, _ = self.drafting.grow(texts)
+        return {each.request_id: each for each in proposals}
+
+    def judge(self, tree: Proposal) -> bool:
+        """Let it judge another one's tree; False where it cannot."""
+        if isinstance(self.drafter, Grafting):
+            self.drafter.graft([tree])
+            return True
+        return False
+
+
+class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
+    """See `Drafter` and `StepReader`.  A slice of growth is one of each stage that has texts."""
+
+    def __init__(
+        self,
+        context: DrafterContext,
+        options: CascadeOptions,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        def opened(commit: Commit) -> CascadeRequest:
+            request = CascadeRequest.opened_by(commit)
+            request.trusts = [Trust() for _ in options.stages]
+            return request
+
+        super().__init__(context, opened)
+        self.stages = [Stage(name, context.stages[name], clock) for name in options.stages]
+        self._thresholds = options.hands_over_below
+        self._max_graft = options.max_graft
+        drafters = [stage.drafter for stage in self.stages]
+        self.is_look_up = all(getattr(each, "is_look_up", False) for each in drafters)
+        self.wants = reduce(operator.or_, (each.drafting.wants for each in self.stages))
+        models = [each for each in drafters if getattr(each, "engine", None) is not None]
+        # What a worker says of a drafter's model is said of the first stage that has one.
+        self.engine: object = getattr(models[0], "engine", None) if models else None
+        self.tokenizer_hash: str = getattr(models[0], "tokenizer_hash", "") if models else ""
+        self.vocab_size: int = getattr(models[0], "vocab_size", 0) if models else 0
+        known = [each for each in map(made_for_of, drafters) if each != MadeFor()]
+        self.made_for = known[0] if known else MadeFor()
+
+    @property
+    def pages_in_use(self) -> int:
+        return sum(stage.drafting.pages[0] for stage in self.stages)
+
+    @property
+    def pages_total(self) -> int:
+        return sum(stage.drafting.pages[1] for stage in self.stages)
+
+    def interrupt(self) -> None:
+        """See `Interruptible`."""
+        for stage in self.stages:
+            stage.drafting.interrupt()
+
+    def read(self, rows: Sequence[StepRows]) -> None:
+        """See `StepReader`."""
+        for stage in self.stages:
+            if stage.drafting.wants != StepWants():
+                wants = stage.drafting.wants
+                stage.drafting.read([each.seen_by(wants, self.wants) for each in rows])
+
+    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+        """See `Drafter.observe`."""
+        observations = super().observe(commits)
+        told = [self._requests.find(each.request_id) for each in commits]
+        known = list({id(each): each for each in told if each is not None}.values())
+        for stage in self.stages:
+            stage.tell(known)
+        return observations
+
+    def _forget_tree(self, request: CascadeRequest) -> None:
+        request.begin()
+
+    def _advance(self, request: CascadeRequest, commit: Commit) -> None:
+        kept = common_len(request.text, commit)
+        request.text.truncate(kept)
+        request.text.append(commit.token_ids[kept - commit.base_len :])
+        request.begin()
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        """See `Drafter.propose`.  A text goes from stage to stage until one is sure of its tree."""
+        asked = self._asked(tasks)
+        found: dict[str, Proposal] = {}
+        for index, stage in enumerate(self.stages):
+            own = [each for each in asked if each[0].stage == index]
+            if own:
+                self._ask(index, own, stage.grow(own), found)
+        return list(found.values())
+
+    def _ask(
+        self,
+        index: int,
+        asked: Sequence[tuple[CascadeRequest, int]],
+        trees: Mapping[str, Proposal],
+        found: dict[str, Proposal],
+    ) -> None:
+        """Take a stage's trees into `found`, and hand on the texts that it is done with."""
+        is_last = index == len(self.stages) - 1
+        for request, _ in asked:
+            name = request.request_id
+            tree = trees.get(name)
+            self._learn(index, request)
+            if tree is not None:
+                if len(tree.tree):
+                    request.best = replace(tree, drafter=self._name)
+                best = request.best or replace(tree, drafter=self._name)
+                found[name] = replace(best, is_complete=tree.is_complete and is_last)
+                if not tree.is_complete:
+                    continue
+            elif is_last:
+                request.stage += 1
+            if not is_last:
+                self._hand_over(index, request)
+                if request.stage == len(self.stages) and request.best is not None:
+                    found[name] = replace(request.best, is_complete=True)
+
+    def _hand_over(self, index: int, request: CascadeRequest) -> None:
+        """Leave the text to the next stage, or to none where this one is sure of its tree."""
+        best, threshold = request.best, self._thresholds[index]
+        request.num_judged = 0
+        if best is None:
+            request.stage += 1
+            return
+        if float(best.survival.max()) >= threshold:
+            request.stage = len(self.stages)
+            return
+        request.stage += 1
+        if request.trusts[index].is_judged(threshold):
+            graft = _first(best, self._max_graft)
+            if self.stages[index + 1].judge(graft):
+                request.num_judged = len(graft.tree)
+
+    def _learn(self, index: int, request: CascadeRequest) -> None:
+        """Count how much of the former stage's tree this one has kept, once it has judged it."""
+        drafter = self.stages[index].drafter
+        if not request.num_judged or not isinstance(drafter, Grafting):
+            return
+        kept = drafter.num_kept(request.request_id)
+        if kept is not None:
+            request.trusts[index - 1].learn(kept / request.num_judged)
+            request.num_judged = 0
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """See `Drafter.release`."""
+        super().release(request_ids)
+        for stage in self.stages:
+            stage.drafting.release(request_ids)
+
+
+def _first(proposal: Proposal, count: int) -> Proposal:
+    """The first nodes; parents stand before their children."""
+    tree = TokenTree(proposal.tree.token_ids[:count], proposal.tree.parents[:count])
+    return replace(proposal, tree=tree, survival=proposal.survival[:count])

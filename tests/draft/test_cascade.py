@@ -1,0 +1,245 @@
+"""A cascade on toy stages: who drafts, who judges, and what a stage's failure costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.config.schema import (
+    Config,
+    DrafterConfig,
+    DrafterPlacement,
+    EngineConfig,
+    TargetConfig,
+)
+from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
+from cluster.draft import registry
+from cluster.draft.base import DrafterContext
+from cluster.draft.cascade import CascadeDrafter
+from cluster.draft.cascade_options import CascadeOptions
+from cluster.draft.plugin import Draft, RequestState, TextDrafter
+from cluster.errors import ConfigError
+from tests.support.coordinator.house import FakeClock
+from tests.support.draft.author import Author, grow
+
+
+class Chain(TextDrafter):
+    """Drafts the same chain behind every text."""
+
+    is_look_up = True
+
+    def __init__(self, name: str, tokens: Sequence[int], first: float) -> None:
+        super().__init__(DrafterContext(name, 16, 8), None)
+        self._tokens, self._first = list(tokens), first
+        self.num_drafts = 0
+        self.fails = False
+
+    def draft(self, request: RequestState, max_nodes: int) -> Draft | None:
+        self.num_drafts += 1
+        if self.fails:
+            raise RuntimeError("a stage's own mistake")
+        tree = TokenTree.chain(self._tokens[:max_nodes])
+        return Draft(tree, self._first * 0.9 ** np.arange(len(tree), dtype=np.float32))
+
+
+class Judge(Chain):
+    """Keeps the nodes of a graft that are in its own chain."""
+
+    is_look_up = False
+
+    def __init__(self, name: str, tokens: Sequence[int], first: float) -> None:
+        super().__init__(name, tokens, first)
+        self.grafts: list[list[int]] = []
+
+    def graft(self, trees: Sequence[Proposal]) -> None:
+        self.grafts += [each.tree.token_ids.tolist() for each in trees]
+
+    def num_kept(self, request_id: str) -> int | None:
+        return sum(token in self._tokens for token in self.grafts[-1]) if self.num_drafts else None
+
+
+def cascade_of(*stages: Chain, **options: Any) -> CascadeDrafter:
+    named = {stage.context.name: stage for stage in stages}
+    context = DrafterContext("cascade", 16, 8, stages=named)
+    return CascadeDrafter(context, CascadeOptions(tuple(named), **options), FakeClock())
+
+
+def drafted(drafter: CascadeDrafter, author: Author, tokens: Sequence[int]) -> Proposal | None:
+    drafter.observe([author.commit(tokens) if author.tokens else author.opening()])
+    return grow(drafter, author).get("a")
+
+
+def test_a_stage_that_is_sure_drafts_alone() -> None:
+    sure, model = Chain("sure", [5, 6, 7], 0.9), Judge("model", [1, 2], 0.9)
+    drafter = cascade_of(sure, model)
+    proposal = drafted(drafter, Author([3, 4]), [])
+    assert proposal is not None
+    assert proposal.tree.token_ids.tolist() == [5, 6, 7]
+    assert (proposal.drafter, proposal.is_complete) == ("cascade", True)
+    assert (model.num_drafts, model.grafts) == (0, [])
+
+
+def test_a_stage_below_its_threshold_hands_its_tree_to_the_next_one() -> None:
+    unsure, model = Chain("unsure", [5, 6, 7, 8], 0.4), Judge("model", [1, 2], 0.3)
+    drafter = cascade_of(unsure, model, max_graft=3)
+    proposal = drafted(drafter, Author([3, 4]), [])
+    assert proposal is not None
+    assert proposal.tree.token_ids.tolist() == [1, 2], "the last stage's tree is the cascade's"
+    assert model.grafts == [[5, 6, 7]]
+
+
+def test_texts_go_through_three_stages() -> None:
+    stages = Chain("a", [5], 0.1), Judge("b", [6], 0.3), Judge("c", [7], 0.2)
+    drafter = cascade_of(*stages, thresholds=(0.2, 0.4))
+    assert drafted(drafter, Author([3, 4]), []) is not None
+    assert [stage.num_drafts for stage in stages] == [1, 1, 1]
+    assert stages[2].grafts == [[6]]
+    assert not drafter.is_look_up
+
+
+def test_the_next_commit_begins_at_the_first_stage_again() -> None:
+    unsure, model = Chain("unsure", [5], 0.4), Judge("model", [1], 0.9)
+    drafter, author = cascade_of(unsure, model), Author([3, 4])
+    for tokens in ([], [5], [6, 7]):
+        proposal = drafted(drafter, author, tokens)
+        assert proposal is not None
+        assert (proposal.base_len, proposal.tree.token_ids.tolist()) == (len(author.tokens), [1])
+    assert (unsure.num_drafts, model.num_drafts) == (3, 3)
+
+
+def test_a_stage_whose_tokens_are_never_kept_is_judged_rarely() -> None:
+    useless, model = Chain("useless", [5], 0.4), Judge("model", [1], 0.9)
+    drafter, author = cascade_of(useless, model), Author([3, 4])
+    for position in range(16 + 64 + 1):
+        assert drafted(drafter, author, [position]) is not None
+    assert 16 < len(model.grafts) < 16 + 4
+    assert model.num_drafts == 16 + 64 + 1, "the next stage drafts as ever"
+
+
+def test_a_stage_that_raises_is_passed_over_and_left_alone_for_a_while() -> None:
+    broken, model = Chain("broken", [5], 0.9), Judge("model", [1], 0.9)
+    broken.fails = True
+    drafter, author = cascade_of(broken, model), Author([3, 4])
+    for position in range(10):
+        proposal = drafted(drafter, author, [position])
+        assert proposal is not None
+        assert proposal.tree.token_ids.tolist() == [1]
+    assert broken.num_drafts == 3, "its breaker is open"
+    assert drafter.stages[0].breaker.faults["refused"] == 3
+    assert not drafter.stages[1].breaker.faults
+
+
+def test_what_a_broken_last_stage_should_have_judged_is_drafted_as_it_is() -> None:
+    unsure, broken = Chain("unsure", [5, 6], 0.4), Judge("broken", [1], 0.9)
+    broken.fails = True
+    proposal = drafted(cascade_of(unsure, broken), Author([3, 4]), [])
+    assert proposal is not None
+    assert proposal.tree.token_ids.tolist() == [5, 6]
+
+
+def test_a_released_text_is_forgotten_by_all_stages() -> None:
+    stages = Chain("a", [5], 0.4), Judge("b", [6], 0.9)
+    drafter, author = cascade_of(*stages), Author([3, 4])
+    assert drafted(drafter, author, []) is not None
+    drafter.release(["a"])
+    assert drafter.propose([author.task()]) == []
+    observation: Observation = drafter.observe([author.commit([5])])[0]
+    assert observation.have_len == 0
+    assert all(not stage.drafting.held for stage in drafter.stages)
+
+
+def test_a_stage_that_lost_a_text_is_sent_all_of_it() -> None:
+    first, model = Chain("first", [5], 0.4), Judge("model", [1], 0.9)
+    drafter, author = cascade_of(first, model), Author([3, 4])
+    assert drafted(drafter, author, []) is not None
+    model.release(["a"])
+    for tokens in ([7], [8]):
+        proposal = drafted(drafter, author, tokens)
+    assert proposal is not None
+    assert proposal.tree.token_ids.tolist() == [1]
+
+
+def test_a_text_that_is_cut_and_goes_on_otherwise_is_drafted_anew() -> None:
+    stages = Chain("a", [5], 0.4), Judge("b", [6], 0.9)
+    drafter, author = cascade_of(*stages), Author([3, 4, 9, 9])
+    assert drafted(drafter, author, []) is not None
+    author.tokens = author.tokens[:2]
+    commit: Commit = replace(author.commit([8]), prompt_len=2)
+    drafter.observe([commit])
+    tasks: list[DraftTask] = [author.task()]
+    assert drafter.propose(tasks)[-1].base_len == 3
+
+
+LM = DrafterConfig(kind="lm")
+SUFFIX = DrafterConfig(kind="suffix")
+
+
+def config_of(stages: Sequence[str], **more: DrafterConfig) -> Config:
+    drafters = {"suffix": SUFFIX, "recycling": DrafterConfig(kind="token_recycling")}
+    cascade = DrafterConfig(kind="cascade", options={"stages": list(stages)})
+    target = TargetConfig(engine=EngineConfig(model="demo"))
+    return Config(target=target, drafters={**drafters, "cascade": cascade, **more})
+
+
+def test_stages_run_in_their_cascade_alone() -> None:
+    config = config_of(["suffix", "lm"], lm=LM)
+    config.check()
+    assert config.residents == ("recycling", "cascade")
+    assert config.hosted == ("recycling", "suffix", "lm")
+    assert config.drafters_of("default") == ("recycling", "cascade")
+    assert config.pool == ()
+
+
+def test_a_cascade_is_built_with_the_stages_that_it_names() -> None:
+    config = config_of(["suffix", "recycling"])
+    drafter = registry.build(
+        "cascade", config.drafters, lambda name: DrafterContext(name, 16, 8, target=object())
+    )
+    assert isinstance(drafter, CascadeDrafter)
+    assert drafter.is_look_up
+    assert drafter.wants.num_top > 0, "what a stage reads of the target's steps"
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (config_of(["suffix", "lmm"], lm=LM), "no drafter is named 'lmm' .did you mean lm"),
+        (config_of(["suffix", "cascade"]), "'cascade' is a cascade"),
+        (
+            config_of(
+                ["suffix", "recycling"],
+                second=DrafterConfig(kind="cascade", options={"stages": ["suffix", "lm"]}),
+                lm=LM,
+            ),
+            "is a stage of 'second' already",
+        ),
+        (
+            replace(config_of(["suffix", "recycling"]), tasks={"default": ("suffix",)}),
+            "'suffix' is a stage of 'cascade'; name that one",
+        ),
+        (
+            config_of(["suffix", "lm"], lm=replace(LM, placement=DrafterPlacement(num_cpus=1.0))),
+            "drafters.lm.placement",
+        ),
+    ],
+)
+def test_stages_that_cannot_be_are_named(config: Config, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        config.check()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"stages": ["lm"]}, "name two drafters or more"),
+        ({"stages": ["lm", "lm"]}, "each of them once"),
+        ({"stages": ["a", "b", "c"], "thresholds": [0.5]}, "2 stages before the last one"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(options: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        registry.check("cascade", DrafterConfig(kind="cascade", options=options))

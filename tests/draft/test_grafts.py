@@ -1,0 +1,166 @@
+"""A model judges another drafter's tree in one pass: it keeps what is among its own candidates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster.core import Proposal, TokenTree
+from cluster.draft.candidates import Ranking
+from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.lm import LMDrafter
+from cluster.engine.engine import Engine
+from cluster.spec.token_log import prefix_hash
+from tests.support.draft.author import (
+    GREEDY,
+    Author,
+    draft_engine,
+    grow,
+    lm_drafter,
+    target_text,
+    write,
+)
+
+VOCAB = 288
+PROMPT = np.random.default_rng(7).integers(4, VOCAB, 21).tolist()
+RANKING = Ranking(np.array([1]), np.array([0.0]), np.array([0.0]))
+
+
+def nobody(node: int, token: int) -> float:
+    return 0.0
+
+
+def test_a_graft_becomes_a_child_where_the_ranking_has_its_token() -> None:
+    tree = LiveTree()
+    nodes = tree.graft(TokenTree.of([5, 6, 7, 8], [-1, 0, 1, -1]), nobody)
+    assert nodes == [1, 2, 3, 4]
+    assert tree.grafts_below(ROOT) == [5, 8]
+    tree.assign_slots(nodes)
+    tree.expand(ROOT, RANKING, [(9, 0.5), (5, 0.4)], grows=True)
+    tree.expand(1, RANKING, [(3, 0.2)], grows=True)
+    assert [tree.is_dropped(node) for node in nodes] == [False, True, True, True]
+    assert tree.num_held(TokenTree.of([5, 6, 7, 8], [-1, 0, 1, -1])) == 1
+    assert tree.has_dropped
+    assert tree.reroot(ROOT) == [0], "only the graft that stayed keeps its keys and values"
+    assert [tree.path_tokens(node) for node in range(1, len(tree) + 1)] == [[5], [9], [5, 3]]
+    assert tree.survivals[1:] == [0.4, 0.5, 0.2]
+    assert tree.walk([5, 3]) == [1, 3]
+    assert not tree.has_dropped
+
+
+def test_below_an_expanded_node_only_its_candidates_are_grafted() -> None:
+    tree = LiveTree()
+    tree.expand(ROOT, RANKING, [(9, 0.5)], grows=True)
+    asked = []
+
+    def share_of(node: int, token: int) -> float:
+        asked.append((node, token))
+        return 0.1 if token == 4 else 0.0
+
+    nodes = tree.graft(TokenTree.of([9, 2, 4, 6, 3], [-1, 0, -1, 2, -1]), share_of)
+    assert asked == [(ROOT, 4), (ROOT, 3)]
+    assert [tree.path_tokens(node) for node in nodes] == [[9], [9, 2], [4], [4, 6]]
+    assert tree.best_leaf_survival() == 0.0, "they are all expanded now"
+    assert tree.walk([4]) == [nodes[2]]
+    assert tree.survivals[nodes[2]] == pytest.approx(0.1)
+
+
+def proposal_of(author: Author, tree: TokenTree) -> Proposal:
+    tokens = author.tokens
+    survival = np.full(len(tree), 0.1, np.float32)
+    return Proposal("a", 1, len(tokens), prefix_hash(tokens), tree, survival, "other")
+
+
+@pytest.mark.parametrize("natively", [True, False], ids=["natively", "in steps"])
+@pytest.mark.parametrize("is_hit", [False, True], ids=["unread text", "known root"])
+def test_one_pass_judges_a_whole_path(
+    exact_engine: Engine, *, natively: bool, is_hit: bool
+) -> None:
+    text = target_text(exact_engine, PROMPT, GREEDY, 8).tolist()
+    drafter, author = lm_drafter(exact_engine, min_survival=1e-9), Author(PROMPT)
+    drafter._rules = drafter._rules if natively else None
+    drafter.observe([author.opening()])
+    if is_hit:
+        grow(drafter, author)
+        drafter.observe([author.commit(text[:1])])
+        drafter.propose([author.task()])  # the tree that the commit left
+        text = text[1:]
+    wrong = (text[3] + 1) % VOCAB
+    path = TokenTree.chain([*text[:3], wrong, 5])
+    drafter.graft([proposal_of(author, path)])
+    request = drafter._requests.find("a")
+    assert request is not None
+    assert len(request.graft)
+    before = exact_engine.last_step
+    while request.num_kept is None:
+        drafter.propose([author.task()])
+    assert exact_engine.last_step is not before
+    assert request.num_kept >= 3
+    tree = request.tree
+    assert tree is not None
+    assert len(tree.walk(text[:4])) == 4, "the graft's nodes have children of the model's own"
+    assert all(tree.rankings[node] is not None for node in tree.walk(text[:3]))
+    assert_is_the_tree_of_a_fresh_drafter(drafter, exact_engine, author, text[:3])
+    exact_engine.check_integrity()
+    drafter.release(["a"])
+    assert exact_engine.pages_in_use == 0
+
+
+def assert_is_the_tree_of_a_fresh_drafter(
+    drafter: LMDrafter, engine: Engine, author: Author, path: list[int]
+) -> None:
+    """Every node has the ranking that the model gives after its path, grafted or not."""
+    grow(drafter, author)
+    request = drafter._requests.find("a")
+    assert request is not None
+    assert request.tree is not None
+    for length in range(len(path) + 1):
+        plain = Author([*author.tokens, *path[:length]], request_id="plain")
+        other = lm_drafter(engine)
+        write(other, plain, [])
+        expected = other._requests.find("plain")
+        assert expected is not None
+        assert expected.tree is not None
+        own = request.tree.rankings[request.tree.walk(path[:length])[-1] if length else ROOT]
+        root = expected.tree.rankings[ROOT]
+        assert own is not None
+        assert root is not None
+        np.testing.assert_allclose(own.log_probs[:8], root.log_probs[:8], atol=1e-4)
+        other.release(["plain"])
+
+
+def test_drafting_goes_on_after_a_graft_that_the_model_rejects(exact_engine: Engine) -> None:
+    drafter = lm_drafter(exact_engine, num_candidates=4, num_children=2)
+    author = Author(PROMPT)
+    drafter.observe([author.opening()])
+    drafter.graft([proposal_of(author, TokenTree.chain([VOCAB - 1, 7, 8]))])
+    rejected = grow(drafter, author)["a"]
+    assert drafter.num_kept("a") == 0
+    fresh, twin = lm_drafter(exact_engine, num_candidates=4, num_children=2), Author(PROMPT)
+    twin.request_id = "b"
+    expected = write(fresh, twin, [])
+    assert expected is not None
+    assert rejected.tree.token_ids.tolist() == expected.tree.token_ids.tolist()
+    text = target_text(exact_engine, PROMPT, GREEDY, 3).tolist()
+    assert write(drafter, author, text) is not None
+    exact_engine.check_integrity()
+    for each, name in ((drafter, "a"), (fresh, "b")):
+        each.release([name])
+
+
+def test_a_graft_for_a_text_that_has_changed_since_is_forgotten(llama_folder: Path) -> None:
+    engine = draft_engine(llama_folder, max_batch_tokens=16)
+    drafter, author = lm_drafter(engine), Author(PROMPT * 2)
+    drafter.observe([author.opening()])
+    graft = proposal_of(author, TokenTree.chain([5, 6, 7]))
+    drafter.graft([graft])
+    drafter.propose([author.task()])  # the first chunk of the prompt, with the graft behind it
+    drafter.observe([author.commit([5])])
+    drafter.graft([replace(graft, base_len=1)])
+    proposal = grow(drafter, author)["a"]
+    assert (proposal.base_len, len(proposal.tree) > 0) == (len(author.tokens), True)
+    assert engine.context_ids("a").tolist() == author.tokens
+    engine.check_integrity()
