@@ -118,15 +118,15 @@ def prompts_by_concurrency(
 
 
 def within_repository(path: str) -> str:
-    """`path` relative to the repository's root if it is below it."""
+    """`path` relative to the repository's root if it is below it, else its name."""
     absolute = Path(path).absolute()
-    return str(absolute.relative_to(ROOT)) if absolute.is_relative_to(ROOT) else path
+    return str(absolute.relative_to(ROOT)) if absolute.is_relative_to(ROOT) else absolute.name
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     config = json.loads((Path(arguments.target) / "config.json").read_text("utf-8"))
     return {
-        "target": arguments.target,
+        "target": within_repository(arguments.target),
         "grown_from": config.get("grown_from"),
         "draft": within_repository(arguments.draft),
         "dtype": arguments.dtype,
