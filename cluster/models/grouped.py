@@ -8,17 +8,20 @@ scales multiplied out, Q4_K (32) and Q6_K (16, no minimum).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+GROUPS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedWeight:
     """A matrix [out, in] of a linear layer.
 
-    bits: 4 (q is 0 to 15) or 8 (q is -128 to 127, minimum None).  q: uint8 or int8 [out, in].
-    scale, minimum: float16 [out, in / group].
+    bits: 4 (q is 0 to 15) or 8 (q is -128 to 127).  q: uint8 or int8 [out, in].
+    scale, minimum: float16 [out, in / group].  Raises ValueError for sizes that do not fit.
     """
 
     bits: int
@@ -26,6 +29,18 @@ class GroupedWeight:
     q: torch.Tensor
     scale: torch.Tensor
     minimum: torch.Tensor | None
+
+    def __post_init__(self) -> None:
+        num_outputs, num_inputs = self.q.shape
+        if self.bits not in (4, 8) or self.group not in GROUPS or num_inputs % self.group:
+            raise ValueError(
+                f"no weights of {self.bits} bits in groups of {self.group} for {num_inputs} "
+                "inputs: 4 or 8 bits, groups of 16, 32, 64 or 128 that divide the inputs"
+            )
+        expected = (num_outputs, num_inputs // self.group)
+        for each in (self.scale, self.minimum):
+            if each is not None and each.shape != expected:
+                raise ValueError(f"scales of shape {tuple(each.shape)}, not {expected}")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -39,3 +54,22 @@ class GroupedWeight:
         if self.minimum is not None:
             weights = weights + self.minimum.float()[..., None]
         return weights.view(self.q.shape)
+
+
+def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
+    """The outputs of several weights with the same inputs as one weight, which stands for the same
+    numbers: of the most bits and the smallest group among them, with minimums if any has some."""
+    if len(weights) == 1:
+        return weights[0]
+    bits = max(each.bits for each in weights)
+    group = min(each.group for each in weights)
+    has_minimum = any(each.minimum is not None for each in weights)
+    integers, scales, minimums = [], [], []
+    for each in weights:
+        finer = each.group // group
+        integers.append(each.q.to(torch.uint8 if bits == 4 else torch.int8))
+        scales.append(each.scale.repeat_interleave(finer, dim=1))
+        least = torch.zeros_like(each.scale) if each.minimum is None else each.minimum
+        minimums.append(least.repeat_interleave(finer, dim=1))
+    minimum = torch.cat(minimums) if has_minimum else None
+    return GroupedWeight(bits, group, torch.cat(integers), torch.cat(scales), minimum)

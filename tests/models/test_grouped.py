@@ -1,30 +1,32 @@
-"""Weights in groups: what they stand for."""
+"""Weights in groups of few bits: what they stand for, and several as one."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from cluster.models.grouped import GroupedWeight
+from cluster.models.grouped import GroupedWeight, stacked
+from tests.support.models.grouped_weights import grouped_weight
 
 
-def test_each_group_has_its_scale_and_its_minimum() -> None:
-    weight = GroupedWeight(
-        bits=4,
-        group=2,
-        q=torch.tensor([[0, 15, 1, 2]], dtype=torch.uint8),
-        scale=torch.tensor([[0.5, 2.0]], dtype=torch.float16),
-        minimum=torch.tensor([[-1.0, 3.0]], dtype=torch.float16),
-    )
-    assert weight.shape == (1, 4)
-    assert weight.dequantized().tolist() == [[-1.0, 6.5, 5.0, 7.0]]
+def test_weights_stacked_stand_for_the_same_numbers() -> None:
+    parts = [
+        grouped_weight(8, 64, 4, 32),
+        grouped_weight(4, 64, 4, 64, has_minimum=False),
+        grouped_weight(6, 64, 8, 16, has_minimum=False),
+    ]
+    for chosen in (parts[:1], parts[:2], parts):
+        whole = stacked(chosen)
+        expected = torch.cat([each.dequantized() for each in chosen])
+        assert torch.equal(whole.dequantized(), expected)
+        assert whole.bits == max(each.bits for each in chosen)
+        assert whole.group == min(each.group for each in chosen)
 
 
-def test_eight_bits_are_signed_and_have_no_minimum() -> None:
-    weight = GroupedWeight(
-        bits=8,
-        group=1,
-        q=torch.tensor([[-128, 127]], dtype=torch.int8),
-        scale=torch.tensor([[1.0, 2.0]], dtype=torch.float16),
-        minimum=None,
-    )
-    assert weight.dequantized().tolist() == [[-128.0, 254.0]]
+@pytest.mark.parametrize(("bits", "inputs", "group"), [(4, 48, 32), (5, 64, 32), (8, 48, 24)])
+def test_sizes_that_do_not_fit_are_refused(bits: int, inputs: int, group: int) -> None:
+    q, scale = torch.zeros(4, inputs, dtype=torch.uint8), torch.ones(4, inputs // group).half()
+    with pytest.raises(ValueError, match=f"groups of {group} for {inputs} inputs"):
+        GroupedWeight(bits, group, q, scale, None)
+    with pytest.raises(ValueError, match=r"\(4, 3\), not \(4, 2\)"):
+        GroupedWeight(4, 32, torch.zeros(4, 64, dtype=torch.uint8), torch.ones(4, 3).half(), None)

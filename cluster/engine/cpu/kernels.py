@@ -22,12 +22,15 @@ from cluster.engine.cpu.structures import STRUCTURES
 from cluster.engine.device import zeros_in_huge_pages
 from cluster.engine.draw.native import DrawKernels, Signatures, declare
 from cluster.engine.types import LayerSpec
+from cluster.models.grouped import GroupedWeight
 
 _SOURCES = (
-    "pool.h", "vectors.h", "operations.h", "amx.h", "product.h", "tiles.h", "chunk.h", "pool.cpp",
-    "linear.cpp", "attention.cpp", "elementwise.cpp", "decoder_layer.cpp", "draw.cpp", "rank.cpp",
-    "grow.cpp",
+    "pool.h", "vectors.h", "operations.h", "amx.h", "product.h", "panels.h", "tiles.h", "grouped.h",
+    "chunk.h", "pool.cpp", "linear.cpp", "grouped.cpp", "attention.cpp", "elementwise.cpp",
+    "decoder_layer.cpp", "draw.cpp", "rank.cpp", "grow.cpp",
 )  # fmt: skip
+
+_HEADER_BYTES = 64  # as grouped.h has it
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _SIGNATURES: Signatures = {
@@ -60,13 +63,14 @@ class Format(enum.IntEnum):
 
     FLOAT32, BF16: by float32.  BF16_PRODUCTS: by rows rounded to bfloat16, as the processor
     multiplies them; sums are float32's all the same.  INT8_PRODUCTS: int8 with a scale for each
-    output, by such rows.
+    output, by such rows.  GROUPED: a `GroupedWeight`, by such rows.
     """
 
     FLOAT32 = 0
     BF16 = 1
     BF16_PRODUCTS = 2
     INT8_PRODUCTS = 3
+    GROUPED = 4
 
 
 class Kernels:
@@ -127,6 +131,34 @@ class Kernels:
         scales = strips.abs().amax(dim=(2, 5), keepdim=True).clamp(min=1e-12) / 127.0
         weights = (strips / scales).round().to(torch.int8)
         whole = torch.cat([scales.flatten().view(torch.int8), weights.flatten()])
+        return zeros_in_huge_pages(whole.shape, whole.dtype).copy_(whole)
+
+    def pack_grouped(self, weight: GroupedWeight) -> torch.Tensor:
+        """The weight -> uint8[bytes], as grouped.h has it."""
+        num_outputs, num_inputs = weight.shape
+        num_blocks = -(-num_outputs // self.block)
+        padding = (0, 0, 0, num_blocks * self.block - num_outputs)
+
+        def by_block(tensor: torch.Tensor, *last: int) -> torch.Tensor:
+            padded = torch.nn.functional.pad(tensor, padding)
+            return padded.view(num_blocks, self.block, num_inputs // weight.group, *last)
+
+        scales = [weight.scale] if weight.minimum is None else [weight.scale, weight.minimum]
+        parts = [by_block(each).transpose(1, 2).contiguous() for each in scales]
+        if weight.bits == 4:
+            # Of eight inputs 4 a + 2 b + c, b is the place in byte a of half c.
+            pairs = by_block(weight.q, -1, 2, 2, 2)  # [blocks, outputs, groups, eights, a, b, c]
+            integers = pairs[..., 0, :] | pairs[..., 1, :] << 4
+            integers = integers.permute(0, 2, 3, 1, 5, 4)
+        else:
+            integers = by_block(weight.q, -1, 2).permute(0, 2, 3, 1, 4)
+        parts.append(integers.contiguous())
+        header = torch.zeros(_HEADER_BYTES // 4, dtype=torch.int32)
+        header[:3] = torch.tensor([weight.bits, weight.group, len(scales) - 1])
+        groups = torch.cat(
+            [each.view(torch.uint8).view(*each.shape[:2], -1) for each in parts], dim=2
+        )
+        whole = torch.cat([header.view(torch.uint8), groups.flatten()])
         return zeros_in_huge_pages(whole.shape, whole.dtype).copy_(whole)
 
     def linear(

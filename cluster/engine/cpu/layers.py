@@ -8,15 +8,16 @@ the original on random rows first: an unusual variant stays as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.packed_linear import PackedLinear, is_packable
 
-# Layers that are given the same input, by the names that transformers' models use.
-_SIBLINGS = (("q_proj", "k_proj", "v_proj"),)
+# Layers that are given the same input, by the names that transformers' models use, and the name of
+# their product.
+_SIBLINGS = {"qkv_product": ("q_proj", "k_proj", "v_proj")}
 _CHECKED_ROWS = 3
 _TOLERANCE = 1e-5
 
@@ -36,7 +37,11 @@ class NativeRMSNorm(torch.nn.Module):
 
 
 class NativeMLP(torch.nn.Module):
-    """down(silu(gate(x)) * up(x)), the two first products in one pass over their weights."""
+    """down(silu(gate(x)) * up(x)), the two first products in one pass over their weights.
+
+    ORIGINALS: the layers that each product computes."""
+
+    ORIGINALS: ClassVar = {"gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
 
     def __init__(self, kernels: Kernels, mlp: torch.nn.Module) -> None:
         super().__init__()
@@ -128,9 +133,20 @@ def fuse_layers(module: torch.nn.Module, kernels: Kernels) -> int:
             if fused is not None:
                 setattr(parent, name, fused)
                 num_fused += 1
-        for names in _SIBLINGS:
-            num_fused += _join_siblings(parent, names, kernels)
+        for product, names in _SIBLINGS.items():
+            num_fused += _join_siblings(parent, product, names, kernels)
     return num_fused
+
+
+def products(module: torch.nn.Module) -> Iterator[tuple[PackedLinear, tuple[str, ...]]]:
+    """Every packed layer with the names of the linear layers that it computes, as they were before
+    they were fused, in the order of its outputs."""
+    for parent_name, parent in module.named_modules():
+        originals = NativeMLP.ORIGINALS if isinstance(parent, NativeMLP) else _SIBLINGS
+        for name, child in parent.named_children():
+            if isinstance(child, PackedLinear):
+                prefix = f"{parent_name}." if parent_name else ""
+                yield child, tuple(prefix + each for each in originals.get(name, (name,)))
 
 
 def joined(layers: Sequence[torch.nn.Module], kernels: Kernels) -> PackedLinear:
@@ -214,7 +230,9 @@ def _agree(original: torch.nn.Module, fused: torch.nn.Module, size: int) -> bool
         return bool((error <= _TOLERANCE * expected.norm(dim=-1)).all())
 
 
-def _join_siblings(parent: torch.nn.Module, names: Sequence[str], kernels: Kernels) -> int:
+def _join_siblings(
+    parent: torch.nn.Module, product_name: str, names: Sequence[str], kernels: Kernels
+) -> int:
     children = dict(parent.named_children())
     layers = [children[name] for name in names if name in children]
     if len(layers) < len(names) or not all(
@@ -233,5 +251,5 @@ def _join_siblings(parent: torch.nn.Module, names: Sequence[str], kernels: Kerne
         setattr(parent, name, SiblingLinear(linear, siblings, index, start))
         start += linear.out_features
     # Kept where the other products are found, and freed with the parent.
-    parent.register_module("qkv_product", product)
+    parent.register_module(product_name, product)
     return 1

@@ -5,13 +5,13 @@ each, and with more time between the products than in them.  Our kernels take a 
 the model's numbers are widened, its layers fused and packed, and what is only kept (weights, cache)
 becomes bfloat16 again.  Where the processor multiplies bfloat16, rows are rounded to it before a
 product, as they would be in a bfloat16 model; norms, attention and residuals stay in float32.
-Weights that were stored in int8 are kept in it and widened to bfloat16 in registers.
+Weights that were stored in int8, or in groups of few bits, are kept so and widened in registers.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,10 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.cpu import kernels
 from cluster.engine.cpu.decoder_layer import NativeLayer
 from cluster.engine.cpu.kernels import Format, Kernels
+from cluster.engine.cpu.layers import products
 from cluster.engine.cpu.packed_linear import PackedLinear, linear_share
 from cluster.engine.types import LayerSpec
+from cluster.models.grouped import GroupedWeight, stacked
 
 log = logging.getLogger(__name__)
 
@@ -61,31 +63,81 @@ def multiply_in_bf16(module: torch.nn.Module, native: Kernels, *, is_int8: bool)
         for child in module.modules()
         if isinstance(child, PackedLinear) and child.format == Format.BF16
     ]
-    if not native.multiplies_bf16 or not layers or not _agrees(layers[0], native, is_int8=is_int8):
+    if not native.multiplies_bf16 or not layers:
+        return 0
+    first = layers[0]
+    packed, format = first.packed, Format.BF16_PRODUCTS
+    if is_int8:
+        packed, format = native.pack_int8(packed), Format.INT8_PRODUCTS
+    if not _agrees(first, native, packed, format, first.product):
         return 0
     for layer in layers:
         layer.format = Format.BF16_PRODUCTS
         if is_int8:
             layer.halve()
-    for each in module.modules():
-        forward: Any = each.forward
-        if isinstance(forward, NativeLayer):
-            forward.take_products()
+    _take_products(module)
     log.info("products in bfloat16 count=%d int8=%s", len(layers), is_int8)
     return len(layers)
 
 
-def _agrees(layer: PackedLinear, native: Kernels, *, is_int8: bool) -> bool:
-    """True if the rounded products are the exact ones but for rounding."""
-    packed, format = layer.packed, Format.BF16_PRODUCTS
-    if is_int8:
-        packed, format = native.pack_int8(packed), Format.INT8_PRODUCTS
+def multiply_in_groups(
+    module: torch.nn.Module, native: Kernels, weights: Mapping[str, GroupedWeight]
+) -> int:
+    """Let the packed layers of a widened model multiply with these weights, where the processor
+    multiplies bfloat16; returns how many do.  All others stay as they are.
+
+    weights: by the name of the linear layer before layers were fused; a product of several layers
+    needs those of all.
+    """
+    count = 0
+    checked: set[tuple[int, int, bool]] = set()
+    for layer, names in products(module):
+        found = [weights[name] for name in names if name in weights]
+        if layer.format != Format.BF16 or len(found) < len(names):
+            continue
+        weight = stacked(found)
+        kind = (weight.bits, weight.group, weight.minimum is None)
+        if kind not in checked:
+            if not native.multiplies_bf16 or not _multiplies(layer, native, weight):
+                log.warning(
+                    "weights of %d bits are widened to bfloat16: this processor does not multiply "
+                    "bfloat16, or not as it should", weight.bits,
+                )  # fmt: skip
+                break
+            checked.add(kind)
+        layer.keep_grouped(weight)
+        count += 1
+    _take_products(module)
+    log.info("products in groups of few bits count=%d", count)
+    return count
+
+
+def _take_products(module: torch.nn.Module) -> None:
+    for each in module.modules():
+        forward: Any = each.forward
+        if isinstance(forward, NativeLayer):
+            forward.take_products()
+
+
+def _multiplies(layer: PackedLinear, native: Kernels, weight: GroupedWeight) -> bool:
+    widened, bias = weight.dequantized(), layer.float_bias
+    return _agrees(
+        layer, native, native.pack_grouped(weight), Format.GROUPED,
+        lambda rows: torch.nn.functional.linear(rows, widened, bias),
+    )  # fmt: skip
+
+
+def _agrees(
+    layer: PackedLinear, native: Kernels, packed: torch.Tensor, format: Format,
+    exact: Callable[[torch.Tensor], torch.Tensor],
+) -> bool:  # fmt: skip
+    """True if the layer's products by rounded rows are the exact ones but for rounding."""
     with torch.inference_mode():
         for num_rows in _CHECKED_ROWS:
             rows = torch.linspace(-1, 1, num_rows * layer.in_features).mul(97.0).sin()
             rows = rows.view(num_rows, layer.in_features)
-            exact = layer.product(rows)
+            expected = exact(rows)
             found = native.linear(rows, packed, layer.float_bias, layer.out_features, format)
-            if not (found - exact).norm() <= _TOLERANCE * exact.norm():
+            if not (found - expected).norm() <= _TOLERANCE * expected.norm():
                 return False
     return True

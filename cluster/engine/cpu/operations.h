@@ -4,11 +4,12 @@
 
 #include <cstdint>
 
-/* Of a packed weight, and what it is multiplied by: float32, bfloat16 by float32, and bfloat16 or int8
- * with a scale for each output by rows rounded to bfloat16, where the processor has instructions for that. */
-enum Format { FLOAT32 = 0, BF16 = 1, BF16_PRODUCTS = 2, INT8_PRODUCTS = 3 };
+/* Of a packed weight, and what it is multiplied by: float32, bfloat16 by float32, and bfloat16, int8
+ * with a scale for each output or integers in groups (grouped.h) by rows rounded to bfloat16, where the processor
+ * has instructions for that. */
+enum Format { FLOAT32 = 0, BF16 = 1, BF16_PRODUCTS = 2, INT8_PRODUCTS = 3, GROUPED = 4 };
 /* Whether the rows are rounded. */
-constexpr bool rounds_rows(int format) { return format == BF16_PRODUCTS || format == INT8_PRODUCTS; }
+constexpr bool rounds_rows(int format) { return format >= BF16_PRODUCTS; }
 
 /* One attention call; the shapes stand in kernels.py. */
 struct Attention {

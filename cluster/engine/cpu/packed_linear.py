@@ -24,6 +24,7 @@ import torch
 from cluster.engine.cpu import kernels
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.device import computes
+from cluster.models.grouped import GroupedWeight
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,13 @@ class PackedLinear(torch.nn.Module):
         assert self._native is not None  # which alone packs in bfloat16
         self.packed = self._native.pack_int8(self.packed)
         self.format = Format.INT8_PRODUCTS
+
+    def keep_grouped(self, weight: GroupedWeight) -> None:
+        """Multiply with this weight in place of that of our kernels, by rounded rows."""
+        assert self._native is not None
+        assert weight.shape == self.weight.shape
+        self.packed = self._native.pack_grouped(weight)
+        self.format = Format.GROUPED
 
     def packed_alike(self, linear: torch.nn.Linear) -> PackedLinear:
         """Another layer, packed for the same library."""

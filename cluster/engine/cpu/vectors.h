@@ -48,6 +48,26 @@ INLINE uint16_t float_to_bf16(float value) {
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
+INLINE float bf16_to_float(uint16_t value) {
+    const uint32_t bits = (uint32_t)value << 16;
+    float result;
+    memcpy(&result, &bits, 4);
+    return result;
+}
+
+/* Finite float16. */
+INLINE vfloat load_halves(const uint16_t *from) {
+#if defined(__AVX512F__)
+    return (vfloat)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(__F16C__)
+    return (vfloat)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#endif
+    const vuint bits = __builtin_convertvector(*(const vhalf *)from, vuint);
+    /* The exponent's bits, read as a float's, mean 112 less there: small numbers come out right as well. */
+    const vfloat size = (vfloat)((bits & 0x7fff) << 13) * splat(0x1p112f);
+    return (vfloat)((vuint)size | (bits & 0x8000) << 16);
+}
+
 /* Two bfloat16 of each of two vectors multiplied and added to `sums`, as the processor rounds that. */
 #if defined(__AVX512BF16__)
 enum { MULTIPLIES_BF16 = 1 };
