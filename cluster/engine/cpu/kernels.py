@@ -25,8 +25,8 @@ from cluster.engine.types import LayerSpec
 from cluster.models.grouped import GroupedWeight
 
 _SOURCES = (
-    "pool.h", "vectors.h", "operations.h", "amx.h", "product.h", "panels.h", "tiles.h", "grouped.h",
-    "chunk.h", "pool.cpp", "linear.cpp", "grouped.cpp", "attention.cpp", "elementwise.cpp",
+    "pool.h", "vectors.h", "operations.h", "amx.h", "product.h", "tiles.h", "grouped.h",
+    "chunk.h", "pool.cpp", "linear.cpp", "attention.cpp", "elementwise.cpp",
     "decoder_layer.cpp", "draw.cpp", "rank.cpp", "grow.cpp",
 )  # fmt: skip
 

@@ -1,6 +1,6 @@
 /* y = x W^T + b for few rows and many, with W as float32, as bfloat16 that is widened in registers, or
- * as bfloat16 or int8 that the processor multiplies as bfloat16 itself, by rows rounded to that, two inputs
- * at a time.
+ * as bfloat16, int8 or integers in groups that the processor multiplies as bfloat16 itself, by rows rounded to that,
+ * two inputs at a time.
  *
  * Every output is one chain of fused multiply-adds over the inputs in ascending order, whatever the
  * number of rows and wherever a row stands: a row's result depends on that row alone, to the bit.
@@ -10,19 +10,72 @@
  */
 #include <type_traits>
 
+#include "grouped.h"
 #include "operations.h"
-#include "panels.h"
 #include "pool.h"
 #include "product.h"
 #include "tiles.h"
 #include "vectors.h"
 
-/* Steps of the weights that are asked for ahead. */
-enum { AHEAD = 64 };
+/* Steps of the weights that are asked for ahead, and bytes of those in groups. */
+enum { AHEAD = 64, AHEAD_BYTES = 4096 };
+/* Rows that share a pass over a block: what the registers hold beside the weights. */
+#if defined(__AVX512F__) || defined(__aarch64__)
+enum { NARROW_ROWS = 6, WIDE_ROWS = 12, WIDE_GROUPED_ROWS = 10 };
+#else
+enum { NARROW_ROWS = 2, WIDE_ROWS = 5, WIDE_GROUPED_ROWS = 4 };
+#endif
+template <int format>
+constexpr int MOST_ROWS = is_grouped(format) ? WIDE_GROUPED_ROWS : WIDE_ROWS;
+
 extern "C" long linear_block() { return BLOCK; }
 
 /* Whether BF16_PRODUCTS can be asked for. */
 extern "C" int multiplies_bf16() { return MULTIPLIES_BF16; }
+
+/* A panel holds the rows of one pass, input by input: [in][rows of the pass]; rounded ones two inputs
+ * in 32 bits, [in / 2][rows of the pass].  Rows that lie a power of two apart would fall into the same
+ * few lines of the cache. */
+template <int format>
+static long num_passes(const Product *product) {
+    return product->num_rows <= NARROW_ROWS ? 1 : (product->num_rows + MOST_ROWS<format> - 1) / MOST_ROWS<format>;
+}
+
+static long first_row(const Product *product, long pass, long passes) {
+    return product->num_rows * pass / passes;
+}
+
+/* Where the panel of the pass from `row` on begins. */
+template <int format>
+static float *panel_of(const Product *product, long row) {
+    const long inputs = product->num_inputs;
+    return product->panels + row * (rounds_rows(format) ? (inputs + 1) / 2 : inputs);
+}
+
+template <int format>
+static void fill_panel(void *argument, long pass) {
+    const Product *product = static_cast<const Product *>(argument);
+    const long passes = num_passes<format>(product), inputs = product->num_inputs;
+    const long row = first_row(product, pass, passes), count = first_row(product, pass + 1, passes) - row;
+    float *panel = panel_of<format>(product, row);
+    for (long r = 0; r < count; r++) {
+        const float *x = product->rows + (row + r) * inputs;
+        if constexpr (rounds_rows(format)) {
+            uint32_t *pairs = (uint32_t *)panel + r, buffer[LANES];
+            long k = 0;
+            for (; k + 2 * LANES <= inputs; k += 2 * LANES) {
+                *(vuint *)buffer = rounded_pairs(x + k);
+#pragma GCC unroll 16
+                for (int i = 0; i < LANES; i++, pairs += count) *pairs = buffer[i];
+            }
+            for (; k < inputs; k += 2, pairs += count)
+                *pairs = float_to_bf16(x[k]) | (k + 1 < inputs ? (uint32_t)float_to_bf16(x[k + 1]) << 16 : 0);
+            if constexpr (has_minimum(format)) sum_inputs<format>(product, row + r);
+        } else {
+            for (long k = 0; k < inputs; k++) panel[k * count + r] = x[k];
+        }
+    }
+}
 
 /* The scales that int8 weights have; they are as many as the blocks' outputs. */
 static const float *scales_of(const Product *product) { return (const float *)product->weight; }
@@ -49,7 +102,7 @@ INLINE void load_weights(vuint (&weights)[num_vectors], const Item *w, long stri
 }
 
 /* One pass's `num_rows` rows by `num_vectors` vectors of outputs, the first one `first` of the block; the
- * weights `ahead` (in 32 bits) of each are asked for. */
+ * weights `ahead` (in 32 bits; grouped ones, in bytes) of each are asked for. */
 template <int num_rows, int num_vectors, int format>
 static __attribute__((noinline)) void tile(const Product *product, long block, long row, int first, long ahead) {
     const long inputs = product->num_inputs;
@@ -59,7 +112,9 @@ static __attribute__((noinline)) void tile(const Product *product, long block, l
     for (int r = 0; r < num_rows; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < num_vectors; v++) sums[r][v] = vfloat{};
-    if constexpr (rounds_rows(format)) {
+    if constexpr (is_grouped(format)) {
+        multiply_groups<num_rows, num_vectors, format>(product, block, (const uint32_t *)x, row, first, ahead, sums);
+    } else if constexpr (rounds_rows(format)) {
         /* Of two inputs: 32 bits of bfloat16, or 16 of int8. */
         using Pair = std::conditional_t<format == INT8_PRODUCTS, uint16_t, uint32_t>;
         const long pairs = (inputs + 1) / 2, strip = pairs * STRIP;
@@ -133,21 +188,30 @@ void tile_of(int count, const Product *product, long block, long row, int first,
     tile<most, num_vectors, format>(product, block, row, first, ahead);
 }
 
+/* Weights from a strip to the next one, or of a block in groups, as `ahead` counts them. */
+template <int format>
+static long strip_size(const Product *product) {
+    if constexpr (is_grouped(format)) {
+        const Groups<format> groups(product);
+        return groups.count * groups.bytes;
+    }
+    return (format == FLOAT32 ? product->num_inputs : (product->num_inputs + 1) / 2) * STRIP;
+}
+
 template <int format>
 static void do_block(void *argument, long block) {
     const Product *product = static_cast<const Product *>(argument);
-    const long num_rows = product->num_rows;
-    if (num_rows <= NARROW_ROWS)
-        return tile_of<1, NARROW_ROWS, 4, format>((int)num_rows, product, block, 0, 0, AHEAD * STRIP);
-    const long passes = num_passes(product);
-    const long strip = (format == FLOAT32 ? product->num_inputs : (product->num_inputs + 1) / 2) * STRIP;
+    const long num_rows = product->num_rows, ahead = is_grouped(format) ? AHEAD_BYTES : AHEAD * STRIP;
+    if (num_rows <= NARROW_ROWS) return tile_of<1, NARROW_ROWS, 4, format>((int)num_rows, product, block, 0, 0, ahead);
+    const long passes = num_passes<format>(product), strip = strip_size<format>(product);
     for (int first = 0; first < VECTORS; first += 2) {
         /* The first pass reads this strip from memory, the others ask for the thread's next one. */
-        const long next = first == 0 ? strip : (2 * product->num_threads - 1) * strip;
+        const long next = first == 0 || is_grouped(format) ? strip : (2 * product->num_threads - 1) * strip;
         for (long pass = 0; pass < passes; pass++) {
+            const bool is_read = pass == 0 && (first == 0 || !is_grouped(format)); /* groups hold both strips */
             const long row = first_row(product, pass, passes), end = first_row(product, pass + 1, passes);
-            tile_of<LEAST_WIDE_ROWS, WIDE_ROWS, 2, format>((int)(end - row), product, block, row, first,
-                                                           pass == 0 ? AHEAD * STRIP : next);
+            tile_of<(MOST_ROWS<format> + 1) / 2, MOST_ROWS<format>, 2, format>((int)(end - row), product, block, row, first,
+                                                                               is_read ? ahead : next);
         }
     }
 }
@@ -157,8 +221,16 @@ static void multiply(Product product) {
     if (product.num_rows == 1 && !rounds_rows(format))
         product.panels = (float *)product.rows;
     else
-        run_blocks(fill_panel<format>, &product, num_passes(&product), product.num_threads);
+        run_blocks(fill_panel<format>, &product, num_passes<format>(&product), product.num_threads);
     run_blocks(do_block<format>, &product, (product.num_outputs + BLOCK - 1) / BLOCK, product.num_threads);
+}
+
+static void multiply_grouped(const Product &product) {
+    const GroupedHeader &header = *static_cast<const GroupedHeader *>(product.weight);
+    if (header.bits == 4 && header.has_minimum) return multiply<grouped_format(4, true)>(product);
+    if (header.bits == 4) return multiply<grouped_format(4, false)>(product);
+    if (header.has_minimum) return multiply<grouped_format(8, true)>(product);
+    multiply<grouped_format(8, false)>(product);
 }
 
 extern "C" void linear(const float *rows, float *panels, const void *weight, const float *bias, float *output, long num_rows,
@@ -170,5 +242,5 @@ extern "C" void linear(const float *rows, float *panels, const void *weight, con
     if (format == BF16) return multiply<BF16>(product);
     if (format == BF16_PRODUCTS) return multiply<BF16_PRODUCTS>(product);
     if (format == INT8_PRODUCTS) return multiply<INT8_PRODUCTS>(product);
-    linear_in_groups(product);
+    multiply_grouped(product);
 }

@@ -20,9 +20,6 @@ typedef struct {
     int num_threads;
 } Product;
 
-/* By weights as grouped.h has them. */
-void linear_in_groups(const Product &product);
-
 /* LANES outputs of a row, from `output` on, as far as there are so many. */
 INLINE void store_outputs(const Product *product, long row, long output, vfloat sums) {
     float *y = product->output + row * product->num_outputs + output;
