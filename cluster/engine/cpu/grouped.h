@@ -20,7 +20,8 @@
 #include "product.h"
 #include "vectors.h"
 
-enum { HEADER_BYTES = 64 };
+/* AHEAD_BYTES: of the weights, asked for ahead. */
+enum { HEADER_BYTES = 64, AHEAD_BYTES = 4096 };
 
 /* What a weight's header says, as linear.cpp's functions are made for it: in place of GROUPED itself. */
 constexpr int grouped_format(int bits, bool has_minimum) { return GROUPED + bits + has_minimum; }
@@ -45,6 +46,32 @@ struct Groups {
         bytes = SCALE_BYTES + BLOCK * group * bits_of(format) / 8;
         blocks = static_cast<const uint8_t *>(product->weight) + HEADER_BYTES;
         input_sums = product->panels + product->num_rows * (product->num_inputs / 2);
+    }
+    const uint8_t *of_block(long block) const { return blocks + block * count * bytes; }
+
+    /* Ask for the weights `ahead` bytes behind a group's, in its block or the thread's next one. */
+    INLINE_MEMBER void ask_ahead(const Product *product, long block, const uint8_t *of_group, long ahead) const {
+        const uint8_t *later = of_group + ahead;
+        if (later >= of_block(block + 1)) later += (product->num_threads - 1) * count * bytes;
+        for (long i = 0; i < bytes; i += 64) __builtin_prefetch(later + i, 0, 2);
+    }
+};
+
+/* What the sums of a group are multiplied by, and its inputs' sums, for vectors of outputs from `first` on. */
+template <int num_vectors, int format>
+struct Scales {
+    vfloat scales[num_vectors], minimums[num_vectors];
+    INLINE_MEMBER Scales(const uint8_t *of_group, int first) {
+        const uint16_t *from = reinterpret_cast<const uint16_t *>(of_group) + first * LANES;
+#pragma GCC unroll 4
+        for (int v = 0; v < num_vectors; v++) {
+            scales[v] = load_halves(from + v * LANES);
+            if constexpr (has_minimum(format)) minimums[v] = load_halves(from + BLOCK + v * LANES);
+        }
+    }
+    INLINE_MEMBER void add(int v, vfloat partial, const float &inputs, vfloat &sum) const {
+        sum += scales[v] * partial;
+        if constexpr (has_minimum(format)) sum += minimums[v] * splat(inputs);
     }
 };
 
@@ -110,12 +137,10 @@ template <int num_rows, int num_vectors, int format>
 INLINE void multiply_groups(const Product *product, long block, const uint32_t *pairs, long row, int first, long ahead,
                             vfloat (&sums)[num_rows][num_vectors]) {
     const Groups<format> groups(product);
-    const long block_bytes = groups.count * groups.bytes, skipped = (product->num_threads - 1) * block_bytes;
-    const uint8_t *from = groups.blocks + block * block_bytes, *end = from + block_bytes;
+    const uint8_t *from = groups.of_block(block), *end = groups.of_block(block + 1);
     const float *inputs = groups.input_sums + row * groups.count;
     for (; from < end; from += groups.bytes, pairs += groups.group / 2 * num_rows, inputs++) {
-        const uint8_t *later = from + ahead + (from + ahead < end ? 0 : skipped);
-        for (long i = 0; i < groups.bytes; i += 64) __builtin_prefetch(later + i, 0, 2);
+        groups.ask_ahead(product, block, from, ahead);
         vfloat partial[num_rows][num_vectors];
 #pragma GCC unroll 16
         for (int r = 0; r < num_rows; r++)
@@ -127,20 +152,11 @@ INLINE void multiply_groups(const Product *product, long block, const uint32_t *
             for (int r = 0; r < num_rows; r++)
                 partial[r][v] = add_products(partial[r][v], pairs[k * num_rows + r] - vuint{}, widened);
         });
-        const uint16_t *scales = reinterpret_cast<const uint16_t *>(from) + first * LANES;
-        vfloat scale[num_vectors], minimum[num_vectors];
-#pragma GCC unroll 4
-        for (int v = 0; v < num_vectors; v++) {
-            scale[v] = load_halves(scales + v * LANES);
-            if constexpr (has_minimum(format)) minimum[v] = load_halves(scales + BLOCK + v * LANES);
-        }
+        const Scales<num_vectors, format> scales(from, first);
 #pragma GCC unroll 16
         for (int r = 0; r < num_rows; r++)
 #pragma GCC unroll 4
-            for (int v = 0; v < num_vectors; v++) {
-                sums[r][v] += scale[v] * partial[r][v];
-                if constexpr (has_minimum(format)) sums[r][v] += minimum[v] * splat(inputs[r * groups.count]);
-            }
+            for (int v = 0; v < num_vectors; v++) scales.add(v, partial[r][v], inputs[r * groups.count], sums[r][v]);
     }
 }
 

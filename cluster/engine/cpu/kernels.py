@@ -26,7 +26,7 @@ from cluster.models.grouped import GroupedWeight
 
 _SOURCES = (
     "pool.h", "vectors.h", "operations.h", "amx.h", "product.h", "tiles.h", "grouped.h",
-    "chunk.h", "pool.cpp", "linear.cpp", "attention.cpp", "elementwise.cpp",
+    "group_tiles.h", "chunk.h", "pool.cpp", "linear.cpp", "attention.cpp", "elementwise.cpp",
     "decoder_layer.cpp", "draw.cpp", "rank.cpp", "grow.cpp",
 )  # fmt: skip
 

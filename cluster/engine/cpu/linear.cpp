@@ -10,6 +10,7 @@
  */
 #include <type_traits>
 
+#include "group_tiles.h"
 #include "grouped.h"
 #include "operations.h"
 #include "pool.h"
@@ -17,8 +18,8 @@
 #include "tiles.h"
 #include "vectors.h"
 
-/* Steps of the weights that are asked for ahead, and bytes of those in groups. */
-enum { AHEAD = 64, AHEAD_BYTES = 4096 };
+/* Steps of the weights that are asked for ahead. */
+enum { AHEAD = 64 };
 /* Rows that share a pass over a block: what the registers hold beside the weights. */
 #if defined(__AVX512F__) || defined(__aarch64__)
 enum { NARROW_ROWS = 6, WIDE_ROWS = 12, WIDE_GROUPED_ROWS = 10 };
@@ -225,12 +226,19 @@ static void multiply(Product product) {
     run_blocks(do_block<format>, &product, (product.num_outputs + BLOCK - 1) / BLOCK, product.num_threads);
 }
 
+template <int bits, bool has_minimum>
+static void multiply_grouped(const Product &product, long group) {
+    constexpr int format = grouped_format(bits, has_minimum);
+    if (multiplies_groups_in_tiles(group)) return groups_in_tiles<format>(product);
+    multiply<format>(product);
+}
+
 static void multiply_grouped(const Product &product) {
     const GroupedHeader &header = *static_cast<const GroupedHeader *>(product.weight);
-    if (header.bits == 4 && header.has_minimum) return multiply<grouped_format(4, true)>(product);
-    if (header.bits == 4) return multiply<grouped_format(4, false)>(product);
-    if (header.has_minimum) return multiply<grouped_format(8, true)>(product);
-    multiply<grouped_format(8, false)>(product);
+    if (header.bits == 4 && header.has_minimum) return multiply_grouped<4, true>(product, header.group);
+    if (header.bits == 4) return multiply_grouped<4, false>(product, header.group);
+    if (header.has_minimum) return multiply_grouped<8, true>(product, header.group);
+    multiply_grouped<8, false>(product, header.group);
 }
 
 extern "C" void linear(const float *rows, float *panels, const void *weight, const float *bias, float *output, long num_rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.models.grouped import GroupedWeight
 from tests.support.engine.driver import load_engine, load_oracle, rows, run, varied_works
 from tests.support.models.grouped_weights import grouped_weight
+
+Factory = Callable[..., Path]
 
 pytestmark = [
     pytest.mark.skipif(native.load() is None, reason="needs a C++ compiler"),
@@ -86,9 +89,6 @@ def test_products_in_4_bits_are_torchs(kernels: Kernels) -> None:
     assert (found - expected.float()).norm() < 1e-2 * found.norm()
 
 
-Factory = Callable[..., Path]
-
-
 def in_groups(module: Any) -> dict[str, GroupedWeight]:
     """Weights for every linear layer of the model, of several kinds, which the model is given."""
     weights = {}
@@ -134,3 +134,29 @@ def test_a_models_fused_layers_multiply_in_groups(
         error = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
         assert float(error.median()) < 0.05
         assert float(error.max()) < 0.2
+
+
+@pytest.mark.parametrize("is_wrong", [True, False])
+def test_where_they_cannot_be_multiplied_weights_stay_widened(
+    kernels: Kernels,
+    is_wrong: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    layer = torch.nn.Linear(64, 40, bias=False)
+    weight = grouped_weight(40, 64, 4, 32)
+    layer.weight.data = weight.dequantized().bfloat16().float()
+    module = torch.nn.Sequential(PackedLinear(layer, kernels), PackedLinear(layer, kernels))
+    real = Kernels.linear
+
+    def wrong(self: Kernels, *given: Any) -> torch.Tensor:
+        return real(self, *given) * (1.1 if given[-1] == Format.GROUPED else 1.0)
+
+    if is_wrong:
+        monkeypatch.setattr(Kernels, "linear", wrong)
+    monkeypatch.setattr(kernels, "multiplies_bf16", is_wrong)
+    with caplog.at_level(logging.WARNING):
+        assert multiply_in_groups(module, kernels, {"0": weight, "1": weight}) == 0
+    assert caplog.text.count("widened to bfloat16") == 1
+    rows = torch.randn(3, 64)
+    torch.testing.assert_close(module[0](rows), layer(rows), atol=1e-4, rtol=1e-4)
