@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import ConfigError
+from cluster.models.weights import GROUPED
 
 # Keys that transformers writes into config.json and that do not describe the model.
 _VOLATILE_CONFIG_KEYS = ("_name_or_path", "transformers_version", "_commit_hash")
@@ -88,7 +89,7 @@ def model_hash(folder: str | Path) -> str:
     digest = hashlib.sha256()
     digest.update(_stable_config(folder / "config.json"))
     weights = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
-    for path in weights:
+    for path in (path for path in weights if path.name != GROUPED):
         size = path.stat().st_size
         digest.update(f"{path.name}\0{size}\0".encode())
         with path.open("rb") as file:

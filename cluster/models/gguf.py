@@ -20,7 +20,9 @@ from transformers import (
 )
 
 from cluster.errors import ConfigError
+from cluster.models.gguf_blocks import blocks_of
 from cluster.models.gguf_file import field, open_gguf
+from cluster.models.grouped_file import save_groups
 
 # llama.cpp splits these vocabularies' text as GPT-2 does, but every digit from its neighbours
 # (`llm_tokenizer_bpe` in src/llama-vocab.cpp); transformers leaves out the digits.
@@ -39,7 +41,8 @@ def convert(file: Path, folder: Path) -> None:
     """Write the model, tokenizer, chat template and generation config of `file` into `folder`.
 
     16-bit weights stay as they are and quantised ones become bfloat16, so it needs memory and disk
-    for two bytes a parameter.  Raises ConfigError where the file cannot be converted.
+    for two bytes a parameter.  Linear layers' blocks are kept beside them (`grouped_file`).  Raises
+    ConfigError where the file cannot be converted.
     """
     reader = open_gguf(file)
     try:
@@ -67,6 +70,7 @@ def convert(file: Path, folder: Path) -> None:
     completed.model_max_length = model.config.max_position_embeddings
     model.save_pretrained(folder)
     completed.save_pretrained(folder)
+    save_groups(blocks_of(reader, model), folder)
 
 
 def _generation_ends(reader: GGUFReader) -> list[int]:

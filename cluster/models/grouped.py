@@ -73,3 +73,22 @@ def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
         minimums.append(least.repeat_interleave(finer, dim=1))
     minimum = torch.cat(minimums) if has_minimum else None
     return GroupedWeight(bits, group, torch.cat(integers), torch.cat(scales), minimum)
+
+
+def in_four_bits(weight: torch.Tensor, group: int) -> GroupedWeight | None:
+    """The nearest such weight of four bits to float32 or bfloat16 [out, in].
+
+    group: at most; a smaller one where that does not divide the inputs, None where none does.
+    """
+    num_outputs, num_inputs = weight.shape
+    group = max((g for g in GROUPS if g <= group and num_inputs % g == 0), default=0)
+    if not group:
+        return None
+    grouped = weight.detach().float().view(num_outputs, -1, group)
+    least, most = grouped.aminmax(dim=2)
+    # Rounded before they are used, so that no weight is off by more than half a step of them.
+    minimum = least.half()
+    scale = ((most - minimum.float()) / 15.0).half()
+    steps = scale.float().clamp(min=1e-12)[..., None]
+    q = ((grouped - minimum.float()[..., None]) / steps).round().clamp(0, 15)
+    return GroupedWeight(4, group, q.to(torch.uint8).view(weight.shape), scale, minimum)

@@ -11,6 +11,8 @@ from cluster.errors import ConfigError
 
 # Weights in our own form (`cluster.models.int8`).
 INT8 = "model.int8.safetensors"
+# What of the weights is also there in fewer bits (`cluster.models.grouped_file`).
+GROUPED = "grouped.safetensors"
 # In transformers' order of preference.
 SAFETENSORS, PICKLED = "model*.safetensors", "pytorch_model*.bin"
 # What git leaves in a file's place where it was told to fetch no large files, or could not.
@@ -39,7 +41,7 @@ def check_weights(folder: Path) -> None:
             "or download the whole folder again",
             param="model",
         )
-    for path in _weights_files(folder):
+    for path in (*_weights_files(folder), *folder.glob(GROUPED)):
         _check_whole(path)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster.models.grouped import GroupedWeight, stacked
+from cluster.models.grouped import GroupedWeight, in_four_bits, stacked
 from tests.support.models.grouped_weights import grouped_weight
 
 
@@ -46,3 +46,25 @@ def test_sizes_that_do_not_fit_are_refused(bits: int, inputs: int, group: int) -
         GroupedWeight(bits, group, q, scale, None)
     with pytest.raises(ValueError, match=r"\(4, 3\), not \(4, 2\)"):
         GroupedWeight(4, 32, torch.zeros(4, 64, dtype=torch.uint8), torch.ones(4, 3).half(), None)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_a_weight_of_four_bits_is_off_by_half_a_step_at_most(group: int) -> None:
+    given = torch.randn(5, 384) * torch.logspace(-3, 1, 5)[:, None]
+    given[1, :64], given[2, :64] = 0.25, 0.0
+    found = in_four_bits(given, group)
+    assert found is not None
+    assert (found.bits, found.group) == (4, group)
+    grouped = given.view(5, -1, group)
+    steps = (grouped.amax(dim=2) - grouped.amin(dim=2)) / 15
+    # The step and the least value are rounded to float16 first.
+    allowed = 0.5 * steps + 2.0**-10 * grouped.abs().amax(dim=2) + 1e-6
+    error = (found.dequantized() - given).view(5, -1, group).abs().amax(dim=2)
+    assert (error <= allowed).all()
+
+
+def test_groups_are_no_larger_than_what_divides_the_inputs() -> None:
+    found = in_four_bits(torch.randn(2, 576), 128)
+    assert found is not None
+    assert found.group == 64
+    assert in_four_bits(torch.randn(2, 40), 128) is None

@@ -15,6 +15,9 @@ from safetensors.torch import load_file
 
 from tests.support.checkpoints import SPECIAL_TOKENS
 
+# The places of the numbers in a block by which all its weights are multiplied.
+_K_SCALES = {GGMLQuantizationType.Q4_K: (0, 2), GGMLQuantizationType.Q6_K: (208,)}
+
 
 def write_gguf(
     checkpoint: Path,
@@ -48,7 +51,7 @@ def write_gguf(
         stored = kind if values.ndim > 1 else GGMLQuantizationType.F32
         writer.add_tensor(
             names.get_name(name, try_suffixes=(".weight",)),
-            gguf.quantize(values, stored),
+            blocks(values, stored),
             raw_dtype=stored,
         )
     writer.write_header_to_file()
@@ -56,6 +59,20 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def blocks(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """`values` in the file's form; of K-quants, which the library does not make, random blocks of
+    weights of about that size."""
+    if kind not in _K_SCALES:
+        return gguf.quantize(values, kind)
+    num_weights, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    shape = (len(values), values.shape[1] // num_weights, num_bytes)
+    made = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    for start in _K_SCALES[kind]:
+        scale = np.float16(np.abs(values).max() / 1000)
+        made[..., start : start + 2] = np.frombuffer(scale.tobytes(), np.uint8)
+    return made.reshape(len(values), -1)
 
 
 def _write_config(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:

@@ -1,0 +1,134 @@
+"""The blocks of a GGUF file are kept as they are, each for the layer and the row it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from transformers import AutoModelForCausalLM
+
+from cluster.errors import ConfigError
+from cluster.models.fingerprint import model_hash
+from cluster.models.gguf import convert
+from cluster.models.gguf_blocks import grouped
+from cluster.models.grouped import GroupedWeight
+from cluster.models.grouped_file import StoredGroups, save_groups
+from cluster.models.weights import GROUPED, check_weights
+from tests.support.models.gguf_files import blocks, write_gguf
+
+Factory = Callable[..., Path]
+
+EXACT = [GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0]
+ROUNDED = [GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q6_K]
+
+
+def layers(folder: Path) -> dict[str, torch.Tensor]:
+    """The widened weights of the linear layers."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    modules = model.named_modules()
+    return {name: each.weight for name, each in modules if isinstance(each, torch.nn.Linear)}
+
+
+@pytest.mark.parametrize("kind", [*EXACT, *ROUNDED], ids=lambda kind: kind.name)
+def test_blocks_stand_for_the_weights_that_the_library_unpacks(kind: GGMLQuantizationType) -> None:
+    values = np.random.default_rng(1).normal(size=(6, 512)).astype(np.float32)
+    values[2] = 0.0
+    data = blocks(values, kind)
+    weights = gguf.dequantize(data, kind)
+    found = grouped(kind, data, weights)
+    expected = torch.from_numpy(weights)
+    if kind in EXACT:
+        assert torch.equal(found.dequantized(), expected)
+    else:
+        # Scale and minimum were rounded to float16 each, and multiply up to their group's largest.
+        grouped_error = (found.dequantized() - expected).view(6, -1, found.group).abs().amax(dim=2)
+        largest = expected.view(6, -1, found.group).abs().amax(dim=2)
+        assert (grouped_error <= 2.0**-9 * largest.clamp(min=1e-3)).all()
+    assert found.bits == (8 if kind.name in ("Q8_0", "Q6_K") else 4)
+
+
+@pytest.mark.parametrize("kind", [*EXACT, *ROUNDED], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_every_layer_keeps_its_blocks_in_the_order_of_its_rows(
+    kind: GGMLQuantizationType, is_tied: bool, checkpoint_factory: Factory, tmp_path: Path
+) -> None:
+    # Blocks must fill the rows; queries and keys are stored in another order.
+    checkpoint = checkpoint_factory(
+        "llama", hidden_size=256, intermediate_size=256, tie_word_embeddings=is_tied
+    )
+    convert(write_gguf(checkpoint, tmp_path / "x.gguf", kind=kind), tmp_path / "x")
+    found, wanted = StoredGroups(tmp_path / "x"), layers(tmp_path / "x")
+    assert set(found) == wanted.keys()
+    assert len(found) == len(wanted)
+    for name, weight in found.items():
+        if kind in EXACT:
+            assert torch.equal(weight.dequantized().bfloat16(), wanted[name]), name
+        else:
+            torch.testing.assert_close(
+                weight.dequantized(), wanted[name].float(), rtol=2e-2, atol=1e-3
+            )
+    assert (tmp_path / "x" / "model.safetensors").is_file()
+
+
+def test_matrices_of_another_kind_and_those_that_are_not_the_files_are_left_out(
+    checkpoint_factory: Factory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = checkpoint_factory("llama", hidden_size=64)
+    for kind in (GGMLQuantizationType.Q5_0, GGMLQuantizationType.F16):
+        convert(write_gguf(checkpoint, tmp_path / "x.gguf", kind=kind), tmp_path / kind.name)
+        assert not (tmp_path / kind.name / GROUPED).exists()
+        assert not StoredGroups(tmp_path / kind.name)
+    file = write_gguf(checkpoint, tmp_path / "x.gguf", kind=GGMLQuantizationType.Q4_1)
+    load = AutoModelForCausalLM.from_pretrained
+
+    def changed(*given: object, **named: object) -> object:
+        model, report = load(*given, **named)
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight[3] += 1.0
+        return model, report
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", changed)
+    convert(file, tmp_path / "changed")
+    monkeypatch.undo()
+    left_out = layers(tmp_path / "changed").keys() - set(StoredGroups(tmp_path / "changed"))
+    assert left_out == {"model.layers.1.mlp.up_proj"}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_is_kept_is_what_was_saved(bits: int, tmp_path: Path) -> None:
+    q = torch.randint(0, 16, (3, 64))
+    weight = GroupedWeight(
+        bits=bits,
+        group=32,
+        q=q.to(torch.uint8) if bits == 4 else (q - 8).to(torch.int8),
+        scale=torch.rand(3, 2).half(),
+        minimum=torch.rand(3, 2).half() if bits == 4 else None,
+    )
+    save_groups({"a.b": weight}, tmp_path)
+    found = StoredGroups(tmp_path)
+    assert list(found) == ["a.b"]
+    assert (found["a.b"].bits, found["a.b"].group) == (bits, 32)
+    assert torch.equal(found["a.b"].dequantized(), weight.dequantized())
+    with pytest.raises(KeyError):
+        found["a"]
+
+
+def test_the_blocks_are_no_part_of_a_checkpoints_identity_and_must_be_whole(
+    checkpoint_factory: Factory, tmp_path: Path
+) -> None:
+    checkpoint = checkpoint_factory("llama", hidden_size=64)
+    file = write_gguf(checkpoint, tmp_path / "x.gguf", kind=GGMLQuantizationType.Q4_1)
+    convert(file, tmp_path / "x")
+    check_weights(tmp_path / "x")
+    with_blocks = model_hash(tmp_path / "x")
+    kept = tmp_path / "x" / GROUPED
+    kept.write_bytes(kept.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match="is damaged"):
+        check_weights(tmp_path / "x")
+    kept.unlink()
+    assert model_hash(tmp_path / "x") == with_blocks
