@@ -128,7 +128,7 @@ class EngineState:
     name: of the resident whose engine it is, "" = the worker's own.  device: cpu or cuda:N.
     attention: native, triton or sdpa.  graphs: cuda or none.  kernels: of the other layers on a
     CPU (native, packed, compiled or torch), of the draws on a GPU (triton or torch).  kv_bytes,
-    kv_tokens: size of the KV cache.  fallbacks: parts that run slower than configured, and why.
+    kv_tokens: size of the KV cache.  fallbacks: slow parts, and why.  weights: their format.
     """
 
     name: str
@@ -139,20 +139,20 @@ class EngineState:
     kv_bytes: int
     kv_tokens: int
     fallbacks: tuple[str, ...] = ()
+    weights: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDescription:
     """A worker's description of itself in Describe; a mismatch is refused at connect.
 
-    model_hash: of the checkpoint's config and weights index.  tokenizer_hash: over the token
-    strings in id order, "" for drafters that serve any vocabulary.  devices: names of the devices
-    that it computes on, unique among all machines; empty = unknown.
-    native_build: the build of its own machine code, "" = none; targets of the same build that are
-    is_reproducible give the same bits.  residents: names of the drafters that run inside a target;
-    look_ups: the residents that run no model; refused: drafters that cannot run inside, and why.
-    made_for: by the name of a drafter that is here, the target that it was made for.
-    engines: the worker's own, and those of a target's residents.
+    model_hash: of the checkpoint as it is served.  tokenizer_hash: over the token strings in id
+    order, "" for drafters that serve any vocabulary.  devices: names of those that it computes on,
+    unique among all machines; empty = unknown.  native_build: the build of its own machine code, ""
+    = none; targets of the same build that are is_reproducible give the same bits.  residents: names
+    of the drafters that run inside a target; look_ups: the residents that run no model; refused:
+    drafters that cannot run inside, and why.  made_for: by the name of a drafter that is here, the
+    target that it was made for.  engines: the worker's own, and those of a target's residents.
     """
 
     worker_id: str

@@ -38,6 +38,9 @@ def _lines(config: Config, found: Mapping[str, Inspected]) -> Iterator[str]:
     yield f"{'engine':<32} {columns}  model"
     for path, engine in engines(config).items():
         yield _engine_row(path, engine, found.get(path))
+    for path, inspected in found.items():
+        if inspected.weights:
+            yield f"{path}: {inspected.weights}"
     yield from _caches(config, found)
     compared = sum(each.is_here for each in found.values()) - 1
     if TARGET in found and found[TARGET].is_here and compared > 0:

@@ -44,7 +44,8 @@ class Inspected:
     """A model as its files describe it.
 
     max_context_len: as configured, or the model's own limit.  hidden_size, num_layers: of its
-    decoder.  sizes: what it will take.  is_here: whether its weights are.
+    decoder.  sizes: what it will take.  is_here: whether its weights are.  weights: a line on
+    their format, "" = nothing to be said.
     """
 
     architecture: str
@@ -54,6 +55,7 @@ class Inspected:
     num_layers: int
     sizes: Planned
     is_here: bool = True
+    weights: str = ""
 
 
 def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str, Inspected]:
@@ -150,7 +152,7 @@ def _summary(
     return Inspected(
         described.architecture, described.vocab_size, described.max_context_len,
         int(described.text_config.hidden_size), int(described.text_config.num_hidden_layers),
-        planned(folder, described, engine, is_here=is_here),
+        planned(folder, described, engine, is_here=is_here), weights=described.weights,
     )  # fmt: skip
 
 

@@ -288,7 +288,7 @@ def _check_plain(config: Any) -> None:
 
 def _load(folder: Path) -> Weights:
     weights: Weights = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(folder.glob("model*.safetensors")):
         with safe_open(file, framework="pt") as content:
             for key in content.keys():  # noqa: SIM118
                 weights[key] = content.get_tensor(key).float()

@@ -53,7 +53,7 @@ def kv_bytes(config: Mapping[str, Any], num_tokens: int, item_bytes: int) -> int
 
 def weight_bytes(folder: Path) -> int:
     """Bytes of the checkpoint's weight files; 0 if there are none."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return sum(path.stat().st_size for path in folder.glob("model*.safetensors"))
 
 
 def long_prompts(count: int, length: int, tokenizer: Any) -> list[Prompt]:

@@ -43,6 +43,18 @@ class EngineConfig:
     with tensor_parallel."""
     quantization: Mapping[str, Any] | None = None
     """Keyword arguments of transformers' quantisation config, `quant_method` among them."""
+    weights: Literal["auto", "bf16", "int8", "int4"] = "auto"
+    """Format of the linear layers' weights on a CPU. auto = as stored: a GGUF file's blocks stay as
+    they are. int8 and int4 are rounded at load, int8 with one scale for each output, int4 with a
+    scale and a least value for each group of inputs; bf16 widens what is stored. Where the CPU does
+    not multiply bfloat16 they are widened too. Not together with quantization, nor int8 and int4
+    with tensor_parallel or on a GPU; see docs/models.md."""
+    weights_group: Literal[32, 64, 128] = 32
+    """Inputs in a group of int4, at most: a smaller one where that does not divide a layer's
+    inputs."""
+    output_weights: Literal["same", "bf16"] = "same"
+    """Format of the output layer's weights. bf16 = its products decide near-ties as without
+    `weights`."""
     tensor_parallel: PositiveInt = 1
     """Ranks (processes) that share the layers; each needs a device of its own."""
     page_size: PositiveInt = 16
@@ -83,6 +95,23 @@ class EngineConfig:
     name in `model`. Not together with tensor_parallel or reproducible."""
     max_adapter_rank: PositiveInt = 64
     """The largest rank that an adapter may have."""
+
+    def __post_init__(self) -> None:
+        if self.weights != "auto" and self.quantization is not None:
+            raise ConfigError.at(
+                "weights", f"{self.weights} and quantization exclude each other; remove one of them"
+            )
+        if self.is_rounded and self.tensor_parallel > 1:
+            raise ConfigError.at(
+                "weights",
+                f"{self.weights} is for one process, not for tensor_parallel "
+                f"{self.tensor_parallel}; set tensor_parallel: 1, or weights: bf16",
+            )
+
+    @property
+    def is_rounded(self) -> bool:
+        """True if weights are to be rounded to fewer bits than are stored."""
+        return self.weights in ("int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,4 +53,5 @@ def _info(engine: EngineState) -> dict[str, str]:
         "attention": engine.attention,
         "graphs": engine.graphs,
         "kernels": engine.kernels,
+        "weights": engine.weights,
     }

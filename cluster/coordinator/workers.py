@@ -11,9 +11,11 @@ from cluster.coordinator.session import Limits
 from cluster.errors import ProtocolError, WorkerError
 from cluster.messages import PROTOCOL_VERSION, WorkerDescription
 from cluster.metrics import Recorder
-from cluster.models.made_for import MadeFor
+from cluster.models.made_for import MadeFor, checkpoint_of
 
 log = logging.getLogger(__name__)
+
+_ALIKE = "serve the same model in the same way"
 
 
 def check_target(description: WorkerDescription, others: Iterable[WorkerDescription]) -> None:
@@ -21,9 +23,13 @@ def check_target(description: WorkerDescription, others: Iterable[WorkerDescript
     same to the bit, by the same machine code."""
     _check_role(description, "target")
     for other in others:
-        for name in ("model_hash", "tokenizer_hash", "vocab_size", "is_reproducible"):
-            _check_equal(name, "serve the same model in the same way", description, other)
+        if checkpoint_of(description.model_hash) != checkpoint_of(other.model_hash):
+            _check_equal("model_hash", _ALIKE, description, other)
+        for name in ("tokenizer_hash", "vocab_size", "is_reproducible"):
+            _check_equal(name, _ALIKE, description, other)
         if description.is_reproducible:
+            # Processors may differ in the weights' formats that they multiply.
+            _check_equal("model_hash", _ALIKE, description, other)
             remedy = "be built alike for reproducible: true (one image, one kind of processor)"
             _check_equal("native_build", remedy, description, other)
 

@@ -83,7 +83,7 @@ class Engine:
             config, model.max_context_len, model.vocab_size, num_pages,
             layer_groups(layers, config.page_size),
         )  # fmt: skip
-        identity = identify(model.source)
+        identity = identify(model.source, model.weights)
         if group is not None:
             group.end_loading(self.limits.digest(config, identity.model_hash))
         self.config = config

@@ -19,6 +19,7 @@ def engine_state(engine: Engine, name: str = "", draws: str = TORCH) -> EngineSt
         attention=engine.forward.attention,
         graphs="cuda" if engine.uses_graphs else "none",
         kernels=draws if on_gpu else _layers(engine),
+        weights=engine.model.weights or str(engine.layers[0].dtype).removeprefix("torch."),
         kv_bytes=engine.cache.num_bytes,
         kv_tokens=engine.cache.num_pages[0] * engine.cache.page_size,
         fallbacks=engine.forward.fallbacks,

@@ -76,13 +76,13 @@ def grouped(kind: GGMLQuantizationType, data: np.ndarray, weights: np.ndarray) -
     )
 
 
-def _scales(
-    kind: GGMLQuantizationType, blocks: np.ndarray
-) -> tuple[np.ndarray, np.ndarray | None]:
+def _scales(kind: GGMLQuantizationType, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Scale and minimum of each group, float32 [blocks, groups], of uint8 [blocks, bytes]."""
 
     def half(start: int) -> np.ndarray:
-        return np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float32)
+        return (
+            np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float32)
+        )
 
     match kind:
         case GGMLQuantizationType.Q4_0:

@@ -9,8 +9,9 @@ NAME is a linear layer's in the model.  Whoever knows nothing of this file reads
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -35,15 +36,21 @@ def save_groups(weights: Mapping[str, GroupedWeight], folder: Path) -> None:
 
 
 class StoredGroups(Mapping[str, GroupedWeight]):
-    """The weights of such a file, each read when it is asked for; none where there is no file."""
+    """The weights of such a file, each read when it is asked for; none where there is no file.
 
-    def __init__(self, folder: Path) -> None:
-        path = folder / GROUPED
-        self._file = safe_open(path, "pt") if path.is_file() else None
-        self._keys = frozenset() if self._file is None else frozenset(self._file.keys())
+    left_out: names of layers whose weights are as if they were not there."""
+
+    def __init__(self, folder: Path, left_out: Collection[str] = ()) -> None:
+        self._file = _opened(folder / GROUPED)
+        self._keys: frozenset[str] = frozenset(self._file.keys() if self._file else ())
+        found = (key.removesuffix(_Q) for key in sorted(self._keys) if key.endswith(_Q))
+        self._names = {name: None for name in found if name not in left_out}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __getitem__(self, name: str) -> GroupedWeight:
-        if self._file is None or name + _Q not in self._keys:
+        if self._file is None or name not in self._names:
             raise KeyError(name)
         q, scale = (self._file.get_tensor(name + part) for part in (_Q, _SCALE))
         is_narrow = q.dtype == torch.uint8
@@ -59,7 +66,12 @@ class StoredGroups(Mapping[str, GroupedWeight]):
         )
 
     def __iter__(self) -> Iterator[str]:
-        return (key.removesuffix(_Q) for key in sorted(self._keys) if key.endswith(_Q))
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return sum(key.endswith(_Q) for key in self._keys)
+        return len(self._names)
+
+
+def _opened(path: Path) -> Any:
+    """The file, for which safetensors has no types; None where there is none."""
+    return safe_open(path, "pt") if path.is_file() else None

@@ -18,6 +18,17 @@ _MADE_FOR = "made_for"
 _SHOWN = 12
 
 
+def served_hash(model_hash: str, weights: str) -> str:
+    """The hash of a checkpoint as it is served.  weights: the format of those in few bits, "" = it
+    has none; other numbers give other texts."""
+    return f"{model_hash}|weights={weights}" if weights else model_hash
+
+
+def checkpoint_of(model_hash: str) -> str:
+    """The checkpoint's own hash, of a `served_hash`."""
+    return model_hash.partition("|")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class MadeFor:
     """The target that a drafter was made for.
@@ -30,10 +41,10 @@ class MadeFor:
     model_hash: str = ""
 
     def fits(self, target: MadeFor) -> bool:
-        """True unless `target`, the served one, is known to be another: by its hash, or else by the
-        last part of its name, which is the same in a folder and on a hub."""
+        """True unless `target`, the served one, is known to be another: by its checkpoint's hash,
+        or else by the last part of its name, which is the same in a folder and on a hub."""
         if self.model_hash and target.model_hash:
-            return self.model_hash == target.model_hash
+            return checkpoint_of(self.model_hash) == checkpoint_of(target.model_hash)
         mine, theirs = _last_part(self.name), _last_part(target.name)
         return not mine or not theirs or mine == theirs
 

@@ -11,7 +11,8 @@ from cluster.metrics import Recorder
 from cluster.rpc.codec import DESCRIPTION
 from tests.support.coordinator.toys import drafter_description, target_description
 
-SLOW = EngineState("", "cuda:0", "sdpa", "none", "torch", 2**31, 4096, ("attention: no compiler",))
+SLOW = EngineState("", "cuda:0", "sdpa", "none", "torch", 2**31, 4096, ("attention: no compiler",),
+                   "bfloat16")  # fmt: skip
 FAST = EngineState("lm", "cuda:0", "triton", "cuda", "triton", 2**20, 512)
 TARGET = replace(target_description(), engines=(SLOW, FAST))
 
@@ -27,7 +28,7 @@ def test_metrics_say_what_is_active_and_what_fell_back_until_the_worker_leaves()
     text = recorder.render().decode()
     assert (
         'drafthouse_engine_info{attention="sdpa",device="cuda:0",engine="",graphs="none",'
-        'kernels="torch",role="target",worker="t-1"} 1.0'
+        'kernels="torch",role="target",weights="bfloat16",worker="t-1"} 1.0'
     ) in text
     assert 'drafthouse_engine_fallbacks{engine="",role="target",worker="t-1"} 1.0' in text
     assert 'drafthouse_engine_fallbacks{engine="lm",role="target",worker="t-1"} 0.0' in text

@@ -19,6 +19,8 @@ TARGET = WorkerDescription("first", "target", "m", model_hash="ab", native_build
     [
         ({}, None),
         ({"model_hash": "cd"}, "has model_hash cd"),
+        ({"model_hash": "ab|weights=int8"}, None),  # a processor that cannot has wider ones
+        ({"model_hash": "cd|weights=int8"}, r"has model_hash cd\|weights=int8"),
         ({"native_build": "b2"}, None),  # rounding may differ: nobody was promised anything
         ({"is_reproducible": True}, "has is_reproducible True"),
     ],
@@ -40,3 +42,7 @@ def test_reproducible_targets_of_different_builds_are_told_apart() -> None:
     check_target(same, [first])
     with pytest.raises(ProtocolError, match=r"native_build b2, target first has b1.*one image"):
         check_target(dataclasses.replace(same, native_build="b2"), [first, same])
+    with pytest.raises(
+        ProtocolError, match=r"has model_hash ab\|weights=int8, target first has ab"
+    ):
+        check_target(dataclasses.replace(same, model_hash="ab|weights=int8"), [first])

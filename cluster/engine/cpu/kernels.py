@@ -133,6 +133,13 @@ class Kernels:
         whole = torch.cat([scales.flatten().view(torch.int8), weights.flatten()])
         return zeros_in_huge_pages(whole.shape, whole.dtype).copy_(whole)
 
+    def widened_int8(self, whole: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+        """What `pack_int8` made of `packed`, as a bfloat16 weight of the same layout."""
+        num_blocks, *_ = packed.shape
+        scales, weights = whole.tensor_split([4 * self.block * num_blocks])
+        by_output = scales.view(torch.float32).view(num_blocks, 2, 1, 2, self.lanes, 1)
+        return (weights.view(packed.shape) * by_output).to(torch.bfloat16)
+
     def pack_grouped(self, weight: GroupedWeight) -> torch.Tensor:
         """The weight -> uint8[bytes], as grouped.h has it."""
         num_outputs, num_inputs = weight.shape

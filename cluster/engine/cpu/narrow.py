@@ -52,11 +52,13 @@ def can_widen(
     return native is not None and all(native.attends(num_heads, layer) for layer in layers)
 
 
-def multiply_in_bf16(module: torch.nn.Module, native: Kernels, *, is_int8: bool) -> int:
+def multiply_in_bf16(
+    module: torch.nn.Module, native: Kernels, *, is_int8: bool, wide: torch.nn.Module | None = None
+) -> int:
     """Let the packed bfloat16 weights of a widened model be multiplied in bfloat16, where the
     processor does that; returns how many there are.
 
-    is_int8: the model was stored in int8, and keeps its weights so: half as much is to be read.
+    is_int8: their weights become int8, so that half as much is to be read; not those of `wide`.
     """
     layers = [
         child
@@ -66,14 +68,20 @@ def multiply_in_bf16(module: torch.nn.Module, native: Kernels, *, is_int8: bool)
     if not native.multiplies_bf16 or not layers:
         return 0
     first = layers[0]
-    packed, format = first.packed, Format.BF16_PRODUCTS
+    exact = packed = first.packed
+    format = Format.BF16_PRODUCTS
     if is_int8:
-        packed, format = native.pack_int8(packed), Format.INT8_PRODUCTS
-    if not _agrees(first, native, packed, format, first.product):
+        packed, format = native.pack_int8(exact), Format.INT8_PRODUCTS
+        exact = native.widened_int8(packed, exact)
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        return native.linear(rows, exact, first.float_bias, first.out_features, Format.BF16)
+
+    if not _agrees(first, native, packed, format, product):
         return 0
     for layer in layers:
         layer.format = Format.BF16_PRODUCTS
-        if is_int8:
+        if is_int8 and layer is not wide:
             layer.halve()
     _take_products(module)
     log.info("products in bfloat16 count=%d int8=%s", len(layers), is_int8)
@@ -99,10 +107,6 @@ def multiply_in_groups(
         kind = (weight.bits, weight.group, weight.minimum is None)
         if kind not in checked:
             if not native.multiplies_bf16 or not _multiplies(layer, native, weight):
-                log.warning(
-                    "weights of %d bits are widened to bfloat16: this processor does not multiply "
-                    "bfloat16, or not as it should", weight.bits,
-                )  # fmt: skip
                 break
             checked.add(kind)
         layer.keep_grouped(weight)

@@ -90,6 +90,14 @@ class PackedLinear(torch.nn.Module):
         self.packed = self._native.pack_grouped(weight)
         self.format = Format.GROUPED
 
+    @property
+    def weights(self) -> str:
+        """The format of the weights in memory, with the bits and the group of those in groups."""
+        if self.format == Format.GROUPED:
+            bits, group = self.packed[:8].view(torch.int32).tolist()
+            return f"int{bits}g{group}"
+        return {Format.FLOAT32: "float32", Format.INT8_PRODUCTS: "int8"}.get(self.format, "bf16")
+
     def packed_alike(self, linear: torch.nn.Linear) -> PackedLinear:
         """Another layer, packed for the same library."""
         return PackedLinear(linear, self._native)
@@ -175,6 +183,11 @@ def is_native(module: torch.nn.Module) -> bool:
 def linear_share(module: torch.nn.Module) -> float:
     """The part of the module's weights, embeddings aside, that `pack_linears` could pack."""
     return _share(module, is_packable)
+
+
+def plain_share(module: torch.nn.Module) -> float:
+    """The same of a module whose weights are elsewhere."""
+    return _share(module, lambda child: type(child) is torch.nn.Linear)
 
 
 def _share(module: torch.nn.Module, is_meant: Callable[[torch.nn.Module], bool]) -> float:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from transformers.quantizers.auto import AutoQuantizationConfig, get_hf_quantize
 from cluster.config.schema import EngineConfig
 from cluster.engine.attention.backends import check_name
 from cluster.engine.device import resolve_device
-from cluster.engine.loading.model_config import check_buildable, read_model_config
+from cluster.engine.loading.few_bits import check_few_bits, planned_weights
+from cluster.engine.loading.model_config import built, read_model_config
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.loading.refusals import check_servable, check_splittable, context_limit
 from cluster.engine.loading.sizes import check_sizes
@@ -28,13 +29,15 @@ from cluster.models.weights import check_weights
 @dataclass(frozen=True, slots=True, eq=False)
 class Description:
     """A model's configuration.  config: transformers' of the whole model, text_config: of its
-    decoder.  max_context_len: as configured, or the model's own limit."""
+    decoder.  max_context_len: as configured, or the model's own limit.  weights: a line on their
+    format, "" = as the configuration's dtype says."""
 
     config: Any
     text_config: Any
     architecture: str
     vocab_size: int
     max_context_len: int
+    weights: str = ""
 
 
 def describe(folder: str, config: EngineConfig) -> Description:
@@ -69,15 +72,18 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
     read_adapters(config)
     if config.quantization is not None:
         quantization_of(config)
-    if is_here:
-        device = resolve_device(config.device)
+    device = resolve_device(config.device) if is_here else None
+    if device is not None:
+        check_few_bits(config, device)
         check_compile(config, device)
         if device.type == "cuda" and config.attention in ("auto", "triton"):
             check_can_compile(Machine())
         _check_packages(described, config)
     check_weights(folder)
-    check_buildable(folder, described.config, config)
-    return described
+    module = built(folder, described.config, config)
+    if module is None or (device is not None and device.type != "cpu"):
+        return described
+    return replace(described, weights=planned_weights(folder, module, config))
 
 
 def check_compile(config: EngineConfig, device: torch.device) -> None:
@@ -103,9 +109,9 @@ def quantization_of(config: EngineConfig) -> Any:
     try:
         return AutoQuantizationConfig.from_dict(fields)
     except (ValueError, TypeError, ImportError) as error:
-        remedy = "; install that package" if isinstance(error, ImportError) else ""
         raise ConfigError(
-            f"quantization {fields['quant_method']!r} is refused by transformers: {error}{remedy}",
+            f"quantization {fields['quant_method']!r} is refused by transformers: {error}"
+            f"{_remedy(error)}",
             param="quantization",
         ) from error
 
@@ -117,6 +123,12 @@ def _check_packages(described: Description, config: EngineConfig) -> None:
         get_hf_quantizer(described.config, wanted, config.device_map, None, {})
     except (ImportError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"its quantised weights cannot be loaded here: {error}",
+            f"its quantised weights cannot be loaded here: {error}{_remedy(error)}",
             param="model" if wanted is None else "quantization",
         ) from error
+
+
+def _remedy(error: Exception) -> str:
+    """An end for messages about a package that is missing."""
+    is_told = "pip install" in str(error)
+    return "; install that package" if isinstance(error, ImportError) and not is_told else ""

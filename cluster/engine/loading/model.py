@@ -21,17 +21,23 @@ from cluster.engine.cpu.causal_lm import NativeForward, native_forward
 from cluster.engine.cpu.comparison import Comparison
 from cluster.engine.cpu.decoder_layer import fuse_decoder_layers
 from cluster.engine.cpu.layers import fuse_layers
-from cluster.engine.cpu.narrow import can_widen, multiply_in_bf16
+from cluster.engine.cpu.narrow import can_widen
 from cluster.engine.cpu.packed_linear import choose_kernels, is_native, pack_linears
 from cluster.engine.cpu.threads import spare_cores, spare_torch_threads
 from cluster.engine.device import (
     resolve_device,
-    resolve_dtype,
     return_freed_memory,
     warn_of_emulation,
     warn_of_hidden_gpu,
 )
 from cluster.engine.graphs.compiled import CompiledForward
+from cluster.engine.loading.few_bits import (
+    FewBits,
+    check_few_bits,
+    served_weights,
+    warn_of_wide_weights,
+    weights_dtype,
+)
 from cluster.engine.loading.inspection import check_compile, describe, quantization_of
 from cluster.engine.loading.model_config import BAD_VALUES
 from cluster.engine.loading.peft_folder import read_adapters
@@ -42,7 +48,7 @@ from cluster.engine.paths import Path, StepInputs, StepOutputs
 from cluster.engine.taps import resolve_taps
 from cluster.engine.types import Ability, LayerSpec
 from cluster.errors import ConfigError
-from cluster.models.int8 import is_int8, load_int8
+from cluster.models.int8 import load_int8
 from cluster.models.resolve import resolve
 
 log = logging.getLogger(__name__)
@@ -57,6 +63,7 @@ class LoadedModel:
     module: the transformers model, in eval mode.  source: the folder it came from.
     layers: what each attention layer caches on this rank.  device: where inputs go.
     activation_bytes: GPU memory a full step needs beyond the weights, 0 on CPU.
+    weights: see `served_weights`.
     plain, compiled, native: its paths, see `paths`.  adapters: those that works may ask for; none
     until some are loaded.
     """
@@ -70,6 +77,7 @@ class LoadedModel:
     max_context_len: int
     eos_token_ids: tuple[int, ...]
     activation_bytes: int
+    weights: str = ""
     compiled: CompiledForward | None = None
     native: NativeForward | None = None
     adapters: AdapterShelf = field(init=False)
@@ -124,7 +132,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     found = read_adapters(config)
     text_config, max_context_len = described.text_config, described.max_context_len
     device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device, getattr(text_config, "dtype", None))
+    check_few_bits(config, device)
+    dtype = weights_dtype(config, device, getattr(text_config, "dtype", None))
     module = _load_module(source, config, device, dtype)
     module.eval()
     module.requires_grad_(False)
@@ -137,8 +146,10 @@ def load_model(config: EngineConfig) -> LoadedModel:
         is_widened = can_widen(module, config, int(text_config.num_attention_heads), layers)
         forward = _fused(
             module, config, layers, max_context_len,
-            is_widened=is_widened, is_int8=is_int8(Folder(source)),
+            FewBits(module, config, Folder(source)) if is_widened else None,
         )  # fmt: skip
+    weights = served_weights(module)
+    warn_of_wide_weights(Folder(source), config, device, weights, is_widened=is_widened)
     if device.type == "cpu":
         if config.device == "auto":
             warn_of_hidden_gpu()
@@ -161,27 +172,31 @@ def load_model(config: EngineConfig) -> LoadedModel:
         max_context_len=max_context_len,
         eos_token_ids=_eos_token_ids(source, text_config),
         activation_bytes=activation_bytes,
+        weights=weights,
         compiled=_compiled(module, config, device),
         native=forward,
     )
     loaded.adapters.serve(found)
     log.info(
-        "model loaded model=%s architecture=%s layers=%d device=%s dtype=%s",
+        "model loaded model=%s architecture=%s layers=%d device=%s dtype=%s weights=%s",
         source, loaded.architecture, len(layers), loaded.device, layers[0].dtype,
+        weights or layers[0].dtype,
     )  # fmt: skip
     return loaded
 
 
 def _fused(
     module: Any, config: EngineConfig, layers: Sequence[LayerSpec], max_context_len: int,
-    *, is_widened: bool, is_int8: bool,
+    few_bits: FewBits | None,
 ) -> NativeForward | None:  # fmt: skip
     """Pack and fuse what our kernels or torch's libraries compute faster; returns the forward, if
     all of it is ours.
 
+    few_bits: of a model that is to be widened, None of any other.
     It goes layer by layer, so that memory holds only one layer's weights twice: as they were, and
     widened or packed.
     """
+    is_widened = few_bits is not None
     native = choose_kernels(module, only_native=config.reproducible or is_widened)
     fusing = None if config.compile else native  # a compiler fuses by itself
     num_fused = num_packed = 0
@@ -202,8 +217,8 @@ def _fused(
         comparison = Comparison(layers, max_context_len, fusing)
         if fuse_decoder_layers(module, comparison, fusing):
             forward = native_forward(module, comparison, fusing)
-    if is_widened and native is not None:
-        multiply_in_bf16(module, native, is_int8=is_int8)
+    if few_bits is not None and native is not None:
+        few_bits.multiply(module, native)
     return forward
 
 

@@ -51,18 +51,19 @@ def read_model_config(folder: Path, config: EngineConfig) -> Any:
             ) from error
 
 
-def check_buildable(folder: Path, model_config: Any, config: EngineConfig) -> None:
-    """Raise ConfigError where transformers cannot build the model that config.json describes, or
-    the weights have other shapes than it says.  No weight is read.
+def built(folder: Path, model_config: Any, config: EngineConfig) -> torch.nn.Module | None:
+    """The model without memory for its weights, of which none is read.  Raises ConfigError where
+    transformers cannot build what config.json describes, or the weights have other shapes.
 
-    Quantised models are left out: their quantiser changes the layers.
+    None for quantised models, whose quantiser changes the layers.
     """
     if config.quantization is not None or getattr(model_config, "quantization_config", None):
-        return
+        return None
     described = _described(folder)
     with _told(folder, described, lambda changed: _built(_parsed(changed), trusted=False)):
         module = _built(model_config, trusted=config.trust_remote_code)
     _compare(folder, described, module)
+    return module
 
 
 def _compare(folder: Path, described: Mapping[str, Any], module: torch.nn.Module) -> None:

@@ -1,0 +1,130 @@
+"""What weights in few bits cost: bits per byte of held-out text under the same model.
+
+    python -m benchmarks.exactness.bits --model smollm2-135m-instruct
+    python -m benchmarks.exactness.bits --model FOLDER --only bf16,int4
+
+The model reads the held-out code and prose of `models/` by our engine, in one process: each excerpt
+after the token that begins (or else ends) texts, as far as fits one step.  Every format reads the
+same tokens.  The summary compares them with `bf16`: the weights as they were widened.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from benchmarks.support.options import parser_of, words
+from benchmarks.support.record import OUT, ROOT, show_report
+from cluster.config.parse import parse
+from cluster.config.schema import EngineConfig
+from cluster.core import TokenArray, TokenTree, token_array
+from cluster.engine.engine import Engine, Work
+from cluster.engine.work import run_alone
+from cluster.models.fingerprint import load_pretrained_tokenizer
+from cluster.models.resolve import resolve
+
+# Keys of `engine` by the name of a format.
+FORMATS: dict[str, dict[str, Any]] = {
+    "bf16": {"weights": "bf16"},
+    "stored": {},
+    "stored, output bf16": {"output_weights": "bf16"},
+    "int8": {"weights": "int8"},
+    "int8, output bf16": {"weights": "int8", "output_weights": "bf16"},
+    "int4 g32": {"weights": "int4"},
+    "int4 g32, output bf16": {"weights": "int4", "output_weights": "bf16"},
+    "int4 g64": {"weights": "int4", "weights_group": 64},
+    "int4 g128": {"weights": "int4", "weights_group": 128},
+}
+_REFERENCE = "bf16"
+_REQUEST = "bits"
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--only", type=words, help=f"some of: {'; '.join(FORMATS)}")
+    parser.add_argument("--rows", type=int, default=512, help="tokens of an excerpt, at most")
+    parser.add_argument("--excerpts", type=int, help="of each kind; all of them by default")
+    parser.add_argument("--out", type=Path, default=OUT / "exactness" / "bits.json")
+    options = parser.parse_args()
+    texts = excerpts(options.model, options.rows, options.excerpts)
+    chosen = {name: FORMATS[name] for name in options.only or FORMATS}
+    found = {}
+    for name, keys in chosen.items():
+        engine = Engine.load(
+            parse(
+                EngineConfig,
+                {"model": options.model, "device": "cpu", "max_batch_tokens": options.rows, **keys},
+            )
+        )
+        found[name] = {
+            "weights": engine.model.weights or str(engine.layers[0].dtype),
+            **{kind: round(bits_per_byte(engine, each), 5) for kind, each in texts.items()},
+        }
+    settings = {
+        "model": options.model, "rows": options.rows,
+        "excerpts": {kind: len(each) for kind, each in texts.items()},
+        "bytes": {kind: sum(size for _, size in each) for kind, each in texts.items()},
+    }  # fmt: skip
+    show_report(options.out, {"settings": settings, "summary": with_differences(found)})
+
+
+Texts = Sequence[tuple[TokenArray, int]]
+
+
+def excerpts(model: str, max_rows: int, count: int | None) -> dict[str, Texts]:
+    """The held-out texts by kind: the tokens, of which the first begins a text, and the bytes that
+    the others stand for."""
+    tokenizer = load_pretrained_tokenizer(resolve(model))
+    first = tokenizer.bos_token_id
+    first = tokenizer.eos_token_id if first is None else first
+    found: dict[str, list[tuple[TokenArray, int]]] = {}
+    for line in (ROOT / "models" / "heldout.jsonl").read_text("utf-8").splitlines():
+        data = json.loads(line)
+        encoded = tokenizer(data["text"], add_special_tokens=False, return_offsets_mapping=True)
+        ids = encoded["input_ids"][: max_rows - 1]
+        text = data["text"][: encoded["offset_mapping"][len(ids) - 1][1]]
+        entry = token_array([first, *ids]), len(text.encode())
+        found.setdefault(data["kind"], []).append(entry)
+    return {kind: each[:count] for kind, each in found.items()}
+
+
+def bits_per_byte(engine: Engine, texts: Texts) -> float:
+    """The cost of the texts in one step each: all tokens but the first are a tree of one path."""
+    nats, num_bytes = 0.0, 0
+    for tokens, size in tqdm(texts, leave=False):
+        output = run_alone(engine, Work(_REQUEST, 0, tokens[:1], TokenTree.chain(tokens[1:])))
+        engine.release(_REQUEST)
+        assert output.logits is not None, output
+        laws = output.logits[:-1].double().log_softmax(dim=1)
+        chosen = torch.from_numpy(tokens[1:].astype("int64"))
+        nats -= float(laws.gather(1, chosen[:, None]).sum())
+        num_bytes += size
+    return nats / math.log(2.0) / num_bytes
+
+
+def with_differences(found: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each format's figures, and by how much they exceed the reference's, in per cent."""
+    reference = found.get(_REFERENCE)
+    if reference is None:
+        return dict(found)
+    kinds = [kind for kind in reference if kind != "weights"]
+    return {
+        name: {
+            **figures,
+            "more, %": {
+                kind: round(100 * (figures[kind] / reference[kind] - 1), 3) for kind in kinds
+            },
+        }
+        for name, figures in found.items()
+    }
+
+
+if __name__ == "__main__":
+    main()

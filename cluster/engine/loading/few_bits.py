@@ -1,0 +1,133 @@
+"""Linear layers' weights in few bits, on a CPU: which are wanted of a model, and which it has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cluster.config.schema import EngineConfig
+from cluster.engine.cpu.kernels import Kernels
+from cluster.engine.cpu.narrow import multiply_in_bf16, multiply_in_groups
+from cluster.engine.cpu.packed_linear import PackedLinear, is_packable, plain_share
+from cluster.engine.device import computes, resolve_dtype
+from cluster.errors import ConfigError
+from cluster.models.grouped import GroupedWeight, in_four_bits
+from cluster.models.grouped_file import StoredGroups
+from cluster.models.int8 import is_int8
+from cluster.models.weights import GROUPED
+
+log = logging.getLogger(__name__)
+
+# Of a model's weights: with fewer of them in plain linear layers it is not widened.
+LINEAR_SHARE = 0.99
+
+
+def check_few_bits(config: EngineConfig, device: torch.device) -> None:
+    """Raise ConfigError where weights are to be rounded for another device than a CPU."""
+    if config.is_rounded and device.type != "cpu":
+        raise ConfigError(
+            f"{config.weights} is for our kernels on a CPU, not for {device}; use quantization "
+            "(transformers' configuration, for instance quant_method: torchao or bitsandbytes), or "
+            "set device: cpu",
+            param="weights",
+        )
+
+
+def wanted_format(folder: Path, config: EngineConfig) -> str:
+    """The format in which a model's weights are to be multiplied: int8, int4, stored (in groups of
+    few bits), or bf16 for all others."""
+    if config.weights != "auto":
+        return config.weights
+    if is_int8(folder):
+        return "int8"
+    return "stored" if (folder / GROUPED).is_file() else "bf16"
+
+
+def weights_dtype(
+    config: EngineConfig, device: torch.device, stored: torch.dtype | None
+) -> torch.dtype | str:
+    """transformers' `dtype` argument; weights with a format of their own are taken as bfloat16."""
+    is_auto = config.dtype == "auto" and device.type == "cpu"
+    if is_auto and config.weights != "auto" and computes(torch.bfloat16):
+        return torch.bfloat16
+    return resolve_dtype(config.dtype, device, stored)
+
+
+class FewBits:
+    """The weights in few bits that a loaded model is to have, made before they are packed."""
+
+    def __init__(self, module: Any, config: EngineConfig, folder: Path) -> None:
+        self.format = wanted_format(folder, config)
+        self._is_output_wide = config.output_weights == "bf16"
+        self._groups: Mapping[str, GroupedWeight] = {}
+        wide = module.get_output_embeddings() if self._is_output_wide else None
+        left_out = {name for name, layer in module.named_modules() if layer is wide}
+        if self.format == "stored":
+            self._groups = StoredGroups(folder, left_out)
+        elif self.format == "int4":
+            self._groups = {
+                name: weight
+                for name, layer in module.named_modules()
+                if name not in left_out
+                and is_packable(layer)
+                and (weight := in_four_bits(layer.weight, config.weights_group)) is not None
+            }
+
+    def multiply(self, module: Any, native: Kernels) -> None:
+        """Let the packed layers of a widened model multiply with them, all others in bfloat16."""
+        multiply_in_groups(module, native, self._groups)
+        wide = module.get_output_embeddings() if self._is_output_wide else None
+        multiply_in_bf16(module, native, is_int8=self.format == "int8", wide=wide)
+
+
+def served_weights(module: Any) -> str:
+    """The formats of the layers' and the output layer's weights, for instance
+    "int4g32|output=bf16"; "" for a model that has none in few bits."""
+    layers = [each for each in module.modules() if isinstance(each, PackedLinear)]
+    output = module.get_output_embeddings()
+    inner = sorted({each.weights for each in layers if each is not output})
+    outer = output.weights if isinstance(output, PackedLinear) else "bf16"
+    if not any(each.startswith("int") for each in (*inner, outer)):
+        return ""
+    return f"{'+'.join(inner)}|output={outer}"
+
+
+def warn_of_wide_weights(
+    folder: Path, config: EngineConfig, device: torch.device, weights: str, *, is_widened: bool
+) -> None:
+    """Warn where a model has none of the weights in few bits that it was to have.
+
+    weights: its `served_weights`.  is_widened: our kernels compute it, in bfloat16."""
+    wanted = wanted_format(folder, config)
+    is_other = config.dtype != "auto" or device.type != "cpu" or config.tensor_parallel > 1
+    if weights or wanted == "bf16" or (is_other and config.weights == "auto"):
+        return
+    reason = (
+        "this processor does not multiply bfloat16, or not as it should"
+        if is_widened or not computes(torch.bfloat16)
+        else "our kernels take models of plain linear layers, in bfloat16 and not compiled"
+    )
+    log.warning("weights %s are widened to bfloat16: %s", wanted, reason)
+
+
+def planned_weights(folder: Path, module: torch.nn.Module, config: EngineConfig) -> str:
+    """A line on the weights of a model that is to be loaded on a CPU; module: without weights."""
+    wanted, share = wanted_format(folder, config), plain_share(module)
+    if wanted == "bf16":
+        return ""
+    if share < LINEAR_SHARE:
+        return (
+            f"weights stay in bfloat16, not {wanted}: {share:.0%} of them are in plain linear "
+            "layers, the rest in experts and the like"
+        )
+    words = {
+        "stored": "as the file stores them, in groups of few bits",
+        "int8": "in int8, one scale for each output",
+        "int4": f"in int4, in groups of {config.weights_group} inputs",
+    }
+    output = ", the output layer's in bfloat16" * (config.output_weights == "bf16")
+    return f"weights {words[wanted]}{output}, where the CPU multiplies bfloat16"

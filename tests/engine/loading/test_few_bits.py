@@ -1,0 +1,296 @@
+"""Weights in few bits: which a configuration gives a model, what it is called then, and what it
+computes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from safetensors.torch import load_file, save_file
+
+from cluster.config.parse import parse
+from cluster.config.schema import Config, EngineConfig
+from cluster.draft import registry
+from cluster.engine.cpu import kernels as native
+from cluster.engine.engine import Engine, Work
+from cluster.engine.loading.few_bits import check_few_bits
+from cluster.engine.loading.inspection import check_loadable
+from cluster.engine.loading.model import load_model
+from cluster.errors import ConfigError
+from cluster.models.fingerprint import model_hash
+from cluster.models.gguf import convert
+from cluster.models.grouped import in_four_bits
+from cluster.models.grouped_file import StoredGroups
+from cluster.models.made_for import MadeFor, checkpoint_of
+from tests.support.engine.driver import (
+    generate,
+    last_logits,
+    load_engine,
+    load_oracle,
+    prompt,
+    rows,
+    run,
+)
+from tests.support.models.gguf_files import write_gguf
+
+Factory = Callable[..., Path]
+
+_KERNELS = native.load()
+needs_bfloat16 = pytest.mark.skipif(
+    _KERNELS is None or not _KERNELS.multiplies_bf16,
+    reason="needs a processor that multiplies bfloat16, and a C++ compiler",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint_factory: Factory) -> Path:
+    """Its layers have 64 or 96 inputs."""
+    return checkpoint_factory("llama", hidden_size=64, head_dim=16, dtype=torch.bfloat16)
+
+
+def gguf_folder(checkpoint: Path, folder: Path, kind: GGMLQuantizationType) -> Path:
+    folder.mkdir()
+    file = write_gguf(checkpoint, folder / "x.gguf", kind=kind)
+    convert(file, folder / "model")
+    return folder / "model"
+
+
+def load(folder: Path, **settings: Any) -> Engine:
+    return load_engine(folder, **{"dtype": "auto", **settings})
+
+
+@needs_bfloat16
+@pytest.mark.parametrize(
+    ("settings", "weights"),
+    [
+        ({}, ""),
+        ({"weights": "bf16"}, ""),
+        ({"weights": "int8"}, "int8|output=int8"),
+        ({"weights": "int8", "output_weights": "bf16"}, "int8|output=bf16"),
+        ({"weights": "int4"}, "int4g32|output=int4g32"),
+        ({"weights": "int4", "weights_group": 64}, "int4g32+int4g64|output=int4g64"),
+        ({"weights": "int4", "output_weights": "bf16"}, "int4g32|output=bf16"),
+    ],
+    ids=str,
+)
+def test_a_model_has_the_weights_that_are_asked_for_and_is_named_by_them(
+    settings: dict[str, Any], weights: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        engine = load(folder, **settings)
+    assert engine.model.weights == weights
+    suffix = f"|weights={weights}" if weights else ""
+    assert engine.model_hash == model_hash(folder) + suffix
+    assert f"weights={weights or 'torch.bfloat16'}" in caplog.text
+    assert "widened" not in caplog.text
+
+
+@needs_bfloat16
+def test_a_file_keeps_its_blocks_unless_other_weights_are_asked_for(
+    folder: Path, tmp_path: Path
+) -> None:
+    blocks = gguf_folder(folder, tmp_path / "blocks", GGMLQuantizationType.Q4_1)
+    found = {
+        str(settings): load(blocks, **settings).model.weights
+        for settings in (
+            {}, {"output_weights": "bf16"}, {"weights": "bf16"}, {"weights": "int8"},
+            {"dtype": "float32"},
+        )
+    }  # fmt: skip
+    assert list(found.values()) == [
+        "int4g32|output=int4g32", "int4g32|output=bf16", "", "int8|output=int8", "",
+    ]  # fmt: skip
+
+
+@needs_bfloat16
+def test_what_rounding_alone_changes_is_no_wrong_product(folder: Path, tmp_path: Path) -> None:
+    layers = {
+        name: layer.weight.detach().clone()
+        for name, layer in load_oracle(folder).named_modules()
+        if isinstance(layer, torch.nn.Linear)
+    }
+    for weight in layers.values():
+        weight[:, 0] = 30.0  # of which all other weights are less than a step
+    rough = with_weights(folder, tmp_path / "rough", layers)
+    assert load(rough, weights="int8").model.weights == "int8|output=int8"
+    assert load(rough, weights="int4").model.weights == "int4g32|output=int4g32"
+
+
+def with_weights(folder: Path, target: Path, weights: Mapping[str, torch.Tensor]) -> Path:
+    """A float32 copy of the checkpoint in which these layers have other weights."""
+    shutil.copytree(folder, target)
+    state = {name: each.float() for name, each in load_file(folder / "model.safetensors").items()}
+    state |= {f"{name}.weight": each.contiguous() for name, each in weights.items()}
+    save_file(state, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def dequantized(folder: Path, settings: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The weights that the layers of an engine with such settings stand for."""
+    layers = {
+        name: layer.weight
+        for name, layer in load_oracle(folder).named_modules()
+        if isinstance(layer, torch.nn.Linear)
+    }
+    if settings.get("weights") == "int4":
+        found = {name: in_four_bits(each, 32) for name, each in layers.items()}
+        return {name: each.dequantized() for name, each in found.items() if each is not None}
+    if settings.get("weights") == "int8":
+        scales = {name: each.abs().amax(dim=1, keepdim=True) / 127 for name, each in layers.items()}
+        return {n: (each / scales[n]).round() * scales[n] for n, each in layers.items()}
+    return {name: each.dequantized() for name, each in StoredGroups(folder).items()}
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("kind", ["int8", "int4", "Q4_0", "Q4_1", "Q8_0"])
+def test_greedy_text_is_that_of_transformers_with_the_weights_that_they_stand_for(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
+    settings = {"weights": kind} if kind.startswith("int") else {}
+    if not settings:
+        folder = gguf_folder(folder, tmp_path / "blocks", GGMLQuantizationType[kind])
+    wanted = dequantized(folder, settings)
+    engine = load(folder, **settings)
+    oracle = load_oracle(with_weights(folder, tmp_path / "wide", wanted))
+    texts = [prompt(8 + seed, seed) for seed in range(24)]
+    num_same, num_tokens = 0, 4
+    for number, text in enumerate(texts):
+        expected = generate(oracle, text, num_tokens)
+        context = [*text.tolist(), *expected]
+        for end in range(len(text), len(context)):
+            given = torch.tensor(context[:end]).numpy().astype("int32")
+            found = rows(run(engine, Work(f"{number}-{end}", 0, given)))[0]
+            engine.release(f"{number}-{end}")
+            logits = last_logits(oracle, given)
+            num_same += int(found.argmax()) == context[end]
+            # A random network's near-ties fall by the rounding of rows to bfloat16.
+            assert logits.max() - logits[found.argmax()] < 0.2 * logits.std()
+            assert (found - logits).norm() < 0.1 * logits.norm()
+    assert num_same >= 0.9 * len(texts) * num_tokens
+
+
+@needs_bfloat16
+def test_what_few_bits_cannot_hold_stays_wide_with_one_warning(
+    folder: Path,
+    checkpoint_factory: Factory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    experts = checkpoint_factory("mixtral", dtype=torch.bfloat16)
+    cases: list[tuple[Path, dict[str, Any], str]] = [
+        (experts, {}, "plain linear layers"),
+        (folder, {"dtype": "float32"}, "plain linear layers, in bfloat16"),
+        (folder, {"attention": "sdpa"}, "plain linear layers"),
+    ]
+    assert _KERNELS is not None
+    with caplog.at_level(logging.WARNING):
+        for model, settings, reason in cases:
+            engine = load(model, weights="int4", **settings)
+            (told,) = caplog.messages
+            assert "weights int4 are widened to bfloat16" in told
+            assert reason in told
+            assert engine.model_hash == model_hash(model)
+            caplog.clear()
+        monkeypatch.setattr(_KERNELS, "multiplies_bf16", False)
+        for weights in ("int8", "int4"):
+            assert load(folder, weights=weights).model.weights == ""
+            (told,) = caplog.messages
+            assert "does not multiply bfloat16" in told
+            caplog.clear()
+
+
+def test_check_says_which_weights_a_model_will_have(
+    folder: Path, checkpoint_factory: Factory
+) -> None:
+    def told(model: Path, **settings: Any) -> str:
+        config = EngineConfig(model=str(model), device="cpu", **settings)
+        return check_loadable(model, config, is_here=True).weights
+
+    assert told(folder) == told(folder, weights="bf16") == ""
+    assert "in int8, one scale for each output, the output layer's in bfloat16" in told(
+        folder, weights="int8", output_weights="bf16"
+    )
+    assert "in int4, in groups of 64 inputs" in told(folder, weights="int4", weights_group=64)
+    assert "stay in bfloat16, not int4" in told(checkpoint_factory("mixtral"), weights="int4")
+
+
+def check_drafters(config: Config) -> None:
+    for name, drafter in config.drafters.items():
+        registry.check(name, drafter)
+
+
+@pytest.mark.parametrize("section", ["target.engine", "drafters.lm.options.engine"])
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"weights": "int5"}, "'int5' is none of: auto, bf16, int8, int4"),
+        ({"weights_group": 16}, "16 is none of: 32, 64, 128"),
+        ({"output_weights": "int8"}, "'int8' is none of: same, bf16"),
+        ({"weights": "int8", "quantization": {"quant_method": "torchao"}}, "int8 and quantization"),
+        ({"weights": "int4", "tensor_parallel": 2}, "int4 is for one process.*tensor_parallel: 1"),
+    ],
+    ids=str,
+)
+def test_settings_that_exclude_each_other_are_refused_by_name(
+    section: str, keys: dict[str, Any], reason: str
+) -> None:
+    engine = {"model": "x", **keys}
+    data: dict[str, Any] = {"target": {"engine": {"model": "x"}}}
+    if section.startswith("drafters"):
+        data["drafters"] = {"lm": {"kind": "lm", "options": {"engine": engine}}}
+    else:
+        data["target"]["engine"] = engine
+    with pytest.raises(ConfigError, match=rf"^{section}\.\w+: {reason}"):
+        check_drafters(parse(Config, data))
+
+
+def test_on_a_gpu_transformers_configuration_is_the_remedy() -> None:
+    config = EngineConfig(model="x", weights="int4")
+    check_few_bits(config, torch.device("cpu"))
+    check_few_bits(replace(config, weights="auto"), torch.device("cuda", 0))
+    with pytest.raises(ConfigError, match=r"not for cuda:0; use quantization") as caught:
+        check_few_bits(config, torch.device("cuda", 0))
+    assert caught.value.param == "weights"
+
+
+@pytest.mark.parametrize(
+    ("method", "package"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "torchao"),
+    ],
+)
+def test_check_names_the_package_of_a_quantised_checkpoint(
+    method: dict[str, Any], package: str, folder: Path, tmp_path: Path
+) -> None:
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip("the package is there")
+    quantised = tmp_path / "quantised"
+    shutil.copytree(folder, quantised)
+    config = json.loads((quantised / "config.json").read_text())
+    (quantised / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
+    with pytest.raises(ConfigError, match=f"{package}.*install"):
+        check_loadable(quantised, EngineConfig(model=str(quantised), device="cpu"), is_here=True)
+
+
+@needs_bfloat16
+def test_a_drafter_was_made_for_its_target_whatever_the_format_of_the_weights(
+    folder: Path,
+) -> None:
+    served = load_model(EngineConfig(model=str(folder), device="cpu", weights="int4"))
+    engine = load(folder, weights="int4")
+    assert served.weights
+    assert checkpoint_of(engine.model_hash) == model_hash(folder)
+    note = MadeFor("t", model_hash(folder))
+    assert note.fits(MadeFor("other", engine.model_hash))
+    assert MadeFor("t", engine.model_hash).fits(MadeFor("other", model_hash(folder)))
+    assert not note.fits(MadeFor("t", f"00|weights={served.weights}"))
