@@ -1,7 +1,7 @@
 """What weights in few bits cost: bits per byte of held-out text under the same model.
 
     python -m benchmarks.exactness.bits --model smollm2-135m-instruct
-    python -m benchmarks.exactness.bits --model FOLDER --only bf16,int4
+    python -m benchmarks.exactness.bits --model FOLDER --only bf16,int8/bf16
 
 The model reads the held-out code and prose of `models/` by our engine, in one process: each excerpt
 after the token that begins (or else ends) texts, as far as fits one step.  Every format reads the
@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.support.options import parser_of, words
-from benchmarks.support.record import OUT, ROOT, show_report
+from benchmarks.support.record import OUT, ROOT, Record
 from cluster.config.parse import parse
 from cluster.config.schema import EngineConfig
 from cluster.core import TokenArray, TokenTree, token_array
@@ -29,53 +29,57 @@ from cluster.engine.work import run_alone
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.models.resolve import resolve
 
-# Keys of `engine` by the name of a format.
+# Keys of `engine` by the name of a format; behind a stroke that of the output layer.
 FORMATS: dict[str, dict[str, Any]] = {
     "bf16": {"weights": "bf16"},
     "stored": {},
-    "stored, output bf16": {"output_weights": "bf16"},
+    "stored/bf16": {"output_weights": "bf16"},
     "int8": {"weights": "int8"},
-    "int8, output bf16": {"weights": "int8", "output_weights": "bf16"},
-    "int4 g32": {"weights": "int4"},
-    "int4 g32, output bf16": {"weights": "int4", "output_weights": "bf16"},
-    "int4 g64": {"weights": "int4", "weights_group": 64},
-    "int4 g128": {"weights": "int4", "weights_group": 128},
+    "int8/bf16": {"weights": "int8", "output_weights": "bf16"},
+    "int4g32": {"weights": "int4"},
+    "int4g32/bf16": {"weights": "int4", "output_weights": "bf16"},
+    "int4g64": {"weights": "int4", "weights_group": 64},
+    "int4g128": {"weights": "int4", "weights_group": 128},
 }
 _REFERENCE = "bf16"
 _REQUEST = "bits"
+
+Texts = Sequence[tuple[TokenArray, int]]
 
 
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--only", type=words, help=f"some of: {'; '.join(FORMATS)}")
+    parser.add_argument("--only", type=words, help=f"some of: {','.join(FORMATS)}")
     parser.add_argument("--rows", type=int, default=512, help="tokens of an excerpt, at most")
     parser.add_argument("--excerpts", type=int, help="of each kind; all of them by default")
     parser.add_argument("--out", type=Path, default=OUT / "exactness" / "bits.json")
+    parser.add_argument("--fresh", action="store_true", help="measure anew, not go on")
     options = parser.parse_args()
+    if unknown := set(options.only or ()) - FORMATS.keys():
+        parser.error(f"no such format: {', '.join(sorted(unknown))}")
     texts = excerpts(options.model, options.rows, options.excerpts)
-    chosen = {name: FORMATS[name] for name in options.only or FORMATS}
-    found = {}
-    for name, keys in chosen.items():
-        engine = Engine.load(
-            parse(
-                EngineConfig,
-                {"model": options.model, "device": "cpu", "max_batch_tokens": options.rows, **keys},
-            )
-        )
-        found[name] = {
-            "weights": engine.model.weights or str(engine.layers[0].dtype),
-            **{kind: round(bits_per_byte(engine, each), 5) for kind, each in texts.items()},
-        }
     settings = {
         "model": options.model, "rows": options.rows,
         "excerpts": {kind: len(each) for kind, each in texts.items()},
         "bytes": {kind: sum(size for _, size in each) for kind, each in texts.items()},
     }  # fmt: skip
-    show_report(options.out, {"settings": settings, "summary": with_differences(found)})
+    record = Record(options.out, settings, fresh=options.fresh)
+    for name in options.only or FORMATS:
+        if name not in record.results:
+            record.add(name, _figures(options.model, options.rows, FORMATS[name], texts))
+    print(json.dumps(record.publish(with_differences(record.results)), indent=2))
 
 
-Texts = Sequence[tuple[TokenArray, int]]
+def _figures(
+    model: str, max_rows: int, keys: Mapping[str, Any], texts: Mapping[str, Texts]
+) -> dict[str, Any]:
+    settings = {"model": model, "device": "cpu", "max_batch_tokens": max_rows, **keys}
+    engine = Engine.load(parse(EngineConfig, settings))
+    return {
+        "weights": engine.model.weights or str(engine.layers[0].dtype).removeprefix("torch."),
+        **{kind: round(bits_per_byte(engine, each), 5) for kind, each in texts.items()},
+    }
 
 
 def excerpts(model: str, max_rows: int, count: int | None) -> dict[str, Texts]:

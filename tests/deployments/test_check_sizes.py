@@ -86,6 +86,17 @@ def test_a_quantised_model_has_the_bits_that_its_configuration_states(tmp_path: 
     assert sized(str(tmp_path / "awq")).weights == layers // 2 + 2 * outside
 
 
+def test_rounded_weights_have_the_bits_that_are_asked_for() -> None:
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    outside = 2 * 128256 * 4096 + 4096
+    layers = PARAMETERS[model] - outside
+    for settings, bits in (
+        ({"weights": "int8"}, 8), ({"weights": "int4"}, 5),
+        ({"weights": "int4", "weights_group": 64}, 4.5),
+    ):  # fmt: skip
+        assert sized(model, **settings).weights == layers * bits / 8 + 2 * outside
+
+
 def alone(folder: Path, tmp_path: Path) -> Path:
     """A folder with the config.json of `folder` and nothing else."""
     copy = tmp_path / "alone"

@@ -28,7 +28,7 @@ from cluster.models.grouped import GroupedWeight, stacked
 log = logging.getLogger(__name__)
 
 # Of a model's weights: what is not in plain linear layers would take twice the memory.
-_LINEAR_SHARE = 0.99
+LINEAR_SHARE = 0.99
 # Rounding to 8 bits, against the exact product; a wrong instruction is off by about 1.
 _TOLERANCE = 2e-2
 _CHECKED_ROWS = (1, 2, 7, 13, 30)
@@ -45,7 +45,7 @@ def can_widen(
         or config.compile
         or config.tensor_parallel > 1
         or config.attention not in ("auto", "native")
-        or linear_share(module) < _LINEAR_SHARE
+        or linear_share(module) < LINEAR_SHARE
     ):
         return False
     native = kernels.load()  # last: a host that has no use for them compiles none

@@ -11,7 +11,7 @@ import torch
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.cpu.kernels import Kernels
-from cluster.engine.cpu.narrow import multiply_in_bf16, multiply_in_groups
+from cluster.engine.cpu.narrow import LINEAR_SHARE, multiply_in_bf16, multiply_in_groups
 from cluster.engine.cpu.packed_linear import PackedLinear, is_packable, plain_share
 from cluster.engine.device import computes, resolve_dtype
 from cluster.errors import ConfigError
@@ -21,9 +21,6 @@ from cluster.models.int8 import is_int8
 from cluster.models.weights import GROUPED
 
 log = logging.getLogger(__name__)
-
-# Of a model's weights: with fewer of them in plain linear layers it is not widened.
-LINEAR_SHARE = 0.99
 
 
 def check_few_bits(config: EngineConfig, device: torch.device) -> None:
@@ -109,7 +106,8 @@ def warn_of_wide_weights(
     reason = (
         "this processor does not multiply bfloat16, or not as it should"
         if is_widened or not computes(torch.bfloat16)
-        else "our kernels take models of plain linear layers, in bfloat16 and not compiled"
+        else "our kernels (which need a C++ compiler) take models of plain linear layers, in "
+        "bfloat16 and not compiled"
     )
     log.warning("weights %s are widened to bfloat16: %s", wanted, reason)
 

@@ -66,7 +66,9 @@ def planned(
     device = resolve_device(config.device) if is_here else None
     stored = getattr(described.text_config, "dtype", None) or torch.float32
     dtype = _dtype(config, stored, device)
-    weights = _stored_bytes(folder) * dtype.itemsize // stored.itemsize
+    weights = 0
+    if not config.is_rounded:
+        weights = _stored_bytes(folder) * dtype.itemsize // stored.itemsize
     rank_share = 1.0
     if not weights or config.tensor_parallel > 1:
         found = _parameters(described, config)
@@ -135,12 +137,16 @@ def _patterns(name: str) -> set[str]:
 def _bytes(
     found: dict[str, _Parameter], described: Description, config: EngineConfig, dtype: torch.dtype
 ) -> int:
-    """Bytes of parameters without stored weights; a quantised model's layers have fewer bits."""
+    """Bytes of parameters that are not stored so; a quantised model's layers have fewer bits."""
     method = config.quantization or getattr(described.config, "quantization_config", None)
-    bits = 8 * dtype.itemsize if method is None else _bits(dict(method), 8 * dtype.itemsize)
+    bits: float = 8 * dtype.itemsize
+    if method is not None:
+        bits = _bits(dict(method), 8 * dtype.itemsize)
+    elif config.is_rounded:  # with a scale and a least value for each group of int4
+        bits = 8 if config.weights == "int8" else 4 + 2 * 16 / config.weights_group
     in_layers = sum(each.count for name, each in found.items() if ".layers." in name)
     others = sum(each.count for each in found.values()) - in_layers
-    return in_layers * bits // 8 + others * dtype.itemsize
+    return int(in_layers * bits // 8) + others * dtype.itemsize
 
 
 def _bits(method: dict[str, Any], otherwise: int) -> int:

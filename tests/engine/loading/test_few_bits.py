@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
@@ -37,6 +38,7 @@ from tests.support.engine.driver import (
     load_engine,
     load_oracle,
     prompt,
+    random_tree,
     rows,
     run,
 )
@@ -206,6 +208,18 @@ def test_what_few_bits_cannot_hold_stays_wide_with_one_warning(
             (told,) = caplog.messages
             assert "does not multiply bfloat16" in told
             caplog.clear()
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_row_depends_on_no_other_one_where_that_is_promised(weights: str, folder: Path) -> None:
+    engine = load(folder, weights=weights, reproducible=True)
+    text = prompt(21)
+    alone = rows(run(engine, Work("alone", 0, text)))
+    for size in (3, 9, 40):
+        tree = random_tree(size, np.random.default_rng(size))
+        beside = rows(run(engine, Work(f"beside-{size}", 0, text, tree)))
+        assert torch.equal(beside[0], alone[0])
 
 
 def test_check_says_which_weights_a_model_will_have(

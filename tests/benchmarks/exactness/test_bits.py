@@ -1,0 +1,36 @@
+"""Bits per byte by the engine are those of transformers, and formats are compared with one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.exactness.bits import bits_per_byte, excerpts, with_differences
+from tests.support.engine.driver import load_engine, load_oracle
+
+
+def test_every_token_but_the_first_is_scored_after_those_before_it(llama_folder: Path) -> None:
+    texts = excerpts(str(llama_folder), 40, 2)
+    assert texts.keys() == {"code", "prose"}
+    oracle, nats, num_bytes = load_oracle(llama_folder), 0.0, 0
+    for tokens, size in texts["prose"]:
+        assert len(tokens) <= 40
+        ids = torch.from_numpy(tokens.astype("int64"))
+        with torch.inference_mode():
+            laws = oracle(ids[None]).logits[0, :-1].log_softmax(dim=1)
+        nats -= float(laws.gather(1, ids[1:, None]).sum())
+        num_bytes += size
+    found = bits_per_byte(load_engine(llama_folder), texts["prose"])
+    assert found == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-4)
+
+
+def test_formats_are_compared_with_the_widened_weights() -> None:
+    found = with_differences(
+        {"bf16": {"weights": "b", "code": 2.0}, "int8": {"weights": "i", "code": 2.01}}
+    )
+    assert found["int8"]["more, %"] == {"code": 0.5}
+    assert found["bf16"]["more, %"] == {"code": 0.0}
+    assert with_differences({"int8": {"code": 2.0}}) == {"int8": {"code": 2.0}}
