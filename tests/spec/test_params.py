@@ -8,6 +8,7 @@ import pytest
 
 from cluster.core import SamplingParams
 from cluster.errors import RequestError
+from cluster.requests.beam_spec import MAX_BEAMS, BeamSpec
 from cluster.spec.params import MAX_PREDICTION_TOKENS, check_params
 
 VOCAB_SIZE = 100
@@ -28,6 +29,7 @@ TINY = 5e-324
         ("logprobs", (None, 0, VOCAB_SIZE)),
         ("logit_bias", ((), ((0, -100.0),), ((VOCAB_SIZE - 1, 1e300),))),
         ("prediction", ((), (0, VOCAB_SIZE - 1), (1,) * MAX_PREDICTION_TOKENS)),
+        ("beams", (None, BeamSpec(1), BeamSpec(MAX_BEAMS))),
     ],
 )
 def test_what_has_a_meaning_is_accepted(field: str, values: tuple[object, ...]) -> None:

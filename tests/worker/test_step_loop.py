@@ -281,3 +281,13 @@ async def test_a_pool_tree_is_verified_in_the_next_step_and_changes_no_text(
     assert verdict.num_nodes == 5
     assert verdict.verified == (3, 3)
     assert verdict.why is PlainWhy.NONE
+
+
+async def test_the_targets_own_report_says_how_many_pages_are_in_use() -> None:
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened())
+        await target.turn()
+        report = target.loop.report()[0].report
+    assert report is not None
+    assert (report.pages_in_use, report.pages_total) == (1, 1000)
