@@ -163,6 +163,10 @@ class TokenTree:
         ids = token_array(token_ids)
         return cls(ids, np.arange(-1, len(ids) - 1, dtype=np.int32))
 
+    def first(self, count: int) -> TokenTree:
+        """The first `count` nodes, of which each has its parent."""
+        return TokenTree(self.token_ids[:count], self.parents[:count])
+
 
 EMPTY_TREE = TokenTree(EMPTY_TOKENS, EMPTY_TOKENS)
 

@@ -13,7 +13,7 @@ from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.local import LLM
 from tests.support.checkpoints import noisy_copy
-from tests.support.local_models import PROMPTS, drafters, hf_greedy, target
+from tests.support.local_models import PROMPTS, drafters, hf_greedy, metrics_once, target
 
 pytestmark = pytest.mark.usefixtures("tireless_residents")
 
@@ -69,6 +69,7 @@ def test_sampled_text_is_the_same_without_drafts(llm: LLM) -> None:
 
 def test_the_time_of_all_stages_counts(llm: LLM) -> None:
     llm.generate(PROMPTS, GREEDY)
-    lines = [line for line in llm.metrics().splitlines() if "draft_seconds_total{" in line]
+    page = metrics_once(llm, lambda page: "draft_seconds_total{" in page)
+    lines = [line for line in page.splitlines() if "draft_seconds_total{" in line]
     assert [line.split('"')[1] for line in lines] == ["cascade"]
     assert float(lines[0].split()[-1]) > 0.0

@@ -24,7 +24,7 @@ from cluster.core import (
     token_array,
 )
 from cluster.draft.base import Drafter
-from cluster.draft.inside import StepReader, StepRows
+from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows
 from cluster.draft.root_counts import RootCounts
 from cluster.errors import ProtocolError
 from cluster.spec.logprobs import TopTokens
@@ -175,7 +175,7 @@ class _Replay:
                 num_accepted=accepted,
                 num_predicted=float(proposal.survival.sum()) if proposal else 0.0,
             )
-            if isinstance(self._drafter, StepReader):
+            if isinstance(self._drafter, StepReader) and self._drafter.wants != WANTS_NOTHING:
                 rows = range(position, position + accepted + 1)
                 self._drafter.read([self._recording.row(self._request_id, row) for row in rows])
             self._commit(output_ids[position : position + accepted + 1])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from cluster.config.processes import CoordinatorConfig
-from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
+from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import Drafter, DrafterContext, Grafting
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.cascade_options import CascadeOptions
@@ -246,7 +246,7 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
             return
         request.stage += 1
         if request.trusts[index].is_judged(threshold):
-            graft = _first(best, self._max_graft)
+            graft = replace(best, tree=best.tree.first(self._max_graft))
             if self.stages[index + 1].judge(graft):
                 request.num_judged = len(graft.tree)
 
@@ -265,9 +265,3 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
         super().release(request_ids)
         for stage in self.stages:
             stage.drafting.release(request_ids)
-
-
-def _first(proposal: Proposal, count: int) -> Proposal:
-    """The first nodes; parents stand before their children."""
-    tree = TokenTree(proposal.tree.token_ids[:count], proposal.tree.parents[:count])
-    return replace(proposal, tree=tree, survival=proposal.survival[:count])

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from cluster.core import Commit, DraftTask, Observation, Proposal
+from cluster.core import EMPTY_TREE, Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.candidates import rank_rows
@@ -170,7 +170,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         for tree in trees:
             request = self._requests.get(tree.request_id, tree.generation)
             if request is not None and tree.base_len == len(request.text):
-                request.graft = tree.tree
+                request.graft, request.num_kept = tree.tree.first(self._max_rows), None
 
     def num_kept(self, request_id: str) -> int | None:
         """See `Grafting`."""
@@ -285,10 +285,11 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
 
     def _judge(self, request: LMRequest) -> None:
         """Count what is left of a graft whose nodes have rankings, and forget the rest."""
-        tree = request.tree
-        if tree is None or request.num_kept is not None:
+        tree, judged, request.judged = request.tree, request.judged, EMPTY_TREE
+        if tree is None:
             return
-        request.num_kept = tree.num_held(request.judged)
+        if not len(request.graft):  # else the next one is asked after
+            request.num_kept = tree.num_held(judged)
         if tree.has_dropped:
             self._engine.retain(request.request_id, (), tree.reroot(ROOT))
 

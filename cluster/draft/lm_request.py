@@ -42,8 +42,8 @@ class LMRequest(TreeRequest):
     at the end of the text are missing; its root is behind the text only while work is pending.
     pending: the engine's current work: the text, or these leaves of the tree.  changed: the tree
     was re-rooted, or grew without being asked for, and has not been proposed since.  graft: another
-    drafter's tree behind the text, for the next pass to judge.  judged: the last one that was given
-    to the engine.  num_kept: its nodes that the model holds likely, None before it has spoken.
+    drafter's tree behind the text, for the next pass to judge.  judged: one that is being judged.
+    num_kept: nodes of the last one that the model holds likely, None before it has spoken.
     """
 
     vocabulary: DraftVocabulary | None = None

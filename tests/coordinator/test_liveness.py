@@ -99,7 +99,7 @@ async def test_a_text_on_its_way_is_not_missed_by_an_older_heartbeat() -> None:
         running = asyncio.create_task(collect(stage.coordinator, request()))
         await stage.settle()
         assert len(opens_of(toy)) == 2
-        assert [text.id for text in toy.texts] == []
+        assert [text.id for text in toy.texts.values()] == []
         await stage.pass_time(5.0)
         toy.gate.set()
         assert text_of(await running) == plain_text(PROMPT, GREEDY)
@@ -118,9 +118,9 @@ async def test_a_text_whose_cancel_was_lost_is_freed_by_a_heartbeat() -> None:
         stage.coordinator.cancel("r")
         await running
         await toy.wait_for_steps(15)
-        assert {text.opened.request_id for text in toy.texts} == {"r", "other"}
+        assert {text.opened.request_id for text in toy.texts.values()} == {"r", "other"}
         await stage.pass_time(2.0)
-        assert "r" not in {text.opened.request_id for text in toy.texts}
+        assert "r" not in {text.opened.request_id for text in toy.texts.values()}
         assert text_of(await other) == plain_text(PROMPT, GREEDY)
         await stage.settle(60)
         assert toy.contexts == {}
