@@ -27,6 +27,7 @@ from cluster.core import (
     TokenLogprob,
     TokenTree,
 )
+from cluster.models.engine_state import EngineState
 from cluster.models.made_for import MadeFor
 from cluster.records import record
 from cluster.requests.beam_spec import BeamEnd
@@ -119,27 +120,6 @@ class TextVerdict:
     logprobs: tuple[TokenLogprob, ...] = ()
     num_cached: int = 0
     beams: tuple[BeamEnd, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """The device and the kernels that an engine has settled on.
-
-    name: of the resident whose engine it is, "" = the worker's own.  device: cpu or cuda:N.
-    attention: native, triton or sdpa.  graphs: cuda or none.  kernels: of the other layers on a
-    CPU (native, packed, compiled or torch), of the draws on a GPU (triton or torch).  kv_bytes,
-    kv_tokens: size of the KV cache.  fallbacks: slow parts, and why.  weights: their format.
-    """
-
-    name: str
-    device: str
-    attention: str
-    graphs: str
-    kernels: str
-    kv_bytes: int
-    kv_tokens: int
-    fallbacks: tuple[str, ...] = ()
-    weights: str = ""
 
 
 @dataclass(frozen=True, slots=True)

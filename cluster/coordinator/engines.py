@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from cluster import metrics
-from cluster.messages import EngineState, WorkerDescription
+from cluster.messages import WorkerDescription
 from cluster.metrics import Recorder
+from cluster.models.engine_state import EngineState
 
 
 class Worker(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.engine.cpu.packed_linear import is_native
 from cluster.engine.engine import Engine
-from cluster.messages import EngineState
+from cluster.models.engine_state import EngineState
 
 # What `kernels` says where the draws of a GPU are no kernel of ours.
 TORCH = "torch"

@@ -15,7 +15,8 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.breaker import CircuitBreaker
 from cluster.errors import ConfigError
 from cluster.grammar.compiler import create_compiler
-from cluster.messages import AdapterList, EngineState, WorkerDescription
+from cluster.messages import AdapterList, WorkerDescription
+from cluster.models.engine_state import EngineState
 from cluster.models.made_for import made_for_of
 from cluster.models.resolve import resolve
 from cluster.worker.devices import devices_of, native_build
