@@ -31,30 +31,26 @@ def check_request(
     _check_sampling(request.params, limits.vocab_size)
     _check_given(request, prompt_len, max_frame_tokens)
     options = request.speculation
-    if options.max_draft_tokens is not None and options.max_draft_tokens < 0:
-        raise RequestError(
-            f"speculation.max_draft_tokens is {options.max_draft_tokens}; it must be at least 0",
-            param="speculation.max_draft_tokens",
-        )
-    rate = options.min_tokens_per_s
-    if rate is not None and not 0.0 <= rate < math.inf:
-        raise RequestError(
-            f"speculation.min_tokens_per_s is {rate:g}; it must be a number of at least 0",
-            param="speculation.min_tokens_per_s",
-        )
-    known = tuple(drafters)
-    for name in options.drafters or ():
-        if name not in known:
-            raise NotFoundError(
-                f"no drafter is named {name!r}; served are: {', '.join(known) or 'none'}",
-                param="speculation.drafters",
+    for name, given in (
+        ("max_draft_tokens", options.max_draft_tokens),
+        ("min_tokens_per_s", options.min_tokens_per_s),
+    ):
+        if given is not None and not 0 <= given < math.inf:
+            param = f"speculation.{name}"
+            raise RequestError(
+                f"{param} is {given:g}; it must be a number of at least 0", param=param
             )
-    classes = tuple(latency_classes)
-    if options.latency_class is not None and options.latency_class not in classes:
+    for name in options.drafters or ():
+        _check_known("drafter", name, drafters, "speculation.drafters")
+    if options.latency_class is not None:
+        param = "speculation.latency_class"
+        _check_known("latency class", options.latency_class, latency_classes, param)
+
+
+def _check_known(kind: str, name: str, known: Iterable[str], param: str) -> None:
+    if name not in (served := tuple(known)):
         raise NotFoundError(
-            f"no latency class is named {options.latency_class!r}; known are: "
-            f"{', '.join(classes) or 'none'}",
-            param="speculation.latency_class",
+            f"no {kind} is named {name!r}; served are: {', '.join(served) or 'none'}", param=param
         )
 
 

@@ -62,7 +62,7 @@ from tests.support.coordinator.toys import ToyTarget, plain_text
         (
             request(speculation=SpeculationOptions(latency_class="urgent")),
             NotFoundError,
-            "'urgent'; known are: throughput, interactive",
+            "'urgent'; served are: throughput, interactive",
         ),
     ],
 )
