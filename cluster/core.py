@@ -172,6 +172,17 @@ EMPTY_TREE = TokenTree(EMPTY_TOKENS, EMPTY_TOKENS)
 
 
 @record(frozen=True, slots=True, eq=False)
+class DraftLaw:
+    """The law from which the children of a node were drawn, one after another without replacement.
+
+    token_ids: int64[k], different ones.  probs: float64[k], positive, with the sum 1.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    probs: npt.NDArray[np.float64]
+
+
+@record(frozen=True, slots=True, eq=False)
 class Proposal:
     """A tree that continues the first `base_len` tokens of a sequence.
 

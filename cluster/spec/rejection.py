@@ -1,0 +1,266 @@
+"""The textbook's laws of acceptance, by the ratio of the target's probability to the drafter's.
+
+    in turn    Leviathan et al. (2023), Chen et al. (2023) for chains; for siblings that were drawn
+               without replacement as in Sequoia (Chen et al. 2024), after SpecInfer's multi-step
+    block      Sun et al. (2024): the length of a chain that stands is decided for all of it
+
+The text has the target's law but depends on the drafts, unlike under `cluster.spec.verify`.  It has
+that law only if a draft law is the very one that its drafts were drawn from, if nothing that shapes
+a tree looks at a drawn token, and if no number below is used again.  So the numbers are keyed by
+the step too: block verification looks at drafts behind the place where it stops, and such a place
+is drafted again.  Drafts without a law count as chosen: their law has all its mass on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.core import DraftLaw, TokenArray, TokenTree, token_array
+from cluster.spec.forest import Floats, Indices
+from cluster.spec.noise import philox, split_seeds
+from cluster.spec.tree import children, depths
+
+# A law whose mass is below this has none but for rounding.
+_LEAST_MASS = 1e-12
+# What a number decides.  The last word of the noise of `cluster.spec.noise` is 0, so no number here
+# is one of those.
+ACCEPTS, EMITS = 1, 2
+# Weights that are summed at once: drawing adds up some hundred numbers in place of a vocabulary.
+_BLOCK = 256
+
+# The target's law after a node of the tree, -1 = the context: float64[vocab], with the sum 1.
+LawOf = Callable[[int], Floats]
+
+
+def uniforms(
+    use: npt.ArrayLike,
+    seed: npt.ArrayLike,
+    stream: npt.ArrayLike,
+    root: npt.ArrayLike,
+    position: npt.ArrayLike,
+    rank: npt.ArrayLike = 0,
+) -> Floats:
+    """Return numbers in [0, 1), float64 of the arguments' broadcast shape.
+
+    root: the output position at which the step began.  rank: of a draft among its siblings.
+    """
+    step = (np.asarray(root, np.uint64) + np.uint64(1)) << np.uint64(2) | np.asarray(use, np.uint64)
+    high, low, _, _ = philox((rank, position, stream, step), split_seeds(seed))
+    bits = (high >> np.uint64(5)) << np.uint64(26) | low >> np.uint64(6)
+    return np.asarray(bits, dtype=np.float64) * 2.0**-53
+
+
+def try_in_turn(
+    target: Floats, draft: Floats | None, token_ids: Indices, numbers: Floats
+) -> tuple[Indices, Floats]:
+    """Try siblings one after another.  Leading axes are independent cases.
+
+    target: float64[..., vocab].  draft: float64[..., vocab], the law of the first sibling, None =
+    they were chosen.  token_ids, numbers: [..., siblings], in the order of drawing.
+    Returns (the accepted sibling int64[...], -1 = none; the law of what is emitted then).
+    """
+    accepted = np.full(target.shape[:-1], -1, dtype=np.int64)
+    for rank in range(token_ids.shape[-1]):
+        token = token_ids[..., rank, None]
+        law = _all_on(token, target) if draft is None else draft
+        mass = np.take_along_axis(law, token, -1)
+        number = numbers[..., rank, None]
+        # A law without mass has no further sibling to give.
+        is_tried = (accepted[..., None] < 0) & (mass > 0.0)
+        passes = is_tried & (number * mass < np.take_along_axis(target, token, -1))
+        accepted = np.where(passes[..., 0], rank, accepted)
+        fails = is_tried & ~passes
+        target = np.where(fails, normalised(np.maximum(target - law, 0.0), target), target)
+        if draft is not None:
+            rest = law * (1.0 - _all_on(token, law))
+            draft = np.where(fails, normalised(rest, np.zeros_like(rest)), draft)
+    return accepted, target
+
+
+def block_len(
+    target: Floats, draft: Floats, token_ids: Indices, numbers: Floats
+) -> tuple[Indices, Floats]:
+    """Decide how many drafts of a chain stand.  Leading axes are independent cases.
+
+    target, draft: float64[..., drafts, vocab], the laws at the place of each draft.  token_ids,
+    numbers: [..., drafts].  Returns (that length int64[...]; the share of the target's law that is
+    left after each length, float64[..., drafts + 1]).
+    """
+    num_drafts = token_ids.shape[-1]
+    tokens = token_ids[..., None]
+    ratios = np.take_along_axis(target, tokens, -1) / np.take_along_axis(draft, tokens, -1)
+    shares = np.ones((*token_ids.shape[:-1], num_drafts + 1))
+    length = np.zeros(token_ids.shape[:-1], dtype=np.int64)
+    for index in range(1, num_drafts + 1):
+        share = np.minimum(1.0, shares[..., index - 1] * ratios[..., index - 1, 0])
+        shares[..., index] = bound = share
+        if index < num_drafts:
+            left = share[..., None] * target[..., index, :] - draft[..., index, :]
+            mass = np.maximum(left, 0.0).sum(-1)
+            whole = mass + 1.0 - share
+            bound = np.where(whole > 0.0, mass / np.where(whole > 0.0, whole, 1.0), 1.0)
+        length = np.where(numbers[..., index - 1] <= bound, index, length)
+    return length, shares
+
+
+def normalised(weights: Floats, otherwise: Floats) -> Floats:
+    """Return weights over their sum along the last axis; `otherwise` where that is nothing."""
+    mass = weights.sum(-1, keepdims=True)
+    has_mass = mass >= _LEAST_MASS
+    return np.where(has_mass, weights / np.where(has_mass, mass, 1.0), otherwise)
+
+
+def draw_from(weights: Floats, number: float) -> int:
+    """Return the token at which the weights' running sum exceeds that share of their sum.
+
+    weights: float64[vocab], not all of them zero.
+    """
+    sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)).cumsum()
+    limit = min(number * sums[-1], np.nextafter(sums[-1], 0.0))
+    block = int(np.searchsorted(sums, limit, side="right"))
+    inner = weights[block * _BLOCK : (block + 1) * _BLOCK]
+    below = inner.cumsum() + (sums[block - 1] if block else 0.0)
+    place = int(np.searchsorted(below, limit, side="right"))
+    if place == len(inner):  # by rounding
+        place = int(np.flatnonzero(inner)[-1])
+    return block * _BLOCK + place
+
+
+def walk_in_turn(
+    tree: TokenTree,
+    laws: Mapping[int, DraftLaw],
+    law_of: LawOf,
+    key: tuple[int, int, int],
+) -> tuple[TokenArray, TokenArray]:
+    """Try the children of one node after another, from the root down.
+
+    laws: by parent, -1 = the context; the siblings in the tree's order are the first that were
+    drawn.  key: seed, stream and the output position at which the step begins.
+    Returns (path, token_ids) as `cluster.spec.verify.walk_draws` does.
+    """
+    below, numbers = children(tree.parents), _numbers(tree, key)
+    node, path = -1, list[int]()
+    while True:
+        target, own = law_of(node), below[node + 1]
+        if not own:
+            weights = target
+            break
+        tokens = tree.token_ids[own].astype(np.int64)
+        part = _Part.of(target, laws.get(node), tokens)
+        siblings = np.array(own)
+        draft = part.draft if node in laws else None
+        accepted, rest = try_in_turn(part.target, draft, part.tokens, numbers[0][siblings])
+        if accepted < 0:
+            weights = part.widened(target, rest)
+            break
+        node = own[int(accepted)]
+        path.append(node)
+    return _emitted(tree, path, draw_from(weights, numbers[1][len(path)]))
+
+
+def walk_block(
+    tree: TokenTree,
+    laws: Mapping[int, DraftLaw],
+    law_of: LawOf,
+    key: tuple[int, int, int],
+) -> tuple[TokenArray, TokenArray]:
+    """As `walk_in_turn` for a chain with at least one node, decided for all of it."""
+    targets = [law_of(node) for node in range(-1, len(tree) - 1)]
+    tokens = tree.token_ids.astype(np.int64)
+    parts = [
+        _Part.of(target, laws.get(node - 1), tokens[node : node + 1])
+        for node, target in enumerate(targets)
+    ]
+    numbers = _numbers(tree, key)
+    size = max(len(part.draft) for part in parts)
+    length, shares = block_len(
+        np.stack([_padded(part.target, size) for part in parts]),
+        np.stack([_padded(part.draft, size) for part in parts]),
+        np.concatenate([part.tokens for part in parts]),
+        numbers[0],
+    )
+    num_kept = int(length)
+    if num_kept == len(tree):
+        weights = law_of(num_kept - 1)
+    else:
+        part = parts[num_kept]
+        left = np.maximum(shares[num_kept] * part.target - part.draft, 0.0)
+        weights = part.widened(targets[num_kept], normalised(left, part.target))
+    return _emitted(tree, list(range(num_kept)), draw_from(weights, numbers[1][num_kept]))
+
+
+def is_chain(tree: TokenTree) -> bool:
+    """True if the tree has a node and no two of its nodes are siblings."""
+    return len(tree) > 0 and tree.parents.tolist() == list(range(-1, len(tree) - 1))
+
+
+class _Part:
+    """The tokens of a vocabulary that drafts may have been, and one entry for all the others.
+
+    What is no draft loses nothing to one, so the laws of the others only change in their sum.
+    target, draft: float64[ids + 1].  tokens: the drafts' places.
+    """
+
+    def __init__(self, target: Floats, ids: Indices, probs: Floats, tokens: Indices) -> None:
+        own = target[ids]
+        self._ids = ids
+        self.target = np.append(own, max(1.0 - own.sum(), 0.0))
+        self.draft = np.append(probs, 0.0)
+        self.tokens = np.array([int(np.flatnonzero(ids == token)[0]) for token in tokens.tolist()])
+
+    @classmethod
+    def of(cls, target: Floats, law: DraftLaw | None, tokens: Indices) -> _Part:
+        """tokens: the drafts at one place."""
+        if law is None:
+            chosen = np.zeros(len(tokens))
+            chosen[0] = 1.0
+            return cls(target, tokens, chosen, tokens)
+        return cls(target, law.token_ids, law.probs, tokens)
+
+    def widened(self, target: Floats, law: Floats) -> Floats:
+        """Return the weights over the vocabulary that a law over the parts means."""
+        others = self.target[-1]
+        weights: Floats = target * (law[-1] / others if others > 0.0 else 0.0)
+        weights[self._ids] = law[:-1]
+        return weights
+
+
+def _numbers(tree: TokenTree, key: tuple[int, int, int]) -> tuple[Floats, Floats]:
+    """Return the numbers that decide each node, and what is emitted behind each path's length."""
+    seed, stream, root = key
+    deep = depths(tree.parents).astype(np.int64)
+    num_lengths = int(deep.max(initial=0)) + 1
+    uses = np.repeat([ACCEPTS, EMITS], [len(tree), num_lengths])
+    behind = np.concatenate((deep - 1, np.arange(num_lengths)))
+    ranks = np.concatenate((_ranks(tree.parents.tolist()), np.zeros(num_lengths)))
+    found = uniforms(uses, seed, stream, root, root + behind, ranks.astype(np.uint64))
+    return found[: len(tree)], found[len(tree) :]
+
+
+def _ranks(parents: Sequence[int]) -> list[int]:
+    """Return the place of each node among its siblings."""
+    seen: dict[int, int] = {}
+    ranks = []
+    for parent in parents:
+        ranks.append(seen.get(parent, 0))
+        seen[parent] = ranks[-1] + 1
+    return ranks
+
+
+def _emitted(tree: TokenTree, path: list[int], last: int) -> tuple[TokenArray, TokenArray]:
+    tokens = tree.token_ids.tolist()
+    return token_array(path), token_array([*(tokens[node] for node in path), last])
+
+
+def _all_on(token: Indices, like: Floats) -> Floats:
+    """Return the law with all its mass on one token.  token: int64[..., 1]."""
+    law = np.zeros(np.broadcast_shapes(token.shape, like.shape))
+    np.put_along_axis(law, token, 1.0, -1)
+    return law
+
+
+def _padded(law: Floats, size: int) -> Floats:
+    return np.pad(law, (0, size - len(law)))
