@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.records import record
+from cluster.requests.acceptance_law import NO_LAWS, Law, Laws
 from cluster.requests.beam_spec import BeamEnd, BeamSpec
 from cluster.requests.grammar_spec import GrammarSpec
 
@@ -42,9 +43,6 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
-_SEED_MASK = (1 << 64) - 1
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The rules for the target's draws; with the prompt and the target they determine the text.
@@ -58,6 +56,7 @@ class SamplingParams:
     prediction: output tokens that the client expects; drafts may come from them, the text does not.
     forced_ids: the whole output, which is then scored instead of drawn; max_tokens is their number.
     beams: a beam search replaces the draws; only limits, stops and logprobs still count.
+    law: how drafts are accepted, which follows from the request's SpeculationOptions.
     """
 
     temperature: float = 1.0
@@ -78,11 +77,17 @@ class SamplingParams:
     forced_ids: tuple[int, ...] = ()
     grammar: GrammarSpec | None = None
     beams: BeamSpec | None = None
+    law: Law = "coupled"
 
     @property
     def noise_key(self) -> int:
         """The seed as the 64 unsigned bits that the noise is keyed with; 0 without a seed."""
-        return (self.seed or 0) & _SEED_MASK
+        return (self.seed or 0) & ((1 << 64) - 1)
+
+    @property
+    def is_coupled(self) -> bool:
+        """True if drafts are accepted where they are the target's own draws; so is greedy text."""
+        return self.law == "coupled" or self.temperature == 0.0
 
     @property
     def has_penalties(self) -> bool:
@@ -95,7 +100,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """The request's options for speculation, which never change its text.
+    """The request's options for speculation; only the law may change its text.
 
     max_draft_tokens: upper bound of draft nodes per step, None = the controller decides.
     drafters: names allowed for this request, None = those of its task.
@@ -103,6 +108,7 @@ class SpeculationOptions:
     speed when a step's nodes are distributed; None = weight 1.
     min_tokens_per_s: the speed for which nodes are granted, None = `coordinator.min_tokens_per_s`.
     return_draft_sources: events say which drafters had proposed each token.
+    law: how drafts are accepted, None = the first of `coordinator.laws`.
     """
 
     enabled: bool = True
@@ -111,6 +117,7 @@ class SpeculationOptions:
     latency_class: str | None = None
     return_draft_sources: bool = False
     min_tokens_per_s: float | None = None
+    law: Law | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,12 +139,6 @@ class Request:
     was_admitted: bool = False
     tenant: bytes = b""
     adapter: str = ""
-
-    @property
-    def group(self) -> tuple[str, bool]:
-        """(task class with adapter, is sampled): drafts fare alike for the requests of a group."""
-        task = f"{self.task}@{self.adapter}" if self.adapter else self.task
-        return task, self.params.temperature > 0.0
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -172,24 +173,13 @@ EMPTY_TREE = TokenTree(EMPTY_TOKENS, EMPTY_TOKENS)
 
 
 @record(frozen=True, slots=True, eq=False)
-class DraftLaw:
-    """The law from which the children of a node were drawn, one after another without replacement.
-
-    token_ids: int64[k], different ones.  probs: float64[k], positive, with the sum 1.
-    """
-
-    token_ids: npt.NDArray[np.int64]
-    probs: npt.NDArray[np.float64]
-
-
-@record(frozen=True, slots=True, eq=False)
 class Proposal:
     """A tree that continues the first `base_len` tokens of a sequence.
 
     prefix_hash: poly64 of those tokens; a proposal whose hash differs is stale and dropped.
     survival: float32[n], probability that the emitted path passes through the node; it does not
     increase along a path.  A new proposal replaces the drafter's former one for the request.
-    is_complete: as a `Completion` of base_len tokens.
+    is_complete: as a `Completion` of base_len tokens.  laws: of the nodes, see `acceptance_law`.
     """
 
     request_id: str
@@ -200,6 +190,7 @@ class Proposal:
     survival: FloatArray
     drafter: str = ""
     is_complete: bool = False
+    laws: Laws = field(default_factory=lambda: NO_LAWS)
 
 
 @dataclass(frozen=True, slots=True)

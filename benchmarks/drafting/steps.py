@@ -145,8 +145,8 @@ def figures_of(
     num_steps = sum(each.num_steps for _, each in answers)
     num_spec = sum(each.num_spec_steps for _, each in answers)
     num_accepted = sum(each.num_accepted_draft_tokens for _, each in answers)
-    drafted_s = _grown(before, after, "drafthouse_draft_seconds_total")
-    step_s = _grown(before, after, "drafthouse_target_step_seconds_sum")
+    drafted_s = grown(before, after, "drafthouse_draft_seconds_total")
+    step_s = grown(before, after, "drafthouse_target_step_seconds_sum")
     errors = calibration_errors(after, task)
     return Figures(
         sum(count for count, _ in answers) / max(num_steps, 1),
@@ -166,7 +166,8 @@ def calibration_errors(metrics: str, task: str) -> list[float]:
     return [float(value) for labels, value in lines if f'task="{task}"' in labels]
 
 
-def _grown(before: str, after: str, name: str) -> float:
+def grown(before: str, after: str, name: str) -> float:
+    """Return the growth of a counter between two readings of the metrics."""
     return _total(after, name) - _total(before, name)
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.parse import NameOf, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, Share
 from cluster.errors import ConfigError
+from cluster.requests.acceptance_law import Law
 
 # The kind whose options name other drafters.
 CASCADE = "cascade"
@@ -279,6 +280,12 @@ class CoordinatorConfig:
     """Named weights of requests. When draft tokens are shared out, the time saved for a request
     counts this much. A request names its class in `speculation.latency_class`; without one it
     counts 1."""
+    laws: tuple[Law, ...] = ("coupled",)
+    """How drafts may be accepted; a request chooses in `speculation.law`, and one that does not
+    gets the first. Under every law texts follow the model's own law. coupled = a draft is accepted
+    where it is what the model draws itself: the text is the same with any drafts. The others are
+    the textbook's, and there the text depends on the drafts: rejection = speculative sampling of
+    chains, multi_step = of siblings drawn without replacement, block = block verification."""
     keep_learned: bool = True
     """Keep what the control loop has learned (step times, scores of drafters) in the cache of
     models, and begin with it at the next start of the same models on the same machine."""
@@ -305,3 +312,5 @@ class CoordinatorConfig:
                 "coordinator.max_running_sequences, so that some would have none; lower replicas "
                 "or raise that",
             )
+        if not self.laws:
+            raise ConfigError.at("coordinator.laws", "empty; name at least one, such as coupled")

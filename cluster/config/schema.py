@@ -254,6 +254,12 @@ class Config:
         """Raise ConfigError for the first reference between keys that does not hold."""
         self.target.check(self.model_name)
         self.coordinator.check()
+        if self.target.engine.reproducible and set(self.coordinator.laws) != {"coupled"}:
+            raise ConfigError.at(
+                "coordinator.laws",
+                "only coupled goes with target.engine.reproducible: under the others a text "
+                "depends on drafts, which nobody repeats",
+            )
         for name in self.residents:
             self.drafters[name].check_resident(f"drafters.{name}")
         self._check_stages()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from cluster.coordinator.session import Limits, Session
 from cluster.core import Request, SamplingParams, TokenArray
 from cluster.errors import NotFoundError, RequestError, TooLargeError
-from cluster.spec.params import check_params
+from cluster.requests.acceptance_law import Law
+from cluster.spec.params import check_params, clash_of_law
 
 _MAX_TOKEN_ID = 2**31 - 1
 
@@ -52,6 +54,22 @@ def _check_known(kind: str, name: str, known: Iterable[str], param: str) -> None
         raise NotFoundError(
             f"no {kind} is named {name!r}; served are: {', '.join(served) or 'none'}", param=param
         )
+
+
+def with_law(request: Request, laws: Sequence[Law]) -> Request:
+    """Return the request with the law by which its drafts are accepted.
+
+    laws: those of the deployment, the first for requests that name none, where it can serve them.
+    """
+    law = request.speculation.law or laws[0]
+    if law not in laws:
+        raise RequestError(
+            f"speculation.law is {law!r}; allowed: {', '.join(laws)} (coordinator.laws)",
+            param="speculation.law",
+        )
+    if request.speculation.law is None and clash_of_law(request.params):
+        law = "coupled"
+    return replace(request, params=replace(request.params, law=law))
 
 
 def _check_length(prompt_len: int, limits: Limits, max_frame_tokens: int) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 from cluster import metrics
 from cluster.core import Commit, Request
 from cluster.draft.breaker import CircuitBreaker
+from cluster.draft.told import told_params
 from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.metrics import Recorder
 from cluster.rpc.link import Link
@@ -206,6 +207,6 @@ class DrafterReplica:
             prompt_len=session.prompt_len,
             max_nodes=max_nodes,
             task=session.request.task,
-            params=session.request.params if opens else None,
+            params=told_params(session.request.params, is_believed=False) if opens else None,
             tenant=session.request.tenant if opens else b"",
         )

@@ -14,7 +14,7 @@ from cluster.coordinator.replica import Subscription
 from cluster.coordinator.statistics import RequestStatistics
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenArray, TokenEvent
 from cluster.messages import Open, PlainWhy, PoolTree, TextVerdict
-from cluster.plan.texts import MAX_DRAFTERS, Text
+from cluster.plan.texts import MAX_DRAFTERS, Text, group_of
 from cluster.spec.token_log import TokenLog
 
 Deliver = Callable[[TokenEvent], None]
@@ -61,7 +61,9 @@ class Session(Text):
         resumed = np.concatenate([request.prompt_ids, request.output_ids])
         tokens = TokenLog(resumed, len(resumed) + min(request.params.max_tokens, 1024))
         # The id is unique at this coordinator: the wire's request id.
-        super().__init__(session_id, request.group, tokens)
+        params = request.params
+        super().__init__(session_id, group_of(params, request.task, request.adapter), tokens)
+        self.is_coupled = params.is_coupled
         self.request = request
         self.deliver = deliver
         self.arrival = arrival

@@ -9,13 +9,14 @@ from dataclasses import replace
 
 from cluster import metrics
 from cluster.config.schema import Config
-from cluster.coordinator.admission import WaitingLine, check_request
+from cluster.coordinator.admission import WaitingLine, check_request, with_law
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.idle import IdleReason, idle_reason
 from cluster.coordinator.placement import Placement
 from cluster.coordinator.session import Deliver, Limits, Session, Status
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
+from cluster.draft.registry import has_laws
 from cluster.errors import (
     CapacityError,
     DrafthouseError,
@@ -78,6 +79,7 @@ class SessionTable:
     def open(self, session_id: str, request: Request, deliver: Deliver) -> None:
         """Admit a request, or raise RequestError or CapacityError before any work is done."""
         try:
+            request = with_law(request, self._config.coordinator.laws)
             self._check(session_id, request)
         except DrafthouseError as error:
             self._recorder.add(metrics.REJECTED, code=error.code)
@@ -90,7 +92,8 @@ class SessionTable:
         if options.enabled and limit > 0 and is_drawn:
             session.max_draft_tokens = limit
             names = self._drafters_of(request)
-            session.help_by(tuple(name for name in names if self._may_help(name, request)))
+            helpers = tuple(name for name in names if self._may_help(name, request))
+            session.help_by(helpers if session.is_coupled else self._one_of(helpers))
         rate = options.min_tokens_per_s
         session.min_tokens_per_s = (
             self._config.coordinator.min_tokens_per_s if rate is None else rate
@@ -200,6 +203,14 @@ class SessionTable:
     def _may_help(self, name: str, request: Request) -> bool:
         """True if the drafter has anything to go by: without a prediction one costs nothing."""
         return bool(request.params.prediction) or self._config.drafters[name].kind != "prediction"
+
+    def _one_of(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the one drafter of a text under a textbook law: the first whose laws are believed,
+        else the first."""
+        drafters, residents = self._config.drafters, self._config.residents
+        able = [name for name in names if not drafters[name].shadow]
+        able.sort(key=lambda name: not (name in residents and has_laws(drafters[name].kind)))
+        return tuple(able[:1])
 
     def _drafters_of(self, request: Request) -> tuple[str, ...]:
         allowed = request.speculation.drafters

@@ -201,6 +201,10 @@ class LiveTree:
         self._children.append(())
         return len(self)
 
+    def child_tokens(self, node: int) -> list[int]:
+        """The tokens of a node's children, in their order."""
+        return [self.tokens[child] for child in self._children[node]]
+
     def path_tokens(self, node: int) -> list[int]:
         """The tokens of the path from the root (excluded) to `node` (included)."""
         tokens: list[int] = []
@@ -259,7 +263,19 @@ class LiveTree:
         return kept_slots
 
     def best(self, max_nodes: int, min_survival: float) -> tuple[TokenTree, FloatArray]:
-        """The at most `max_nodes` most likely nodes, leaves included, and their survivals.
+        """The tree of `best_nodes`, and their survivals."""
+        chosen = self.best_nodes(max_nodes, min_survival)
+        if not chosen:
+            return EMPTY_TREE, EMPTY_FLOATS
+        places = {node: place for place, node in enumerate(chosen)}
+        tree = TokenTree(
+            np.array([self.tokens[node] for node in chosen], dtype=np.int32),
+            np.array([places.get(self.parents[node], -1) for node in chosen], dtype=np.int32),
+        )
+        return tree, np.array([self.survivals[node] for node in chosen], dtype=np.float32)
+
+    def best_nodes(self, max_nodes: int, min_survival: float) -> list[int]:
+        """The at most `max_nodes` most likely nodes, leaves included, ascending.
 
         A child is never more likely than its parent and comes after it, so any prefix of a stable
         order by survival contains the parents of its nodes.
@@ -268,12 +284,5 @@ class LiveTree:
         nodes = np.flatnonzero(survivals >= min_survival)[1:]  # without the root
         if len(nodes) > max_nodes:
             nodes = np.sort(nodes[np.argsort(-survivals[nodes], kind="stable")[:max_nodes]])
-        if len(nodes) == 0:
-            return EMPTY_TREE, EMPTY_FLOATS
-        chosen = nodes.tolist()
-        places = {node: place for place, node in enumerate(chosen)}
-        tree = TokenTree(
-            np.array([self.tokens[node] for node in chosen], dtype=np.int32),
-            np.array([places.get(self.parents[node], -1) for node in chosen], dtype=np.int32),
-        )
-        return tree, survivals[nodes].astype(np.float32)
+        chosen: list[int] = nodes.tolist()
+        return chosen

@@ -20,13 +20,14 @@ from cluster.draft.bounded import Bounded
 from cluster.draft.candidates import rank_rows
 from cluster.draft.committed_text import CommittedTextDrafter, common_len
 from cluster.draft.coupling import is_useful
+from cluster.draft.drawn import DrawnTrees
 from cluster.draft.leaves import choose_leaves
 from cluster.draft.live_tree import KEPT_SHARE, ROOT, LiveTree
 from cluster.draft.lm_options import LMOptions
 from cluster.draft.lm_request import LMRequest
 from cluster.draft.root_counts import RootCounts
 from cluster.draft.sharpness import Sharpness, conditionals
-from cluster.draft.tree_request import expand_nodes, learn_draws
+from cluster.draft.tree_request import expand_nodes
 from cluster.draft.vocabulary import load_draft_vocabulary, readable_vocabulary
 from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
@@ -79,6 +80,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         super().__init__(replace(context, max_requests=most), self._opened)
         # Greedy and sampled requests of a task class are calibrated separately.
         self._sharpness: Bounded[Sharpness] = Bounded(Sharpness)
+        self._drawn = DrawnTrees(options.drawn_children)
         self.root_counts = RootCounts()
         self._rules = self._growth_rules()
 
@@ -125,8 +127,8 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
             return None
         token_ids = request.text.token_ids[request.root_len :].tolist()
         path = tree.walk(token_ids)
-        loss = learn_draws([self._sharpness_of(request)], tree, path, token_ids)
-        hit = len(path) == len(token_ids) and tree.rankings[path[-1]] is not None
+        loss = request.learn(path, token_ids, self._sharpness_of(request), self._drawn)
+        hit = request.may_reroot(path, len(token_ids))
         self.root_counts.record(hit=hit)
         cached = [node for node in path if tree.slots[node] >= 0]
         path_slots = [tree.slots[node] for node in cached]
@@ -332,7 +334,8 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
             self._vocabulary,
         )
         fits = [self._sharpness_of(request) for request, _ in rows]
-        expand_nodes(rows, ranked, fits, self._options.num_children, self._engine.max_context_len)
+        limit = self._engine.max_context_len
+        expand_nodes(rows, ranked, fits, self._options.num_children, limit, self._drawn)
 
     def _drop_cache(self, request: LMRequest) -> None:
         """Free the request's pages, because the model cannot draft for this text."""

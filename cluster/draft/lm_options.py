@@ -24,6 +24,10 @@ class LMOptions:
     """The most probable tokens of a node that are ranked with the target's noise."""
     num_children: PositiveInt = 4
     """The best of them, which become nodes."""
+    drawn_children: tuple[PositiveInt, ...] = (2, 1)
+    """Under a request's law multi_step, the children of a node by its depth; the last number is for
+    all deeper nodes. Their number may not depend on what was drawn. The laws rejection and block
+    draft chains."""
     width: PositiveInt = 8
     """Nodes expanded per forward pass and request."""
     max_rows: PositiveInt = 64
@@ -37,6 +41,8 @@ class LMOptions:
 
     def __post_init__(self) -> None:
         check_children(self.num_children, self.num_candidates)
+        if not 1 <= len(self.drawn_children) <= self.num_candidates:
+            raise ConfigError.at("drawn_children", "empty; give the children of the root at least")
 
 
 def check_children(num_children: int, num_candidates: int) -> None:

@@ -167,6 +167,8 @@ class LMRequest(TreeRequest):
         """True if the native code supports the request's parameters and has something to grow."""
         if self.pending is not None or len(self.graft) or not are_unprocessed(self.params):
             return False
+        if not self.params.is_coupled:  # the native code shapes trees by what the tokens are
+            return False
         if self.tree is None:
             return len(self._read_text) - self.cached_len <= _MAX_NATIVE_DELTA
         return self.tree.num_slots < max_slots and self.tree.best_leaf_survival() >= min_survival

@@ -44,11 +44,13 @@ class Kind:
 
     drafter: a class that is called with (DrafterContext, options).  options: a frozen dataclass in
     a module without torch, with ranges as in `cluster.config.schema`; its __post_init__ raises
-    ConfigError for values that do not fit together.
+    ConfigError for values that do not fit together.  has_laws: its proposals come with the
+    laws that the drafts were drawn from, where a request's law asks for them.
     """
 
     drafter: str
     options: str
+    has_laws: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +58,32 @@ class NoOptions:
     """Settings of an external drafter that has none."""
 
 
-def _kind(module: str, name: str, options: str = "", options_module: str = "") -> Kind:
+def _kind(
+    module: str, name: str, options: str = "", options_module: str = "", *, has_laws: bool = False
+) -> Kind:
     """NAMEDrafter and NAMEOptions, or the options called so, in modules of `cluster.draft`."""
     return Kind(
         f"cluster.draft.{module}:{name}Drafter",
         f"cluster.draft.{options_module or module}:{options or name}Options",
+        has_laws,
     )
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "lm": _kind("lm", "LM", options_module="lm_options"),
+        "lm": _kind("lm", "LM", options_module="lm_options", has_laws=True),
         "prompt_lookup": _kind("suffix", "Suffix", "PromptLookup"),
         "suffix": _kind("suffix", "Suffix"),
         "ngram_cache": _kind("suffix", "Suffix", "NgramCache"),
         "prediction": _kind("prediction", "Prediction"),
         "token_recycling": _kind("token_recycling", "TokenRecycling"),
         "lookahead": _kind("lookahead", "Lookahead"),
-        "early_exit": _kind("own_layers", "EarlyExit", options_module="own_layers_options"),
-        "layer_skip": _kind("own_layers", "LayerSkip", options_module="own_layers_options"),
+        "early_exit": _kind(
+            "own_layers", "EarlyExit", options_module="own_layers_options", has_laws=True
+        ),
+        "layer_skip": _kind(
+            "own_layers", "LayerSkip", options_module="own_layers_options", has_laws=True
+        ),
         "eagle3": _kind("eagle3", "Eagle3", options_module="head_options"),
         "peagle": _kind("product", "Peagle", options_module="head_options"),
         "medusa": _kind("product", "Medusa", options_module="head_options"),
@@ -102,6 +111,11 @@ def check(name: str, config: DrafterConfig, kinds: Mapping[str, Kind] = KINDS) -
         hint = nearest(config.kind, kinds, "known kinds")
         raise ConfigError.at(path, f"unknown kind {config.kind!r} ({hint})")
     return parse(options, config.options, f"drafters.{name}.options")
+
+
+def has_laws(kind: str) -> bool:
+    """True if drafters of a kind draw their drafts, and their word about the laws is believed."""
+    return kind in KINDS and KINDS[kind].has_laws
 
 
 def search_in(*folders: Path) -> None:

@@ -5,16 +5,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, Proposal, TokenTree
+from cluster.core import (
+    EMPTY_FLOATS,
+    EMPTY_TREE,
+    FloatArray,
+    Proposal,
+    SamplingParams,
+    TokenTree,
+)
 from cluster.draft.candidates import RankedRows, Ranking, RowContext
 from cluster.draft.committed_text import RequestState
 from cluster.draft.coupling import is_useful
+from cluster.draft.drawn import DrawnTrees, laws_of
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.sharpness import Sharpness, conditionals
+from cluster.requests.acceptance_law import NO_LAWS
+from cluster.requests.seeds import derived_key
 
 # While a tree grows, it is sent only if it gains this many expected accepted tokens.
 _MIN_NEWS = 0.1
@@ -38,17 +48,49 @@ class TreeRequest(RequestState):
         assert self.tree is not None
         return self.root_len - self.prompt_len + self.tree.depths[node]
 
+    @property
+    def is_drawn_anew(self) -> bool:
+        """True if no draft is kept behind a commit: a block that was cut off tells of those behind
+        the cut."""
+        return self.params.law == "block" and not self.params.is_coupled
+
+    def may_reroot(self, path: Sequence[int], num_tokens: int) -> bool:
+        """True if the tree goes on behind so many committed tokens; path: its nodes of them."""
+        if self.is_drawn_anew or len(path) < num_tokens or self.tree is None:
+            return False
+        return self.tree.rankings[path[-1]] is not None
+
+    def learn(
+        self, path: Sequence[int], token_ids: Sequence[int], fit: Sharpness, drawn: DrawnTrees
+    ) -> float | None:
+        """Learn from committed tokens; returns the mean loss of those that the tree foresaw.
+
+        path: the tree's nodes of these tokens, as far as it has them."""
+        assert self.tree is not None
+        if self.params.is_coupled:
+            return learn_draws([fit], self.tree, path, token_ids)
+        drawn.learn(self.tree, path, token_ids, self.task, self.params)
+        return None
+
+    @property
+    def noise_params(self) -> SamplingParams:
+        """The parameters with the key of the noise that ranks candidates."""
+        if not self.is_drawn_anew:
+            return self.params
+        root = self.root_len - self.prompt_len
+        return replace(self.params, seed=derived_key(self.params.noise_key, root))
+
     def row_context(self, node: int) -> RowContext:
         """The conditions of the target's draw at `node`."""
-        position = self.position_after(node)
-        if not self.params.has_penalties:
-            return RowContext(self.params, position)
+        position, params = self.position_after(node), self.noise_params
+        if not params.has_penalties:
+            return RowContext(params, position)
         assert self.tree is not None
         self._count_tokens()
         path = self.tree.path_tokens(node)
         counts = Counter(self._output_counts)
         counts.update(path)
-        return RowContext(self.params, position, counts, self._seen)
+        return RowContext(params, position, counts, self._seen)
 
     def _count_tokens(self) -> None:
         """Count tokens for the penalties if the root moved; microseconds per thousand tokens."""
@@ -90,12 +132,18 @@ class TreeRequest(RequestState):
         children = [
             (token, survival * conditional)
             for token, conditional in candidates
-            if conditional > 0.0 and is_useful(self.params, position, token)
+            if conditional > 0.0 and self._is_useful(position, token)
         ]
         # The network's position of a child; it has none beyond the limit.
         place = self.root_len - self.window_start + tree.depths[node]
         grows = place < max_context_len and position + 2 < self.params.max_tokens
         tree.expand(node, ranking, children, grows=grows)
+
+    def _is_useful(self, position: int, token: int) -> bool:
+        if self.params.is_coupled:
+            return is_useful(self.params, position, token)
+        # A drawn token is a draft whatever it is: leaving out some of them would bias the text.
+        return position + 1 < self.params.max_tokens
 
     def proposal(
         self, max_nodes: int, min_survival: float, drafter: str, *, is_growing: bool = False
@@ -118,9 +166,13 @@ class TreeRequest(RequestState):
             and former.generation == self.generation
         )
         if former is None or not continues or _is_news(former, tree, survival, is_growing):
+            laws = NO_LAWS
+            if self.tree is not None and len(tree) and not self.params.is_coupled:
+                nodes = self.tree.best_nodes(max_nodes, min_survival)
+                laws = laws_of(self.tree, nodes, self.noise_params, self.next_position)
             former = Proposal(
                 self.request_id, self.generation, base_len, prefix_hash, tree, survival, drafter,
-                is_complete=not is_growing and len(tree) > 0,
+                is_complete=not is_growing and len(tree) > 0, laws=laws,
             )  # fmt: skip
             self._proposed = former
         return former
@@ -132,16 +184,21 @@ def expand_nodes(
     fits: Sequence[Sharpness],
     num_children: int,
     max_context_len: int,
+    drawn: DrawnTrees | None = None,
 ) -> None:
     """Give nodes the best of their candidates as children, and the grafts that are candidates.
 
-    ranked, fits: of each row."""
+    ranked, fits: of each row.  drawn: for requests that are not coupled, None = there are none."""
     tokens = ranked.token_ids[:, :num_children].tolist()
     shares = conditionals(ranked.scores, fits)
     best = shares[:, :num_children].tolist()
     for index, (request, node) in enumerate(rows):
         tree, ranking = request.tree, ranked.row(index)
         assert tree is not None
+        if drawn is not None and not request.params.is_coupled:
+            own = drawn.children(tree, node, ranking, request.task, request.params)
+            request.expand(node, ranking, own, max_context_len)
+            continue
         if tree.is_dropped(node):
             continue
         children = list(zip(tokens[index], best[index], strict=True))

@@ -92,7 +92,12 @@ def look_at(batch: Sequence[Text], turn: int) -> None:
 
     If there are many, `turn` selects a different part each time.  Shadow trees are included.
     """
-    held = [(text, name, tree) for text in batch for name, tree in text.held.items()]
+    held = [
+        (text, name, tree)
+        for text in batch
+        if text.is_coupled  # other texts follow what was verified: `cluster.plan.verified`
+        for name, tree in text.held.items()
+    ]
     stride = -(-len(held) // _MAX_LOOKED_AT) if held else 1
     for text, name, tree in held[turn % stride :: stride]:
         _remember(text, name, tree)
@@ -142,8 +147,12 @@ def _note(rows: Sequence[_Row], found: MergedTrees) -> None:
         if root == -2:
             del text.held[row.name]
         elif root >= 0:
+            kept = below(held.tree.parents, root)
             if held.sources is not None:
-                held.sources = held.sources[below(held.tree.parents, root)]
+                held.sources = held.sources[kept]
+            if held.laws:
+                places = {root: -1, **{node: place for place, node in enumerate(kept.tolist())}}
+                held.laws = {places[at]: law for at, law in held.laws.items() if at in places}
             held.place = Place(found.left, found.claimed, found.calibrated, index)
             held.base_len = len(text.tokens)
         elif held.calibrated is None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from cluster.core import FloatArray, Proposal, TokenArray, TokenTree
+from cluster.core import FloatArray, Proposal, SamplingParams, TokenArray, TokenTree
+from cluster.requests.acceptance_law import NO_LAWS, Laws
 from cluster.spec import evidence, service
 from cluster.spec.acceptance import Group, Seen
 from cluster.spec.forest import Forest, Indices
@@ -57,7 +58,8 @@ class HeldTree:
     calibration, None = not yet done.  place: where the rest of it stands in the arrays of the last
     batch; mostly a new tree replaces it before the next batch.  is_look_up: it comes from a
     resident that runs no model.  sources: uint32[n], only of the pool's tree: the drafters that
-    had proposed each node, as bits over `Text.names`.
+    had proposed each node, as bits over `Text.names`.  laws: by parent, of the tree that was
+    settled last.
     """
 
     base_len: int
@@ -70,6 +72,7 @@ class HeldTree:
     place: Place | None = None
     is_look_up: bool = False
     sources: SourceBits | None = None
+    laws: Laws = field(default_factory=lambda: NO_LAWS)
 
     @property
     def num_nodes(self) -> int:
@@ -88,6 +91,12 @@ class HeldTree:
             self.survival, self.calibrated = place.claimed[nodes], place.calibrated[nodes]
 
 
+def group_of(params: SamplingParams, task: str, adapter: str) -> Group:
+    """Return the group of a request; its task class is named with its adapter and its law."""
+    name = f"{task}@{adapter}" if adapter else task
+    return (name if params.is_coupled else f"{name}/{params.law}"), params.temperature > 0.0
+
+
 class Text:
     """One text that is being written.
 
@@ -101,6 +110,7 @@ class Text:
     asked_len: the length of the text when models were last asked to draft for it.
     draft_len, fates, verified_depth: of `cluster.plan.draft_length`; the present length, 0 = none
     yet; accepted tokens and depth of the latest trees; the depth of the one under way.
+    is_coupled: its tokens do not depend on its drafts.
     """
 
     def __init__(self, text_id: str, group: Group, tokens: TokenLog) -> None:
@@ -119,6 +129,7 @@ class Text:
         self.tokens_per_step = 1.0
         self.num_steps = 0
         self.asked_len = 0
+        self.is_coupled = True
         self._next_steps: dict[str, Indices] = {}
         self._used_at: dict[str, int] = {}  # by drafter, the last step that verified nodes of it
 
@@ -158,7 +169,8 @@ class Text:
         length = proposal.base_len
         if former is not None and length < former.proposed_len:
             return None
-        held = self.held[drafter] = HeldTree(length, length, proposal.tree, proposal.survival)
+        held = HeldTree(length, length, proposal.tree, proposal.survival, laws=proposal.laws)
+        self.held[drafter] = held
         return held
 
     def by_weight(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from hashlib import blake2b
 
 # JSON readers that keep every number as a double hold integers up to 2**53 exactly.
 _NUM_DRAWN_BITS = 53
@@ -16,3 +17,9 @@ def asked_seed(seed: int | None) -> int | None:
 def draw_seed() -> int:
     """Draw a random seed that is small enough to pass through any JSON reader unchanged."""
     return secrets.randbits(_NUM_DRAWN_BITS)
+
+
+def derived_key(seed: int, *words: str | int) -> int:
+    """Return another 64-bit key for a 64-bit seed, from which the seed cannot be told."""
+    said = " ".join(map(str, words)).encode()
+    return int.from_bytes(blake2b(seed.to_bytes(8, "little") + said, digest_size=8).digest())

@@ -13,6 +13,7 @@ from cluster.client.generated import common_pb2 as pb
 from cluster.core import FinishReason, SamplingParams, TokenArray, TokenLogprob
 from cluster.errors import ProtocolError
 from cluster.messages import WorkerDescription
+from cluster.requests.acceptance_law import Law
 from cluster.requests.beam_spec import BeamEnd, BeamSpec, EarlyStopping
 from cluster.rpc.codec_records import ByHand, Codec, enum_codec, record_codec
 
@@ -78,6 +79,17 @@ _EARLY_STOPPING: Codec[EarlyStopping] = enum_codec(
         "never": pb.EARLY_STOPPING_NEVER,
     },
 )
+_LAW: Codec[Law] = enum_codec(
+    Law,
+    pb.AcceptanceLaw,
+    "law",
+    {
+        "coupled": pb.ACCEPTANCE_LAW_UNSPECIFIED,
+        "rejection": pb.ACCEPTANCE_LAW_REJECTION,
+        "multi_step": pb.ACCEPTANCE_LAW_MULTI_STEP,
+        "block": pb.ACCEPTANCE_LAW_BLOCK,
+    },
+)
 FINISH: Codec[FinishReason | None] = enum_codec(
     FinishReason | None,
     pb.FinishReason,
@@ -101,7 +113,7 @@ BEAM_SPEC = record_codec(BeamSpec, pb.BeamSearch, [_EARLY_STOPPING])
 PARAMS = record_codec(
     SamplingParams,
     pb.SamplingParams,
-    [BEAM_SPEC],
+    [BEAM_SPEC, _LAW],
     names={"beams": "beam_search"},
     by_hand={
         "logit_bias": ByHand(
@@ -118,6 +130,7 @@ PARTS: Sequence[Codec[Any]] = (
     FINISH,
     LOGPROBS,
     _DRAFTERS,
+    _LAW,
     PARAMS,
     BEAM_SPEC,
     record_codec(BeamEnd, pb.BeamEnd, names={"is_stopped": "stopped"}),

@@ -8,6 +8,7 @@ from cluster.client.generated.common_pb2 import TokenTree as TreeMessage
 from cluster.core import Commit, Proposal, TokenTree
 from cluster.errors import ProtocolError
 from cluster.messages import CommitFrame, ProposalFrame, Refusal
+from cluster.requests.acceptance_law import NO_LAWS
 from cluster.rpc.codec import PARTS
 from cluster.rpc.codec_arrays import TOKENS, make_tree
 from cluster.rpc.codec_records import ByHand, record_codec
@@ -38,7 +39,12 @@ def _decode_proposals(message: pb.ProposalFrame) -> tuple[Proposal | Refusal, ..
 
 
 _PROPOSAL = record_codec(
-    Proposal, pb.Proposal, by_hand={"tree": ByHand(("tree",), _encode_tree, _decode_tree)}
+    Proposal,
+    pb.Proposal,
+    by_hand={
+        "tree": ByHand(("tree",), _encode_tree, _decode_tree),
+        "laws": ByHand((), None, lambda message: NO_LAWS),
+    },
 )
 COMMIT = FrameCodec(CommitFrame, pb.CommitFrame, [refusing(record_codec(Commit, pb.Commit, PARTS))])
 PROPOSAL = FrameCodec(

@@ -114,6 +114,6 @@ def decode_request(message: pb.GenerateRequest) -> GenerationRequest:
     try:
         return REQUEST.decode(message)
     except ProtocolError as error:
-        # Of all that a caller can send, only this has values that mean nothing.
-        name = "sampling.beam_search.early_stopping"
+        # Of all that a caller can send, only these have values that mean nothing.
+        name = "speculation.law" if error.param == "law" else "sampling.beam_search.early_stopping"
         raise RequestError(f"{name}: {error.message}", param=name) from None

@@ -82,7 +82,9 @@ def enum_codec(kind: Any, wire: Any, field: str, values: Mapping[V, int]) -> Cod
 
     def decode(number: int) -> V:
         if number not in of_wire:
-            raise ProtocolError(f"{field} is {number}, which this version does not know")
+            raise ProtocolError(
+                f"{field} is {number}, which this version does not know", param=field
+            )
         return of_wire[number]
 
     return Codec(kind, wire.DESCRIPTOR.full_name, values.__getitem__, decode)

@@ -8,6 +8,7 @@ import numpy as np
 
 from cluster.core import SamplingParams
 from cluster.errors import RequestError
+from cluster.requests.acceptance_law import LAWS
 from cluster.spec.beam_params import check_beams
 
 # The limit of a request's prediction, which is sent with each opening of the request and indexed.
@@ -45,6 +46,31 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     _check_prediction(params.prediction, vocab_size)
     check_beams(params)
     _check_forced(params, vocab_size)
+    _check_law(params)
+
+
+def clash_of_law(params: SamplingParams) -> str:
+    """Return the field that gives no text under the textbook's laws, "" = there is none."""
+    given = {
+        "prediction": params.prediction,
+        "forced_ids": params.forced_ids,
+        "beams": params.beams,
+    }
+    return next((name for name, value in given.items() if value), "")
+
+
+def _check_law(params: SamplingParams) -> None:
+    if params.law not in LAWS:
+        raise RequestError(
+            f"speculation.law is {params.law!r}; the laws are {', '.join(LAWS)}",
+            param="speculation.law",
+        )
+    clash = "" if params.is_coupled else clash_of_law(params)
+    if clash:
+        raise RequestError(
+            f"speculation.law is {params.law}, which does not go with {clash}; remove one of both",
+            param="speculation.law",
+        )
 
 
 def _check_forced(params: SamplingParams, vocab_size: int) -> None:

@@ -13,12 +13,13 @@ is drafted again.  Drafts without a law count as chosen: their law has all its m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from cluster.core import DraftLaw, TokenArray, TokenTree, token_array
+from cluster.core import TokenArray, TokenTree, token_array
+from cluster.requests.acceptance_law import DraftLaw, Laws
 from cluster.spec.forest import Floats, Indices
 from cluster.spec.noise import philox, split_seeds
 from cluster.spec.tree import children, depths
@@ -31,7 +32,8 @@ ACCEPTS, EMITS = 1, 2
 # Weights that are summed at once: drawing adds up some hundred numbers in place of a vocabulary.
 _BLOCK = 256
 
-# The target's law after a node of the tree, -1 = the context: float64[vocab], with the sum 1.
+# The target's law after a node of the tree, -1 = the context: float64[vocab], with the sum 1 but
+# for rounding.
 LawOf = Callable[[int], Floats]
 
 
@@ -91,7 +93,9 @@ def block_len(
     """
     num_drafts = token_ids.shape[-1]
     tokens = token_ids[..., None]
-    ratios = np.take_along_axis(target, tokens, -1) / np.take_along_axis(draft, tokens, -1)
+    mass = np.take_along_axis(draft, tokens, -1)
+    # Only rounding can leave a drawn token without mass; then it does not stand.
+    ratios = np.take_along_axis(target, tokens, -1) / np.where(mass > 0.0, mass, np.inf)
     shares = np.ones((*token_ids.shape[:-1], num_drafts + 1))
     length = np.zeros(token_ids.shape[:-1], dtype=np.int64)
     for index in range(1, num_drafts + 1):
@@ -99,9 +103,9 @@ def block_len(
         shares[..., index] = bound = share
         if index < num_drafts:
             left = share[..., None] * target[..., index, :] - draft[..., index, :]
-            mass = np.maximum(left, 0.0).sum(-1)
-            whole = mass + 1.0 - share
-            bound = np.where(whole > 0.0, mass / np.where(whole > 0.0, whole, 1.0), 1.0)
+            excess = np.maximum(left, 0.0).sum(-1)
+            whole = excess + 1.0 - share
+            bound = np.where(whole > 0.0, excess / np.where(whole > 0.0, whole, 1.0), 1.0)
         length = np.where(numbers[..., index - 1] <= bound, index, length)
     return length, shares
 
@@ -131,7 +135,7 @@ def draw_from(weights: Floats, number: float) -> int:
 
 def walk_in_turn(
     tree: TokenTree,
-    laws: Mapping[int, DraftLaw],
+    laws: Laws,
     law_of: LawOf,
     key: tuple[int, int, int],
 ) -> tuple[TokenArray, TokenArray]:
@@ -163,7 +167,7 @@ def walk_in_turn(
 
 def walk_block(
     tree: TokenTree,
-    laws: Mapping[int, DraftLaw],
+    laws: Laws,
     law_of: LawOf,
     key: tuple[int, int, int],
 ) -> tuple[TokenArray, TokenArray]:

@@ -142,7 +142,8 @@ def _resident(engine: Engine, config: Config, name: str, grammars: Grammars) -> 
 
     drafter = registry.build(name, settings, context_of)
     breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
-    resident = ResidentDrafter(name, drafter, engine.vocab_size, breaker)
+    is_believed = registry.has_laws(parts[name].kind)
+    resident = ResidentDrafter(name, drafter, engine.vocab_size, breaker, is_believed=is_believed)
     engine.model.resolve_taps(resident.wants.taps)  # raises for taps that the target lacks
     if resident.engine is not None:
         resident.warm_up()

@@ -22,6 +22,7 @@ from cluster.draft.base import Drafter
 from cluster.draft.breaker import CircuitBreaker, has_stalled
 from cluster.draft.drafting import Drafting
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
+from cluster.draft.told import told_params
 from cluster.errors import ProtocolError
 from cluster.messages import Refusal
 from cluster.models.made_for import made_for_of
@@ -61,9 +62,12 @@ class ResidentDrafter:
         vocab_size: int,
         breaker: CircuitBreaker,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        is_believed: bool = False,
     ) -> None:
-        """vocab_size: the target's."""
+        """vocab_size: the target's.  is_believed: its drafts are drawn from the laws it says."""
         self.name = name
+        self.is_believed = is_believed
         self.mean_s = 0.0
         self.made_for = made_for_of(drafter)
         self.engine: object = getattr(drafter, "engine", None)
@@ -197,7 +201,8 @@ class ResidentDrafter:
             text.request_id, text.generation, base_len, tokens.hash_at(base_len),
             tokens.since(base_len), text.prompt_len,
             0 if text.is_over else self._num_wanted(text), text.task,
-            text.params if opens else None, text.tenant if opens else b"",
+            told_params(text.params, is_believed=self.is_believed) if opens else None,
+            text.tenant if opens else b"",
         )  # fmt: skip
 
     def _grow(self, logs: Mapping[str, TokenLog], newest: dict[str, Proposal]) -> None:

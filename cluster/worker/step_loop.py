@@ -32,6 +32,8 @@ from cluster.plan.controller import Controller, any_sampled
 from cluster.plan.fence import Fence
 from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
 from cluster.plan.samples import Tally
+from cluster.plan.verified import laws_of_verified
+from cluster.requests.acceptance_law import NO_LAWS
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.worker.containment import Containment
 from cluster.worker.residents import NOTHING_DRAFTED, Residents
@@ -188,7 +190,11 @@ class StepLoop:
         kinds = self._residents.kinds
         moment = Moment(self._clock(), kinds, max(prompt_rows, 0), self._wall())
         with self._planning:
-            return self._controller.plan(decoding, max_depths, room, moment)
+            plan = self._controller.plan(decoding, max_depths, room, moment)
+            for text, in_flight in zip(decoding, plan.in_flight, strict=True):
+                if not text.is_coupled:
+                    text.record.laws = laws_of_verified(text, in_flight.tree)
+            return plan
         # It is not known on which tree it failed, so all are dropped, and this step is a plain one.
         for text in decoding:
             text.held.clear()
@@ -252,6 +258,7 @@ class StepLoop:
             if held is not None:
                 held.is_resident, held.is_look_up = True, drafter.is_look_up
                 held.is_shadow = drafter.name in self._shadows
+                held.laws = proposal.laws if drafter.is_believed else NO_LAWS
 
     def _note_round(
         self,

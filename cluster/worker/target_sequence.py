@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
+from cluster.core import EMPTY_TOKENS, EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.engine.beam_search import BeamRun
 from cluster.engine.draw.native import DrawKernels, DrawShare
-from cluster.errors import RequestError
+from cluster.errors import RequestError, WorkerError
 from cluster.spec.draw import DrawRows, FusedDraw, Indices, draw, winner_among
 from cluster.spec.logits_hook import LogitsHook, TokenMask, forbid
 from cluster.spec.noise_torch import NoiseRows
@@ -133,18 +133,24 @@ def draw_all(
     noise: NoiseRows,
     native: DrawKernels | None = None,
     fused: FusedDraw | None = None,
-) -> list[TokenArray]:
+) -> list[TokenArray | None]:
     """Return the target's draws of each entry, int32[n + 1]; -1 for a row without a valid law.
+
+    None: the entry's law of acceptance draws nothing beforehand (`cluster.worker.ratio_walk`).
 
     native: faster draws for logits on the CPU; fused: for logits on a GPU.  The draws are the same
     without them.  If a sequence's output is given, its tokens replace the draws.
     """
     start = 0
-    for entry in batch:
+    coupled = [entry for entry in batch if entry.sequence.params.is_coupled]
+    for entry in coupled:
         entry.start, start = start, start + len(entry.logits)
         entry.ask_hook()
-    token_ids = _draw_all(batch, noise, native, fused)
-    return [_forced(entry, token_ids[entry.rows]) for entry in batch]
+    token_ids = _draw_all(coupled, noise, native, fused) if coupled else EMPTY_TOKENS
+    return [
+        _forced(entry, token_ids[entry.rows]) if entry.sequence.params.is_coupled else None
+        for entry in batch
+    ]
 
 
 def _forced(entry: Evaluated, draws: TokenArray) -> TokenArray:
@@ -179,6 +185,24 @@ def _draw_all(
         return _draw_natively(adjusted, native)
     draws = draw(logits, _draw_rows(batch), noise, fused)
     return np.where(draws.valid, draws.token_ids, np.int32(-1))
+
+
+def adjusted(entry: Evaluated) -> torch.Tensor:
+    """Return an entry's logits after bias, penalties, bans and the mask of its hook."""
+    entry.ask_hook()
+    if entry.mask is None and not _is_adjusted(entry.sequence):
+        return entry.logits
+    logits = entry.logits.clone()
+    _adjust(logits, [entry])
+    return logits
+
+
+def no_law(num_tokens: int) -> WorkerError:
+    """Return the error of a row of logits after so many tokens that nothing can be drawn from."""
+    return WorkerError(
+        f"the target's logits after {num_tokens} tokens have no finite maximum; the model or its "
+        "dtype overflows, or everything is banned"
+    )
 
 
 def _draw_natively(batch: Sequence[Evaluated], native: DrawKernels) -> TokenArray:

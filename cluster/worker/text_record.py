@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.core import SamplingParams
+from cluster.requests.acceptance_law import NO_LAWS, Laws
 from cluster.spec.token_log import TokenLog
 
 
@@ -16,7 +17,7 @@ class TextRecord:
     i - prompt_len.  residents: names of the drafters that draft for it.
     held_len: the tokens that the engine holds of it; the verifier notes them.
     draft_nodes: nodes wanted after the last verdict.  only_look_ups: they are wanted of look-ups
-    alone.  is_over: no draft can be of use any more.
+    alone.  is_over: no draft can be of use any more.  laws: of the nodes in flight.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class TextRecord:
     draft_nodes: int = 0
     only_look_ups: bool = False
     is_over: bool = False
+    laws: Laws = field(default_factory=lambda: NO_LAWS)
 
     @property
     def output_len(self) -> int:

@@ -16,7 +16,7 @@ from cluster.core import (
 from cluster.errors import CapacityError, ProtocolError
 from cluster.messages import Open, PlainWhy, TextName, TextVerdict
 from cluster.plan.in_flight import PLAIN, InFlight
-from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, SourceBits, Text
+from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, SourceBits, Text, group_of
 from cluster.spec.budget import NO_DRAFTS
 from cluster.spec.credit import counts, owners
 from cluster.spec.ending import cut
@@ -44,12 +44,12 @@ class TargetText(Text):
     def __init__(self, stream: TargetStream, opened: Open, residents: Sequence[str]) -> None:
         """residents: names of the drafters inside the target."""
         params = opened.params
-        task = f"{opened.task}@{opened.adapter}" if opened.adapter else opened.task
         room = len(opened.token_ids) + min(params.max_tokens, _FIRST_ROOM)
         super().__init__(
-            stream.inside(opened.request_id), (task, params.temperature > 0.0),
+            stream.inside(opened.request_id), group_of(params, opened.task, opened.adapter),
             TokenLog(opened.token_ids, room),
         )  # fmt: skip
+        self.is_coupled = params.is_coupled
         self.stream = stream
         self.opened = opened
         self.params = params
@@ -109,6 +109,9 @@ class TargetText(Text):
 
         why: the reason if no nodes were chosen."""
         in_flight, self.in_flight = self.in_flight or PLAIN, None
+        if self.params.law == "block":
+            # Where it was cut off tells of the drafts behind, so none of them is used again.
+            self.held.clear()
         if self.suspect:
             why = PlainWhy.FAULT
         elif not self.cap:

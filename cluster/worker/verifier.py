@@ -29,8 +29,9 @@ from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.tree_check import are_sound, check_tree
 from cluster.spec.verify import walk_draws
 from cluster.worker.beams import beam_verdict, open_search
+from cluster.worker.ratio_walk import walk_by_ratio
 from cluster.worker.step_rows import Answered, rows_of_step
-from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
+from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all, no_law
 from cluster.worker.text_record import TextRecord
 
 if TYPE_CHECKING:
@@ -188,19 +189,18 @@ class Verifier:
             sequence.search = open_search(text, beams, adapter, engine)
         return sequence
 
-    def _conclude(self, entry: Evaluated, draws: TokenArray, num_cached: int) -> Verdict:
+    def _conclude(self, entry: Evaluated, draws: TokenArray | None, num_cached: int) -> Verdict:
         """Walk the tree, keep the accepted nodes' KV, and return the verdict.  Raises WorkerError
         for broken logits, RequestError if the request's own hook cannot go on."""
         sequence, text = entry.sequence, entry.sequence.text
         if sequence.failure is not None:
             raise sequence.failure
-        path, token_ids = walk_draws(sequence.tree, draws)
+        path, token_ids = (
+            walk_by_ratio(entry) if draws is None else walk_draws(sequence.tree, draws)
+        )
         context_len = len(text.tokens)
         if token_ids[-1] < 0:
-            raise WorkerError(
-                f"the target's logits after {context_len + len(path)} tokens have no finite "
-                "maximum; the model or its dtype overflows, or everything is banned"
-            )
+            raise no_law(context_len + len(path))
         self._engine.retain(text.request_id, path.tolist())
         text.held_len = context_len + len(path)
         logprobs = _logprobs(entry, path, token_ids)

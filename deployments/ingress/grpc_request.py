@@ -190,4 +190,5 @@ def _speculation(request: GenerationRequest) -> dict[str, Any]:
         "drafters": names,
         "latency_class": options.latency_class,
         "min_tokens_per_s": options.min_tokens_per_s,
+        "law": options.law,
     }

@@ -85,6 +85,7 @@ class Ingress:
             max_stop_strings=config.ingress.max_stop_strings,
             max_draft_tokens=settings.max_draft_tokens,
             latency_classes=config.public_latency_classes,
+            laws=settings.laws,
             compatibility=config.api.compatibility,
             dialect=dialect_of(
                 tokenizer, config.answers.tool_parser, config.answers.reasoning_parser

@@ -6,6 +6,7 @@ import dataclasses
 
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
+from cluster.requests.acceptance_law import Law
 from cluster.requests.seeds import asked_seed
 from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
 from deployments.ingress.api.table import (
@@ -193,9 +194,24 @@ def _speculation(fields: Fields | None, limits: Limits) -> SpeculationOptions:
         max_draft_tokens=fields.integer("max_draft_tokens", None, 0, limits.max_draft_tokens),
         drafters=drafters,
         latency_class=_latency_class(fields, limits),
+        law=_law(fields, limits),
         min_tokens_per_s=None if fields.get("min_tokens_per_s") is None
         else fields.number("min_tokens_per_s", 0.0, 0.0, MAX_TOKENS_PER_S),
     )  # fmt: skip
+
+
+def _law(fields: Fields, limits: Limits) -> Law | None:
+    name = fields.string("law", "", max_len=64)
+    for law in limits.laws:
+        if law == name:
+            return law
+    if name:
+        allowed = ", ".join(limits.laws)
+        raise fields.wrong(
+            "law",
+            f"{shown(name)} is not open to requests; allowed: {allowed} (coordinator.laws)",
+        )
+    return None
 
 
 def _latency_class(fields: Fields, limits: Limits) -> str | None:

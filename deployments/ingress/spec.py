@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.core import SamplingParams, SpeculationOptions, TokenArray
+from cluster.requests.acceptance_law import Law
 from cluster.requests.tenant import DEFAULT_TENANT
 from cluster.text.dialect import Dialect
 from deployments.ingress.api.contract import Compatibility
@@ -128,7 +129,7 @@ class Limits:
 
     max_sequences: limit on prompts times samples of one request.
     dialect: how the model writes its reasoning and its tool calls.
-    latency_classes: those that requests may use.
+    latency_classes, laws: those that requests may use.
     predictors: names of the drafters that draft from a request's prediction; drafters_of: those
     that serve a task class, where it is not all.
     aliases, compatibility: `api.served_model_names` and `api.compatibility`.
@@ -146,6 +147,7 @@ class Limits:
     max_stop_strings: int
     max_draft_tokens: int
     latency_classes: tuple[str, ...]
+    laws: tuple[Law, ...] = ("coupled",)
     predictors: frozenset[str] = frozenset()
     drafters_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()

@@ -137,6 +137,15 @@ def test_the_minimal_configuration_obeys_the_rules() -> None:
             {"coordinator": {"latency_classes": {"a b": 2}}},
             "coordinator.latency_classes.a b: a class's name may hold",
         ),
+        ({"coordinator": {"laws": []}}, "coordinator.laws: empty; name at least one"),
+        ({"coordinator": {"laws": ["greedy"]}}, "coordinator.laws"),
+        (
+            {
+                "coordinator": {"laws": ["coupled", "block"]},
+                "target": {"engine": {"model": "m", "reproducible": True}},
+            },
+            "coordinator.laws: only coupled goes with target.engine.reproducible",
+        ),
         ({"http": {"port": 70000}}, "http.port: 70000 is out of range; it must be between 1 and"),
         ({"ingress": {"replicas": 0}}, "ingress.replicas: 0 is out of range"),
         (

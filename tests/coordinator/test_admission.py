@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.config.schema import Config
+from cluster.coordinator.admission import with_law
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import (
     FinishReason,
@@ -25,8 +26,17 @@ from cluster.errors import (
     TooLargeError,
     UnavailableError,
 )
+from cluster.requests.beam_spec import BeamSpec
 from tests.support.coordinator.house import GREEDY, FakeClock, collect, house, request, text_of
 from tests.support.coordinator.toys import ToyTarget, plain_text
+
+SAMPLED = replace(GREEDY, temperature=0.7)
+BLOCK = SpeculationOptions(law="block")
+CLASHES: dict[str, dict[str, Any]] = {
+    "prediction": {"prediction": (3, 4)},
+    "forced_ids": {"forced_ids": (1,) * GREEDY.max_tokens},
+    "beams": {"beams": BeamSpec(2)},
+}
 
 
 @pytest.mark.parametrize(
@@ -64,18 +74,43 @@ from tests.support.coordinator.toys import ToyTarget, plain_text
             NotFoundError,
             "'urgent'; served are: throughput, interactive",
         ),
+        (
+            request(speculation=SpeculationOptions(law="rejection")),
+            RequestError,
+            r"law is 'rejection'; allowed: coupled, block \(coordinator.laws\)",
+        ),
+        *(
+            (
+                request(
+                    params=replace(SAMPLED, **given),
+                    speculation=BLOCK,
+                ),
+                RequestError,
+                f"law is block, which does not go with {name}; remove one of both",
+            )
+            for name, given in CLASHES.items()
+        ),
     ],
 )
 async def test_what_cannot_be_served_is_refused_with_the_value_before_any_work(
     asked: Request, error: type[DrafthouseError], message: str
 ) -> None:
     target = ToyTarget()
-    async with house() as stage:
+    async with house(laws=("coupled", "block")) as stage:
         stage.add_target(target, max_context_len=64)
         with pytest.raises(error, match=message):
             await collect(stage.coordinator, asked)
         assert target.frames == []
         assert stage.coordinator.status()["num_running"] == 0
+
+
+def test_the_first_law_is_that_of_requests_that_name_none_and_can_have_it() -> None:
+    laws = ("block", "coupled")
+
+    assert with_law(request(params=SAMPLED), laws).params.law == "block"
+    assert with_law(request(speculation=SpeculationOptions(law="coupled")), laws).params.is_coupled
+    for given in CLASHES.values():
+        assert with_law(request(params=replace(SAMPLED, **given)), laws).params.law == "coupled"
 
 
 async def test_a_prompt_that_no_frame_can_carry_is_too_large() -> None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
+from cluster.requests.acceptance_law import Law
 from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
 from cluster.rpc.generation import GenerationRequest
 from cluster.text.tokenizer import Tokenizer
@@ -30,6 +31,7 @@ LIMITS = Limits(
     max_stop_strings=2,
     max_draft_tokens=16,
     latency_classes=("throughput",),
+    laws=("coupled", "block"),
 )
 
 
@@ -191,6 +193,23 @@ def test_a_latency_class_that_is_not_open_to_requests_is_refused_by_name(face: s
     with pytest.raises(RequestError, match=r"'interactive' .* allowed: throughput") as caught:
         ask()
     assert caught.value.param == "speculation.latency_class"
+
+
+@pytest.mark.parametrize("law", ["block", "rejection"])
+@pytest.mark.parametrize("face", ["http", "grpc"])
+def test_a_request_may_name_a_law_that_is_open_to_requests(face: str, law: Law) -> None:
+    def asked() -> SpeculationOptions:
+        if face == "http":
+            return parse_completion(completion(speculation={"law": law}), LIMITS).spec.speculation
+        options = SpeculationOptions(law=law)
+        return to_spec(GenerationRequest("demo", "x", speculation=options), LIMITS).speculation
+
+    if law in LIMITS.laws:
+        assert asked().law == law
+        return
+    with pytest.raises(RequestError, match=r"'rejection' .* allowed: coupled, block") as caught:
+        asked()
+    assert caught.value.param == "speculation.law"
 
 
 def test_the_sequences_of_one_request_are_limited() -> None:

@@ -81,3 +81,11 @@ def test_the_prompt_of_a_tokenize_request_is_a_text_or_a_chat() -> None:
     with pytest.raises(RequestError, match="set text or chat") as caught:
         decode_prompt(pb.TokenizeRequest())
     assert caught.value.param == "prompt"
+
+
+def test_a_law_that_nobody_knows_is_the_clients_mistake() -> None:
+    message = asked(None)
+    message.speculation.law = 9  # type: ignore[assignment]
+    with pytest.raises(RequestError, match=r"speculation\.law: law is 9") as raised:
+        decode_request(message)
+    assert raised.value.param == "speculation.law"

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import DraftLaw, TokenTree
+from cluster.core import TokenTree
+from cluster.requests.acceptance_law import DraftLaw
 from cluster.spec.noise import gumbel
 from cluster.spec.rejection import draw_from, try_in_turn, walk_block, walk_in_turn
 from tests.support.spec.ratio_world import (
@@ -69,7 +70,7 @@ WORLDS = {
 def test_siblings_in_turn_leave_the_targets_law(name: str, drafts_by_step: bool) -> None:
     texts = written(WORLDS[name], drafts_by_step=drafts_by_step)
 
-    assert p_value(WORLDS[name], texts) > PASS
+    assert p_value(WORLDS[name].target, texts.judged) > PASS
 
 
 def pruned_by_rank(step: Step) -> tuple[Ints, Ints]:
@@ -83,7 +84,7 @@ def pruned_by_rank(step: Step) -> tuple[Ints, Ints]:
 def test_siblings_may_be_cut_off_by_their_rank() -> None:
     world = replace(TOY, widths=(2, 2))
 
-    assert p_value(world, written(world, pruned_by_rank)) > PASS
+    assert p_value(world.target, written(world, pruned_by_rank).judged) > PASS
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_a_block_leaves_the_targets_law(name: str) -> None:
 
     texts = written(chain, is_block=True, drafts_by_step=True)
 
-    assert p_value(chain, texts) > PASS
+    assert p_value(chain.target, texts.judged) > PASS
 
 
 # ---- The same rules over trees and a whole vocabulary
@@ -289,17 +290,17 @@ RULES: list[tuple[Rule, World]] = [
 
 @pytest.mark.parametrize(("rule", "world"), RULES, ids=[rule.__name__ for rule, _ in RULES])
 def test_the_judge_convicts_wrong_rules(rule: Rule, world: World) -> None:
-    assert p_value(world, written(world, rule)) < CONVICT
+    assert p_value(world.target, written(world, rule).judged) < CONVICT
 
 
 def test_the_judge_convicts_a_drafter_that_knows_the_targets_noise() -> None:
     texts = written(PAIR, residual_with_the_shared_noise, shared_noise=True)
 
-    assert p_value(PAIR, texts) < CONVICT
+    assert p_value(PAIR.target, texts.judged) < CONVICT
 
 
 def test_the_judge_convicts_a_block_whose_numbers_are_used_by_two_steps() -> None:
     world = replace(TOY, widths=(1, 1, 1, 1))
     texts = written(world, is_block=True, numbers_by_step=False)
 
-    assert p_value(world, texts) < CONVICT
+    assert p_value(world.target, texts.judged) < CONVICT

@@ -7,6 +7,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AcceptanceLaw(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACCEPTANCE_LAW_UNSPECIFIED: _ClassVar[AcceptanceLaw]
+    ACCEPTANCE_LAW_REJECTION: _ClassVar[AcceptanceLaw]
+    ACCEPTANCE_LAW_MULTI_STEP: _ClassVar[AcceptanceLaw]
+    ACCEPTANCE_LAW_BLOCK: _ClassVar[AcceptanceLaw]
+
 class EarlyStopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     EARLY_STOPPING_UNSPECIFIED: _ClassVar[EarlyStopping]
@@ -20,6 +27,10 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
+ACCEPTANCE_LAW_UNSPECIFIED: AcceptanceLaw
+ACCEPTANCE_LAW_REJECTION: AcceptanceLaw
+ACCEPTANCE_LAW_MULTI_STEP: AcceptanceLaw
+ACCEPTANCE_LAW_BLOCK: AcceptanceLaw
 EARLY_STOPPING_UNSPECIFIED: EarlyStopping
 EARLY_STOPPING_ALWAYS: EarlyStopping
 EARLY_STOPPING_NEVER: EarlyStopping
@@ -118,7 +129,7 @@ class MadeFor(_message.Message):
     def __init__(self, name: _Optional[str] = ..., model_hash: _Optional[str] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias_token_ids", "logit_bias_values", "seed", "stream", "max_tokens", "min_tokens", "stop_token_ids", "logprobs", "prediction", "grammar", "forced_ids", "beam_search")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias_token_ids", "logit_bias_values", "seed", "stream", "max_tokens", "min_tokens", "stop_token_ids", "logprobs", "prediction", "grammar", "forced_ids", "beam_search", "law")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +149,7 @@ class SamplingParams(_message.Message):
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     FORCED_IDS_FIELD_NUMBER: _ClassVar[int]
     BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
+    LAW_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -157,7 +169,8 @@ class SamplingParams(_message.Message):
     grammar: Grammar
     forced_ids: _containers.RepeatedScalarFieldContainer[int]
     beam_search: BeamSearch
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., seed: _Optional[int] = ..., stream: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., forced_ids: _Optional[_Iterable[int]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ...) -> None: ...
+    law: AcceptanceLaw
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., seed: _Optional[int] = ..., stream: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., forced_ids: _Optional[_Iterable[int]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., law: _Optional[_Union[AcceptanceLaw, str]] = ...) -> None: ...
 
 class BeamSearch(_message.Message):
     __slots__ = ("num_beams", "length_penalty", "early_stopping")

@@ -42,7 +42,7 @@ _STOP = text(MAX_STOP_LEN, 1)
 MODEL = supported("model", text(MAX_NAME_LEN, 1), "a name that /v1/models lists", is_required=True)
 
 SPECULATION = (
-    supported("speculation", OBJECT, "this request's say over drafting; never over its text"),
+    supported("speculation", OBJECT, "this request's say over drafting"),
     supported("speculation.enabled", BOOLEAN, "false = plain decoding"),
     supported(
         "speculation.max_draft_tokens",
@@ -57,6 +57,12 @@ SPECULATION = (
         "speculation.min_tokens_per_s",
         number(0, MAX_TOKENS_PER_S),
         "the speed for which drafts are granted to this request before others are served",
+    ),
+    supported(
+        "speculation.law",
+        text(64),
+        "how drafts are accepted, one of coordinator.laws; under all but coupled the text depends "
+        "on the drafts",
     ),
     supported("return_draft_sources", BOOLEAN, "whose drafts each token was"),
 )

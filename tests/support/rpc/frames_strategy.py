@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cluster import core, messages
 from cluster.messages import EventFrame, SubmitFrame
+from cluster.requests.acceptance_law import LAWS
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import monotone
@@ -70,6 +71,7 @@ params = st.builds(
     forced_ids=st.lists(token_ids, max_size=4).map(tuple),
     logprobs=st.none() | st.integers(0, 20),
     grammar=st.none() | grammars,
+    law=st.sampled_from(LAWS),
 )
 
 speculation = st.builds(
@@ -80,6 +82,7 @@ speculation = st.builds(
     latency_class=st.none() | ids,
     return_draft_sources=st.booleans(),
     min_tokens_per_s=st.none() | doubles,
+    law=st.none() | st.sampled_from(LAWS),
 )
 
 logprob = st.builds(

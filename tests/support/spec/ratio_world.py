@@ -109,6 +109,11 @@ class Texts:
     lens: Ints
     accepted: list[Ints] = field(default_factory=list)
 
+    @property
+    def judged(self) -> Ints:
+        """The tokens that all texts have."""
+        return self.tokens[:, :NUM_TOKENS]
+
 
 def written(
     world: World,
@@ -221,18 +226,18 @@ class _Round:
         texts.lens[own] += 1
 
 
-def p_value(world: World, texts: Texts) -> float:
-    """Chi-squared test of the joint law of the first NUM_TOKENS tokens; rare cells are pooled."""
-    vocab_size = world.target.shape[0]
-    shape = (vocab_size,) * NUM_TOKENS
-    seen = np.bincount(
-        np.ravel_multi_index(tuple(texts.tokens[:, :NUM_TOKENS].T), shape),
-        minlength=vocab_size**NUM_TOKENS,
-    )
-    law = world.target[0]
-    for _ in range(NUM_TOKENS - 1):
-        law = (law[..., None] * world.target).reshape(*law.shape, vocab_size)
-    expected = law.ravel() * NUM_SEEDS
+def p_value(target: Floats, tokens: Ints) -> float:
+    """Chi-squared test of the joint law of texts, int64[texts, places]; rare cells are pooled.
+
+    target: the law after each token, the first for the beginning.
+    """
+    num_texts, num_tokens = tokens.shape
+    shape = (len(target),) * num_tokens
+    seen = np.bincount(np.ravel_multi_index(tuple(tokens.T), shape), minlength=int(np.prod(shape)))
+    law = target[0]
+    for _ in range(num_tokens - 1):
+        law = (law[..., None] * target).reshape(*law.shape, len(target))
+    expected = law.ravel() * num_texts
     if seen[expected == 0.0].any():
         return 0.0  # something impossible was emitted
     rare = expected < 10.0

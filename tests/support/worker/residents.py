@@ -88,7 +88,8 @@ def resident(
     drafter: Drafter, name: str = "a", clock: Callable[[], float] = time.perf_counter, **limits: Any
 ) -> ResidentDrafter:
     breaker = CircuitBreaker(limits.get("failures", 3), limits.get("reset_s", RESET_S))
-    return ResidentDrafter(name, drafter, VOCAB_SIZE, breaker, clock)
+    is_believed = bool(limits.get("is_believed"))
+    return ResidentDrafter(name, drafter, VOCAB_SIZE, breaker, clock, is_believed=is_believed)
 
 
 def resident_text(

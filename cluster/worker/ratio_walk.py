@@ -1,0 +1,43 @@
+"""Accepts the drafts of one sequence by the textbook's laws, from the rows of a step."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from cluster.core import TokenArray
+from cluster.requests.acceptance_law import NO_LAWS
+from cluster.spec.forest import Floats
+from cluster.spec.rejection import is_chain, walk_block, walk_in_turn
+from cluster.spec.sampling import RowLaws, scale, survivors
+from cluster.worker.target_sequence import Evaluated, adjusted, no_law
+
+
+def walk_by_ratio(entry: Evaluated) -> tuple[TokenArray, TokenArray]:
+    """Return (path, token_ids) as `cluster.spec.verify.walk_draws` does.
+
+    Only the rows that the walk comes to are made probabilities.  Raises WorkerError for broken
+    logits, and what the sequence's own hook raises.
+    """
+    sequence, logits = entry.sequence, adjusted(entry)
+    if sequence.failure is not None:
+        raise sequence.failure
+    params, text = sequence.params, sequence.text
+    # A grammar cuts nodes off by what they are, so they all count as chosen, cut off or not.
+    drawn = text.laws if sequence.hook is None else NO_LAWS
+    laws = RowLaws.of([params], logits.device)
+
+    def law_of(node: int) -> Floats:
+        row = logits[node + 1 : node + 2]  # [1, vocab]
+        maxima = row.amax(dim=1)
+        if not bool(torch.isfinite(maxima).all()):
+            raise no_law(len(text.tokens))
+        scaled = scale(row, maxima, laws.temperature)
+        if sequence.truncated:
+            cutoffs = survivors(scaled, laws).cutoffs
+            scaled.masked_fill_(scaled < cutoffs.unsqueeze(1), -torch.inf)
+        return np.asarray(torch.softmax(scaled, dim=1)[0].cpu().numpy(), dtype=np.float64)
+
+    # Any tree may be walked in turn, also one that somebody else has drafted under this law.
+    walk = walk_block if params.law == "block" and is_chain(entry.tree) else walk_in_turn
+    return walk(entry.tree, drawn, law_of, (sequence.seed, params.stream, text.output_len))
