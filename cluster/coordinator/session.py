@@ -14,7 +14,8 @@ from cluster.coordinator.replica import Subscription
 from cluster.coordinator.statistics import RequestStatistics
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenArray, TokenEvent
 from cluster.messages import Open, PlainWhy, PoolTree, TextVerdict
-from cluster.plan.texts import MAX_DRAFTERS, Text, group_of
+from cluster.plan.texts import MAX_DRAFTERS, Text
+from cluster.spec.acceptance import group_of
 from cluster.spec.token_log import TokenLog
 
 Deliver = Callable[[TokenEvent], None]

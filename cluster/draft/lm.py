@@ -130,8 +130,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         loss = request.learn(path, token_ids, self._sharpness_of(request), self._drawn)
         hit = request.may_reroot(path, len(token_ids))
         self.root_counts.record(hit=hit)
-        cached = [node for node in path if tree.slots[node] >= 0]
-        path_slots = [tree.slots[node] for node in cached]
+        path_slots = [slot for node in path if (slot := tree.slots[node]) >= 0]
         if self._engine.cached_len(request.request_id) != request.cached_len:
             request.forget_cache(self._engine.cached_len(request.request_id))
         elif hit:

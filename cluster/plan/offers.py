@@ -95,7 +95,7 @@ def look_at(batch: Sequence[Text], turn: int) -> None:
     held = [
         (text, name, tree)
         for text in batch
-        if text.is_coupled  # other texts follow what was verified: `cluster.plan.verified`
+        if text.is_coupled  # other texts follow what was verified: `cluster.worker.verified`
         for name, tree in text.held.items()
     ]
     stride = -(-len(held) // _MAX_LOOKED_AT) if held else 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from cluster.core import FloatArray, Proposal, SamplingParams, TokenArray, TokenTree
+from cluster.core import FloatArray, Proposal, TokenArray, TokenTree
 from cluster.requests.acceptance_law import NO_LAWS, Laws
 from cluster.spec import evidence, service
 from cluster.spec.acceptance import Group, Seen
@@ -89,12 +89,6 @@ class HeldTree:
             nodes = place.forest.span(place.index)
             self.tree = place.forest.tree(place.index)
             self.survival, self.calibrated = place.claimed[nodes], place.calibrated[nodes]
-
-
-def group_of(params: SamplingParams, task: str, adapter: str) -> Group:
-    """Return the group of a request; its task class is named with its adapter and its law."""
-    name = f"{task}@{adapter}" if adapter else task
-    return (name if params.is_coupled else f"{name}/{params.law}"), params.temperature > 0.0
 
 
 class Text:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import FloatArray, TokenArray, TokenTree
+from cluster.core import FloatArray, SamplingParams, TokenArray, TokenTree
 from cluster.records import record
 from cluster.spec import evidence
 from cluster.spec.forest import Floats, Indices, Mask
@@ -28,6 +28,13 @@ from cluster.spec.survival import Calibrator, claimed_conditionals
 from cluster.spec.tree import depths, walk
 
 Group = tuple[str, bool]  # task class; sampled, or greedy
+
+
+def group_of(params: SamplingParams, task: str, adapter: str) -> Group:
+    """Return the group of a request; its task class is named with its adapter and its law."""
+    name = f"{task}@{adapter}" if adapter else task
+    return (name if params.is_coupled else f"{name}/{params.law}"), params.temperature > 0.0
+
 
 # Half-life of a score, in trees: drafters learn, and clients' requests change.
 _HALF_LIFE = 1000.0

@@ -32,7 +32,6 @@ from cluster.plan.controller import Controller, any_sampled
 from cluster.plan.fence import Fence
 from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
 from cluster.plan.samples import Tally
-from cluster.plan.verified import laws_of_verified
 from cluster.requests.acceptance_law import NO_LAWS
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.worker.containment import Containment
@@ -40,6 +39,7 @@ from cluster.worker.residents import NOTHING_DRAFTED, Residents
 from cluster.worker.target_stream import Mail, Mailbox, TargetStream, TargetStreams
 from cluster.worker.text_keeper import TextKeeper
 from cluster.worker.texts import TargetText, TextTable
+from cluster.worker.verified import laws_of_verified
 from cluster.worker.verifier import Stepped, Verifier
 
 log = logging.getLogger(__name__)

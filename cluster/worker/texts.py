@@ -16,7 +16,8 @@ from cluster.core import (
 from cluster.errors import CapacityError, ProtocolError
 from cluster.messages import Open, PlainWhy, TextName, TextVerdict
 from cluster.plan.in_flight import PLAIN, InFlight
-from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, SourceBits, Text, group_of
+from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, SourceBits, Text
+from cluster.spec.acceptance import group_of
 from cluster.spec.budget import NO_DRAFTS
 from cluster.spec.credit import counts, owners
 from cluster.spec.ending import cut
