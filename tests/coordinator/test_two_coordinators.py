@@ -262,7 +262,7 @@ async def test_texts_of_others_go_on_while_one_coordinators_are_parked() -> None
         ):
             assert text_of(events) == plain_text([1, 2, 3], LONG)
         assert not parked.done()
-        (text,) = target.texts
+        (text,) = target.texts.values()
         assert 60 <= text.num_steps <= 70
         await first.pass_time(10.0)
         await first.settle(4000)

@@ -50,8 +50,9 @@ def test_long_prompts_are_long_and_differ() -> None:
 
 
 def test_the_weights_are_those_on_disk(tmp_path: Path) -> None:
-    (tmp_path / "a.safetensors").write_bytes(b"x" * 7)
-    (tmp_path / "b.safetensors").write_bytes(b"x" * 5)
+    (tmp_path / "model-1.safetensors").write_bytes(b"x" * 7)
+    (tmp_path / "model-2.safetensors").write_bytes(b"x" * 5)
+    (tmp_path / "grouped.safetensors").write_bytes(b"x")  # the same weights in few bits
     (tmp_path / "config.json").write_text("{}")
     assert weight_bytes(tmp_path) == 12
 
