@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from tests.deployments.conftest import MODEL, Served, wait_until
 
@@ -41,10 +44,24 @@ def undisturbed(served: Served) -> str:
     return streamed(served, lambda: None)
 
 
-def kill(served: Served, *deployments: str) -> None:
-    for deployment in deployments:
-        for pid in served.pids(deployment):
+def kill_while_streaming(served: Served, *deployments: str) -> str:
+    """The text of a stream in whose middle the deployments' processes are killed; returns once
+    others have taken their places, so that the next test finds them."""
+    killed = [pid for name in deployments for pid in served.pids(name)]
+
+    def kill() -> None:
+        for pid in killed:
             os.kill(pid, signal.SIGKILL)
+
+    def back() -> bool:
+        with contextlib.suppress(DeploymentUnavailableError, RayActorError):
+            found = [pid for name in deployments for pid in served.pids(name)]
+            return len(found) == len(killed) and not set(found) & set(killed)
+        return False
+
+    text = streamed(served, kill)
+    wait_until(back)
+    return text
 
 
 def accepted(served: Served) -> float:
@@ -58,7 +75,7 @@ def accepted(served: Served) -> float:
 def test_killed_drafters_cost_only_speed_and_come_back(
     served: Served, undisturbed: str, drafters: tuple[str, ...]
 ) -> None:
-    assert streamed(served, lambda: kill(served, *drafters)) == undisturbed
+    assert kill_while_streaming(served, *drafters) == undisturbed
     wait_until(lambda: set(served.health()["drafters"].values()) == {1})
     before = accepted(served)
 
@@ -73,6 +90,6 @@ def test_killed_drafters_cost_only_speed_and_come_back(
 def test_a_killed_worker_costs_a_pause_and_not_the_text(
     served: Served, undisturbed: str, deployment: str
 ) -> None:
-    assert streamed(served, lambda: kill(served, deployment)) == undisturbed
+    assert kill_while_streaming(served, deployment) == undisturbed
     wait_until(lambda: served.health()["status"] == "ok")
     wait_until(lambda: set(served.health()["drafters"].values()) == {1})
