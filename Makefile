@@ -31,24 +31,26 @@ serve: $(VENV)/.serve-installed ## serve the demonstration (or CONFIG=FILE)
 # Tests differ a thousandfold in what they take: whoever is done takes from the others (worksteal).
 # Ray forks its daemons; a process in which gRPC already runs (the other tests' servers) must not.
 test: check ## every check, then every test
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --ignore=tests/deployments $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --ignore=tests/deployments --ignore=tests/nodes $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory -j2 test-application test-commands
 
 # Both mostly wait: for processes to start, for silence to be noticed.
 test-application:
 	$(BIN)/python -m pytest -m application tests/deployments
+	$(BIN)/python -m pytest tests/nodes
 
 test-commands:
 	$(BIN)/python -m pytest -m "not application" tests/deployments
 
 # What `make test` asks of few it asks of many; the matrix of request kinds is whole in both.
-test-nightly: $(VENV)/.dev-installed ## hours: 10,000 damaged messages, 1,000 slow readers, the matrix, 1,000 examples of every property, 5,000 of how answers are cut
+test-nightly: $(VENV)/.dev-installed ## hours: 10,000 damaged messages, 1,000 slow readers, the matrix, 1,000 examples of every property, 5,000 of how answers are cut, 100 faults of four nodes
 	DRAFTHOUSE_MUTATIONS=10000 $(BIN)/python -m pytest tests/rpc/test_mutated_frames.py $(PYTEST_ARGS)
 	DRAFTHOUSE_MUTATIONS=10000 DRAFTHOUSE_SLOW_READERS=1000 $(BIN)/python -m pytest -rP \
 		tests/deployments/test_mutated_requests.py tests/deployments/test_slow_readers.py $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/test_matrix.py $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m hypothesis --hypothesis-profile=nightly \
-		--ignore=tests/deployments $(PYTEST_ARGS)
+		--ignore=tests/deployments --ignore=tests/nodes $(PYTEST_ARGS)
+	DRAFTHOUSE_FAULTS=100 DRAFTHOUSE_FAULTS_RECORD=docs/benchmarks/faults/nodes.json $(BIN)/python -m pytest -rP tests/nodes
 
 # Each client gets an environment of its own, from the package index; the table is in docs/benchmarks/clients.
 # CONFIG is the server's; ARGS='--only openai lm_eval' runs some of them, ARGS='--vllm PYTHON' also vLLM's.

@@ -49,13 +49,13 @@ def _prctl(option: int, value: int) -> None:
         libc.prctl(option, value, 0, 0, 0)
 
 
-def descendants() -> set[Process]:
-    """All living processes below this one; zombies do not count."""
+def descendants(root: int | None = None) -> set[Process]:
+    """All living processes below this one, or below `root`; zombies do not count."""
     children: dict[int, list[Process]] = {}
     for process in _living():
         children.setdefault(process.parent, []).append(process)
     below: set[Process] = set()
-    frontier = [os.getpid()]
+    frontier = [os.getpid() if root is None else root]
     while frontier:
         for process in children.get(frontier.pop(), ()):
             below.add(process)

@@ -16,7 +16,11 @@ class Endpoint:
     private_key, certificate_chain: show this client certificate to the server; both or neither.
     server_name: the name in the server's certificate, where it is not the host of the address.
     Keys and certificates are PEM.  metadata: sent with every call, e.g. an authorization header.
-    Raises ValueError for parts that do not go together.
+    ping_s: time without a byte from the server after which this client asks for a sign of life,
+    while a call is open; ping_timeout_s: how long it waits for one before it takes the connection
+    for broken.  Our own listeners permit a ping every second; most proxies one in five minutes, and
+    they close the connection of a client that sends more.  Raises ValueError for parts that do not
+    go together.
     """
 
     address: str
@@ -26,6 +30,8 @@ class Endpoint:
     certificate_chain: bytes | None = None
     server_name: str | None = None
     metadata: Sequence[tuple[str, str]] = field(default=(), repr=False)  # may hold secrets
+    ping_s: float = 300.0
+    ping_timeout_s: float = 20.0
 
     def __post_init__(self) -> None:
         if (self.private_key is None) != (self.certificate_chain is None):
@@ -47,18 +53,18 @@ class Endpoint:
         )
 
     def options(self) -> list[tuple[str, int | str]]:
-        """gRPC's options of the channel.
-
-        Sends pings only while a call is open, at a rate that gRPC's default server policy permits:
-        a proxy closes the connection if there are too many.
-        """
+        """gRPC's options of the channel."""
         name = self.server_name
         return [
-            ("grpc.keepalive_time_ms", 5 * 60_000),
-            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.keepalive_time_ms", round(1e3 * self.ping_s)),
+            ("grpc.keepalive_timeout_ms", round(1e3 * self.ping_timeout_s)),
+            ("grpc.http2.max_pings_without_data", 0),  # 0 = any number: calls wait in queues
             ("grpc.max_receive_message_length", 16 * 1024 * 1024),
             # Find a restarted server again quickly.
             ("grpc.initial_reconnect_backoff_ms", 100),
+            # Also the time that a connection may take to be made: a kernel accepts for a server
+            # that has stopped.
+            ("grpc.min_reconnect_backoff_ms", round(1e3 * self.ping_timeout_s)),
             ("grpc.max_reconnect_backoff_ms", 2_000),
             # This client retries, because gRPC cannot resume a stream.
             ("grpc.enable_retries", 0),

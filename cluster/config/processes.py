@@ -296,7 +296,7 @@ class CoordinatorConfig:
     breaker_reset_s: NonNegativeFloat = 2.0
     """How long it is left alone."""
     # Of two words that are missed one may just be late.
-    target_silence_s: Annotated[float, Range(2)] = 6.0
+    target_silence_s: Annotated[float, Range(2)] = 3.0
     """A target with work, or a coordinator, that says nothing for so long is given up, and its
     requests move to another. Each says every second that it is there."""
     target_timeout_s: Annotated[float, Range(0.1)] = 120.0

@@ -28,6 +28,8 @@ def public_server_options(max_message_bytes: int) -> list[tuple[str, int]]:
         # A client that vanished without a word holds its request for no longer than two of them.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 20_000),
+        # So that clients may notice within seconds that this server is silent.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
         # Replicas on one node share the port, also while one replaces another.
         ("grpc.so_reuseport", 1),
     ]

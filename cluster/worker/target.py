@@ -52,7 +52,7 @@ class TargetWorker:
         residents: Residents | None = None,
         *,
         max_draft_tokens: int = 16,
-        silence_s: float = 6.0,
+        silence_s: float = 3.0,
         shadows: frozenset[str] = frozenset(),
         prepare: Prepare = lambda opened: None,
     ) -> None:

@@ -24,7 +24,7 @@ DEFAULT_CONNECT_TIMEOUT_S = 30.0
 _RESUME_PAUSE_S = 0.05
 # Coordinators say every second that they are there.  Looks are counted, not time: when the ingress
 # itself was stopped, it has heard nobody meanwhile, and that counts as one look.
-DEFAULT_SILENCE_S = 6.0
+DEFAULT_SILENCE_S = 3.0
 _NUM_LOOKS = 12
 # Upper bound for the bytes of a request on the wire besides its tokens: parameters, biases, names.
 _ENVELOPE_BYTES = 32 * 1024

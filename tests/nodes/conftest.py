@@ -1,0 +1,140 @@
+"""An application on four Ray nodes, whose processes, nodes and links are disturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.support.checkpoints import noisy_copy
+from tests.support.deployments.nodes import Node, Nodes, need_nodes
+
+MODEL = "tiny"
+HTTP_PORT, GRPC_PORT = 8000, 9000
+START_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The nodes, and the command that serves on them."""
+
+    nodes: Nodes
+    command: subprocess.Popen[bytes]
+
+    @property
+    def grpc(self) -> str:
+        """The ingresses' gRPC addresses in the form that a channel tries one after the other."""
+        return "ipv4:" + ",".join(f"{node.address}:{GRPC_PORT}" for node in self.nodes.nodes)
+
+    def replicas(self, deployment: str) -> list[tuple[Node, int]]:
+        """Node and process of each replica."""
+        title = f"ray::ServeReplica:drafthouse:{deployment}"
+        return [(node, pid) for node in self.nodes.nodes for pid in node.pids(title)]
+
+    def health(self) -> list[dict[str, Any]]:
+        """The state that each ingress sees, of those that answer."""
+        found = []
+        for node in self.nodes.nodes:
+            with contextlib.suppress(httpx.HTTPError, ValueError):
+                url = f"http://{node.address}:{HTTP_PORT}/health"
+                found.append(dict(httpx.get(url, timeout=2).json()))
+        return found
+
+
+def document(target: Path, drafter: Path) -> dict[str, Any]:
+    """Two of everything on three nodes; no node has two of a kind."""
+    engine = {"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 1024}
+
+    def on(slot: str) -> dict[str, Any]:
+        return {"num_cpus": 0.1, "resources": {slot: 1}}
+
+    arguments = {
+        "model_name": MODEL,
+        "network": {"interface": "node"},
+        "http": {"listener": "serve"},
+        "grpc": {"host": "0.0.0.0", "port": GRPC_PORT},
+        "target": {
+            "engine": {"model": str(target), **engine}, "replicas": 2, "placement": on("target"),
+        },
+        "drafters": {
+            "lm": {
+                "kind": "lm", "options": {"engine": {"model": str(drafter), **engine}},
+                "placement": on("drafter"),
+            },
+            "lookup": {"kind": "prompt_lookup", "placement": on("drafter")},
+            "suffix": {"kind": "suffix", "placement": on("drafter")},
+        },
+        # Fixed: whether drafts pay is a matter of timing, and these tests ask other questions.
+        "coordinator": {"budget": "fixed", "replicas": 2, "placement": on("coordinator")},
+        "ingress": {"replicas": 2, "placement": on("ingress")},
+    }  # fmt: skip
+    application = {
+        "name": "drafthouse", "route_prefix": "/", "import_path": "deployments.app:build",
+        "args": arguments,
+    }  # fmt: skip
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": "0.0.0.0", "port": HTTP_PORT},
+        "applications": [application],
+    }
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, checkpoint_factory: Callable[..., Path]
+) -> Iterator[Cluster]:
+    need_nodes()
+    target = checkpoint_factory("llama", max_position_embeddings=4096)
+    drafter = noisy_copy(target, tmp_path_factory.mktemp("drafter") / "noisy")
+    folder = tmp_path_factory.mktemp("cluster")
+    config = folder / "cluster.yaml"
+    config.write_text(yaml.safe_dump(document(target, drafter)))
+    slots = '{"target": 1, "coordinator": 1, "ingress": 1, "drafter": 2}'
+    # Ray's sockets have long names, and a socket's path at most 107 characters.
+    with (
+        tempfile.TemporaryDirectory(prefix="dh", ignore_cleanup_errors=True) as ray,
+        Nodes(Path(ray) / "r", folder, [slots] * 3) as nodes,
+    ):
+        log = (folder / "serve.log").open("wb")
+        command = subprocess.Popen(
+            [sys.executable, "-m", "deployments.cli", "serve", str(config), "--address",
+             nodes.gcs],
+            env=nodes.environment, stdout=log, stderr=log,
+        )  # fmt: skip
+        found = Cluster(nodes, command)
+        try:
+            wait_until_whole(found)
+            yield found
+        finally:
+            command.kill()  # the nodes end next, so there is nothing to put in order
+            command.wait()
+
+
+def is_whole(cluster: Cluster) -> bool:
+    """True if all parts are there, whichever ingress answers."""
+    states = cluster.health() + cluster.health()
+    return bool(states) and all(
+        (state["coordinators"], state["targets"]) == (2, 2)
+        and state["drafters"] == {"lm": 1, "lookup": 1, "suffix": 1}
+        for state in states
+    )
+
+
+def wait_until_whole(cluster: Cluster, deadline_s: float = START_S) -> None:
+    end = time.monotonic() + deadline_s
+    while not is_whole(cluster):
+        assert cluster.command.poll() is None, "the command that serves has ended"
+        dead = [node.address for node in cluster.nodes.nodes if node.raylet.poll() is not None]
+        assert not dead, f"raylets have ended: {dead}"
+        assert time.monotonic() < end, f"not whole after {deadline_s:g} s: {cluster.health()}"
+        time.sleep(0.1)

@@ -1,0 +1,79 @@
+"""The faults that a cluster is given, by name."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+
+from tests.nodes.conftest import Cluster
+
+# Longer than the silence after which a peer is left, shorter than Serve's patience with a replica.
+_SILENT_S = 5.0
+_ROLES = ("ingress", "coordinator", "target", "drafter-lm", "drafter-lookup", "drafter-suffix")
+
+Fault = Callable[[Cluster, random.Random], None]
+
+
+def _kill(role: str, cluster: Cluster, draw: random.Random) -> None:
+    os.kill(draw.choice(cluster.replicas(role))[1], signal.SIGKILL)
+
+
+def _stop(role: str, cluster: Cluster, draw: random.Random) -> None:
+    _, pid = draw.choice(cluster.replicas(role))
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(_SILENT_S)
+    os.kill(pid, signal.SIGCONT)
+
+
+def _kill_proxy(cluster: Cluster, draw: random.Random) -> None:
+    """One of Serve's HTTP proxies."""
+    pids = [pid for node in cluster.nodes.nodes for pid in node.pids("ray::ProxyActor")]
+    os.kill(draw.choice(pids), signal.SIGKILL)
+
+
+def _kill_controller(cluster: Cluster, draw: random.Random) -> None:
+    """Serve's controller, wherever it runs."""
+    (pid,) = cluster.nodes.pids("ray::ServeController")
+    os.kill(pid, signal.SIGKILL)
+
+
+def _kill_node(cluster: Cluster, draw: random.Random) -> None:
+    node = draw.choice(cluster.nodes.nodes)
+    cluster.nodes.kill(node)
+    cluster.nodes.start(node)
+
+
+def _break_link(one_way: bool, cluster: Cluster, draw: random.Random) -> None:
+    """A node's link.  Ray ends a node that it could not reach; then it is started anew."""
+    node = draw.choice(cluster.nodes.nodes)
+    cluster.nodes.isolate(node, one_way=one_way)
+    time.sleep(_SILENT_S)
+    cluster.nodes.heal(node)
+    end = time.monotonic() + 2.0
+    while time.monotonic() < end and node.raylet.poll() is None:
+        time.sleep(0.05)
+    if node.raylet.poll() is not None:
+        cluster.nodes.kill(node)
+        cluster.nodes.start(node)
+
+
+FAULTS: dict[str, Fault] = {
+    **{f"SIGKILL {role}": partial(_kill, role) for role in _ROLES},
+    **{f"SIGSTOP {role}": partial(_stop, role) for role in _ROLES},
+    "SIGKILL proxy": _kill_proxy,
+    "SIGKILL controller": _kill_controller,
+    "node": _kill_node,
+    "link, one way": partial(_break_link, True),
+    "link, both ways": partial(_break_link, False),
+}
+
+# Twelve for every day, each kind of part and of fault among them.
+EVERY_DAY = (
+    "SIGKILL ingress", "SIGSTOP ingress", "SIGKILL coordinator", "SIGSTOP coordinator",
+    "SIGKILL target", "SIGSTOP target", "SIGKILL drafter-lookup", "SIGSTOP drafter-lm",
+    "SIGKILL proxy", "SIGKILL controller", "node", "link, one way",
+)  # fmt: skip

@@ -1,0 +1,62 @@
+"""Processes, nodes and links fail while 32 streams are written on four nodes: no text changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from tests.nodes.conftest import GRPC_PORT, HTTP_PORT, Cluster, wait_until_whole
+from tests.nodes.faults import EVERY_DAY, FAULTS
+from tests.support.deployments.writers import Writers
+
+NUM_STREAMS, NUM_HTTP_STREAMS, NUM_TOKENS = 28, 4, 48
+# `make test-nightly` sets the number of random faults, and the file for the record.
+NUM_RANDOM = int(os.environ.get("DRAFTHOUSE_FAULTS", "0"))
+RECORD = os.environ.get("DRAFTHOUSE_FAULTS_RECORD", "")
+
+
+def test_no_fault_changes_a_text(cluster: Cluster) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    draw = random.Random(seed)
+    kinds = draw.choices(list(FAULTS), k=NUM_RANDOM) if NUM_RANDOM else EVERY_DAY
+    addresses = [node.address for node in cluster.nodes.nodes]
+    writers = Writers(
+        [f"{address}:{GRPC_PORT}" for address in addresses],
+        [f"http://{address}:{HTTP_PORT}" for address in addresses],
+        NUM_STREAMS, NUM_HTTP_STREAMS, NUM_TOKENS,
+    )  # fmt: skip
+    pauses: dict[str, list[float]] = defaultdict(list)
+    repairs: dict[str, list[float]] = defaultdict(list)
+    with writers.running():
+        writers.wait()
+        for kind in kinds:
+            writers.longest_s = 0.0
+            FAULTS[kind](cluster, draw)
+            began = time.monotonic()
+            writers.wait()
+            pauses[kind].append(writers.longest_s)
+            wait_until_whole(cluster)
+            repairs[kind].append(time.monotonic() - began)
+    assert not writers.wrong, (seed, writers.wrong)
+    rows = {
+        kind: {
+            "faults": len(found),
+            "median pause, s": round(statistics.median(found), 2),
+            "longest pause, s": round(max(found), 2),
+            "median time until all parts are back, s": round(statistics.median(repairs[kind]), 1),
+        }
+        for kind, found in sorted(pauses.items())
+    }
+    ended = {"texts": writers.counts.total(), "streams ended by an error": dict(writers.errors)}
+    sys.stdout.write(f"{json.dumps(rows | ended, indent=1)}\n")  # pytest -rP shows it
+    if RECORD:
+        machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, seed {seed}"
+        record = {"machine": machine, "streams": NUM_STREAMS + NUM_HTTP_STREAMS, **ended}
+        Path(RECORD).write_text(json.dumps(record | {"kinds": rows}, indent=1) + "\n")

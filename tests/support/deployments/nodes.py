@@ -1,0 +1,230 @@
+"""Several Ray nodes on one machine: each raylet in a network namespace of its own, on one bridge.
+
+The first node, with the GCS and Serve's controller, is the machine's own namespace.  Needs root and
+iproute2.  Only processes inside the namespaces are ever ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from deployments.processes import descendants
+
+_GCS_PORT = 26379
+_START_S = 60.0
+# A frame to this address is delivered to nobody; bit 1 marks it as one of no manufacturer.
+_NOWHERE = "02:00:00:00:00:fe"
+# The cluster is to notice within four seconds that a node is gone, for tests wait for that; on a
+# machine that is busy a raylet may need two to answer.
+_RAY = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "10",
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "8",
+}
+
+
+def need_nodes() -> None:
+    """Skip the test where namespaces cannot be made; under CI, where they can, fail."""
+    why = ""
+    if shutil.which("ip") is None:
+        why = "iproute2 is not installed"
+    elif os.geteuid() != 0 or subprocess.run(["unshare", "-n", "true"], check=False).returncode:
+        why = "this user may not make network namespaces"
+    if why and os.environ.get("CI"):
+        pytest.fail(why)
+    if why:
+        pytest.skip(why)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+@dataclass(slots=True)
+class Node:
+    """A node; it is left without processes by `kill`, and may be started again."""
+
+    name: str
+    address: str
+    resources: str
+    raylet: subprocess.Popen[bytes] = field(init=False)
+    away: set[str] = field(default_factory=set)  # addresses that its packets do not reach
+
+    def pids(self, title: str = "") -> list[int]:
+        """The processes in its namespace whose command lines hold `title`."""
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self.name], check=False, capture_output=True, text=True
+        ).stdout
+        return [pid for pid in map(int, listed.split()) if title in _command(pid)]
+
+
+class Nodes:
+    """The head, and nodes that can be killed, stopped and cut off from each other."""
+
+    def __init__(self, folder: Path, logs: Path, resources: Sequence[str]) -> None:
+        """folder: for Ray's files; its path must be short.  logs: folder for what `ray start` says.
+        resources: of each node beside the head, in JSON."""
+        self._folder, self._logs = folder, logs
+        subnet = f"10.{secrets.randbelow(100) + 100}.{secrets.randbelow(250)}"
+        self._tag = f"dh{secrets.token_hex(3)}"
+        self.head_address = f"{subnet}.1"
+        self.gcs = f"{self.head_address}:{_GCS_PORT}"
+        self.environment = {**os.environ, **_RAY, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self.nodes = [
+            Node(f"{self._tag}n{number}", f"{subnet}.{number}", wanted)
+            for number, wanted in enumerate(resources, start=2)
+        ]
+        self._head: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        ip("link", "add", self._tag, "type", "bridge")
+        ip("addr", "add", f"{self.head_address}/24", "dev", self._tag)
+        ip("link", "set", self._tag, "up")
+        for node in self.nodes:
+            self._connect(node)
+        self._head = self._ray(
+            "head", [], "--head", f"--port={_GCS_PORT}", f"--node-ip-address={self.head_address}",
+            "--num-cpus=8", "--resources={}", f"--temp-dir={self._folder}",
+            "--include-dashboard=false",
+        )  # fmt: skip
+        self._is_up("head", self._head)
+        for node in self.nodes:
+            self.start(node)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self.nodes:
+            self.kill(node)
+            ip("netns", "del", node.name)
+        if self._head is not None:
+            _end_group(self._head)
+        ip("link", "del", self._tag)
+
+    def start(self, node: Node, num_attempts: int = 3) -> None:
+        """Start a raylet in the node's namespace, and wait until it has joined: of two that start
+        at once one may fail, because they choose the names of their sockets alike.  A start
+        may also fail while the cluster is busy with the end of the node's last life."""
+        for attempt in range(num_attempts):
+            node.raylet = self._ray(
+                node.name, ["ip", "netns", "exec", node.name], f"--address={self.gcs}",
+                f"--node-ip-address={node.address}", "--num-cpus=8",
+                f"--resources={node.resources}",
+            )  # fmt: skip
+            if self._is_up(node.name, node.raylet, is_last=attempt == num_attempts - 1):
+                return
+            self.kill(node)
+
+    def kill(self, node: Node) -> None:
+        """End all processes of the node at once, as when a machine loses power."""
+        ip("-n", node.name, "link", "set", "eth0", "down")  # nobody hears that sockets close
+        for _ in range(50):
+            pids = node.pids()
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not pids:
+                break
+            time.sleep(0.02)
+        node.raylet.wait()
+        ip("-n", node.name, "link", "set", "eth0", "up")
+
+    def cut(self, source: Node, destination: str) -> None:
+        """Lose every packet from `source` to the address; what comes from there still arrives."""
+        ip(
+            "-n", source.name, "neigh", "replace", destination, "lladdr", _NOWHERE,
+            "nud", "permanent", "dev", "eth0",
+        )  # fmt: skip
+        source.away.add(destination)
+
+    def isolate(self, node: Node, *, one_way: bool = False) -> None:
+        """Cut the node off from all others; one_way: only what it sends is lost."""
+        if not one_way:
+            ip("-n", node.name, "link", "set", "eth0", "down")
+            return
+        for address in (self.head_address, *(each.address for each in self.nodes)):
+            if address != node.address:
+                self.cut(node, address)
+
+    def heal(self, node: Node) -> None:
+        """End what `cut` and `isolate` did to the node."""
+        for address in node.away:
+            # A link that was down has forgotten them.
+            with contextlib.suppress(subprocess.CalledProcessError):
+                ip("-n", node.name, "neigh", "del", address, "dev", "eth0")
+        node.away.clear()
+        ip("-n", node.name, "link", "set", "eth0", "up")
+
+    def pids(self, title: str) -> list[int]:
+        """The processes of all nodes, the head too, whose command lines hold `title`."""
+        assert self._head is not None
+        below = descendants(self._head.pid)
+        found = [each.pid for each in below if title in _command(each.pid)]
+        return found + [pid for node in self.nodes for pid in node.pids(title)]
+
+    def _connect(self, node: Node) -> None:
+        outer = f"{node.name}v"
+        ip("netns", "add", node.name)
+        ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", node.name)
+        ip("link", "set", outer, "master", self._tag, "up")
+        ip("-n", node.name, "addr", "add", f"{node.address}/24", "dev", "eth0")
+        ip("-n", node.name, "link", "set", "lo", "up")
+        ip("-n", node.name, "link", "set", "eth0", "up")
+
+    def _log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+    def _ray(self, name: str, prefix: Sequence[str], *options: str) -> subprocess.Popen[bytes]:
+        ray = Path(sys.executable).parent / "ray"
+        with self._log(name).open("wb") as output:
+            return subprocess.Popen(
+                [*prefix, str(ray), "start", "--block", "--object-store-memory=80000000", *options],
+                env=self.environment, stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+
+    def _is_up(self, name: str, started: subprocess.Popen[bytes], *, is_last: bool = True) -> bool:
+        """Wait until `ray start` has done its work; False if it has failed, an error if that was
+        the last attempt."""
+        log, end = self._log(name), time.monotonic() + _START_S
+        while b"runtime started" not in log.read_bytes():
+            if started.poll() is not None and not is_last:
+                return False
+            assert started.poll() is None, f"`ray start` has failed; see {log}"
+            assert time.monotonic() < end, f"Ray did not start in {_START_S:g} s; see {log}"
+            time.sleep(0.05)
+        return True
+
+
+def _command(pid: int) -> str:
+    """The command line of a process, "" if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("latin-1")
+    except OSError:
+        return ""
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and what it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
