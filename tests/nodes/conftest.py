@@ -16,25 +16,31 @@ import httpx
 import pytest
 import yaml
 
+from tests.deployments.conftest import free_port
 from tests.support.checkpoints import noisy_copy
 from tests.support.deployments.nodes import Node, Nodes, need_nodes
 
 MODEL = "tiny"
-HTTP_PORT, GRPC_PORT = 8000, 9000
+GRPC_PORT = 9000  # in the nodes' own namespaces, where nobody else listens
 START_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The nodes, and the command that serves on them."""
+    """The nodes, and the port of Serve's HTTP proxies."""
 
     nodes: Nodes
-    command: subprocess.Popen[bytes]
+    http_port: int
 
     @property
-    def grpc(self) -> str:
-        """The ingresses' gRPC addresses in the form that a channel tries one after the other."""
-        return "ipv4:" + ",".join(f"{node.address}:{GRPC_PORT}" for node in self.nodes.nodes)
+    def grpc_addresses(self) -> list[str]:
+        """Where ingresses may listen: two of them do."""
+        return [f"{node.address}:{GRPC_PORT}" for node in self.nodes.nodes]
+
+    @property
+    def urls(self) -> list[str]:
+        """Serve's proxies."""
+        return [f"http://{node.address}:{self.http_port}" for node in self.nodes.nodes]
 
     def replicas(self, deployment: str) -> list[tuple[Node, int]]:
         """Node and process of each replica."""
@@ -44,14 +50,13 @@ class Cluster:
     def health(self) -> list[dict[str, Any]]:
         """The state that each ingress sees, of those that answer."""
         found = []
-        for node in self.nodes.nodes:
+        for url in self.urls:
             with contextlib.suppress(httpx.HTTPError, ValueError):
-                url = f"http://{node.address}:{HTTP_PORT}/health"
-                found.append(dict(httpx.get(url, timeout=2).json()))
+                found.append(dict(httpx.get(f"{url}/health", timeout=2).json()))
         return found
 
 
-def document(target: Path, drafter: Path) -> dict[str, Any]:
+def document(target: Path, drafter: Path, http_port: int) -> dict[str, Any]:
     """Two of everything on three nodes; no node has two of a kind."""
     engine = {"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 1024}
 
@@ -84,7 +89,7 @@ def document(target: Path, drafter: Path) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "proxy_location": "EveryNode",
-        "http_options": {"host": "0.0.0.0", "port": HTTP_PORT},
+        "http_options": {"host": "0.0.0.0", "port": http_port},
         "applications": [application],
     }
 
@@ -97,8 +102,8 @@ def cluster(
     target = checkpoint_factory("llama", max_position_embeddings=4096)
     drafter = noisy_copy(target, tmp_path_factory.mktemp("drafter") / "noisy")
     folder = tmp_path_factory.mktemp("cluster")
-    config = folder / "cluster.yaml"
-    config.write_text(yaml.safe_dump(document(target, drafter)))
+    config, port = folder / "cluster.yaml", free_port()
+    config.write_text(yaml.safe_dump(document(target, drafter, port)))
     slots = '{"target": 1, "coordinator": 1, "ingress": 1, "drafter": 2}'
     # Ray's sockets have long names, and a socket's path at most 107 characters.
     with (
@@ -111,7 +116,7 @@ def cluster(
              nodes.gcs],
             env=nodes.environment, stdout=log, stderr=log,
         )  # fmt: skip
-        found = Cluster(nodes, command)
+        found = Cluster(nodes, port)
         try:
             wait_until_whole(found)
             yield found
@@ -133,7 +138,6 @@ def is_whole(cluster: Cluster) -> bool:
 def wait_until_whole(cluster: Cluster, deadline_s: float = START_S) -> None:
     end = time.monotonic() + deadline_s
     while not is_whole(cluster):
-        assert cluster.command.poll() is None, "the command that serves has ended"
         dead = [node.address for node in cluster.nodes.nodes if node.raylet.poll() is not None]
         assert not dead, f"raylets have ended: {dead}"
         assert time.monotonic() < end, f"not whole after {deadline_s:g} s: {cluster.health()}"

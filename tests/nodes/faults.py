@@ -61,12 +61,20 @@ def _break_link(one_way: bool, cluster: Cluster, draw: random.Random) -> None:
         cluster.nodes.start(node)
 
 
+def _kill_head(cluster: Cluster, draw: random.Random) -> None:
+    """The GCS, and all of Ray on its node, as when Kubernetes replaces a head's pod."""
+    cluster.nodes.kill_head()
+
+
+HEAD = "head"  # possible where Redis keeps the state of the GCS
+
 FAULTS: dict[str, Fault] = {
     **{f"SIGKILL {role}": partial(_kill, role) for role in _ROLES},
     **{f"SIGSTOP {role}": partial(_stop, role) for role in _ROLES},
     "SIGKILL proxy": _kill_proxy,
     "SIGKILL controller": _kill_controller,
     "node": _kill_node,
+    HEAD: _kill_head,
     "link, one way": partial(_break_link, True),
     "link, both ways": partial(_break_link, False),
 }

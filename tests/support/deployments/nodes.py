@@ -22,8 +22,8 @@ from typing import Self
 import pytest
 
 from deployments.processes import descendants
+from tests.deployments.conftest import free_ports
 
-_GCS_PORT = 26379
 _START_S = 60.0
 # A frame to this address is delivered to nobody; bit 1 marks it as one of no manufacturer.
 _NOWHERE = "02:00:00:00:00:fe"
@@ -85,13 +85,16 @@ class Nodes:
         subnet = f"10.{secrets.randbelow(100) + 100}.{secrets.randbelow(250)}"
         self._tag = f"dh{secrets.token_hex(3)}"
         self.head_address = f"{subnet}.1"
-        self.gcs = f"{self.head_address}:{_GCS_PORT}"
+        gcs_port, redis_port = free_ports(2)
+        self.gcs = f"{self.head_address}:{gcs_port}"
+        self._redis_port = redis_port
         self.environment = {**os.environ, **_RAY, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self.nodes = [
             Node(f"{self._tag}n{number}", f"{subnet}.{number}", wanted)
             for number, wanted in enumerate(resources, start=2)
         ]
-        self._head: subprocess.Popen[bytes] | None = None
+        self._head: subprocess.Popen[bytes]
+        self._redis: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         ip("link", "add", self._tag, "type", "bridge")
@@ -99,12 +102,13 @@ class Nodes:
         ip("link", "set", self._tag, "up")
         for node in self.nodes:
             self._connect(node)
-        self._head = self._ray(
-            "head", [], "--head", f"--port={_GCS_PORT}", f"--node-ip-address={self.head_address}",
-            "--num-cpus=8", "--resources={}", f"--temp-dir={self._folder}",
-            "--include-dashboard=false",
-        )  # fmt: skip
-        self._is_up("head", self._head)
+        if shutil.which("redis-server") is not None:
+            self._redis = subprocess.Popen(
+                ["redis-server", "--bind", self.head_address, "--port", str(self._redis_port),
+                 "--protected-mode", "no", "--save", ""],
+                stdout=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        self._start_head()
         for node in self.nodes:
             self.start(node)
         return self
@@ -113,9 +117,30 @@ class Nodes:
         for node in self.nodes:
             self.kill(node)
             ip("netns", "del", node.name)
-        if self._head is not None:
-            _end_group(self._head)
+        for process in filter(None, (self._head, self._redis)):
+            _kill(process)
         ip("link", "del", self._tag)
+
+    @property
+    def has_redis(self) -> bool:
+        """True if the state of the GCS outlives its process."""
+        return self._redis is not None
+
+    def kill_head(self) -> None:
+        """Kill the GCS and all of Ray beside it, and start them anew; only with Redis."""
+        assert self.has_redis
+        _kill(self._head)
+        # Ray takes the raylets for this GCS, for their command lines name its address.
+        (self._folder / "ray_current_cluster").unlink()
+        self._start_head()
+
+    def _start_head(self) -> None:
+        self._head = self._ray(
+            "head", [], "--head", f"--port={self.gcs.rpartition(':')[2]}",
+            f"--node-ip-address={self.head_address}", "--num-cpus=8", "--resources={}",
+            f"--temp-dir={self._folder}", "--include-dashboard=false",
+        )  # fmt: skip
+        self._is_up("head", self._head)
 
     def start(self, node: Node, num_attempts: int = 3) -> None:
         """Start a raylet in the node's namespace, and wait until it has joined: of two that start
@@ -173,7 +198,6 @@ class Nodes:
 
     def pids(self, title: str) -> list[int]:
         """The processes of all nodes, the head too, whose command lines hold `title`."""
-        assert self._head is not None
         below = descendants(self._head.pid)
         found = [each.pid for each in below if title in _command(each.pid)]
         return found + [pid for node in self.nodes for pid in node.pids(title)]
@@ -192,10 +216,13 @@ class Nodes:
 
     def _ray(self, name: str, prefix: Sequence[str], *options: str) -> subprocess.Popen[bytes]:
         ray = Path(sys.executable).parent / "ray"
+        environment = dict(self.environment)
+        if name == "head" and self.has_redis:
+            environment["RAY_REDIS_ADDRESS"] = f"{self.head_address}:{self._redis_port}"
         with self._log(name).open("wb") as output:
             return subprocess.Popen(
                 [*prefix, str(ray), "start", "--block", "--object-store-memory=80000000", *options],
-                env=self.environment, stdout=output, stderr=output, start_new_session=True,
+                env=environment, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 
     def _is_up(self, name: str, started: subprocess.Popen[bytes], *, is_last: bool = True) -> bool:
@@ -219,12 +246,9 @@ def _command(pid: int) -> str:
         return ""
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and what it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all below it."""
+    for pid in (process.pid, *(each.pid for each in descendants(process.pid))):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
