@@ -85,6 +85,12 @@ def _run(arguments: argparse.Namespace) -> int:
         return EXIT_OK
     if arguments.verb == "try":
         return _try(arguments)
+    if arguments.verb == "diff":
+        from deployments.diff import difference
+
+        old, new = (load(path, ()).document for path in (arguments.old, arguments.new))
+        print(difference(old, new), end="")
+        return EXIT_OK
     file = load(arguments.file or DEMONSTRATION, arguments.overrides)
     # Ray takes seconds to import: only for those who need it.
     if arguments.verb == "check":
@@ -232,6 +238,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--address", help="join a running Ray cluster (`auto` or HOST:PORT) instead of starting one"
     )
     _add_file(verbs.add_parser("check", help="check a configuration and print the plan"))
+    diff = verbs.add_parser("diff", help="say what each changed key of a configuration restarts")
+    diff.add_argument("old", metavar="OLD", help="the file that is served")
+    diff.add_argument("new", metavar="NEW", help="the file that is to be applied")
     verbs.add_parser("models", help="list the models that are known by name")
     fetch_one = verbs.add_parser("fetch", help="get a model; prints the folder it lies in")
     fetch_one.add_argument(

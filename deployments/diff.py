@@ -1,0 +1,218 @@
+"""`drafthouse diff OLD NEW`: the price of every changed key, when the new file is applied.
+
+Ray Serve itself is asked: its own functions say which version a deployment has under a file, and
+whether one version can become another without a restart.  So this stays true whatever our
+applications are made of.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from ray._common.utils import import_attr
+from ray.serve._private.application_state import override_deployment_info
+from ray.serve._private.build_app import build_app
+from ray.serve._private.deploy_utils import get_app_code_version
+from ray.serve._private.deployment_info import DeploymentInfo
+from ray.serve._private.deployment_state import DeploymentTargetState
+from ray.serve.schema import ServeApplicationSchema
+
+Path = tuple[str, ...]
+
+_ABSENT = "(absent)"
+_MAX_VALUE_LEN = 60
+# What Serve's controller and proxies take up while they run; the other keys beside `applications`
+# are theirs from the start, and Serve warns that it ignores a change.
+_LIVE_OUTSIDE = ("logging_config",)
+
+
+class Price(enum.IntEnum):
+    """The higher the dearer."""
+
+    NOTHING = 0
+    LIVE = 1
+    NOT_UNDONE = 2
+    DEPLOYMENTS = 3
+    APPLICATION = 4
+    SERVE = 5
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cost:
+    """deployments: those that pay it, of one application."""
+
+    price: Price
+    application: str = ""
+    deployments: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        names = ", ".join(self.deployments)
+        match self.price:
+            case Price.NOTHING:
+                return "reaches no process"
+            case Price.LIVE:
+                return f"live: {names or 'Serve itself'} takes it and nothing restarts"
+            case Price.NOT_UNDONE:
+                return f"not taken back before {names} restarts; write user_config: {{}} instead"
+            case Price.DEPLOYMENTS:
+                return f"restarts {names} alone"
+            case Price.APPLICATION:
+                return f"restarts all of application {self.application}: {names}"
+        return "ignored until Serve is shut down and started anew, which restarts everything"
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The text for people.  old, new: Serve configurations that our loader has checked."""
+    before, after = _Side(old), _Side(new)
+    before.complete(after)
+    after.complete(before)
+    told: dict[Cost, list[str]] = {}
+    for path in _changed(before.document, after.document):
+        shown = (_shown(_at(side.document, path)) for side in (before, after))
+        line = f"  {_name(path)}: " + " -> ".join(shown)
+        told.setdefault(_cost(before, after, path), []).append(line)
+    if not told:
+        return "the files mean the same\n"
+    parts = [f"{cost}\n" + "\n".join(lines) for cost, lines in sorted(told.items(), reverse=True)]
+    return "\n\n".join(parts) + "\n"
+
+
+class _Side:
+    """One of the two configurations, and what Serve would build of its applications."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.document = _keyed(document)
+        self.applications: dict[str, Any] = self.document["applications"]
+        self.built = {name: _built(name, each) for name, each in self.applications.items()}
+
+    def complete(self, other: _Side) -> None:
+        """Name the deployments that the other side says something about, without saying anything:
+        Serve takes that as if they were not named, and their keys are compared one by one."""
+        for name in self.applications.keys() & other.applications.keys():
+            for deployment in other.applications[name]["deployments"]:
+                self.applications[name]["deployments"].setdefault(deployment, {})
+
+
+def _cost(before: _Side, after: _Side, path: Path) -> Cost:
+    if path[0] != "applications":
+        return Cost(Price.LIVE if path[0] in _LIVE_OUTSIDE else Price.SERVE)
+    name = path[1]
+    built = before.built.get(name, {})
+    everything = Cost(Price.APPLICATION, name, tuple(sorted({*built, *after.built.get(name, {})})))
+    if name not in before.applications or name not in after.applications:
+        return everything
+    application = before.applications[name]
+    there = _schema(name, application)
+    here = _schema(name, _with(application, path[2:], _at(after.document, path)))
+    if get_app_code_version(there) != get_app_code_version(here):
+        return everything
+    # Serve keeps what it has built, and lays what the file says about deployments over it.
+    old, new = (override_deployment_info(built, each) for each in (there, here))
+    return max(_paid(name, each, old[each], new[each]) for each in sorted(built))
+
+
+def _paid(application: str, name: str, old: DeploymentInfo, new: DeploymentInfo) -> Cost:
+    """The cost of a change to one deployment."""
+    versions = [DeploymentTargetState.create(each, 1).version for each in (old, new)]
+    if versions[0].requires_actor_restart(versions[1]):
+        return Cost(Price.DEPLOYMENTS, application, (name,))
+    if versions[0].requires_actor_reconfigure(versions[1]):
+        # Replicas are told of a user_config, not of its absence.
+        configs = [each.deployment_config.user_config for each in (old, new)]
+        is_gone = configs[0] is not None and configs[1] is None
+        return Cost(Price.NOT_UNDONE if is_gone else Price.LIVE, application, (name,))
+    options = [each.deployment_config.model_dump() for each in (old, new)]
+    for each in options:
+        del each["user_configured_option_names"]
+    return Cost(Price.LIVE, application, (name,)) if options[0] != options[1] else Cost(Price(0))
+
+
+def _built(name: str, application: Mapping[str, Any]) -> dict[str, DeploymentInfo]:
+    """The application's deployments as its builder makes them, by name."""
+    schema = _schema(name, application)
+    # In place of a handle, which would look for a Ray that runs, its deployment's name.
+    built = build_app(
+        import_attr(schema.import_path)(schema.args), name=name,
+        default_runtime_env=schema.runtime_env,
+        make_deployment_handle=lambda deployment, _: deployment.name,
+    )  # fmt: skip
+    return {
+        each.name: DeploymentInfo(
+            each._deployment_config, each._replica_config, start_time_ms=0, deployer_job_id="",
+            version="", route_prefix="/" if each.name == built.ingress_deployment_name else None,
+        )
+        for each in built.deployments
+    }  # fmt: skip
+
+
+def _schema(name: str, application: Mapping[str, Any]) -> ServeApplicationSchema:
+    deployments = application.get("deployments", {})
+    listed = [{"name": key, **options} for key, options in deployments.items()]
+    return ServeApplicationSchema(**{**application, "name": name, "deployments": listed})
+
+
+def _keyed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy in which applications and their deployments are found by name."""
+    result = copy.deepcopy(dict(document))
+    result["applications"] = _by_name(result["applications"])
+    for application in result["applications"].values():
+        application["deployments"] = _by_name(application.get("deployments") or ())
+    return result
+
+
+def _by_name(items: Any) -> dict[str, Any]:
+    return {item.pop("name", "default"): item for item in items}
+
+
+def _changed(old: Any, new: Any, path: Path = ()) -> Iterator[Path]:
+    """The paths of all values that differ, as deep as both sides have mappings."""
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        if old != new:
+            yield path
+        return
+    for key in (*old, *(key for key in new if key not in old)):
+        yield from _changed(old.get(key, _ABSENT), new.get(key, _ABSENT), (*path, str(key)))
+
+
+def _at(node: Any, path: Path) -> Any:
+    for key in path:
+        node = node.get(key, _ABSENT) if isinstance(node, Mapping) else _ABSENT
+    return node
+
+
+def _with(application: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
+    """A copy of the application with that one value."""
+    result = copy.deepcopy(dict(application))
+    node = result
+    for key in path[:-1]:
+        node = node.setdefault(key, {})
+    if value == _ABSENT:
+        del node[path[-1]]
+    else:
+        node[path[-1]] = value
+    return result
+
+
+def _name(path: Path) -> str:
+    """As `--set` names keys of ours; others with the place where they stand."""
+    match path:
+        case ("applications", _, "args", *rest) if rest:
+            return ".".join(rest)
+        case ("applications", _, "deployments", name, *rest):
+            return ".".join((f"deployments[{name}]", *rest))
+        case ("applications", name, *rest):
+            return ".".join((f"applications[{name}]", *rest))
+    return ".".join(path)
+
+
+def _shown(value: Any) -> str:
+    if value == _ABSENT:
+        return _ABSENT
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
+    text = text.removesuffix("...").strip()
+    return text if len(text) <= _MAX_VALUE_LEN else f"{text[:_MAX_VALUE_LEN]}..."
