@@ -1,0 +1,36 @@
+"""A node of Ray is emptied before it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.deployments.conftest import DEADLINE_S
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "PYTHONPATH": str(REPOSITORY),
+}
+
+
+def test_a_drained_node_answers_what_is_under_way_and_its_work_goes_on_elsewhere() -> None:
+    program = subprocess.run(
+        [sys.executable, "-m", "tests.support.deployments.drained_cluster"],
+        env=os.environ | _ENVIRONMENT, cwd=REPOSITORY, timeout=DEADLINE_S,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert program.returncode == 0, program.stderr[-3000:]
+    (line,) = (each for each in program.stdout.splitlines() if each.startswith('{"before"'))
+    found = json.loads(line)
+    assert found["after"] != found["before"]
+    # Its replica went only after it had answered, and the hook only after the replica.
+    assert found["answered"] == found["before"]
+    assert not found["had_ended"]
+    assert found["code"] == 0, found["told"]
+    assert "processes are left" in found["told"]
