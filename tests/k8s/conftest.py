@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pytest
 import yaml
 
 from cluster.config.file import ServeFile, load
-from tests.support.manifests import (
+from tests.support.k8s.rendering import (
     MANIFESTS,
     REPOSITORY,
     SCHEMAS,
+    absent,
     only,
     rendered,
-    strict_schema,
+    with_components,
 )
+from tests.support.k8s.schemas import strict_schema
 
 
 @pytest.fixture(scope="session", params=MANIFESTS)
@@ -26,9 +27,13 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def objects(name: str) -> list[dict[str, Any]]:
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl, which renders the manifests, is not installed")
     return rendered(REPOSITORY / MANIFESTS[name][0])
+
+
+@pytest.fixture(scope="session")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The base with every component."""
+    return with_components(tmp_path_factory.mktemp("overlay"))
 
 
 @pytest.fixture(scope="session")
@@ -47,5 +52,5 @@ def serve_file(service: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 def schema() -> dict[str, Any]:
     path = SCHEMAS / "ray.io_rayservices.yaml"
     if not path.exists():
-        pytest.skip("the KubeRay schemas are not here (../shared/schemas beside the repository)")
+        absent("the folder of KubeRay's schemas (../shared/schemas beside the repository)")
     return strict_schema(yaml.safe_load(path.read_text(encoding="utf-8")))

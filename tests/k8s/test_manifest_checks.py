@@ -1,135 +1,245 @@
-"""Negative controls: the checks of the manifests mean something only if a broken one fails."""
+"""Negative controls: a mistake in a manifest or a configuration is named, and so is its remedy."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster.config.file import load
 from cluster.config.schema import Config
-from tests.support.manifests import (
+from cluster.errors import ConfigError
+from tests.support.k8s.operator_rules import operator_problems
+from tests.support.k8s.placement import NodeShape, placement_problems
+from tests.support.k8s.rendering import (
     REPOSITORY,
-    NodeShape,
-    door_problems,
-    operator_problems,
-    placement_problems,
-    schema_problems,
+    container_of,
+    groups,
+    of_kind,
+    only,
+    rendered,
 )
+from tests.support.k8s.schemas import core_problems, rule_problems, schema_problems
 
-Breakage = Callable[[dict[str, Any]], None]
-
-
-def _unknown_key(service: dict[str, Any]) -> None:
-    service["spec"]["rayClusterConfig"]["workerGroupSpec"] = []
+Breakage = Callable[[Any], None]
 
 
-def _unknown_key_in_a_pod(service: dict[str, Any]) -> None:
-    group = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
-    group["template"]["spec"]["containers"][0]["imagePullPolice"] = "Always"
+@pytest.fixture(scope="module")
+def objects() -> list[dict[str, Any]]:
+    """Of the base alone: the checks are on trial here, not the manifests."""
+    return rendered(REPOSITORY / "k8s" / "base")
 
 
-def _wrong_type(service: dict[str, Any]) -> None:
-    service["spec"]["rayClusterDeletionDelaySeconds"] = "900"
+@pytest.fixture(scope="module")
+def service(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    return dict(only("RayService", objects))
 
 
-def _number_where_text_belongs(service: dict[str, Any]) -> None:
-    service["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] = 0
+def _set(path: str, value: object) -> Breakage:
+    """A breakage that sets one key; the path's `*` is any group of workers."""
+
+    def break_it(manifest: Any) -> None:
+        *way, last = path.split(".")
+        node = manifest
+        for part in way:
+            node = node[0] if part == "*" else node.setdefault(part, {})
+        node[last] = value
+
+    return break_it
 
 
-def _required_key_missing(service: dict[str, Any]) -> None:
-    del service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]
+def _variable(group: str, name: str, value: str) -> Breakage:
+    def break_it(service: Any) -> None:
+        environment: Any = container_of(groups(service)[group])["env"]
+        environment.append({"name": name, "value": value})
+
+    return break_it
 
 
-def _value_outside_the_enumeration(service: dict[str, Any]) -> None:
-    service["spec"]["rayClusterConfig"]["authOptions"]["mode"] = "tokens"
+def _removed(path: str) -> Breakage:
+    def break_it(manifest: Any) -> None:
+        *way, last = path.split(".")
+        node = manifest
+        for part in way:
+            node = node[0] if part == "*" else node[part]
+        del node[last]
+
+    return break_it
+
+
+def _both(*breakages: Breakage) -> Breakage:
+    def break_it(manifest: Any) -> None:
+        for each in breakages:
+            each(manifest)
+
+    return break_it
+
+
+_CLUSTER = "spec.rayClusterConfig"
+_HEAD, _GROUP = f"{_CLUSTER}.headGroupSpec", f"{_CLUSTER}.workerGroupSpecs.*"
+_FIRST = f"{_GROUP}.template.spec.containers.*"
+_INCREMENTAL = "NewClusterWithIncrementalUpgrade"
+_OPTIONS = {
+    "gatewayClassName": "istio", "stepSizePercent": 10, "maxSurgePercent": 20, "intervalSeconds": 5,
+}  # fmt: skip
+
+
+def _scaled(service: Any) -> None:
+    """Not a mistake yet: an autoscaler, as its overlay sets it up."""
+    cluster = service["spec"]["rayClusterConfig"]
+    cluster |= {"enableInTreeAutoscaling": True, "autoscalerOptions": {"version": "v2"}}
+
+
+def _upgraded(**options: object) -> Breakage:
+    return _both(
+        _scaled,
+        _set("spec.upgradeStrategy", {
+            "type": _INCREMENTAL, "clusterUpgradeOptions": {**_OPTIONS, **options},
+        }),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("breakage", "message"),
     [
-        (_unknown_key, "'workerGroupSpec' was unexpected"),
-        (_unknown_key_in_a_pod, "'imagePullPolice' was unexpected"),
-        (_wrong_type, "rayClusterDeletionDelaySeconds: '900' is not of type 'integer'"),
-        (_number_where_text_belongs, "0 is not of type 'string'"),
-        (_required_key_missing, "'template' is a required property"),
-        (_value_outside_the_enumeration, "'tokens' is not one of"),
+        (
+            _set(f"{_CLUSTER}.workerGroupSpec", []),
+            "workerGroupSpec (did you mean workerGroupSpecs?",
+        ),
+        (
+            _set(f"{_FIRST}.imagePullPolice", "Always"),
+            "imagePullPolice (did you mean imagePullPolicy?",
+        ),
+        (
+            _set("spec.rayClusterDeletionDelaySeconds", "900"),
+            "rayClusterDeletionDelaySeconds: '900' is not of type 'integer'",
+        ),
+        (_set(f"{_HEAD}.rayStartParams.num-cpus", 0), "0 is not of type 'string'"),
+        (_removed(f"{_HEAD}.template"), "'template' is a required property"),
+        (_set(f"{_CLUSTER}.authOptions.mode", "tokens"), "'tokens' is not one of"),
+        (_set("spec.managedBy", "somebody"), "must be either 'ray.io/kuberay-operator' or"),
     ],
 )
-def test_the_schema_check_catches_a_broken_manifest(
+def test_the_schema_and_its_rules_catch_a_broken_manifest(
     service: dict[str, Any], schema: dict[str, Any], breakage: Breakage, message: str
 ) -> None:
     broken = copy.deepcopy(service)
     breakage(broken)
-    problems = schema_problems(broken, schema)
+    problems = [*schema_problems(broken, schema), *rule_problems(broken, schema)]
     assert any(message in problem for problem in problems), problems
 
 
-def _long_name(service: dict[str, Any]) -> None:
-    service["metadata"]["name"] = "d" * 48
-
-
-def _labels_as_start_parameter(service: dict[str, Any]) -> None:
-    group = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
-    group["rayStartParams"] = {"labels": "a=b"}
-
-
-def _resources_in_two_places(service: dict[str, Any]) -> None:
-    group = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
-    group["rayStartParams"] = {"num-cpus": "1"}
-    group["resources"] = {"CPU": "1"}
-
-
-def _too_few_replicas(service: dict[str, Any]) -> None:
-    service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["replicas"] = 0
-
-
-def _no_serve_ports(service: dict[str, Any]) -> None:
-    head = service["spec"]["rayClusterConfig"]["headGroupSpec"]
-    head["template"]["spec"]["containers"][0]["ports"] = []
+@pytest.mark.parametrize(
+    ("breakage", "message"),
+    [
+        (_set("metadata.name", "d" * 48), "use at most 47 small letters"),
+        (
+            _set("metadata.annotations", {"ray.io/initializing-timeout": "soon"}),
+            "write 30m or 1800",
+        ),
+        (_set("spec.upgradeStrategy.type", "Rolling"), "choose one"),
+        (_set(f"{_CLUSTER}.upgradeStrategy", {"type": "Recreate"}), "use spec.upgradeStrategy"),
+        (_set("spec.rayClusterDeletionDelaySeconds", -1), "use the longest stream's time"),
+        (_upgraded(stepSizePercent=30), "lower it to 20 or less"),
+        (_upgraded(maxSurgePercent=101), "set it from 0 to 100"),
+        (_upgraded(intervalSeconds=0), "intervalSeconds: is missing or not above 0; set it"),
+        (_upgraded(gatewayClassName=""), "name the class of your gateways"),
+        (_both(_upgraded(), _set(f"{_CLUSTER}.enableInTreeAutoscaling", False)),
+         "set enableInTreeAutoscaling: true"),
+        (_set(f"{_GROUP}.rayStartParams", {"labels": "a=b"}), "use the group's field `labels`"),
+        (_set(f"{_GROUP}.labels", {"a b": "c"}), "is no label of Kubernetes; rename it"),
+        (
+            _both(
+                _set(f"{_GROUP}.rayStartParams", {"num-cpus": "1"}),
+                _set(f"{_GROUP}.resources", {"CPU": "1"}),
+            ),
+            "keep those in `resources`",
+        ),
+        (_set(f"{_GROUP}.template.spec.containers", []), "add the one that Ray runs in"),
+        (_removed(f"{_GROUP}.maxReplicas"), "minReplicas and maxReplicas must be set"),
+        (_both(_set(f"{_GROUP}.minReplicas", 9), _set(f"{_GROUP}.maxReplicas", 8)), "swap them"),
+        (_set(f"{_GROUP}.replicas", 0), "replicas 0 is not from"),
+        (_set(f"{_GROUP}.idleTimeoutSeconds", -1), "0 or more"),
+        (_both(_scaled, _set(f"{_CLUSTER}.rayVersion", "2.55.0"), _set(f"{_GROUP}.priority", 5)),
+         "Ray 2.56; leave it out"),
+        (_both(_scaled, _set(f"{_GROUP}.suspend", True)), "does not go with an autoscaler"),
+        (_both(_scaled, _set(f"{_HEAD}.template.spec.restartPolicy", "Always")),
+         "must be Never for autoscaler v2; remove Always"),
+        (_both(_scaled, _variable("head", "RAY_enable_autoscaler_v2", "1")), "remove the former"),
+        (_both(_scaled, _set(f"{_CLUSTER}.autoscalerOptions.idleTimeoutSeconds", -5)),
+         "autoscalerOptions.idleTimeoutSeconds: is negative; use 0 or more"),
+        (_variable("head", "RAY_REDIS_ADDRESS", "redis:6379"), "ToleranceOptions.redisAddress"),
+        (_variable("head", "REDIS_USERNAME", "me"), "use gcsFaultToleranceOptions.redisUsername"),
+        (
+            _set(f"{_CLUSTER}.gcsFaultToleranceOptions",
+                 {"redisAddress": "r:6379", "backend": "rocksdb"}),
+            "use redis",
+        ),
+        (_set(f"{_CLUSTER}.authOptions.enableK8sTokenAuth", True), "use mode: token alone"),
+        (_set(f"{_CLUSTER}.rayVersion", ""), "set that of the image"),
+        (_set(f"{_CLUSTER}.tlsOptions", {"enabled": True}), "feature gate RayClusterMTLS; turn it"),
+        (_set(f"{_CLUSTER}.networkPolicy", {}), "feature gate RayClusterNetworkPolicy; turn it"),
+        (_set(f"{_HEAD}.template.spec.containers.*.ports", []), "the Service lacks them; add them"),
+        (_set(f"{_CLUSTER}.authOptions.mode", "disabled"), "set it to token"),
+        (_removed(f"{_CLUSTER}.authOptions"), "set it to token"),
+        (_variable("cpu", "RAY_AUTH_MODE", "disabled"), "overrules authOptions; remove it"),
+    ],
+)  # fmt: skip
+def test_the_operators_rules_catch_a_broken_manifest(
+    service: dict[str, Any], breakage: Breakage, message: str
+) -> None:
+    broken = copy.deepcopy(service)
+    breakage(broken)
+    (problem,) = operator_problems(broken)
+    assert message in problem
 
 
 @pytest.mark.parametrize(
-    "breakage",
+    ("kind", "breakage", "message"),
     [
-        _long_name,
-        _labels_as_start_parameter,
-        _resources_in_two_places,
-        _too_few_replicas,
-        _no_serve_ports,
+        ("NetworkPolicy", _set("spec.podSelectors", {}), "podSelectors (did you mean podSelector?"),
+        ("PodDisruptionBudget", _set("spec.minAvailable", [1]), "[1] is not"),
     ],
 )
-def test_the_operator_check_catches_a_broken_manifest(
-    service: dict[str, Any], breakage: Breakage
+def test_the_schemas_of_kubernetes_catch_a_broken_object(
+    objects: list[dict[str, Any]], kind: str, breakage: Breakage, message: str
 ) -> None:
-    broken = copy.deepcopy(service)
+    broken = copy.deepcopy(of_kind(kind, objects)[0])
     breakage(broken)
-    assert len(operator_problems(broken)) == 1
+    (problem,) = core_problems(broken)
+    assert message in problem
 
 
-def _no_token(service: dict[str, Any]) -> None:
-    service["spec"]["rayClusterConfig"]["authOptions"]["mode"] = "disabled"
+_ARGUMENTS = "applications.*.args"
 
 
-def _mode_unsaid(service: dict[str, Any]) -> None:
-    del service["spec"]["rayClusterConfig"]["authOptions"]
-
-
-def _mode_overruled_in_a_pod(service: dict[str, Any]) -> None:
-    group = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
-    environment = group["template"]["spec"]["containers"][0]["env"]
-    environment.append({"name": "RAY_AUTH_MODE", "value": "disabled"})
-
-
-@pytest.mark.parametrize("breakage", [_no_token, _mode_unsaid, _mode_overruled_in_a_pod])
-def test_the_check_of_tokens_catches_an_open_ray(
-    service: dict[str, Any], breakage: Breakage
+@pytest.mark.parametrize(
+    ("breakage", "message"),
+    [
+        (_set(f"{_ARGUMENTS}.target.engine.max_running_sequence", 8),
+         "did you mean max_running_sequences?"),
+        (_set(f"{_ARGUMENTS}.http", {"listener": "ingress"}), "or set http.listener: serve"),
+        (_set(f"{_ARGUMENTS}.tasks", {"default": ["lmm"]}), "did you mean lm?"),
+        (_set(f"{_ARGUMENTS}.ingress.replicas", 0), "it must be at least 1"),
+        (_set("proxy_location", "Disabled"), "remove it, or set http.listener: ingress"),
+        (_set("grpc_options.grpc_servicer_functions", []), "see configs/two-node.yaml"),
+        (_set("applications.*.deployments", [{"name": "target", "user_config": {
+            "adapters": {"a": "folder"}}}]), "give an absolute one"),
+    ],
+)  # fmt: skip
+def test_the_loader_catches_a_broken_serve_configuration(
+    service: dict[str, Any], tmp_path: Path, breakage: Breakage, message: str
 ) -> None:
-    broken = copy.deepcopy(service)
-    breakage(broken)
-    assert len(door_problems(broken)) == 1
+    document = yaml.safe_load(service["spec"]["serveConfigV2"])
+    breakage(document)
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        load(path)
 
 
 GPU_NODE = NodeShape("target", 1, {"CPU": 32, "GPU": 4, "target_slot": 4}, {"zone": "a"})

@@ -1,0 +1,137 @@
+"""What may be added to an overlay: monitors, alerts, a gateway."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import promql_parser
+import pytest
+
+from cluster.errors import SURFACES
+from cluster.metrics import ALL, PROCESS_LABEL
+from tests.support.k8s.rendering import (
+    MANIFESTS,
+    REPOSITORY,
+    container_of,
+    groups,
+    labels_of,
+    of_kind,
+    only,
+    rendered,
+    with_components,
+)
+
+Objects = list[dict[str, Any]]
+
+_SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+# Beside the labels of a series: those that Prometheus and Ray's agents add.
+_ADDED = {"namespace", "le", PROCESS_LABEL}
+
+
+def exported() -> dict[str, set[str]]:
+    """The labels of every series as Ray's agents export it, by its name."""
+    return {
+        f"ray_{metric.name}{suffix}": {*metric.labels, *_ADDED}
+        for metric in ALL
+        for suffix in _SUFFIXES[metric.kind]
+    }
+
+
+def selectors(expression: Any) -> Iterator[promql_parser.VectorSelector]:
+    """The selectors of an expression, at any depth."""
+    if isinstance(expression, promql_parser.VectorSelector):
+        yield expression
+    for name in ("args", "expr", "lhs", "rhs", "vector_selector"):
+        below = getattr(expression, name, None)
+        for each in below if isinstance(below, list) else [below]:
+            if each is not None:
+                yield from selectors(each)
+
+
+def grouping_labels(expression: str) -> set[str]:
+    return {
+        label.strip()
+        for group in re.findall(r"\bby\s*\(([^)]*)\)", expression)
+        for label in group.split(",")
+    }
+
+
+@pytest.fixture(scope="session")
+def alerts(everything: Objects) -> list[dict[str, Any]]:
+    (group,) = only("PrometheusRule", everything)["spec"]["groups"]
+    return list(group["rules"])
+
+
+def test_every_alert_asks_of_series_and_labels_that_exist(alerts: list[dict[str, Any]]) -> None:
+    known, codes = exported(), {surface.error.code for surface in SURFACES}
+    assert len(alerts) >= 8
+    for alert in alerts:
+        found = list(selectors(promql_parser.parse(alert["expr"])))
+        assert found, alert["alert"]
+        for selector in found:
+            assert selector.name in known, alert["alert"]
+            for matcher in selector.matchers.matchers:
+                assert matcher.name in known[selector.name], alert["alert"]
+                if matcher.name == "code":
+                    assert set(matcher.value.split("|")) <= codes
+        together = set.union(*(known[selector.name] for selector in found))
+        assert grouping_labels(alert["expr"]) <= together, alert["alert"]
+        written = " ".join(alert["annotations"].values())
+        assert set(re.findall(r"\$labels\.(\w+)", written)) <= together
+
+
+def test_every_alert_says_what_is_wrong_and_what_to_do(alerts: list[dict[str, Any]]) -> None:
+    for alert in alerts:
+        assert alert["annotations"].keys() == {"summary", "remedy"}
+        assert alert["labels"]["severity"] in ("critical", "warning", "info")
+
+
+def test_the_monitor_scrapes_every_pod_at_a_port_that_it_has(everything: Objects) -> None:
+    spec = only("PodMonitor", everything)["spec"]
+    (endpoint,) = spec["podMetricsEndpoints"]
+    for name, group in groups(only("RayService", everything)).items():
+        assert spec["selector"]["matchLabels"].items() <= labels_of(name, group).items()
+        ports = {port["name"] for port in container_of(group)["ports"]}
+        assert endpoint["port"] in ports
+
+
+def test_the_gateway_leads_to_ports_of_the_service_by_a_listener_each(everything: Objects) -> None:
+    gateway = only("Gateway", everything)
+    listeners = {each["name"]: each["hostname"] for each in gateway["spec"]["listeners"]}
+    # One listener takes routes of one kind for a name.
+    assert len(set(listeners.values())) == len(listeners)
+    service = only("RayService", everything)["spec"]["serveService"]
+    ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+    for kind, port in (("HTTPRoute", "serve"), ("GRPCRoute", "serve-grpc")):
+        route = only(kind, everything)["spec"]
+        (parent,) = route["parentRefs"]
+        assert parent["name"] == gateway["metadata"]["name"]
+        assert route["hostnames"] == [listeners[parent["sectionName"]]]
+        (rule,) = route["rules"]
+        (backend,) = rule["backendRefs"]
+        assert backend == {"name": service["metadata"]["name"], "port": ports[port]}
+    # What an operator looks at is not for everybody.
+    paths = [
+        each["path"]["value"]
+        for each in only("HTTPRoute", everything)["spec"]["rules"][0]["matches"]
+    ]
+    assert paths == ["/v1", "/health"]
+
+
+def test_the_gateways_services_are_those_of_the_contract(everything: Objects) -> None:
+    (rule,) = only("GRPCRoute", everything)["spec"]["rules"]
+    named = {each["method"]["service"] for each in rule["matches"]}
+    proto = (REPOSITORY / "protos" / "drafthouse" / "v1" / "generation.proto").read_text("utf-8")
+    (package,) = re.findall(r"^package (.+);", proto, re.MULTILINE)
+    services = re.findall(r"^service (\w+)", proto, re.MULTILINE)
+    assert named == {*(f"{package}.{each}" for each in services), "grpc.health.v1.Health"}
+
+
+@pytest.mark.parametrize("overlay", MANIFESTS)
+def test_the_components_go_with_every_overlay(overlay: str, tmp_path: Any) -> None:
+    folder = MANIFESTS[overlay][0]
+    if "model-hub" in str([item["metadata"]["name"] for item in rendered(REPOSITORY / folder)]):
+        return  # It has that component already, which may stand in an overlay once.
+    assert of_kind("PrometheusRule", with_components(tmp_path, folder))

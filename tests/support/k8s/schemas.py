@@ -1,0 +1,88 @@
+"""Checks a manifest as the API server would: schemas, and rules in the expression language CEL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import cel
+import jsonschema
+import kubernetes_validate
+
+from cluster.config.parse import nearest
+
+
+def strict_schema(definition: Mapping[str, Any], version: str = "v1") -> dict[str, Any]:
+    """Return the JSON schema of one version of a CustomResourceDefinition, closed against unknown
+    keys.
+
+    The API server prunes unknown keys in silence; here they are errors.
+    """
+    (found,) = (item for item in definition["spec"]["versions"] if item["name"] == version)
+    closed: dict[str, Any] = _closed(found["schema"]["openAPIV3Schema"])
+    return closed
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {key: _closed(value) for key, value in schema.items() if key != "properties"}
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return result
+    result["properties"] = {name: _closed(value) for name, value in properties.items()}
+    if not schema.get("x-kubernetes-preserve-unknown-fields"):
+        result["additionalProperties"] = False
+    # The API server fills defaults in before it looks for what is required.
+    if isinstance(schema.get("required"), list):
+        result["required"] = [name for name in schema["required"] if not _has_default(schema, name)]
+    return result
+
+
+def _has_default(schema: Mapping[str, Any], name: str) -> bool:
+    return "default" in schema["properties"].get(name, {})
+
+
+def schema_problems(manifest: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
+    """Return every deviation, as `path: what is wrong` with what would be right."""
+    validator = jsonschema.Draft202012Validator(schema)
+    return [_told(error) for error in validator.iter_errors(manifest)]
+
+
+def _told(error: jsonschema.ValidationError) -> str:
+    if error.validator != "additionalProperties" or not isinstance(error.schema, Mapping):
+        return f"{error.json_path}: {error.message}"
+    known = error.schema.get("properties", {})
+    unknown = [key for key in error.instance if key not in known]
+    hints = "; ".join(f"{key} ({nearest(key, known, 'known keys')})" for key in unknown)
+    return f"{error.json_path}: unknown key {hints}"
+
+
+def core_problems(manifest: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with an object of Kubernetes' own kinds; unknown keys are."""
+    version = kubernetes_validate.latest_version()
+    try:
+        kubernetes_validate.validate(manifest, version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [_told(error)]
+    return []
+
+
+def rule_problems(manifest: Any, schema: Mapping[str, Any], path: str = "$") -> Iterator[str]:
+    """Yield the rules of a schema (`x-kubernetes-validations`) that do not hold.
+
+    Rules about a change, which name oldSelf, have nothing to say of a new object.
+    """
+    for rule in schema.get("x-kubernetes-validations", ()):
+        if "oldSelf" not in rule["rule"] and not cel.evaluate(rule["rule"], {"self": manifest}):
+            yield f"{path}: {rule.get('message', rule['rule'])}"
+    if isinstance(manifest, Mapping):
+        others = schema.get("additionalProperties") or {}
+        for key, value in manifest.items():
+            below = schema.get("properties", {}).get(key, others)
+            yield from rule_problems(value, below, f"{path}.{key}")
+    if isinstance(manifest, list):
+        for position, item in enumerate(manifest):
+            yield from rule_problems(item, schema.get("items", {}), f"{path}[{position}]")
