@@ -1,7 +1,8 @@
-"""C++ sources of this package, compiled once per machine and then loaded.
+"""C++ sources of this package, compiled once per machine and then loaded; or compiled ahead.
 
 It serves functions that must be faster than any library.  Each has a slower equivalent, so
-everything also runs without a compiler.
+everything also runs without a compiler.  `python -m cluster.cpp` compiles ahead, for several
+kinds of processors, what an image then brings along without a compiler.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import fcntl
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,14 +26,44 @@ log = logging.getLogger(__name__)
 
 _COMPILERS = ("g++", "clang++", "c++")
 _OPTIONS = (
-    "-std=c++17", "-O2", "-march=native", "-ffp-contract=fast", "-fno-exceptions", "-fno-rtti",
-    "-fPIC", "-shared", "-pthread",
+    "-std=c++17", "-O2", "-ffp-contract=fast", "-fno-exceptions", "-fno-rtti", "-fPIC", "-shared",
+    "-pthread",
 )  # fmt: skip
+_NATIVE = ("-march=native",)
 # The options of `make check-native`; the process must preload the sanitizer's library.
 _SANITIZED = (
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g",
 )  # fmt: skip
 _COMPILE_TIMEOUT_S = 120.0
+# Below a folder of sources: what was compiled ahead from them.
+_AHEAD = "ahead"
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A kind of processor to compile ahead for.
+
+    flags: those that a processor of the kind has, as the kernel lists them.
+    """
+
+    name: str
+    options: tuple[str, ...]
+    flags: frozenset[str]
+
+
+_AVX2 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_BF16 = _AVX512 | {"avx512_bf16"}
+_V4 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
+# Those x86-64 processors that our sources make a difference between, the most able first.
+PROCESSORS = (
+    Processor(
+        "amx", (*_V4, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"), _BF16 | {"amx_tile", "amx_bf16"}
+    ),
+    Processor("avx512bf16", (*_V4, "-mavx512bf16"), _BF16),
+    Processor("avx512", _V4, _AVX512),
+    Processor("avx2", ("-march=x86-64-v3",), _AVX2),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +78,23 @@ class Native:
     build: str
 
 
-def load(
-    folder: Path, names: Sequence[str], structures: Mapping[str, type[ctypes.Structure]]
-) -> Native | None:
-    """Compile and load these sources; returns None, with a line in the log, if that fails.
+def load(folder: Path, structures: Mapping[str, type[ctypes.Structure]]) -> Native | None:
+    """Load the library of the sources in `folder`; returns None, with a line in the log, if that
+    fails.
 
-    structures: the structures that are passed to its functions, by their C++ names; `struct_size`
-    in the sources returns their sizes.  DRAFTHOUSE_NATIVE=0 turns native code off, "sanitized"
-    checks its memory accesses.  Libraries are kept in $XDG_CACHE_HOME/drafthouse under their build.
+    One that was compiled ahead for this processor is taken; else it is compiled, and kept in
+    $XDG_CACHE_HOME/drafthouse under its build.  structures: the structures that are passed to its
+    functions, by their C++ names; `struct_size` in the sources returns their sizes.
+    DRAFTHOUSE_NATIVE=0 turns native code off, "sanitized" checks its memory accesses.
     """
     mode = os.environ.get("DRAFTHOUSE_NATIVE")
     if mode == "0":
         return None
-    options = (*_OPTIONS, *_SANITIZED) if mode == "sanitized" else _OPTIONS
     try:
-        path = _built(folder, names, options)
+        if mode == "sanitized":
+            path = _built(folder, (*_OPTIONS, *_NATIVE, *_SANITIZED))
+        else:
+            path = _ahead(folder) or _built(folder, (*_OPTIONS, *_NATIVE))
         library = ctypes.CDLL(str(path))
         _compare_sizes(library, structures)
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
@@ -96,19 +131,67 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-def _built(folder: Path, names: Sequence[str], options: Sequence[str]) -> Path:
-    """Return the path of the shared library, which is compiled unless it is there already."""
-    compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
-    if compiler is None:
+def _ahead(folder: Path) -> Path | None:
+    """Return the library that was compiled ahead for the most able processor that this one can
+    stand for; None if there is none, or the sources have changed since."""
+    for processor in PROCESSORS:
+        if processor.flags <= cpu_flags():
+            pattern = f"{processor.name}-{_digest(folder, processor.options)}-*.so"
+            for found in sorted((folder / _AHEAD).glob(pattern)):
+                return found
+    return None
+
+
+def compile_ahead(package: Path, processors: Sequence[Processor] = PROCESSORS) -> Iterator[Path]:
+    """Compile all sources below `package` for each kind of processor; yields the libraries.
+
+    Raises OSError and SubprocessError.
+    """
+    if platform.machine() != "x86_64":
+        raise OSError(
+            f"nothing is compiled ahead for {platform.machine()}; a machine with g++ compiles what "
+            "it needs at its first start"
+        )
+    compiler = _compiler()
+    told = hashlib.sha256(_version(compiler)).hexdigest()[:8]
+    for folder in sorted({path.parent for path in package.rglob("*.cpp")}):
+        place = folder / _AHEAD
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        for processor in processors:
+            digest = _digest(folder, processor.options)
+            library = place / f"{processor.name}-{digest}-{told}.so"
+            command = (compiler, *_OPTIONS, *processor.options)
+            yield _compiled(command, _sources(folder), library.with_suffix(".new"), library)
+
+
+def _digest(folder: Path, options: Sequence[str]) -> str:
+    """Return a name of the sources in `folder` and of the options that they are compiled with."""
+    told = hashlib.sha256(" ".join((*_OPTIONS, *options)).encode())
+    for path in sorted(folder.glob("*.[ch]*")):
+        told.update(path.read_bytes())
+    return told.hexdigest()[:16]
+
+
+def _sources(folder: Path) -> list[str]:
+    return [str(path) for path in sorted(folder.glob("*.cpp"))]
+
+
+def _compiler() -> str:
+    found = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+    if found is None:
         raise OSError("there is no C++ compiler; on Debian and Ubuntu: apt install g++")
-    told = hashlib.sha256()
-    for name in names:
-        told.update((folder / name).read_bytes())
+    return found
+
+
+def _built(folder: Path, options: Sequence[str]) -> Path:
+    """Return the path of the shared library, which is compiled unless it is there already."""
+    compiler = _compiler()
     # -march=native depends on the processor, and machines with different ones may share a home.
-    told.update(" ".join((compiler, *options, *sorted(cpu_flags()))).encode())
+    told = hashlib.sha256(" ".join((compiler, *options, *sorted(cpu_flags()))).encode())
+    told.update(_digest(folder, options).encode())
     told.update(_version(compiler))
-    command = (compiler, *options)
-    sources = [str(folder / name) for name in names if name.endswith(".cpp")]
+    command, sources = (compiler, *options), _sources(folder)
     file_name = f"native-{told.hexdigest()[:16]}.so"
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -151,3 +234,11 @@ def _reason(error: Exception) -> str:
         lines = error.stderr.decode(errors="replace").strip().splitlines()
         return f"{error.cmd[0]} failed: {lines[0] if lines else error.returncode}"
     return str(error)
+
+
+if __name__ == "__main__":
+    try:
+        for made in compile_ahead(Path(__file__).parent):
+            sys.stdout.write(f"{made}\n")
+    except (OSError, subprocess.SubprocessError) as failure:
+        sys.exit(_reason(failure))

@@ -1,4 +1,4 @@
-"""C++ sources are compiled once per machine, and nobody fails where they cannot be."""
+"""C++ sources are compiled once per machine, or ahead; nobody fails where they cannot be."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import logging
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ from cluster.engine.cpu import kernels
 from cluster.spec.native import trees
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+needs_x86 = pytest.mark.skipif(
+    shutil.which("g++") is None or not cpp.PROCESSORS[-1].flags <= cpp.cpu_flags(),
+    reason="needs a C++ compiler and an x86-64 processor with AVX2",
+)
 
 
 @pytest.fixture
@@ -37,17 +42,16 @@ def built(tmp_path: Path) -> list[Path]:
 def test_an_equal_library_is_not_built_twice_and_a_changed_header_makes_another(
     sources: Path, tmp_path: Path
 ) -> None:
-    names = ("answer.h", "answer.cpp")
-    loaded = cpp.load(sources, names, {})
+    loaded = cpp.load(sources, {})
     assert loaded is not None
     assert loaded.library.answer() == 42
     (first,) = built(tmp_path)
     stamp = first.stat().st_mtime_ns
-    assert cpp.load(sources, names, {}) is not None
+    assert cpp.load(sources, {}) is not None
     assert [path.stat().st_mtime_ns for path in built(tmp_path)] == [stamp]
 
     (sources / "answer.h").write_text("enum { ANSWER = 43 };\n", "utf-8")
-    changed = cpp.load(sources, names, {})
+    changed = cpp.load(sources, {})
     assert changed is not None
     assert changed.library.answer() == 43
     assert len(built(tmp_path)) == 2
@@ -68,7 +72,7 @@ def test_without_a_home_to_write_to_it_is_built_elsewhere(
     else:
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(cpp.Path, "home", no_home)
-    loaded = cpp.load(sources, ("answer.h", "answer.cpp"), {})
+    loaded = cpp.load(sources, {})
     assert loaded is not None
     assert loaded.library.answer() == 42
     assert [path.parent.parent.name for path in built(tmp_path)] == ["scratch"]
@@ -79,7 +83,7 @@ def test_without_a_compiler_there_is_none_and_a_reason(
 ) -> None:
     monkeypatch.setattr(cpp.shutil, "which", lambda name: None)
     with caplog.at_level(logging.INFO):
-        assert cpp.load(sources, ("answer.h", "answer.cpp"), {}) is None
+        assert cpp.load(sources, {}) is None
     assert "apt install g++" in caplog.text
 
 
@@ -92,13 +96,13 @@ def test_a_compiler_that_fails_is_named(
     monkeypatch.setattr(cpp.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(cpp.subprocess, "run", fail)
     with caplog.at_level(logging.INFO):
-        assert cpp.load(sources, ("answer.h", "answer.cpp"), {}) is None
+        assert cpp.load(sources, {}) is None
     assert "/usr/bin/g++ failed: error: unknown processor" in caplog.text
 
 
 def test_it_can_be_switched_off(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTHOUSE_NATIVE", "0")
-    assert cpp.load(sources, ("answer.h", "answer.cpp"), {}) is None
+    assert cpp.load(sources, {}) is None
 
 
 class Pair(ctypes.Structure):
@@ -120,9 +124,9 @@ def test_a_structure_of_another_size_is_no_native_code(
         f"#include <cstdint>\nstruct Pair {{ {fields} }};\n"
         'extern "C" int64_t struct_size(const char *) { return sizeof(Pair); }\n'
     )
-    (sources / "pair.cpp").write_text(text, "utf-8")
+    (sources / "answer.cpp").write_text(text, "utf-8")
     with caplog.at_level(logging.INFO):
-        loaded = cpp.load(sources, ("pair.cpp",), {"Pair": Pair})
+        loaded = cpp.load(sources, {"Pair": Pair})
     assert (loaded is None) == (reason is not None)
     assert reason is None or reason in caplog.text
 
@@ -148,7 +152,81 @@ def test_another_version_of_the_compiler_makes_another_build(
         )
         compiler.chmod(0o755)
         monkeypatch.setattr(cpp.shutil, "which", lambda name: str(compiler))
-        loaded = cpp.load(sources, ("answer.h", "answer.cpp"), {})
+        loaded = cpp.load(sources, {})
         assert loaded is not None
         builds.append(loaded.build)
     assert builds[0] == builds[2] != builds[1]
+
+
+_BY_PROCESSOR = """
+#if defined(__AMX_BF16__)
+enum { ANSWER = 4 };
+#elif defined(__AVX512BF16__)
+enum { ANSWER = 3 };
+#elif defined(__AVX512F__)
+enum { ANSWER = 2 };
+#elif defined(__AVX2__)
+enum { ANSWER = 1 };
+#else
+enum { ANSWER = 0 };
+#endif
+"""
+
+
+@pytest.fixture
+def ahead(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sources that were compiled ahead, on a machine that has no compiler now."""
+    (sources / "answer.h").write_text(_BY_PROCESSOR, "utf-8")
+    assert len(list(cpp.compile_ahead(sources.parent))) == len(cpp.PROCESSORS)
+    monkeypatch.setattr(cpp.shutil, "which", lambda name: None)
+    return sources
+
+
+@needs_x86
+@pytest.mark.parametrize(
+    ("most_able", "answer"), [("amx", 4), ("avx512bf16", 3), ("avx512", 2), ("avx2", 1)]
+)
+def test_without_a_compiler_the_library_of_the_most_able_processor_that_fits_is_taken(
+    ahead: Path, monkeypatch: pytest.MonkeyPatch, most_able: str, answer: int
+) -> None:
+    (processor,) = (each for each in cpp.PROCESSORS if each.name == most_able)
+    flags = processor.flags | {"another"}
+    monkeypatch.setattr(cpp, "cpu_flags", lambda: flags)
+    loaded = cpp.load(ahead, {})
+    assert loaded is not None
+    assert loaded.library.answer() == answer
+    assert loaded.build.startswith(f"{most_able}-")
+
+
+@needs_x86
+def test_a_processor_that_none_was_compiled_for_has_none(
+    ahead: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpp, "cpu_flags", lambda: frozenset({"sse2"}))
+    assert cpp.load(ahead, {}) is None
+
+
+@needs_x86
+def test_what_was_compiled_ahead_from_other_sources_is_not_taken(ahead: Path) -> None:
+    (ahead / "answer.h").write_text("enum { ANSWER = 5 };\n", "utf-8")
+    assert cpp.load(ahead, {}) is None
+
+
+@needs_x86
+def test_compiling_ahead_again_replaces_what_there_was(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for answer in (1, 2):
+        (sources / "answer.h").write_text(f"enum {{ ANSWER = {answer} }};\n", "utf-8")
+        made = list(cpp.compile_ahead(sources.parent))
+    monkeypatch.setattr(cpp, "cpu_flags", lambda: cpp.PROCESSORS[-1].flags)
+    loaded = cpp.load(sources, {})
+    assert loaded is not None
+    assert loaded.library.answer() == 2
+    assert built(sources) == sorted(made)
+
+
+def test_compiling_ahead_needs_nothing_that_must_be_installed() -> None:
+    """The image compiles before it has packages."""
+    command = [sys.executable, "-S", "-c", "import cluster.cpp"]
+    subprocess.run(command, cwd=Path(cpp.__file__).parents[1], check=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import re
 import tomllib
 from dataclasses import replace
 from typing import Any
@@ -13,8 +14,8 @@ from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
 from tests.support.k8s.operator_rules import operator_problems
 from tests.support.k8s.placement import node_shapes, placement_problems
 from tests.support.k8s.rendering import (
+    COMPONENTS,
     MANIFESTS,
-    OVERLAYS,
     REPOSITORY,
     container_of,
     groups,
@@ -32,9 +33,15 @@ Objects = list[dict[str, Any]]
 _OTHERS = ("monitoring.coreos.com/v1", "gateway.networking.k8s.io/v1")
 
 
-def test_every_overlay_is_checked() -> None:
-    overlays = {str(path.relative_to(REPOSITORY)) for path in OVERLAYS.iterdir()}
+def test_every_overlay_and_component_is_checked_and_on_the_page() -> None:
+    overlays, components = (
+        {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "k8s" / kind).iterdir()}
+        for kind in ("overlays", "components")
+    )
     assert overlays == {folder for folder, _ in MANIFESTS.values()} - {"k8s/base"}
+    assert components == {f"k8s/components/{name}" for name in COMPONENTS}
+    page = (REPOSITORY / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    assert [path for path in (*overlays, *components) if f"| `{path}` |" not in page] == []
 
 
 def test_the_manifest_obeys_kuberays_schema_and_its_rules(
@@ -226,6 +233,24 @@ def test_the_cluster_demonstration_serves_the_embedded_models() -> None:
     }
     # The image keeps the repository's models/ at this place.
     assert there.target.engine.model == f"/opt/drafthouse/{here.target.engine.model}"
+
+
+def _stages() -> dict[str, str]:
+    """The stages of the image by name, in their order."""
+    text = (REPOSITORY / "k8s" / "Dockerfile").read_text(encoding="utf-8")
+    parts = re.split(r"^FROM \S+ AS (\w+)\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_the_image_without_gpus_has_kernels_and_no_compiler() -> None:
+    stages = _stages()
+    assert list(stages)[-1] == "cpu", "the one that is built where none is named"
+    assert "RUN python -m cluster.cpp" in stages["kernels"]
+    assert "COPY --from=kernels /opt/drafthouse/cluster cluster" in stages["drafthouse"]
+    with_compiler = {name for name, text in stages.items() if re.search(r"\bg(cc|\+\+)", text)}
+    assert with_compiler == {"kernels", "cuda"}
+    for name in ("cpu", "cuda"):
+        assert stages[name].rstrip().endswith("USER 1000")
 
 
 def test_the_image_opens_no_port_but_the_clients() -> None:

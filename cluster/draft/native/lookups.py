@@ -19,10 +19,6 @@ from cluster.spec.params import divisor
 
 _WORD = 0xFFFF_FFFF
 _POINTER, _INT64, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-_SOURCES = (
-    "lookups.h", "texts.cpp", "grow.cpp", "outputs.cpp", "predicted.cpp",
-    "steps.h", "recycled.cpp", "chains.cpp",
-)  # fmt: skip
 _BYTES = ctypes.c_char_p
 _ROWS = (_BYTES, _INT64, _BYTES, _BYTES, _INT64, _BYTES, _BYTES, _INT64)
 # Result and arguments.
@@ -46,7 +42,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 @cache
 def _functions() -> dict[str, Callable[..., Any]] | None:
-    native = cpp.load(Path(__file__).parent, _SOURCES, {})
+    native = cpp.load(Path(__file__).parent, {})
     if native is None:
         return None
     # Calls of a few microseconds: to give the interpreter away for them is to wait for it.

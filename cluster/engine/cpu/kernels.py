@@ -24,12 +24,6 @@ from cluster.engine.draw.native import DrawKernels, Signatures, declare
 from cluster.engine.types import LayerSpec
 from cluster.models.grouped import GroupedWeight
 
-_SOURCES = (
-    "pool.h", "vectors.h", "operations.h", "amx.h", "product.h", "tiles.h", "grouped.h",
-    "group_tiles.h", "chunk.h", "pool.cpp", "linear.cpp", "attention.cpp", "elementwise.cpp",
-    "decoder_layer.cpp", "draw.cpp", "rank.cpp", "grow.cpp",
-)  # fmt: skip
-
 _HEADER_BYTES = 64  # as grouped.h has it
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
@@ -299,7 +293,7 @@ class RowPointers:
 @cache
 def load() -> Kernels | None:
     """The kernels for this machine; None where they cannot be built, see `cpp.load`."""
-    native = cpp.load(Path(__file__).parent, _SOURCES, STRUCTURES)
+    native = cpp.load(Path(__file__).parent, STRUCTURES)
     if native is None:
         return None
     kernels = Kernels(native.library, native.build)

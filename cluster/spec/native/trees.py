@@ -92,11 +92,8 @@ def _flat(arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArr
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    sources = (
-        "trees.h", "calibration.h", "merge_trees.cpp", "check_trees.cpp", "score_trees.cpp",
-    )  # fmt: skip
     structures = {"Held": _Held, "Merged": _Merged, "Checked": _Checked, "Scored": _Scored}
-    native = cpp.load(Path(__file__).parent, sources, structures)
+    native = cpp.load(Path(__file__).parent, structures)
     if native is None:
         return None
     native.library.merge_trees.argtypes = [_POINTER, _POINTER]

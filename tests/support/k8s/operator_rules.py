@@ -6,6 +6,7 @@ RayService.  Every problem is `path: what is wrong; the remedy`.  The last rules
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -137,7 +138,7 @@ def _replicas(service: Manifest) -> Iterator[str]:
         if None not in (low, high) and low > high:
             yield f"{name}: minReplicas {low} is above maxReplicas {high}; swap them"
         # The operator starts other numbers than these in silence.
-        elif not (low or 0) <= group.get("replicas", 0) <= (high or 0):
+        elif not (low or 0) <= group.get("replicas", 0) <= (math.inf if high is None else high):
             yield f"{name}: replicas {group.get('replicas')} is not from {low} to {high}; move it"
         is_v2 = _autoscaler_is_v2(service)
         if (idle := group.get("idleTimeoutSeconds")) is not None and (idle < 0 or not is_v2):

@@ -14,7 +14,6 @@ import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SCHEMAS = REPOSITORY.parent / "shared" / "schemas"
-OVERLAYS = REPOSITORY / "k8s" / "overlays"
 
 # Folder of a kustomization and the Serve configuration that its RayService must carry.
 MANIFESTS = {

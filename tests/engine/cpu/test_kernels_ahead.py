@@ -1,0 +1,58 @@
+"""The kernels as an image brings them: compiled ahead for a less able processor than this one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster import cpp
+from cluster.engine.cpu import kernels as native
+from cluster.engine.cpu.kernels import Format, Kernels
+from cluster.engine.cpu.structures import STRUCTURES
+
+_LEAST = cpp.PROCESSORS[-1]
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or not _LEAST.flags <= cpp.cpu_flags(),
+    reason="needs a C++ compiler and an x86-64 processor with AVX2",
+)
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    """Of copied sources, loaded without a compiler on a processor that has AVX2 and no more."""
+    folder = tmp_path_factory.mktemp("package") / "cpu"
+    shutil.copytree(Path(native.__file__).parent, folder, ignore=shutil.ignore_patterns("ahead"))
+    assert len(list(cpp.compile_ahead(folder, [_LEAST]))) == 1
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cpp, "cpu_flags", lambda: _LEAST.flags)
+        patched.setattr(cpp.shutil, "which", lambda name: None)
+        loaded = cpp.load(folder, STRUCTURES)
+    assert loaded is not None
+    assert loaded.build.startswith("avx2-")
+    return Kernels(loaded.library, loaded.build)
+
+
+def test_its_vectors_are_those_of_the_processor(kernels: Kernels) -> None:
+    assert kernels.lanes == 8
+    assert not kernels.multiplies_bf16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_its_products_are_torchs(kernels: Kernels, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    layer, rows = torch.nn.Linear(129, 200).to(dtype), torch.randn(40, 129)
+    packed = kernels.pack(layer.weight.detach())
+    form = Format.BF16 if dtype == torch.bfloat16 else Format.FLOAT32
+    found = kernels.linear(rows, packed, layer.bias.detach().float(), 200, form)
+    plain = torch.nn.functional.linear(rows.double(), layer.weight.double(), layer.bias.double())
+    torch.testing.assert_close(found.double(), plain, atol=1e-5, rtol=1e-5)
+
+
+def test_its_norms_are_torchs(kernels: Kernels) -> None:
+    rows, weight = torch.randn(5, 96), torch.randn(96)
+    plain = torch.nn.functional.rms_norm(rows, (96,), weight, 1e-6)
+    torch.testing.assert_close(kernels.rms_norm(rows, weight, 1e-6), plain)
