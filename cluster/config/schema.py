@@ -89,7 +89,12 @@ class AnswersConfig:
     max_grammar_bytes: PositiveInt = 256 * 1024
     """Requests with a longer schema or grammar are answered 400."""
     grammar_timeout_s: Annotated[float, Range(0.01, 60)] = 2.0
-    """One that takes longer to compile is answered 400."""
+    """One that takes more processor time to compile is answered 400."""
+    grammar_memory_bytes: Annotated[int, Range(2**24)] = 128 * 1024 * 1024
+    """And so is one that takes more memory, beside that of the vocabulary. A target keeps up to 128
+    of them."""
+    max_grammars_in_flight: PositiveInt = 64
+    """Grammars of one tenant that are compiled or wait for that; more are answered 429."""
     tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral", "deepseek", "harmony"] = (
         "auto"
     )

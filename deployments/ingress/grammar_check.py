@@ -1,45 +1,140 @@
-"""Whether the grammar of a request can be compiled, asked before anything is queued for it."""
+"""Asks a process of its own whether a request's grammar compiles, before anything is queued for it.
+
+Verdicts are kept.  One tenant's grammars wait for each other, and for nobody else's.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import OrderedDict, defaultdict
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field
 
 from cluster.config.schema import AnswersConfig
-from cluster.errors import RequestError
-from cluster.grammar.compiler import GrammarCompiler, check_size
+from cluster.errors import CapacityError, RequestError, UnavailableError
+from cluster.grammar import checker
+from cluster.grammar.compiler import check_size
 from cluster.requests.grammar_spec import GrammarSpec
+from cluster.text.tokenizer import Tokenizer
 
-# A grammar that never ends occupies one of them.
-_NUM_THREADS = 2
+# A verdict takes some hundred bytes.
+_MAX_KEPT = 4096
+# As many are compiled at once, and of them for one tenant.
+_MAX_AT_ONCE, _MAX_OF_ONE = 4, 2
+# A grammar that took too much may do so for want of memory just now: then it is tried again.
+_KEPT_WHERE_ENDED_S = 60.0
+
+
+@dataclass(slots=True)
+class _Line:
+    """The grammars of one tenant that are not judged yet."""
+
+    num_inside: int = 0
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_OF_ONE))
 
 
 class GrammarCheck:
-    """Compiles off the event loop, for a limited time."""
+    """Starts its process with the first grammar, and again where that has ended."""
 
-    def __init__(self, compiler: GrammarCompiler, config: AnswersConfig) -> None:
-        self._compiler = compiler
+    def __init__(self, tokenizer: Tokenizer, config: AnswersConfig) -> None:
         self._config = config
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, "grammar-check")
+        folder = tokenizer.pretrained.name_or_path
+        what = (folder, asdict(config), tokenizer.vocab_size, tokenizer.eos_token_ids)
+        self._command = [sys.executable, "-m", checker.__name__, json.dumps(what)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._starting = asyncio.Lock()
+        self._judging: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()
+        self._running = asyncio.Semaphore(_MAX_AT_ONCE)
+        self._lines: defaultdict[bytes, _Line] = defaultdict(_Line)
 
-    async def check(self, grammar: GrammarSpec | None) -> None:
-        """Raise RequestError where the targets could not use this grammar."""
+    async def check(self, grammar: GrammarSpec | None, tenant: bytes) -> None:
+        """Raise RequestError where the targets could not use this grammar, and CapacityError where
+        too many of the tenant's are not judged yet."""
         if grammar is None:
             return
         check_size(grammar, self._config.max_grammar_bytes)
-        if self._compiler.is_ready(grammar):
-            self._compiler.compile(grammar)
-            return
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._threads, self._compiler.load)
-        compiling = loop.run_in_executor(self._threads, self._compiler.compile, grammar)
-        try:
-            async with asyncio.timeout(self._config.grammar_timeout_s):
-                await asyncio.shield(compiling)
-        except TimeoutError:
-            compiling.add_done_callback(lambda done: done.cancelled() or done.exception())
-            raise RequestError(
-                f"the grammar has not compiled within {self._config.grammar_timeout_s:g} s; make "
-                "it simpler or raise answers.grammar_timeout_s",
+        digest = hashlib.sha256(f"{grammar.kind}\0{grammar.source}".encode()).digest()
+        if digest not in self._judging:
+            self._enter(tenant)
+            self._judging[digest] = asyncio.create_task(self._judge(grammar, tenant, digest))
+            if len(self._judging) > _MAX_KEPT:
+                self._judging.popitem(last=False)
+        self._judging.move_to_end(digest)
+        # A client that goes away does not take the verdict from others who ask for the same.
+        reason = await asyncio.shield(self._judging[digest])
+        if reason:
+            raise RequestError(reason, param="grammar")
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None and self._control is not None:
+            self._control.close()
+            self._process.wait()
+
+    def _enter(self, tenant: bytes) -> None:
+        line, limit = self._lines[tenant], self._config.max_grammars_in_flight
+        if line.num_inside >= limit:
+            raise CapacityError(
+                f"{limit} grammars of yours wait to be compiled; send this one again when they are "
+                "done, or raise answers.max_grammars_in_flight",
                 param="grammar",
-            ) from None
+            )
+        line.num_inside += 1
+
+    async def _judge(self, grammar: GrammarSpec, tenant: bytes, digest: bytes) -> str:
+        line = self._lines[tenant]
+        try:
+            async with line.turns, self._running:
+                verdict = await self._ask(grammar)
+        except BaseException:
+            self._judging.pop(digest, None)
+            raise
+        finally:
+            line.num_inside -= 1
+            if not line.num_inside:
+                del self._lines[tenant]
+        if verdict is not None:
+            return verdict
+        loop = asyncio.get_running_loop()
+        loop.call_later(_KEPT_WHERE_ENDED_S, self._judging.pop, digest, None)
+        return (
+            f"the grammar has not compiled within {self._config.grammar_timeout_s:g} s and "
+            f"{self._config.grammar_memory_bytes} bytes of memory; make it simpler, or raise "
+            "answers.grammar_timeout_s or answers.grammar_memory_bytes"
+        )
+
+    async def _ask(self, grammar: GrammarSpec) -> str | None:
+        """The reason against it, "" for none; None where the kernel has ended its fork."""
+        async with self._starting:
+            if self._process is None or self._process.poll() is not None:
+                self._process, self._control = await asyncio.to_thread(self._start)
+        near, far = socket.socketpair()
+        answer = b""
+        with suppress(OSError), far:  # the process may end at any time
+            assert self._control is not None
+            socket.send_fds(self._control, [b"?"], [far.fileno()])
+            far.close()
+            reader, writer = await asyncio.open_connection(sock=near)
+            with closing(writer):
+                writer.write(json.dumps((grammar.kind, grammar.source)).encode())
+                writer.write_eof()
+                answer = await reader.read()
+        if not answer:
+            raise UnavailableError("grammars cannot be checked at the moment; send it again")
+        verdict = answer.removeprefix(checker.BEGUN)
+        return str(json.loads(verdict)) if verdict else None
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # Forks may not find other threads in the process.
+            single = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            environment = {**os.environ, **single}
+            return subprocess.Popen(self._command, stdin=theirs.fileno(), env=environment), ours

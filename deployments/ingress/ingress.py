@@ -13,7 +13,6 @@ from cluster import metrics
 from cluster.config.schema import Config
 from cluster.core import SamplingParams, TokenArray
 from cluster.errors import DrafthouseError, UnavailableError
-from cluster.grammar.compiler import create_compiler
 from cluster.messages import WorkerDescription
 from cluster.metrics import Recorder
 from cluster.rpc.channel import CoordinatorLink, Expectations, connect_coordinator
@@ -60,12 +59,7 @@ class Ingress:
         )
         self._links: dict[str, CoordinatorLink] = {}
         self._draining = Draining()
-        self._grammars = GrammarCheck(
-            create_compiler(
-                tokenizer.pretrained, config.answers, tokenizer.vocab_size, tokenizer.eos_token_ids
-            ),
-            config.answers,
-        )
+        self._grammars = GrammarCheck(tokenizer, config.answers)
         self._limits = Limits(
             model_name=config.model_name,
             predictors=frozenset(
@@ -127,6 +121,7 @@ class Ingress:
     async def stop(self) -> None:
         """Close the streams; running requests end with an error."""
         await self._connections.stop()
+        self._grammars.close()
 
     async def _connect(self, endpoint: Endpoint) -> tuple[WorkerDescription, CoordinatorLink]:
         description, link = await connect_coordinator(
@@ -165,7 +160,7 @@ class Ingress:
             timeout_s = limit_s
         names = spec.names
         with names.told():
-            await self._grammars.check(spec.params.grammar)
+            await self._grammars.check(spec.params.grammar, spec.tenant)
         generation = Generation(
             request_id, spec, self.tokenizer, self.coordinators,
             self.config.ingress.max_chars_per_token,

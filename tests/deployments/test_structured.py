@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from typing import Any
 
 import pytest
 
-from cluster.config.schema import AnswersConfig
 from cluster.errors import RequestError
-from cluster.grammar.compiler import GrammarCompiler
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.rpc.codec_generation import REQUEST, decode_request
 from cluster.rpc.generation import GenerationRequest, SamplingOptions
-from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import parse_chat, parse_completion
 from tests.deployments.test_openai_request import LIMITS, chat, completion
-from tests.support.grammar.backends import SPECS, compiler
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}
@@ -100,49 +94,6 @@ def test_what_cannot_be_meant_is_refused_by_name(
         parse_chat(chat(**fields), LIMITS)
     assert caught.value.param == param
     assert remedy in caught.value.message
-
-
-async def test_a_grammar_that_compiles_is_checked_once() -> None:
-    check = GrammarCheck(compiler("llguidance"), AnswersConfig())
-    await check.check(None)
-    await check.check(SPECS["regex"])
-    assert compiler("llguidance").is_ready(SPECS["regex"])
-    await check.check(SPECS["regex"])
-
-
-async def test_a_grammar_that_does_not_compile_is_refused_with_the_reason() -> None:
-    check = GrammarCheck(compiler("llguidance"), AnswersConfig(max_grammar_bytes=100))
-    for _ in range(2):
-        with pytest.raises(RequestError, match="the grammar cannot be used"):
-            await check.check(GrammarSpec("regex", "(a"))
-    with pytest.raises(RequestError, match="has 101 bytes"):
-        await check.check(GrammarSpec("regex", "a" * 101))
-
-
-class Endless:
-    """A backend that needs too long for one grammar."""
-
-    def __init__(self) -> None:
-        self.stop = threading.Event()
-
-    def compile(self, spec: GrammarSpec) -> Any:
-        if spec.source == "endless":
-            self.stop.wait(20)
-        return object()
-
-
-async def test_a_grammar_that_takes_too_long_is_refused_and_others_are_not() -> None:
-    endless = Endless()
-    shared = GrammarCompiler(lambda: endless, 100)
-    check = GrammarCheck(shared, AnswersConfig(grammar_timeout_s=0.05))
-    try:
-        with pytest.raises(RequestError, match=r"has not compiled within 0\.05 s"):
-            await check.check(GrammarSpec("regex", "endless"))
-        patient = GrammarCheck(shared, AnswersConfig(grammar_timeout_s=10.0))
-        async with asyncio.timeout(10):
-            await patient.check(GrammarSpec("regex", "short"))
-    finally:
-        endless.stop.set()
 
 
 @pytest.mark.parametrize(

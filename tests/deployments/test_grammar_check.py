@@ -1,0 +1,125 @@
+"""A client's grammar is compiled where it can be ended, before anything is queued for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cluster.config.schema import AnswersConfig
+from cluster.errors import CapacityError, RequestError
+from cluster.requests.grammar_spec import GrammarSpec
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.grammar_check import GrammarCheck
+from deployments.processes import Process, descendants
+from tests.support.grammar.backends import FOLDER, SPECS
+
+ONE, OTHER = b"one", b"other"
+BRIEF_S = 0.05
+
+MakeCheck = Callable[..., GrammarCheck]
+
+
+def large(number: int) -> GrammarSpec:
+    """A grammar that takes a quarter of a second and fifty megabytes; each is another one."""
+    inner = {f"q{index}": {"type": "string"} for index in range(30)}
+    outer = {f"p{index}": {"type": "object", "properties": inner} for index in range(250)}
+    return GrammarSpec("json_schema", json.dumps({"properties": outer, "title": str(number)}))
+
+
+def children() -> set[Process]:
+    """Without the forks, which end at any time."""
+    return {process for process in descendants() if process.parent == os.getpid()}
+
+
+@pytest.fixture
+def make() -> Iterator[MakeCheck]:
+    made: list[GrammarCheck] = []
+
+    def create(**settings: float) -> GrammarCheck:
+        config = AnswersConfig(**settings)  # type: ignore[arg-type]
+        made.append(GrammarCheck(Tokenizer.load(FOLDER), config))
+        return made[-1]
+
+    yield create
+    for check in made:
+        check.close()
+
+
+async def test_every_kind_is_checked_and_the_verdict_outlives_the_process(make: MakeCheck) -> None:
+    before = children()
+    check = make()
+    await check.check(None, ONE)
+    assert children() == before
+    await asyncio.gather(*(check.check(spec, ONE) for spec in SPECS.values()))
+    assert len(children() - before) == 1
+    check.close()
+    await check.check(SPECS["regex"], ONE)
+    assert children() == before
+
+
+async def test_a_grammar_that_does_not_compile_is_refused_with_the_reason(make: MakeCheck) -> None:
+    check = make(max_grammar_bytes=100)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="the grammar cannot be used") as caught:
+            await check.check(GrammarSpec("regex", "(a"), ONE)
+        assert caught.value.param == "grammar"
+    with pytest.raises(RequestError, match="has 101 bytes"):
+        await check.check(GrammarSpec("regex", "a" * 101), ONE)
+
+
+async def test_grammars_that_take_too_long_are_ended_and_others_are_not(make: MakeCheck) -> None:
+    check = make(grammar_timeout_s=BRIEF_S)
+    await check.check(GrammarSpec("regex", "loaded"), OTHER)
+    stuck = [asyncio.create_task(check.check(large(number), ONE)) for number in range(8)]
+    await asyncio.sleep(0)
+    await check.check(GrammarSpec("regex", "short"), OTHER)
+    assert not all(task.done() for task in stuck)
+    await check.check(GrammarSpec("regex", "behind them"), ONE)
+    for task in stuck:
+        with pytest.raises(RequestError, match=r"not compiled within 0\.05 s .*grammar_timeout_s"):
+            await task
+
+
+async def test_a_grammar_that_takes_too_much_memory_is_ended(make: MakeCheck) -> None:
+    check = make(grammar_memory_bytes=2**24)
+    with pytest.raises(RequestError, match=r"and 16777216 bytes of .*grammar_memory_bytes"):
+        await check.check(large(0), ONE)
+    await check.check(GrammarSpec("regex", "small"), ONE)
+
+
+async def test_one_tenants_grammars_are_bounded_and_others_do_not_notice(make: MakeCheck) -> None:
+    check = make(max_grammars_in_flight=2)
+    waiting = [asyncio.create_task(check.check(large(number), ONE)) for number in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(CapacityError, match="2 grammars of yours wait") as caught:
+        await check.check(GrammarSpec("regex", "third"), ONE)
+    assert caught.value.param == "grammar"
+    await check.check(large(0), OTHER)  # the same one, which is compiled already
+    await check.check(GrammarSpec("regex", "third"), OTHER)
+    await asyncio.gather(*waiting)
+    await check.check(GrammarSpec("regex", "third"), ONE)
+
+
+async def test_a_client_that_leaves_takes_nobodys_verdict(make: MakeCheck) -> None:
+    check = make()
+    leaving, staying = (asyncio.create_task(check.check(large(0), ONE)) for _ in range(2))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await staying
+    assert leaving.cancelled()
+
+
+async def test_a_process_that_ended_is_started_anew(make: MakeCheck) -> None:
+    before = children()
+    check = make()
+    await check.check(GrammarSpec("regex", "a"), ONE)
+    (first,) = children() - before
+    os.kill(first.pid, signal.SIGKILL)
+    await asyncio.to_thread(os.waitpid, first.pid, 0)
+    await check.check(GrammarSpec("regex", "b"), ONE)
+    assert len(children() - before) == 1
