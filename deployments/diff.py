@@ -22,10 +22,14 @@ from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve._private.deployment_state import DeploymentTargetState
 from ray.serve.schema import ServeApplicationSchema
 
+from cluster.errors import ConfigError
+
 Path = tuple[str, ...]
 
 _ABSENT = "(absent)"
 _MAX_VALUE_LEN = 60
+# Of the path of what a file says about one deployment.
+_ENTRY_LEN = 4
 # What Serve's controller and proxies take up while they run; the other keys beside `applications`
 # are theirs from the start, and Serve warns that it ignores a change.
 _LIVE_OUTSIDE = ("logging_config",)
@@ -102,34 +106,53 @@ def _cost(before: _Side, after: _Side, path: Path) -> Cost:
     if path[0] != "applications":
         return Cost(Price.LIVE if path[0] in _LIVE_OUTSIDE else Price.SERVE)
     name = path[1]
-    built = before.built.get(name, {})
-    everything = Cost(Price.APPLICATION, name, tuple(sorted({*built, *after.built.get(name, {})})))
+    names = {each for side in (before, after) for each in side.built.get(name, ())}
+    everything = Cost(Price.APPLICATION, name, tuple(sorted(names)))
     if name not in before.applications or name not in after.applications:
         return everything
-    application = before.applications[name]
-    there = _schema(name, application)
-    here = _schema(name, _with(application, path[2:], _at(after.document, path)))
-    if get_app_code_version(there) != get_app_code_version(here):
-        return everything
+    # Alone where Serve takes the key alone; else, as one that excludes another does, with all else
+    # that the file says of that deployment.
+    for length in (len(path), _ENTRY_LEN):
+        changed = _with(
+            before.applications[name], path[2:length], _at(after.document, path[:length])
+        )
+        try:
+            return _paid(name, before, changed) or everything
+        except (ValueError, TypeError) as error:
+            reason = str(error)
+    raise ConfigError.at(_name(path), f"Serve does not take it: {reason}")
+
+
+def _paid(name: str, before: _Side, changed: Mapping[str, Any]) -> Cost | None:
+    """The cost of a change within an application; None where it is built anew.
+
+    Raises ValueError and TypeError for what Serve does not take.
+    """
+    schemas = [_schema(name, each) for each in (before.applications[name], changed)]
+    if len({get_app_code_version(each) for each in schemas}) > 1:
+        return None
     # Serve keeps what it has built, and lays what the file says about deployments over it.
-    old, new = (override_deployment_info(built, each) for each in (there, here))
-    return max(_paid(name, each, old[each], new[each]) for each in sorted(built))
+    old, new = (override_deployment_info(before.built[name], each) for each in schemas)
+    prices = {each: _price(old[each], new[each]) for each in sorted(old)}
+    dearest = max(prices.values())
+    if dearest is Price.NOTHING:
+        return Cost(dearest)
+    return Cost(dearest, name, tuple(each for each, price in prices.items() if price is dearest))
 
 
-def _paid(application: str, name: str, old: DeploymentInfo, new: DeploymentInfo) -> Cost:
-    """The cost of a change to one deployment."""
+def _price(old: DeploymentInfo, new: DeploymentInfo) -> Price:
+    """The price of a change to one deployment."""
     versions = [DeploymentTargetState.create(each, 1).version for each in (old, new)]
     if versions[0].requires_actor_restart(versions[1]):
-        return Cost(Price.DEPLOYMENTS, application, (name,))
+        return Price.DEPLOYMENTS
     if versions[0].requires_actor_reconfigure(versions[1]):
         # Replicas are told of a user_config, not of its absence.
         configs = [each.deployment_config.user_config for each in (old, new)]
-        is_gone = configs[0] is not None and configs[1] is None
-        return Cost(Price.NOT_UNDONE if is_gone else Price.LIVE, application, (name,))
+        return Price.NOT_UNDONE if configs[0] is not None and configs[1] is None else Price.LIVE
     options = [each.deployment_config.model_dump() for each in (old, new)]
     for each in options:
         del each["user_configured_option_names"]
-    return Cost(Price.LIVE, application, (name,)) if options[0] != options[1] else Cost(Price(0))
+    return Price.LIVE if options[0] != options[1] else Price.NOTHING
 
 
 def _built(name: str, application: Mapping[str, Any]) -> dict[str, DeploymentInfo]:

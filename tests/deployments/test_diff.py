@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.config.file import load
+from cluster.errors import ConfigError
 from deployments.cli import EXIT_BAD_CONFIG, EXIT_OK, main
 from deployments.diff import difference
 
@@ -107,6 +108,40 @@ def test_replicas_are_not_told_that_a_user_config_is_gone(document: Document) ->
     emptied = copy.deepcopy(document)
     emptied["applications"][0]["deployments"] = _deployments(user_config={})
     assert difference(adapted, emptied).startswith("live: target takes it")
+
+
+def test_keys_that_exclude_each_other_are_told_with_what_they_cost_together(
+    document: Document,
+) -> None:
+    spread = copy.deepcopy(document)
+    ingress = {"name": "ingress"}
+    document["applications"][0]["deployments"] = [{**ingress, "max_replicas_per_node": 1}]
+    grouped = {**ingress, "placement_group_bundles": [{"CPU": 1}]}
+    spread["applications"][0]["deployments"] = [grouped]
+    (price, *lines) = difference(document, spread).splitlines()
+    assert price == "restarts ingress alone"
+    assert [line.split(": ")[0] for line in lines] == [
+        "  deployments[ingress].max_replicas_per_node",
+        "  deployments[ingress].placement_group_bundles",
+    ]
+
+
+def test_the_first_autoscaling_of_a_deployment_restarts_all(document: Document) -> None:
+    """For Serve it is a part of the application's version."""
+    scaled = _deployments(autoscaling_config={"max_replicas": 3})
+    assert after(document, lambda _, app: app.update(deployments=scaled)).startswith(_ALL)
+    document["applications"][0]["deployments"] = scaled
+    more = _deployments(autoscaling_config={"max_replicas": 4})
+    found = after(document, lambda _, app: app.update(deployments=more))
+    assert found.startswith("live: target takes it")
+
+
+def test_what_serve_does_not_take_is_refused_with_its_reason(document: Document) -> None:
+    wrong = copy.deepcopy(document)
+    options = {"ray_actor_options": {"num_cpus": 64}}  # more than the target's bundle
+    wrong["applications"][0]["deployments"] = _deployments(**options)
+    with pytest.raises(ConfigError, match=r"Serve does not take it: .*bundle only has 1\.0 `CPU`"):
+        difference(document, wrong)
 
 
 def test_a_key_that_says_its_default_restarts_all_the_same(document: Document) -> None:
