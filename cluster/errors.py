@@ -4,7 +4,8 @@
     ├── RequestError          the caller's fault; the same request fails again (4xx)
     │   ├── NotFoundError     no model or drafter of that name is served
     │   ├── TooLargeError     the body, prompt or frame exceeds a stated limit
-    │   └── TooSlowError      the body did not arrive in time
+    │   │   └── HeadTooLargeError  the path and headers of an HTTP request do
+    │   └── TooSlowError      the request did not arrive in time
     ├── CapacityError         the request is valid; retry later (429)
     │   └── UnavailableError  no worker is available at present (503)
     ├── DeadlineError         the time that the request allowed is over (504)
@@ -55,6 +56,10 @@ class NotFoundError(RequestError):
 
 class TooLargeError(RequestError):
     code = "request_too_large"
+
+
+class HeadTooLargeError(TooLargeError):
+    code = "headers_too_large"
 
 
 class TooSlowError(RequestError):
@@ -121,6 +126,7 @@ SURFACES: tuple[Surface, ...] = (
     Surface(RequestError, 400, "invalid_request_error", "INVALID_ARGUMENT"),
     Surface(NotFoundError, 404, "invalid_request_error", "NOT_FOUND"),
     Surface(TooLargeError, 413, "invalid_request_error", "OUT_OF_RANGE"),
+    Surface(HeadTooLargeError, 431, "invalid_request_error", "OUT_OF_RANGE"),
     Surface(TooSlowError, 408, "invalid_request_error", "DEADLINE_EXCEEDED"),
     Surface(DeadlineError, 504, "timeout_error", "DEADLINE_EXCEEDED"),
     Surface(CapacityError, 429, "rate_limit_error", "RESOURCE_EXHAUSTED"),

@@ -45,7 +45,9 @@ def test_the_grpc_status_exists_and_the_http_status_agrees_with_whose_fault_it_i
 ) -> None:
     assert surface.grpc_status in grpc.StatusCode.__members__
     is_callers_fault = issubclass(surface.error, RequestError)
-    assert (400 <= surface.http_status < 429) == is_callers_fault
+    # 429 asks for patience and 499 is nobody's fault.
+    is_4xx = 400 <= surface.http_status < 499 and surface.http_status != 429
+    assert is_4xx == is_callers_fault
     # 499 (client closed its request) is nginx's, in no standard, and never sent.
     assert surface.http_status == 499 or http.HTTPStatus(surface.http_status)
 

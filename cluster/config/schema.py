@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from cluster.config.http import HttpConfig
 from cluster.config.parse import (
     NameOf,
     NonNegativeFloat,
@@ -131,20 +132,6 @@ class ApiConfig:
     the oldest go first. 0 = none."""
     max_stored_bytes: NonNegativeInt = 64 * 1024 * 1024
     """Bytes that their messages may take together."""
-
-
-@dataclass(frozen=True, slots=True)
-class HttpConfig:
-    """The OpenAI-compatible endpoint."""
-
-    listener: Literal["ingress", "serve"] = "ingress"
-    """ingress = every ingress replica listens at host and port of its own node. serve = Ray Serve's
-    proxies listen on every node, at the host and port in Serve's own `http_options`, and pass
-    everything on, which costs a third of a millisecond of CPU per token and stream."""
-    host: str = "127.0.0.1"
-    """The interface to listen on; 0.0.0.0 = all."""
-    port: Port = 8000
-    """TCP port."""
 
 
 @dataclass(frozen=True, slots=True)

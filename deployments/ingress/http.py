@@ -99,7 +99,8 @@ def create_app(ingress: Ingress) -> FastAPI:
             allow_headers=["*"],
             expose_headers=[REQUEST_ID, TIMEOUT, "Retry-After", "Warning"],
         )
-    app.add_middleware(RequestScope, is_logged=ingress.config.ingress.log_requests)
+    config = ingress.config
+    app.add_middleware(RequestScope, config.http, is_logged=config.ingress.log_requests)
     return app
 
 

@@ -11,6 +11,7 @@ import contextlib
 import math
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -18,11 +19,10 @@ from starlette.types import ASGIApp
 from cluster.config.schema import HttpConfig
 from cluster.errors import ConfigError, WorkerError
 from deployments.addresses import joined
+from deployments.ingress.http_protocol import BoundedProtocol
 
 # Connections that have not been accepted yet; as uvicorn's own default.
 _BACKLOG = 2048
-# As Ray Serve's proxy: longer than load balancers in front keep theirs.
-_KEEP_ALIVE_S = 90
 
 
 class HttpListener:
@@ -41,7 +41,8 @@ class HttpListener:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
+                http=partial(BoundedProtocol, where, {}),  # type: ignore[arg-type]  # makes one
+                timeout_keep_alive=where.keep_alive_s,
                 timeout_graceful_shutdown=math.ceil(patience_s),
             )
         )
@@ -77,6 +78,11 @@ def _bound(where: HttpConfig) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # Connections have it from here.  Nothing else notices a client that stays and never reads:
+        # its answer's end waits in the socket's buffer.
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            timeout_ms = 1000 * where.unread_timeout_s
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
         bound.bind((where.host, where.port))
         bound.listen(_BACKLOG)
         bound.setblocking(False)

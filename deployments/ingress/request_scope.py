@@ -11,7 +11,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.errors import RequestError
+from cluster.config.http import HttpConfig
+from cluster.errors import HeadTooLargeError, RequestError
+from deployments.ingress.http_protocol import check_head, size_of
+from deployments.ingress.openai_error import error_response
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +30,14 @@ _SILENT = ("/health", "/metrics", "/ping")
 
 
 class RequestScope:
-    """Takes the client's X-Request-Id, or makes one, and answers with it; logs how it ended."""
+    """Takes the client's X-Request-Id, or makes one, and answers with it; logs how it ended.
 
-    def __init__(self, app: ASGIApp, *, is_logged: bool) -> None:
+    Refuses heads beyond the bounds: Serve's proxies do not.
+    """
+
+    def __init__(self, app: ASGIApp, bounds: HttpConfig, *, is_logged: bool) -> None:
         self._app = app
+        self._bounds = bounds
         self._is_logged = is_logged
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,7 +59,12 @@ class RequestScope:
             await send(message)
 
         try:
+            head_bytes = len(scope["path"]) + len(scope["query_string"])
+            head_bytes += sum(size_of(name, value) for name, value in headers)
+            check_head(head_bytes, len(headers), self._bounds)
             await self._app(scope, receive, send_with_id)
+        except HeadTooLargeError as error:
+            await error_response(error, request_id)(scope, receive, send_with_id)
         finally:
             if self._is_logged and scope["path"] not in _SILENT:
                 # Of the path only what the application itself knows: the rest is a client's text.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from starlette.requests import Request
 
 from cluster.config.schema import IngressConfig
-from cluster.errors import TooLargeError, TooSlowError
+from cluster.errors import RequestError, TooLargeError, TooSlowError
 from deployments.ingress.body import read_object
 
 PATIENT = IngressConfig(max_body_bytes=1_000_000)
@@ -32,6 +33,13 @@ def request(*chunks: bytes, is_whole: bool = True, headers: Sequence[Any] = ()) 
 
 def same(values: dict[str, Any]) -> dict[str, Any]:
     return values
+
+
+async def test_a_compressed_body_is_not_unpacked() -> None:
+    bomb = gzip.compress(bytes(100_000_000))
+    headers = [(b"content-encoding", b"gzip")]
+    with pytest.raises(RequestError, match="not valid UTF-8"):
+        await read_object(request(bomb, headers=headers), PATIENT, same)
 
 
 async def test_a_body_in_pieces_is_one_object() -> None:

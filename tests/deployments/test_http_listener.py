@@ -129,6 +129,13 @@ def test_both_ways_in_lead_to_the_same_text(served: Served, stream: bool) -> Non
     assert texts[0] == texts[1] != ""
 
 
+def test_both_ways_in_refuse_a_large_head(served: Served) -> None:
+    for base in (served.http, served.proxied):
+        reply = httpx.get(f"{base}/v1/models", headers={"X": "a" * 40_000}, timeout=60)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (431, "headers_too_large")
+        assert httpx.get(f"{base}/v1/models", timeout=60).status_code == 200
+
+
 def text_at(base: str, body: dict[str, Any]) -> str:
     reply = httpx.post(f"{base}/v1/completions", json=body, timeout=60)
     assert reply.status_code == 200

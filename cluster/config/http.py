@@ -1,0 +1,40 @@
+"""The configuration of the OpenAI-compatible endpoint's listener."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from cluster.config.parse import Port, PositiveInt, Range
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """The OpenAI-compatible endpoint. Of the bounds, Serve's proxies keep none but those on
+    headers."""
+
+    listener: Literal["ingress", "serve"] = "ingress"
+    """ingress = every ingress replica listens at host and port of its own node. serve = Ray Serve's
+    proxies listen on every node, at the host and port in Serve's own `http_options`, and pass
+    everything on, which costs a third of a millisecond of CPU per token and stream."""
+    host: str = "127.0.0.1"
+    """The interface to listen on; 0.0.0.0 = all."""
+    port: Port = 8000
+    """TCP port."""
+    max_header_bytes: Annotated[int, Range(1024, 1024 * 1024)] = 32 * 1024
+    """A request whose path and headers have more bytes is answered 431. Gateways add some hundred
+    bytes, browsers send up to 16 KiB of cookies."""
+    max_headers: Annotated[int, Range(8, 4096)] = 128
+    """And so is a request with more headers."""
+    head_timeout_s: Annotated[float, Range(0.1, 3600)] = 10.0
+    """A request whose path and headers have not arrived this long after its first byte is answered
+    408. A new connection that sends nothing for so long is closed."""
+    keep_alive_s: Annotated[int, Range(1, 3600)] = 90
+    """A connection without a request for so long is closed. Longer than load balancers in front
+    keep theirs, which would else send a request into a connection that closes."""
+    unread_timeout_s: Annotated[int, Range(1, 86400)] = 600
+    """A client that takes nothing of its answer for so long is cut off (Linux)."""
+    max_connections: PositiveInt = 4096
+    """Of one ingress replica. One more takes the place of that which has waited longest without a
+    request; where all have one, it is answered 503. Each needs a file: keep it below the
+    processes' limit (`ulimit -n`)."""

@@ -1,0 +1,181 @@
+"""HTTP connections with bounds on what a client may send before a request, and how slowly.
+
+uvicorn's protocol bounds none of it: it waits for ever for a first byte or for the end of a head,
+and keeps however much of one comes.  Bodies are bounded where they are read (`body`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import uuid
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from cluster.config.http import HttpConfig
+from cluster.errors import (
+    DrafthouseError,
+    HeadTooLargeError,
+    RequestError,
+    TooSlowError,
+    UnavailableError,
+)
+from deployments.ingress.openai_error import error_response
+
+# Of each header beside its name and value: a colon, a space, the end of the line.
+_SYNTAX_BYTES = 4
+
+
+def size_of(name: bytes, value: bytes) -> int:
+    """The bytes that a header takes."""
+    return len(name) + len(value) + _SYNTAX_BYTES
+
+
+def check_head(num_bytes: int, num_headers: int, bounds: HttpConfig) -> None:
+    """Raise HeadTooLargeError for a path and headers beyond the bounds."""
+    if num_bytes > bounds.max_header_bytes:
+        raise HeadTooLargeError(
+            f"path and headers have more than {bounds.max_header_bytes} bytes; send less, or raise "
+            "http.max_header_bytes"
+        )
+    if num_headers > bounds.max_headers:
+        raise HeadTooLargeError(
+            f"there are more than {bounds.max_headers} headers; send fewer, or raise "
+            "http.max_headers"
+        )
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(
+        self,
+        bounds: HttpConfig,
+        waiting: dict[BoundedProtocol, None],
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """waiting: the listener's connections without a request, the longest-waiting first."""
+        super().__init__(config, server_state, app_state, _loop)
+        self._bounds = bounds
+        self._waiting = waiting
+        self._timer: asyncio.TimerHandle | None = None
+        self._refusal: DrafthouseError | None = None
+        self._is_in_head = False
+        self._num_bytes = 0  # of path and headers
+        # Bytes that came since the parser last told of any: it collects a header until that ends.
+        self._num_untold = 0
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        self._waiting[self] = None
+        self._start_clock()
+        limit = self._bounds.max_connections
+        if len(self.connections) > limit:
+            oldest = next(iter(self._waiting))
+            oldest._end(UnavailableError(f"{limit} connections are open; try again later"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._waiting.pop(self, None)
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        # The first byte starts the clock and a whole head stops it, whatever comes in between:
+        # line breaks before a request, or the rest of a body that nobody waits for any more.
+        if self._timer is None and not self._is_answering:
+            self._start_clock()
+        self._num_untold += len(data)
+        super().data_received(data)
+        if self._num_untold > self._bounds.max_header_bytes and not self.transport.is_closing():
+            self._end(HeadTooLargeError("a header does not end; send a shorter one"))
+
+    def on_message_begin(self) -> None:
+        """See httptools."""
+        super().on_message_begin()
+        self._is_in_head = True
+        self._num_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """See httptools."""
+        super().on_url(url)
+        self._add(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools; called for those behind a body, too."""
+        super().on_header(name, value)
+        self._add(size_of(name, value))
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        self._num_untold = 0
+        super().on_body(body)
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        self._is_in_head = False
+        self._num_untold = 0
+        self._stop_clock()
+        self._waiting.pop(self, None)
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        """Called by uvicorn."""
+        super().on_response_complete()
+        if not self._is_answering:  # no other request has come meanwhile
+            self._waiting[self] = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn for whatever the parser or a method above refuses."""
+        self._end(self._refusal or RequestError("the request is not valid HTTP/1.1; correct it"))
+
+    def _add(self, num_bytes: int) -> None:
+        self._num_untold = 0
+        self._num_bytes += num_bytes
+        try:
+            check_head(self._num_bytes, len(self.headers), self._bounds)
+        except HeadTooLargeError as error:
+            self._refusal = error
+            raise
+
+    def _start_clock(self) -> None:
+        self._timer = self.loop.call_later(self._bounds.head_timeout_s, self._on_late)
+
+    def _stop_clock(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_late(self) -> None:
+        limit = self._bounds.head_timeout_s
+        self._end(
+            TooSlowError(
+                f"the path and headers have not arrived within {limit:g} s; send them faster, or "
+                "raise http.head_timeout_s"
+            )
+        )
+
+    def _end(self, error: DrafthouseError) -> None:
+        """Close the connection; tell a client that is about to ask, or was the last to come."""
+        if self._is_answering or (self.cycle is not None and not self._is_in_head):
+            self.transport.abort()
+            return
+        response = error_response(error, uuid.uuid4().hex)
+        phrase = http.HTTPStatus(response.status_code).phrase
+        lines = [f"HTTP/1.1 {response.status_code} {phrase}".encode()]
+        lines += [name + b": " + value for name, value in response.raw_headers]
+        lines += [b"connection: close", b"", bytes(response.body)]
+        self.transport.write(b"\r\n".join(lines))
+        self.transport.close()
