@@ -17,7 +17,7 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help serve test test-application test-commands test-nightly test-clients check check-native check-gpu-offline format docs lint-protos mutation stubs train clean
+.PHONY: help serve test test-application test-commands test-nightly test-clients check check-native check-gpu-offline format docs lint-protos lock mutation sbom stubs train clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -102,6 +102,14 @@ mutation: $(VENV)/.dev-installed ## change the code in thousands of small ways a
 	OMP_NUM_THREADS=1 $(BIN)/mutmut run $(ARGS)
 	$(BIN)/python -m tests.support.mutation
 
+# Without torch, whose build is the machine's own; with the hashes of every platform's files.
+lock: build/supply/.installed ## renew requirements.lock after a change of pyproject.toml or constraints.txt
+	build/supply/bin/uv pip compile pyproject.toml --extra serve -c constraints.txt --universal --python-version 3.11 \
+		--generate-hashes --no-emit-package torch --no-annotate --no-header --quiet --output-file requirements.lock
+
+sbom: $(VENV)/.serve-installed build/supply/.installed ## what is installed, as a bill of materials in build/sbom.json (CycloneDX)
+	build/supply/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json $(BIN)/python
+
 stubs: $(VENV)/.dev-installed ## regenerate the gRPC stubs from protos/
 	$(BIN)/python -m cluster.rpc.generate
 
@@ -140,6 +148,12 @@ $(VENV)/.torch-installed: $(VENV)/.created constraints.txt
 
 $(VENV)/.serve-installed: $(VENV)/.torch-installed pyproject.toml constraints.txt
 	@$(PIP) -c constraints.txt -e '.[serve]'
+	@touch $@
+
+# Apart, so that the bill does not list what writes it.
+build/supply/.installed: $(VENV)/.created constraints.txt
+	@$(BIN)/python -m venv build/supply
+	@build/supply/bin/python -m pip install --disable-pip-version-check --no-input -c constraints.txt cyclonedx-bom uv
 	@touch $@
 
 $(VENV)/.dev-installed: $(VENV)/.torch-installed pyproject.toml constraints.txt
