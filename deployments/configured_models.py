@@ -12,6 +12,7 @@ from cluster.errors import ConfigError
 from cluster.models.catalogue import KNOWN
 from cluster.models.names import source_of
 from cluster.models.resolve import fetch, find, resolve
+from cluster.models.sources import HubSource
 
 
 def engines(config: Config) -> dict[str, EngineConfig]:
@@ -56,7 +57,13 @@ def fetch_models(config: Config, say: Callable[[str], None]) -> None:
     """Get every model that is not on this machine; says one line about each of them."""
     for path, engine in engines(config).items():
         with ConfigError.below(path, "model"):
-            fetch_model(engine.model, say)
+            folder = fetch_model(engine.model, say)
+            source = source_of(engine.model)
+            if isinstance(source, HubSource) and not source.is_pinned:
+                say(
+                    f"{path}.model: {engine.model} names no commit, so whoever may push there can "
+                    f"change what is served; to pin this one: {source.repo_id}@{folder.name}"
+                )
 
 
 def fetch_model(model: str, say: Callable[[str], None]) -> Path:

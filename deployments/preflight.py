@@ -159,7 +159,7 @@ def _summary(
 def _token_strings(folder: Path, engine: EngineConfig, *, is_target: bool) -> list[str]:
     """The tokenizer's strings in id order; none for a drafter without a tokenizer."""
     try:
-        tokenizer = load_pretrained_tokenizer(folder, trust_remote_code=engine.trust_remote_code)
+        tokenizer = load_pretrained_tokenizer(folder)
     except ConfigError:
         if is_target:
             raise

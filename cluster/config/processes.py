@@ -89,8 +89,6 @@ class EngineConfig:
     cuda_graphs: bool = True
     """Capture CUDA graphs at load and replay them in steps of up to 256 rows. Only where the whole
     model is on one NVIDIA GPU and its code allows that."""
-    trust_remote_code: bool = False
-    """Let transformers run Python code that comes with the checkpoint."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters of the target, name to folder as peft saves it. A request chooses one by its
     name in `model`. Not together with tensor_parallel or reproducible."""

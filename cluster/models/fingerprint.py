@@ -47,7 +47,7 @@ def folder_tokenizer_hash(folder: str | Path) -> str:
     return tokenizer_hash(token_strings(load_pretrained_tokenizer(folder).get_vocab()))
 
 
-def load_pretrained_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> Any:
+def load_pretrained_tokenizer(folder: str | Path) -> Any:
     """Load the transformers tokenizer of a folder, without torch if it has tokenizer.json.
 
     tokenizer.json is the whole tokenizer, so the generic class reads it exactly.  AutoTokenizer
@@ -61,7 +61,7 @@ def load_pretrained_tokenizer(folder: str | Path, *, trust_remote_code: bool = F
             return PreTrainedTokenizerFast.from_pretrained(folder)
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(
             f"{folder}: no tokenizer can be loaded ({error}); put the model's tokenizer.json there"

@@ -1,19 +1,26 @@
-"""Snapshots of models on the Hugging Face hub, in its own cache."""
+"""Snapshots of models on the Hugging Face hub, in its own cache.
+
+Nothing that could run is fetched, by a list of what is: no Python, and no pickled weights.
+"""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import list_repo_files, snapshot_download
 
 from cluster.errors import ConfigError
 from cluster.models.sources import HubSource
-from cluster.models.weights import PICKLED, SAFETENSORS, missing_weights
+from cluster.models.weights import SAFETENSORS, missing_weights
 
-_TOKENIZER = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
-_HEAD_WEIGHTS = ["*.safetensors", "*.bin", "*.pt"]
+log = logging.getLogger(__name__)
+
+_TOKENIZER = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+_HEAD_WEIGHTS = "*.safetensors"
 # Repositories hold the same weights in other formats too, in folders inside.
 _OTHERS = ["*/*"]
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def find(source: HubSource) -> Path | None:
@@ -23,7 +30,7 @@ def find(source: HubSource) -> Path | None:
                                         local_files_only=True))  # fmt: skip
     except (OSError, ValueError):
         return None
-    is_whole = (folder / "config.json").is_file() and not missing_weights(folder)
+    is_whole = (folder / "config.json").is_file() and _has_weights(folder)
     return folder if is_whole else None
 
 
@@ -38,22 +45,48 @@ def download(source: HubSource, *, only_tokenizer: bool = False) -> Path:
         return folder
     # The same commit, though the branch may move on meanwhile.
     commit = HubSource(source.repo_id, folder.name)
-    for weights in (SAFETENSORS, PICKLED):
-        _snapshot(commit, [weights])
-        if not missing_weights(folder):
-            return folder
-    raise ConfigError(
-        f"the model {_shown(source)} holds no weights in transformers' format, or they cannot be "
-        f"fetched now; with a network, run: drafthouse fetch {_shown(source)}"
-    )
+    _snapshot(commit, [SAFETENSORS])
+    if not _has_weights(folder):
+        _refuse_pickles(commit)
+        raise ConfigError(
+            f"the model {_shown(source)} holds no weights in transformers' format, or they cannot "
+            f"be fetched now; with a network, run: drafthouse fetch {_shown(source)}"
+        )
+    return folder
 
 
 def download_head(source: HubSource) -> Path:
     """The folder of a draft head's snapshot, whose weights have names of their own."""
-    folder = _snapshot(source, ["config.json", *_HEAD_WEIGHTS])
-    if not any(list(folder.glob(pattern)) for pattern in _HEAD_WEIGHTS):
+    folder = _snapshot(source, ["config.json", _HEAD_WEIGHTS])
+    commit = HubSource(source.repo_id, folder.name)
+    if not any(folder.glob(_HEAD_WEIGHTS)):
+        _refuse_pickles(commit)
         raise ConfigError(f"{_shown(source)} holds no weights of a draft head", param="model")
+    if not source.is_pinned:
+        log.warning("%s names no commit; to pin this one: %s", _shown(source), _shown(commit))
     return folder
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(folder.glob(SAFETENSORS)) and not missing_weights(folder)
+
+
+def _refuse_pickles(commit: HubSource) -> None:
+    """Raise ConfigError with the remedy where pickled weights are all that there is."""
+    try:
+        names = list_repo_files(commit.repo_id, revision=commit.revision)
+    except (OSError, ValueError):
+        return  # it cannot be asked now
+    pickles = sorted(name for name in names if name.endswith(_PICKLES))
+    if pickles:
+        raise ConfigError(
+            f"the model {commit.repo_id} has its weights as a pickle alone ({pickles[0]}), which "
+            "can run code when it is read, and is not fetched; name a repository with safetensors "
+            f"(often a branch or a copy), or fetch it yourself (hf download {commit.repo_id} "
+            "--local-dir FOLDER) and name that folder: of it plain tensors are read, and nothing "
+            "else is unpickled",
+            param="model",
+        )
 
 
 def _snapshot(source: HubSource, patterns: list[str]) -> Path:

@@ -14,7 +14,8 @@ from cluster.errors import ConfigError
 from cluster.models.catalogue import KNOWN, REPOSITORY
 from cluster.models.sources import FolderSource, GgufSource, HubSource, Source, WheelSource
 
-# What the hub allows in `owner/name`, and what git allows in a revision without a blank.
+# What the hub allows in `owner/name`, and what git allows in a revision without a blank; neither
+# allows two dots in a row.
 _HUB_MODEL = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
@@ -30,6 +31,8 @@ def source_of(model: str) -> Source:
             "`drafthouse models`",
             param="model",
         )
+    if "\0" in model:
+        raise ConfigError(_unknown(model), param="model")
     places = (Path(model).expanduser(), REPOSITORY / model)
     found = _local(places)
     if found is not None:
@@ -44,7 +47,7 @@ def source_of(model: str) -> Source:
                 param="model",
             )
     hub = _HUB_MODEL.fullmatch(model)
-    if hub is None or model.endswith(".gguf") or _is_path(model):
+    if hub is None or ".." in model or model.endswith(".gguf") or _is_path(model):
         raise ConfigError(_unknown(model), param="model")
     return HubSource(hub[1], hub[2])
 

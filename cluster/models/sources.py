@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,11 @@ class HubSource:
 
     repo_id: str
     revision: str | None = None
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if it names a commit: what other names mean, whoever may push there can change."""
+        return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
 
 
 @dataclass(frozen=True, slots=True)

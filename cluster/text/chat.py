@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ _TEMPLATE_ERRORS = (
 )  # fmt: skip
 
 _MAX_REASON_CHARS = 200
+# More than any context holds, and far more time than a conversation takes that fills one.
+_MAX_RENDERED_CHARS = 16 * 1024 * 1024
+_MAX_RENDER_S = 5.0
 
 
 class ChatTemplate:
@@ -39,7 +43,8 @@ class ChatTemplate:
         """pretrained: the transformers tokenizer that has the template and the special tokens."""
         self._pretrained = pretrained
         template = pretrained.chat_template
-        self._source = "\n".join(template.values()) if isinstance(template, dict) else template
+        self._sources = tuple(template.values()) if isinstance(template, dict) else (template,)
+        self._source = None if template is None else "\n".join(self._sources)
 
     @property
     def source(self) -> str:
@@ -71,6 +76,7 @@ class ChatTemplate:
             raise RequestError.at("messages", "empty; send at least one message")
         plain = [self._checked(message, index) for index, message in enumerate(messages)]
         try:
+            self._bound()
             rendered = self._pretrained.apply_chat_template(
                 plain,
                 tools=None if not tools else list(tools),
@@ -92,6 +98,14 @@ class ChatTemplate:
                 "send messages with a role and text content",
             ) from None  # a log would show the message and variables of the cause
         return str(rendered)
+
+    def _bound(self) -> None:
+        """Bound what a rendering takes: a template's loops may be as long as a client says."""
+        # An import of its own: few of those who check messages render them.
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        for source in self._sources:
+            _compile_jinja_template(source).environment.concat = _concatenated
 
     def _checked(self, message: Any, index: int) -> dict[str, Any]:
         param = f"messages[{index}]"
@@ -122,6 +136,23 @@ class ChatTemplate:
         if role == "developer" and not self._names("developer"):
             return "system"
         return role
+
+
+def _concatenated(parts: Iterable[str]) -> str:
+    """All parts together; raises RequestError where they take too long or become too much."""
+    ends_at = time.monotonic() + _MAX_RENDER_S
+    kept: list[str] = []
+    num_chars = 0
+    for part in parts:
+        kept.append(part)
+        num_chars += len(part)
+        if num_chars > _MAX_RENDERED_CHARS or time.monotonic() > ends_at:
+            raise RequestError.at(
+                "messages",
+                f"the model's chat template makes more than {_MAX_RENDERED_CHARS} characters of "
+                f"them, or takes more than {_MAX_RENDER_S:g} s; send fewer or shorter ones",
+            )
+    return "".join(kept)
 
 
 def read_template(name: str) -> str:

@@ -91,16 +91,15 @@ class Tokenizer:
 
     @classmethod
     def load(
-        cls, folder: str | Path, *, generation_config: str = AUTO, trust_remote_code: bool = False,
-        chat_template: str = "",
-    ) -> Tokenizer:  # fmt: skip
+        cls, folder: str | Path, *, generation_config: str = AUTO, chat_template: str = ""
+    ) -> Tokenizer:
         """Read a Hugging Face folder; raises ConfigError if it has no usable tokenizer.
 
         generation_config: `target.generation_config`, which may define end-of-sequence tokens.
         chat_template: `answers.chat_template`, a file in place of the model's own template.
         """
         folder = Path(folder)
-        pretrained = load_pretrained_tokenizer(folder, trust_remote_code=trust_remote_code)
+        pretrained = load_pretrained_tokenizer(folder)
         if chat_template:
             pretrained.chat_template = read_template(chat_template)
         return cls(pretrained, load_eos_token_ids(folder, generation_config))

@@ -131,7 +131,6 @@ def _load_text(config: Config) -> tuple[Tokenizer, SamplingParams]:
     tokenizer = Tokenizer.load(
         folder,
         generation_config=choice,
-        trust_remote_code=target.engine.trust_remote_code,
         chat_template=config.answers.chat_template,
     )
     return tokenizer, load_sampling_defaults(folder, choice)

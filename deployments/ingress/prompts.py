@@ -67,8 +67,9 @@ async def encode_all(
 
 def _num_characters(prompt: Prompt) -> int:
     if prompt.messages is not None:
-        tools = len(json.dumps(prompt.tools)) if prompt.tools else 0
-        return tools + sum(map(_message_characters, prompt.messages))
+        others = (prompt.tools, prompt.template.arguments)
+        num_others = sum(len(json.dumps(other)) for other in others if other)
+        return num_others + sum(map(_message_characters, prompt.messages))
     return len(prompt.text or "")
 
 

@@ -13,7 +13,7 @@ from cluster.errors import CapacityError, RequestError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
-from deployments.ingress.spec import GenerationSpec, Prompt, Resumption
+from deployments.ingress.spec import ChatOptions, GenerationSpec, Prompt, Resumption
 from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import plain_text
 from tests.support.deployments.stage import stage
@@ -104,6 +104,16 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
         generation = create(asked(1024), tokenizer, setting.ingress)
         with pytest.raises(RequestError, match=r"the prompt has .* tokens"):
             await generation.start()
+
+
+async def test_what_a_template_is_given_counts_before_it_is_rendered(tokenizer: Tokenizer) -> None:
+    options = ChatOptions(arguments={"documents_of_ours": ["q" * 600, "q" * 600]})
+    asked = spec(Prompt(messages=({"role": "user", "content": "q"},), template=options))
+    async with stage() as setting, house() as only:
+        setting.add("a", only, max_context_len=64)
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="characters; the limit is 1024"):
+            await create(asked, tokenizer, setting.ingress).start()
 
 
 async def test_many_long_prompts_are_encoded_as_each_would_be(tokenizer: Tokenizer) -> None:

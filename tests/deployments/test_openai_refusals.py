@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from cluster.errors import NotFoundError, RequestError, surface_of
+from cluster.rpc.codec_generation import REQUEST, decode_request
+from cluster.rpc.generation import GenerationRequest
 from deployments.ingress.body import parse_body
+from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import parse_chat, parse_completion
 from tests.deployments.test_openai_request import LIMITS, chat, completion
 
@@ -145,6 +148,21 @@ def test_another_model_is_refused(model: Any) -> None:
 def test_an_unknown_model_is_not_found() -> None:
     with pytest.raises(NotFoundError, match="'gpt-5' is not served; ask for 'demo'"):
         parse_chat(chat(model="gpt-5"), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/passwd", "demo/../../x", "demo\0", "~/x", "%2e%2e/x"]
+)
+def test_a_path_is_no_name_of_a_model(name: str) -> None:
+    """Names are compared with those of the configuration, and nothing is looked for."""
+    carried = decode_request(REQUEST.encode(GenerationRequest(name, "hello")))
+    for parse in (
+        lambda: parse_chat(chat(model=name), LIMITS),
+        lambda: parse_completion(completion(model=name), LIMITS),
+        lambda: to_spec(carried, LIMITS),
+    ):
+        with pytest.raises(NotFoundError, match="is not served; ask for 'demo'"):
+            parse()
 
 
 def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:

@@ -64,6 +64,10 @@ def test_a_folder_goes_before_a_name_of_the_catalogue(
         ("gpt2", "drafthouse models"),
         ("SmolLM2-135M-Instuct", r"did you mean smollm2-135m-instruct\?"),
         ("org/model@", "no such folder"),
+        ("../x", "no such folder"),
+        ("org/..", "no such folder"),
+        ("org/model@../../etc", "no such folder"),
+        ("org/model\0", "no such folder"),
     ],
 )
 def test_what_is_none_of_these_is_named_with_the_remedy(name: str, message: str) -> None:

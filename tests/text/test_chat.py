@@ -131,3 +131,19 @@ def test_a_model_without_template_is_refused_with_the_reason(folder: Path) -> No
 def test_a_model_with_several_templates_uses_the_default(folder: Path) -> None:
     tokenizer = with_template(folder, {"default": "plain", "tool_use": "tools"})
     assert tokenizer.render_chat([{"role": "user", "content": "x"}]) == "plain"
+
+
+GROWING = "{% for i in range(n) %}{% for j in range(n) %}0123456789{% endfor %}{% endfor %}"
+BY_PARTS = "{% macro part() %}" + GROWING + "{% endmacro %}{{ part() }}"
+
+
+@pytest.mark.parametrize("template", [GROWING, BY_PARTS, {"default": GROWING}])
+def test_a_template_whose_text_grows_with_an_argument_is_stopped(
+    folder: Path, template: Any
+) -> None:
+    tokenizer = with_template(folder, template)
+    messages = [{"role": "user", "content": "a"}]
+    assert len(tokenizer.render_chat(messages, template_arguments={"n": 30})) == 9000
+    with pytest.raises(RequestError, match="more than 16777216 characters") as caught:
+        tokenizer.render_chat(messages, template_arguments={"n": 99_000})
+    assert caught.value.param == "messages"

@@ -234,7 +234,7 @@ def _load_module(
     arguments: dict[str, Any] = {
         "dtype": dtype,
         "attn_implementation": seam.IMPLEMENTATION,
-        "trust_remote_code": config.trust_remote_code,
+        "trust_remote_code": False,
     }
     if config.quantization is not None:
         arguments["quantization_config"] = quantization_of(config)

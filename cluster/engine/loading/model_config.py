@@ -42,9 +42,7 @@ def read_model_config(folder: Path, config: EngineConfig) -> Any:
         _check_counts(folder, part)
     with _told(folder, described, _parsed):
         try:
-            return AutoConfig.from_pretrained(
-                str(folder), trust_remote_code=config.trust_remote_code
-            )
+            return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         except OSError as error:
             raise ConfigError(
                 f"model {config.model!r}: its config cannot be read: {error}", param="model"
@@ -60,8 +58,8 @@ def built(folder: Path, model_config: Any, config: EngineConfig) -> torch.nn.Mod
     if config.quantization is not None or getattr(model_config, "quantization_config", None):
         return None
     described = _described(folder)
-    with _told(folder, described, lambda changed: _built(_parsed(changed), trusted=False)):
-        module = _built(model_config, trusted=config.trust_remote_code)
+    with _told(folder, described, lambda changed: _built(_parsed(changed))):
+        module = _built(model_config)
     _compare(folder, described, module)
     return module
 
@@ -120,11 +118,11 @@ def _parsed(described: Mapping[str, Any]) -> Any:
     return CONFIG_MAPPING[described["model_type"]].from_dict(dict(described))
 
 
-def _built(model_config: Any, *, trusted: bool) -> torch.nn.Module:
+def _built(model_config: Any) -> torch.nn.Module:
     """The model without memory for its weights."""
     with torch.device("meta"):
         module: torch.nn.Module = AutoModelForCausalLM.from_config(
-            model_config, trust_remote_code=trusted
+            model_config, trust_remote_code=False
         )
     return module
 

@@ -114,7 +114,7 @@ def _parameters(described: Description, config: EngineConfig) -> dict[str, _Para
     try:
         with torch.device("meta"):
             module = AutoModelForCausalLM.from_config(
-                described.text_config, trust_remote_code=config.trust_remote_code
+                described.text_config, trust_remote_code=False
             )
     except (OSError, ValueError, ImportError, RuntimeError, TypeError, AttributeError) as error:
         raise ConfigError(

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cluster.config.schema import EngineConfig
 from cluster.engine import device
@@ -162,30 +163,47 @@ def test_a_rope_that_depends_on_the_batch_is_served_up_to_its_original_length(
 def test_the_self_check_refuses_attention_it_does_not_know(
     llama_folder: Path, tmp_path: Path
 ) -> None:
-    """A remote-code Llama that biases scores by distance outside the attention function."""
-    folder = tmp_path / "biased"
-    shutil.copytree(llama_folder, folder)
-    (folder / "modeling_biased.py").write_text(_BIASED_LLAMA)
-    config = json.loads((folder / "config.json").read_text())
-    config["architectures"] = ["BiasedLlamaForCausalLM"]
-    config["auto_map"] = {"AutoModelForCausalLM": "modeling_biased.BiasedLlamaForCausalLM"}
-    (folder / "config.json").write_text(json.dumps(config))
+    """A Llama that biases scores by distance outside the attention function."""
+    folder = described_as("biased_llama", llama_folder, tmp_path)
+    AutoConfig.register("biased_llama", BiasedLlamaConfig)
+    AutoModelForCausalLM.register(BiasedLlamaConfig, BiasedLlamaForCausalLM)
     with pytest.raises(ConfigError, match="BiasedLlamaForCausalLM cannot be served: with tree"):
-        load_engine(folder, trust_remote_code=True)
+        load_engine(folder)
 
 
-_BIASED_LLAMA = """
-import torch
-from transformers import LlamaForCausalLM
+class BiasedLlamaConfig(LlamaConfig):
+    model_type = "biased_llama"
 
 
 class BiasedLlamaForCausalLM(LlamaForCausalLM):
-    def forward(self, input_ids=None, **kwargs):
+    config_class = BiasedLlamaConfig
+
+    def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
         embeddings = self.model.embed_tokens(input_ids)
         # Rows mix with the row before them, which need not be their parent in a tree.
         mixed = embeddings + torch.roll(embeddings, 1, dims=1)
         return super().forward(inputs_embeds=mixed, **kwargs)
-"""
+
+
+def test_python_code_of_a_checkpoint_is_never_run(llama_folder: Path, tmp_path: Path) -> None:
+    folder = described_as("of_its_own", llama_folder, tmp_path)
+    ran = tmp_path / "ran"
+    (folder / "modeling.py").write_text(f"open({str(ran)!r}, 'w')")
+    config = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "modeling.Config", "AutoModelForCausalLM": "modeling.Model"}
+    (folder / "config.json").write_text(json.dumps({**config, "auto_map": names}))
+    with pytest.raises(ConfigError):
+        load_engine(folder)
+    assert not ran.exists()
+
+
+def described_as(model_type: str, source: Path, tmp_path: Path) -> Path:
+    """A copy of a folder, of another type."""
+    folder = tmp_path / model_type
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
+    return folder
 
 
 def test_tied_and_sharded_checkpoints_load(checkpoint_factory: Factory, tmp_path: Path) -> None:

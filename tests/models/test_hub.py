@@ -1,0 +1,83 @@
+"""Nothing that could run comes from the hub."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.models.sources import HubSource
+from tests.support.models.fake_hub import COMMIT, FakeHub, fake_hub
+
+DEADLINE_S = 60
+RUNS = ("modeling_tiny.py", "tokenization_tiny.py", "training.pt", "more.ckpt", "old.pth")
+SERVE = """
+import sys
+from cluster.config.schema import Config, EngineConfig, TargetConfig
+from deployments.configured_models import fetch_models
+engine = EngineConfig(model=sys.argv[1])
+fetch_models(Config(target=TargetConfig(engine=engine)), print)
+"""
+HEAD = "import sys; from cluster.models.resolve import resolve_head as r; print(r(sys.argv[1]))"
+
+
+@pytest.fixture
+def hub(llama_folder: Path, tmp_path: Path) -> Iterator[FakeHub]:
+    folder = tmp_path / "published"
+    shutil.copytree(llama_folder, folder)
+    for name in RUNS:
+        (folder / name).write_text("raise SystemExit('it ran')")
+    with fake_hub(folder) as found:
+        yield found
+
+
+def ran(hub: FakeHub, program: str, model: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_HUB_CACHE": str(cache / "hub"), "HF_ENDPOINT": hub.url}
+    environment.pop("HF_HUB_OFFLINE", None)
+    return subprocess.run(
+        [sys.executable, "-c", program, model],
+        env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+
+
+def test_no_file_that_could_run_is_fetched_and_an_unpinned_model_is_told(
+    hub: FakeHub, cache: Path
+) -> None:
+    found = ran(hub, SERVE, "org/tiny@main", cache)
+    assert "model.safetensors" in hub.fetched, found.stderr
+    assert {"config.json", "tokenizer.json"} <= hub.fetched
+    assert not hub.fetched & set(RUNS)
+    assert "target.engine.model: org/tiny@main names no commit" in found.stdout
+    assert f"to pin this one: org/tiny@{COMMIT}" in found.stdout
+    assert "names no commit" not in ran(hub, SERVE, f"org/tiny@{COMMIT}", cache).stdout
+
+
+def test_a_model_of_pickled_weights_is_refused_by_name_with_the_remedy(
+    hub: FakeHub, cache: Path
+) -> None:
+    (hub.folder / "model.safetensors").rename(hub.folder / "pytorch_model.bin")
+    for program in (SERVE, HEAD):
+        found = ran(hub, program, "org/tiny", cache)
+        last = found.stderr.strip().splitlines()[-1]
+        assert "org/tiny has its weights as a pickle alone" in last
+        assert "hf download org/tiny --local-dir FOLDER" in last
+    assert not any(name.endswith((".bin", ".pt")) for name in hub.fetched)
+
+
+def test_a_head_is_fetched_whatever_its_safetensors_are_called(hub: FakeHub, cache: Path) -> None:
+    (hub.folder / "model.safetensors").rename(hub.folder / "medusa_lm_head.safetensors")
+    found = ran(hub, HEAD, "org/tiny", cache)
+    assert found.stdout.strip().endswith(COMMIT), found.stderr
+    assert "names no commit" in found.stderr
+    assert hub.fetched == {"config.json", "medusa_lm_head.safetensors"}
+
+
+def test_a_commit_alone_is_pinned() -> None:
+    assert HubSource("org/tiny", COMMIT).is_pinned
+    for revision in (None, "main", "v1.0", COMMIT[:12]):
+        assert not HubSource("org/tiny", revision).is_pinned

@@ -1,0 +1,75 @@
+"""The part of the Hugging Face hub's HTTP API by which snapshots are fetched, on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+COMMIT = "b" * 40
+
+
+@dataclass
+class FakeHub:
+    """One repository, `org/tiny`.  fetched: names of the files that were asked for."""
+
+    folder: Path
+    url: str = ""
+    fetched: set[str] = field(default_factory=set)
+
+
+@contextmanager
+def fake_hub(folder: Path) -> Iterator[FakeHub]:
+    """Serve the files of `folder` until the end of the block."""
+    hub = FakeHub(folder)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            names = sorted(path.name for path in folder.iterdir())
+            name = self.path.rpartition("/")[2].partition("?")[0]
+            if "/api/models/org/tiny/tree/" in self.path:
+                self.answer(json.dumps([_listed(folder / each) for each in names]).encode())
+            elif self.path.startswith("/api/models/org/tiny"):
+                siblings = [{"rfilename": each} for each in names]
+                found = {"id": "org/tiny", "sha": COMMIT, "siblings": siblings}
+                self.answer(json.dumps(found).encode())
+            elif self.path.startswith("/org/tiny/resolve/") and name in names:
+                hub.fetched.add(name)
+                self.answer((folder / name).read_bytes())
+            else:
+                self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Not on the tests' output."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        hub.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield hub
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _listed(path: Path) -> dict[str, object]:
+    data = path.read_bytes()
+    oid = hashlib.sha1(data).hexdigest()
+    return {"type": "file", "path": path.name, "size": len(data), "oid": oid}
