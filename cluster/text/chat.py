@@ -44,7 +44,7 @@ class ChatTemplate:
         self._pretrained = pretrained
         template = pretrained.chat_template
         self._sources = tuple(template.values()) if isinstance(template, dict) else (template,)
-        self._source = None if template is None else "\n".join(self._sources)
+        self._source: Any = None if template is None else "\n".join(self._sources)
 
     @property
     def source(self) -> str:

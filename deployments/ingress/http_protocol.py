@@ -168,7 +168,8 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def _end(self, error: DrafthouseError) -> None:
-        """Close the connection; tell a client that is about to ask, or was the last to come."""
+        """Close the connection; tell a client that asks for the first time, or is about to ask."""
+        self._waiting.pop(self, None)  # it is not lost before the next turn of the loop
         if self._is_answering or (self.cycle is not None and not self._is_in_head):
             self.transport.abort()
             return
