@@ -56,5 +56,6 @@ def test_no_fault_changes_a_text(cluster: Cluster) -> None:
     sys.stdout.write(f"{json.dumps(rows | ended, indent=1)}\n")  # pytest -rP shows it
     if RECORD:
         machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, seed {seed}"
-        record = {"machine": machine, "streams": NUM_STREAMS + NUM_HTTP_STREAMS, **ended}
+        num_streams = NUM_STREAMS + NUM_HTTP_STREAMS
+        record = {"machine": machine, "faults": len(kinds), "streams": num_streams, **ended}
         Path(RECORD).write_text(json.dumps(record | {"kinds": rows}, indent=1) + "\n")

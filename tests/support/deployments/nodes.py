@@ -25,6 +25,8 @@ from deployments.processes import descendants
 from tests.deployments.conftest import free_ports
 
 _START_S = 60.0
+# A start may fail while the machine is busy, and of two at the same time.
+_NUM_ATTEMPTS = 3
 # A frame to this address is delivered to nobody; bit 1 marks it as one of no manufacturer.
 _NOWHERE = "02:00:00:00:00:fe"
 # The cluster is to notice within four seconds that a node is gone, for tests wait for that; on a
@@ -32,7 +34,7 @@ _NOWHERE = "02:00:00:00:00:fe"
 _RAY = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_raylet_start_wait_time_s": "10",
+    "RAY_raylet_start_wait_time_s": "20",
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
@@ -130,29 +132,32 @@ class Nodes:
         """Kill the GCS and all of Ray beside it, and start them anew; only with Redis."""
         assert self.has_redis
         _kill(self._head)
-        # Ray takes the raylets for this GCS, for their command lines name its address.
-        (self._folder / "ray_current_cluster").unlink()
         self._start_head()
 
     def _start_head(self) -> None:
-        self._head = self._ray(
-            "head", [], "--head", f"--port={self.gcs.rpartition(':')[2]}",
-            f"--node-ip-address={self.head_address}", "--num-cpus=8", "--resources={}",
-            f"--temp-dir={self._folder}", "--include-dashboard=false",
-        )  # fmt: skip
-        self._is_up("head", self._head)
+        for attempt in range(_NUM_ATTEMPTS):
+            # Ray would take the raylets for this GCS, for their command lines name its address.
+            (self._folder / "ray_current_cluster").unlink(missing_ok=True)
+            self._head = self._ray(
+                "head", [], "--head", f"--port={self.gcs.rpartition(':')[2]}",
+                f"--node-ip-address={self.head_address}", "--num-cpus=8", "--resources={}",
+                f"--temp-dir={self._folder}", "--include-dashboard=false",
+            )  # fmt: skip
+            if self._is_up("head", self._head, is_last=attempt == _NUM_ATTEMPTS - 1):
+                return
+            _kill(self._head)
 
-    def start(self, node: Node, num_attempts: int = 3) -> None:
+    def start(self, node: Node) -> None:
         """Start a raylet in the node's namespace, and wait until it has joined: of two that start
         at once one may fail, because they choose the names of their sockets alike.  A start
         may also fail while the cluster is busy with the end of the node's last life."""
-        for attempt in range(num_attempts):
+        for attempt in range(_NUM_ATTEMPTS):
             node.raylet = self._ray(
                 node.name, ["ip", "netns", "exec", node.name], f"--address={self.gcs}",
                 f"--node-ip-address={node.address}", "--num-cpus=8",
                 f"--resources={node.resources}",
             )  # fmt: skip
-            if self._is_up(node.name, node.raylet, is_last=attempt == num_attempts - 1):
+            if self._is_up(node.name, node.raylet, is_last=attempt == _NUM_ATTEMPTS - 1):
                 return
             self.kill(node)
 
@@ -225,7 +230,7 @@ class Nodes:
                 env=environment, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 
-    def _is_up(self, name: str, started: subprocess.Popen[bytes], *, is_last: bool = True) -> bool:
+    def _is_up(self, name: str, started: subprocess.Popen[bytes], *, is_last: bool) -> bool:
         """Wait until `ray start` has done its work; False if it has failed, an error if that was
         the last attempt."""
         log, end = self._log(name), time.monotonic() + _START_S
