@@ -100,7 +100,10 @@ class ChatTemplate:
         return str(rendered)
 
     def _bound(self) -> None:
-        """Bound what a rendering takes: a template's loops may be as long as a client says."""
+        """Bound what a rendering takes: a template's loops may be as long as a client says.
+
+        Jinja hands a macro's text over when it is whole: within one, nothing is bounded.
+        """
         # An import of its own: few of those who check messages render them.
         from transformers.utils.chat_template_utils import _compile_jinja_template
 

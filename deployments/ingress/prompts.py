@@ -60,7 +60,8 @@ async def encode_all(
 
     num_messages = sum(len(prompt.messages or ()) for prompt in prompts)
     work = sum(map(_num_characters, prompts)) + _MESSAGE_CHARACTERS * num_messages
-    if work <= _INLINE_CHARACTERS:
+    # Nobody knows what a template makes of a client's arguments.
+    if work <= _INLINE_CHARACTERS and not any(prompt.template.arguments for prompt in prompts):
         return list(map(encode, prompts))
     return await asyncio.to_thread(lambda: list(map(encode, prompts)))
 
