@@ -143,3 +143,14 @@ def text_at(base: str, body: dict[str, Any]) -> str:
         return str(reply.json()["choices"][0]["text"])
     events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: {")]
     return "".join(choice["text"] for event in events for choice in json.loads(event)["choices"])
+
+
+def test_a_grammar_is_checked_and_kept_through_both_ways_in(served: Served) -> None:
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 8}
+    for base in (served.http, served.proxied):
+        good = body | {"structured_outputs": {"choice": ["ab", "ba"]}}
+        assert text_at(base, {**good, "stream": False}) in ("ab", "ba")
+        bad = body | {"structured_outputs": {"regex": "(a"}}
+        reply = httpx.post(f"{base}/v1/completions", json=bad, timeout=60)
+        assert reply.status_code == 400
+        assert "the grammar cannot be used" in reply.json()["error"]["message"]
