@@ -11,7 +11,7 @@ from cluster.coordinator.adapters import AdapterNews
 from cluster.coordinator.session import Deliver
 from cluster.coordinator.sessions import error_event
 from cluster.core import EMPTY_TOKENS, Request, TokenEvent
-from cluster.errors import DrafthouseError, WorkerError
+from cluster.errors import CapacityError, DrafthouseError, WorkerError
 from cluster.messages import AdapterList, EventFrame, Load, SubmitFrame
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 _MAX_EVENTS_PER_FRAME = 256
 # How often an ingress hears that the coordinator is there, and how busy.
 _HEARTBEAT_S = 1.0
+# Of an ingress that was stopped for some seconds; what a client reads slowly waits there.
+_MAX_UNREAD = 2**16
 
 
 class RequestTaker(Protocol):
@@ -92,6 +94,8 @@ class IngressLink:
 
     async def _beat(self) -> None:
         while True:
+            if len(self._events) > _MAX_UNREAD:
+                raise CapacityError(f"{len(self._events)} events are unread; read what is sent")
             self._is_beat_due = True
             self._wake.set()
             await asyncio.sleep(_HEARTBEAT_S)

@@ -125,6 +125,7 @@ class DraftWorker:
 
     async def _read(self, lease: DraftLease, link: DraftLink) -> None:
         async for frame in link:
+            lease.check_read()
             await lease.frame_handed()
             self._hand(lease, frame)
 
@@ -162,7 +163,6 @@ class DraftWorker:
             self._untold = [entry for entry in self._untold if entry[0] is not lease]
             self._forget([name for name, each in self._requests.items() if each.lease is lease])
             return
-        lease.frame_taken()
         # Before the commits: a full drafter then has room for the new requests, and a commit for a
         # request that is released in the same frame opens it anew.
         if frame.released:

@@ -7,17 +7,17 @@ the last proposal of each request.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from cluster.core import Commit, Completion, Observation, Proposal, TokenTree
+from cluster.errors import CapacityError
 from cluster.messages import ProposalFrame, Refusal
 from cluster.worker.mailbox import LinkEnd
 
-# While so many frames wait for the growth thread, no more are read from the link.
-MAX_BACKLOG = 256
+# News that a coordinator leaves unread; each has a few requests, and of each one of a kind is kept.
+_MAX_UNREAD = 2**16
 
 News = Proposal | Observation | Refusal | Completion
 T = TypeVar("T", bound=News)
@@ -35,7 +35,7 @@ class DrafterLoad:
 class DraftLease(LinkEnd):
     """One link's requests and its outbox.
 
-    `frame_taken`, `put`, `withdraw` and `finish` may be called from any thread: the loop runs them
+    `put`, `withdraw` and `finish` may be called from any thread: the loop runs them
     in the order of the calls.  load: the load of the last `put`.
     """
 
@@ -46,7 +46,6 @@ class DraftLease(LinkEnd):
         self.load = DrafterLoad()
         self._news: dict[tuple[type[News], str], News] = {}  # by kind and request
         self._draft_time_s = 0.0  # not told yet
-        self._room = asyncio.Semaphore(MAX_BACKLOG)
 
     def named(self, commit: Commit) -> Commit:
         """The commit under its name within the drafter."""
@@ -72,12 +71,10 @@ class DraftLease(LinkEnd):
             _of(Completion, news),
         )  # fmt: skip
 
-    async def frame_handed(self) -> None:
-        """Wait until the growth thread has caught up with the frames that it was handed."""
-        await self._room.acquire()
-
-    def frame_taken(self) -> None:
-        self._call_soon(self._room.release)
+    def check_read(self) -> None:
+        """Raise CapacityError where the coordinator asks and does not read what it is told."""
+        if len(self._news) > _MAX_UNREAD:
+            raise CapacityError(f"{len(self._news)} notices are unread; read what is sent")
 
     def put(self, news: Sequence[News], load: DrafterLoad, draft_time_s: float) -> None:
         """Queue news; for each kind and request they replace those that are not sent yet.

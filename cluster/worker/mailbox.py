@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar, TypeVarTuple, Unpack
 
 T = TypeVar("T")
-Sender = TypeVar("Sender")
+Sender = TypeVar("Sender", bound="LinkEnd")
 Frame = TypeVar("Frame")
 Arguments = TypeVarTuple("Arguments")
+
+# While so many frames wait for the worker's thread, no more are read from the link.
+MAX_BACKLOG = 256
 
 
 class LinkEnd:
@@ -28,6 +31,29 @@ class LinkEnd:
         self.is_over = False
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()  # there is something to send
+        self._room = asyncio.Semaphore(MAX_BACKLOG)
+        self._num_taken = 0  # by the thread, and not said yet
+
+    @property
+    def is_behind(self) -> bool:
+        """True while the thread has as many frames to take as may wait."""
+        return self._room.locked()
+
+    async def frame_handed(self) -> None:
+        """Wait until the thread has caught up with the frames that it was handed."""
+        await self._room.acquire()
+
+    def frames_taken(self, count: int) -> None:
+        """Make room for as many frames more; called by the thread."""
+        self._num_taken += count
+        # Said now and then only: a call to the event loop wakes it up.
+        if self._num_taken >= MAX_BACKLOG // 2:
+            self._call_soon(self._make_room, self._num_taken)
+            self._num_taken = 0
+
+    def _make_room(self, count: int) -> None:
+        for _ in range(count):
+            self._room.release()
 
     def inside(self, request_id: str) -> str:
         """The name of a request inside the worker."""
@@ -42,7 +68,9 @@ class LinkEnd:
 
 
 class ThreadMail(Generic[Sender, Frame]):
-    """Mail for the thread: frames of coordinators, and calls to make there."""
+    """Mail for the thread: frames of coordinators, and calls to make there.
+
+    A link waits for `frame_handed` before each frame that it puts."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -98,4 +126,6 @@ class ThreadMail(Generic[Sender, Frame]):
             self._calls.clear()
         for _, call in calls:
             call()
+        for sender, count in Counter(sender for sender, frame in mail if frame is not None).items():
+            sender.frames_taken(count)
         return mail

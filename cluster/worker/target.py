@@ -132,6 +132,7 @@ class TargetWorker:
         This runs on the event loop, because the engine thread may be in a long step."""
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
+            stream.check_read()
             heard = stream.heard
             names = (*self._texts.names(stream), *reader.late)
             stream.post(VerdictFrame(heartbeat=Heartbeat(names, heard), load=self.streams.load))
@@ -146,7 +147,9 @@ class TargetWorker:
         while num_quiet < _NUM_LOOKS:
             reader.is_heard = False
             await asyncio.sleep(self._silence_s / _NUM_LOOKS)
-            num_quiet = 0 if reader.is_heard else num_quiet + 1
+            # While the engine thread has not caught up, nobody listens.
+            is_heard = reader.is_heard or reader.stream.is_behind
+            num_quiet = 0 if is_heard else num_quiet + 1
         log.warning("a coordinator has said nothing for %.1f s; its texts are freed",
                     self._silence_s)  # fmt: skip
 
@@ -155,7 +158,7 @@ class _Reader:
     """Hands the frames of one link to the engine thread.  late: texts still in preparation."""
 
     def __init__(self, stream: TargetStream, mailbox: Mailbox, prepare: Prepare) -> None:
-        self._stream = stream
+        self.stream = stream
         self._mailbox = mailbox
         self._prepare = prepare
         self._late: dict[TextName, asyncio.Task[None]] = {}
@@ -168,10 +171,11 @@ class _Reader:
     async def read_all(self, link: TargetLink) -> None:
         async for frame in link:
             self.is_heard = True
-            self._stream.acknowledged = max(
-                self._stream.acknowledged, min(frame.acknowledged, self._stream.serial)
+            self.stream.acknowledged = max(
+                self.stream.acknowledged, min(frame.acknowledged, self.stream.serial)
             )
-            self._mailbox.put(self._stream, self._without_late(frame))
+            await self.stream.frame_handed()
+            self._mailbox.put(self.stream, self._without_late(frame))
 
     def close(self) -> None:
         for task in self._late.values():
@@ -200,5 +204,6 @@ class _Reader:
             await work
         except Exception as error:  # noqa: BLE001 - opening the text raises it again
             log.debug("a text could not be prepared: %s", type(error).__name__)
+        await self.stream.frame_handed()
         if self._late.pop(name, None) is not None:
-            self._mailbox.put(self._stream, StepFrame((opened,)))
+            self._mailbox.put(self.stream, StepFrame((opened,)))

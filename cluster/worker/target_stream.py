@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from cluster.errors import WorkerError
+from cluster.errors import CapacityError, WorkerError
 from cluster.messages import AdapterList, Load, StepFrame, StepReport, VerdictFrame
 from cluster.plan.texts import Text
 from cluster.rpc.link import Link
@@ -15,6 +15,8 @@ from cluster.worker.mailbox import LinkEnd, ThreadMail
 # The steps that a coordinator may leave unacknowledged before its texts are parked.  That is half a
 # second of quick steps, so a coordinator that was only busy loses nothing.
 _MAX_UNACKNOWLEDGED = 64
+# The frames that it may leave unread, with those that tell every second that the target is there.
+_MAX_UNREAD = 4 * _MAX_UNACKNOWLEDGED
 
 
 class TargetStream(LinkEnd):
@@ -39,6 +41,11 @@ class TargetStream(LinkEnd):
     def is_parked(self) -> bool:
         """True if its texts wait until the coordinator acknowledges frames again."""
         return self.serial - self.acknowledged > _MAX_UNACKNOWLEDGED
+
+    def check_read(self) -> None:
+        """Raise CapacityError where the coordinator does not read what it is told."""
+        if len(self._frames) > _MAX_UNREAD:
+            raise CapacityError(f"{len(self._frames)} frames are unread; read what is sent")
 
     def post(self, frame: VerdictFrame) -> None:
         """Send `frame` with the next serial.  Does nothing once the loop is closed."""

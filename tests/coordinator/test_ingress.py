@@ -6,8 +6,13 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from cluster.core import FinishReason, TokenEvent
-from cluster.errors import RequestError
+import pytest
+
+from cluster.coordinator.adapters import AdapterNews
+from cluster.coordinator.ingress import _MAX_UNREAD, IngressLink
+from cluster.coordinator.session import Deliver
+from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
+from cluster.errors import CapacityError, RequestError
 from cluster.messages import Load, SubmitFrame
 from cluster.rpc.memory import MemoryLink, memory_pair
 from tests.support.coordinator.house import GREEDY, House, house, request, text_of
@@ -112,3 +117,28 @@ async def test_an_id_sent_twice_does_not_end_the_first_request() -> None:
         link = connect(stage)
         await link.send(SubmitFrame((request(id="x"), request([7], id="x"))))
         assert text_of((await read(link, "x"))["x"]) == plain_text([1, 2, 3], GREEDY)
+
+
+class Talkative:
+    """Takes every request, and says more of it than anybody reads."""
+
+    def open(self, session_id: str, request: Request, deliver: Deliver) -> None:
+        for position in range(_MAX_UNREAD + 1000):
+            deliver(TokenEvent(request.id, position, EMPTY_TOKENS))
+
+    def cancel(self, session_id: str) -> None:
+        self.cancelled = session_id
+
+    def load(self) -> Load:
+        return Load()
+
+
+async def test_an_ingress_that_does_not_read_is_left_and_its_requests_are_freed() -> None:
+    taker = Talkative()
+    ours, theirs = memory_pair(window=1)
+    link = IngressLink(taker, theirs, "1/", AdapterNews())
+    serving = asyncio.create_task(link.serve())
+    await ours.send(SubmitFrame((request(id="x"),)))
+    with pytest.raises(CapacityError, match="events are unread"):
+        await asyncio.wait_for(serving, 20)
+    assert taker.cancelled == "1/x"

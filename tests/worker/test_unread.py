@@ -1,0 +1,144 @@
+"""Peers that send without an end, or do not read: what waits for them stays bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+
+from cluster.core import DraftTask, Observation, Proposal
+from cluster.engine.work import Output
+from cluster.errors import CapacityError, WorkerError
+from cluster.messages import AdapterList, CommitFrame, StepFrame
+from cluster.rpc.memory import memory_pair
+from cluster.worker.lease import _MAX_UNREAD as MAX_NEWS
+from cluster.worker.lease import DrafterLoad
+from cluster.worker.mailbox import MAX_BACKLOG
+from cluster.worker.target_stream import _MAX_UNREAD as MAX_FRAMES
+from tests.support.worker.draft_peer import CountingDrafter, House, house, opening
+from tests.support.worker.stage import Stage, stage, worker_of
+from tests.support.worker.texts import VOCAB_SIZE, opened, plain
+from tests.support.worker.toy_engine import ToyEngine, hashed_law
+
+PATIENCE_S = 20.0
+MANY = 4 * MAX_BACKLOG
+
+
+class Gate:
+    """Holds a worker's thread up until it is opened."""
+
+    def __init__(self) -> None:
+        self.began, self.opened = threading.Event(), threading.Event()
+
+    def pass_through(self) -> None:
+        self.began.set()
+        assert self.opened.wait(PATIENCE_S)
+
+    async def held(self) -> None:
+        assert await asyncio.to_thread(self.began.wait, PATIENCE_S)
+
+
+class HeldEngine(ToyEngine):
+    def __init__(self) -> None:
+        super().__init__(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+        self.gate = Gate()
+
+    def step(self, taps: Sequence[int] = ()) -> list[Output]:
+        self.gate.pass_through()
+        return super().step()
+
+
+class HeldDrafter(CountingDrafter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = Gate()
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        self.gate.pass_through()
+        return super().propose(tasks)
+
+
+async def flooded(worker: Stage | House, sending: asyncio.Task[None]) -> None:
+    """Wait until no more is read, and check how much was."""
+    mailbox = worker.worker._mailbox
+    for _ in range(MANY):
+        await asyncio.sleep(0)
+        if len(mailbox._mail) == MAX_BACKLOG:
+            break
+    for _ in range(MANY):
+        await asyncio.sleep(0)
+    assert len(mailbox._mail) == MAX_BACKLOG
+    assert not sending.done()
+
+
+async def test_a_coordinator_that_sends_without_an_end_waits_for_the_target() -> None:
+    engine = HeldEngine()
+    async with stage(worker_of({}, engine)) as built:
+        neighbour = built.connect()
+        await neighbour.open(opened("kept"))
+        await engine.gate.held()
+        flooder = built.connect()
+
+        async def flood() -> None:
+            for serial in range(MANY):
+                await flooder.send(StepFrame(serial=serial))
+
+        sending = asyncio.create_task(flood())
+        await flooded(built, sending)
+        engine.gate.opened.set()
+        await neighbour.until(lambda: neighbour.is_over("kept"))
+        assert neighbour.text("kept") == plain()
+        await asyncio.wait_for(sending, PATIENCE_S)
+
+
+async def test_a_coordinator_that_sends_without_an_end_waits_for_the_drafter() -> None:
+    drafter = HeldDrafter()
+    async with house(drafter) as running:
+        neighbour, flooder = running.connect(), running.connect()
+        await neighbour.send(opening("a", [1, 2]))
+        await drafter.gate.held()
+
+        async def flood() -> None:
+            for _ in range(MANY):
+                await flooder.send(released=("nobody",))
+
+        sending = asyncio.create_task(flood())
+        await flooded(running, sending)
+        drafter.gate.opened.set()
+        assert (await neighbour.proposal("a")).base_len == 2
+        await asyncio.wait_for(sending, PATIENCE_S)
+
+
+async def test_a_target_leaves_a_coordinator_that_does_not_read() -> None:
+    async with stage(worker_of({}, ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE))) as built:
+        neighbour = built.connect()
+        _, theirs = memory_pair(window=1)
+        serving = asyncio.create_task(built.worker.serve(theirs))
+        await asyncio.sleep(0)
+        assert len(list(built.worker.streams)) == 2
+        for _ in range(MAX_FRAMES + 8):
+            built.worker.streams.announce(AdapterList())
+        with pytest.raises(CapacityError, match="frames are unread"):
+            await asyncio.wait_for(serving, PATIENCE_S)
+        assert await neighbour.written(opened()) == [plain()]
+
+
+async def test_a_drafter_leaves_a_coordinator_that_does_not_read() -> None:
+    async with house(CountingDrafter()) as running:
+        ours, theirs = memory_pair(window=1)
+        serving = asyncio.create_task(running.worker.serve(theirs))
+        await asyncio.sleep(0)
+        (lease,) = running.worker._leases
+        neighbour = running.connect()
+        for _ in range(8):  # the first few are on their way
+            news = [Observation(f"r{number}", 1, 1) for number in range(MAX_NEWS + 1)]
+            lease.put(news, DrafterLoad(), 0.0)
+            with suppress(WorkerError):  # the link is over
+                await asyncio.wait_for(ours.send(CommitFrame()), PATIENCE_S)
+        with pytest.raises(CapacityError, match="notices are unread"):
+            await asyncio.wait_for(serving, PATIENCE_S)
+        await neighbour.send(opening("a", [1, 2]))
+        assert (await neighbour.proposal("a")).base_len == 2
