@@ -22,6 +22,7 @@ from cluster.errors import ConfigError, DrafthouseError, ProtocolError
 from cluster.rpc.channel import connect_drafter, connect_target
 from cluster.rpc.server import serve_coordinator
 from cluster.rpc.standalone import LOG_FORMAT, exit_code, run_until_signal
+from cluster.rpc.trust import NO_TRUST, Trust, trust_of
 
 log = logging.getLogger(__name__)
 
@@ -69,21 +70,25 @@ def _drafter_address(text: str, config: Config) -> tuple[str, str]:
 async def _lead(
     config: Config, arguments: argparse.Namespace, drafters: Sequence[tuple[str, str]]
 ) -> None:
+    trust = trust_of(config.data_plane, "coordinator")
     coordinator = Coordinator(config)
     await coordinator.start()
-    frame_bytes = config.coordinator.max_frame_bytes
+    frame_bytes, trust = (
+        config.coordinator.max_frame_bytes,
+        trust_of(config.data_plane, "coordinator"),
+    )
     joins: list[tuple[str, Callable[[], Awaitable[asyncio.Task[None]]]]] = [
-        (address, partial(join_target, coordinator, address, frame_bytes))
+        (address, partial(join_target, coordinator, address, frame_bytes, trust))
         for address in arguments.target
     ]
     joins += [
-        (address, partial(join_drafter, coordinator, name, address, frame_bytes))
+        (address, partial(join_drafter, coordinator, name, address, frame_bytes, trust))
         for name, address in drafters
     ]
     keepers = [asyncio.create_task(keep_joined(address, join)) for address, join in joins]
     try:
         server = await serve_coordinator(
-            coordinator, arguments.host, arguments.port, max_frame_bytes=frame_bytes
+            coordinator, arguments.host, arguments.port, max_frame_bytes=frame_bytes, trust=trust
         )
         await run_until_signal(server, "coordinator")
     finally:
@@ -94,9 +99,9 @@ async def _lead(
 
 
 async def join_target(
-    coordinator: Coordinator, address: str, max_frame_bytes: int
+    coordinator: Coordinator, address: str, max_frame_bytes: int, trust: Trust = NO_TRUST
 ) -> asyncio.Task[None]:
-    description, link = await connect_target(address, max_frame_bytes=max_frame_bytes)
+    description, link = await connect_target(address, max_frame_bytes=max_frame_bytes, trust=trust)
     try:
         return coordinator.add_target(address, description, link)
     except ProtocolError:
@@ -105,9 +110,15 @@ async def join_target(
 
 
 async def join_drafter(
-    coordinator: Coordinator, name: str, address: str, max_frame_bytes: int
+    coordinator: Coordinator,
+    name: str,
+    address: str,
+    max_frame_bytes: int,
+    trust: Trust = NO_TRUST,
 ) -> asyncio.Task[None]:
-    description, link = await connect_drafter(address, max_frame_bytes=max_frame_bytes)
+    description, link = await connect_drafter(
+        address, max_frame_bytes=max_frame_bytes, trust=trust, name=name
+    )
     try:
         return coordinator.add_drafter(name, address, description, link)
     except ProtocolError:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 LOOPBACK = "127.0.0.1"
 
 
 def is_everywhere(host: str) -> bool:
     """Whether a server at `host` listens on all interfaces."""
     return host in ("0.0.0.0", "::")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` is reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def from_here(host: str) -> str:

@@ -88,13 +88,12 @@ def _deployment(kind: type, name: str, **options: Any) -> Any:
 
 
 def _ingress(config: Config) -> Any:
-    # Admission is ours, in OpenAI's shape: Serve's own limit must never be what answers.
-    admitted = config.coordinator.max_running_sequences + config.coordinator.max_queued_requests
     return serve.deployment(serve.ingress()(IngressDeployment)).options(
         name="ingress",
         num_replicas=config.ingress.replicas,
         **_COMMON,
-        max_ongoing_requests=max(1024, 4 * admitted),
+        # Admission is ours, in OpenAI's shape: Serve's own limit must never be what answers.
+        max_ongoing_requests=config.max_calls,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=config.ingress.shutdown_grace_s + DRAIN_MARGIN_S,
         **replica_options(config.ingress.placement),
@@ -102,7 +101,8 @@ def _ingress(config: Config) -> Any:
 
 
 def resolved(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """`arguments` with the folders and files of models and adapters made absolute.
+    """`arguments` with the folders and files of models and adapters, and the files that keys ending
+    in `_file` name, made absolute.
 
     Replicas run in other working directories, where a relative path would mean something else.
     """
@@ -114,6 +114,8 @@ def resolved(arguments: Mapping[str, Any]) -> dict[str, Any]:
             return {name: walk(item, str(name)) for name, item in value.items()}
         if key == "model" and isinstance(value, str):
             return absolute(value)
+        if key.endswith("_file") and isinstance(value, str) and value:
+            return str(Path(value).resolve())
         if key == "generation_config" and isinstance(value, str) and Path(value).is_dir():
             return str(Path(value).resolve())
         return value

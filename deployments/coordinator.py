@@ -69,6 +69,7 @@ class CoordinatorDeployment(WorkerReplica):
             endpoint.address,
             Expectations(worker_id=endpoint.worker_id),
             max_frame_bytes=self._config.coordinator.max_frame_bytes,
+            trust=self._trust,
         )
 
     async def _use_target(
@@ -95,6 +96,8 @@ class CoordinatorDeployment(WorkerReplica):
                 endpoint.address,
                 Expectations(worker_id=endpoint.worker_id),
                 max_frame_bytes=self._config.coordinator.max_frame_bytes,
+                trust=self._trust,
+                name=name,
             )
 
         async def use(

@@ -15,9 +15,9 @@ import ray
 from ray import serve
 from ray.exceptions import AuthenticationError
 
+from cluster.config.addresses import is_loopback
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
-from deployments.addresses import is_loopback
 from deployments.ingress.deployment import DRAIN_MARGIN_S
 from deployments.placement import check_gpus, local_labels, total_resources
 from deployments.ports import check_free

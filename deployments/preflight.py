@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cluster.config.doors import ROLES
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
 from cluster.draft.head_options import HEAD_KINDS
@@ -27,6 +28,7 @@ from cluster.models.names import source_of
 from cluster.models.published import published
 from cluster.models.resolve import check_convertible, find
 from cluster.models.sources import FolderSource
+from cluster.rpc.trust import trust_of
 from cluster.text.chat import read_template
 from cluster.text.generation_config import load_sampling_defaults
 from deployments.configured_models import engines
@@ -69,6 +71,7 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
     if config.answers.chat_template:
         read_template(config.answers.chat_template)
     if is_here:
+        _check_doors(config)
         local_labels(config)
         _check_devices(config)
     found: dict[str, Inspected] = {}
@@ -96,6 +99,14 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
     if TARGET in found:
         _check_made_of(config, found[TARGET])
     return found
+
+
+def _check_doors(config: Config) -> None:
+    """Raise ConfigError for files of certificates and secrets that cannot be used."""
+    if (files := config.tls.files()) is not None:
+        files.load()
+    for role in ROLES:
+        trust_of(config.data_plane, role)
 
 
 def _check_made_of(config: Config, target: Inspected) -> None:

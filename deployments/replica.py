@@ -14,6 +14,7 @@ from cluster.errors import ConfigError
 from cluster.rpc.server import RunningServer
 from deployments.addresses import LOOPBACK, joined
 from deployments.endpoints import ADDRESS_KEY, WORKER_KEY
+from deployments.trust import trust_in
 
 # A stream's last frames are on their way when a replica is told to stop; more is not waited for,
 # because every peer can continue elsewhere.
@@ -49,7 +50,7 @@ def address_for(interface: str, num_nodes: int, node_address: str) -> str:
         raise ConfigError.at(
             "network.interface",
             f"on loopback the parts cannot reach each other, for this Ray has "
-            f"{num_nodes} nodes; set it to node, in a network that is closed to others",
+            f"{num_nodes} nodes; set it to node",
         )
     return LOOPBACK
 
@@ -78,10 +79,13 @@ class WorkerReplica:
         self, config: Config, serve: Callable[..., Awaitable[RunningServer]], worker: Any
     ) -> None:
         """serve: of `cluster.rpc.server`, for this kind of worker."""
+        description = worker.describe()
+        self._trust = trust_in(config, description.role)
         self._server = await serve(
-            worker, listen_address(config), max_frame_bytes=config.coordinator.max_frame_bytes
-        )
-        self._worker_id = str(worker.describe().worker_id)
+            worker, listen_address(config),
+            max_frame_bytes=config.coordinator.max_frame_bytes, trust=self._trust,
+        )  # fmt: skip
+        self._worker_id = str(description.worker_id)
 
     async def _stop_listening(self) -> None:
         """Refuse new streams and let the open ones end."""

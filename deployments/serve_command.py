@@ -114,11 +114,13 @@ def what_to_try(config: Config, url: str) -> str:
         body["prompt"] = "Once upon a time"
     request = shlex.quote(json.dumps(body))
     program = sys.argv[0] if Path(sys.argv[0]).name == "drafthouse" else "drafthouse"
-    return (
-        "Try it, in another terminal:\n"
-        f"  curl {url}{path} -H 'Content-Type: application/json' -d {request}\n"
-        f"  {program} try {url}    # one question, with drafts and without"
-    )
+    # The certificate names the host as clients know it, which is not known here.
+    insecure = " -k" if url.startswith("https:") else ""
+    curl = f"curl{insecure} {url}{path} -H 'Content-Type: application/json' -d {request}"
+    lines = ["Try it, in another terminal:", f"  {curl}"]
+    if not insecure:
+        lines.append(f"  {program} try {url}    # one question, with drafts and without")
+    return "\n".join(lines)
 
 
 def _name(file: ServeFile) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from cluster.config.doors import DataPlaneConfig, NetworkConfig, TlsConfig
 from cluster.config.http import HttpConfig
 from cluster.config.parse import (
     NameOf,
@@ -39,9 +40,10 @@ from cluster.config.processes import (
 from cluster.errors import ConfigError, NotFoundError
 
 __all__ = [
-    "AnswersConfig", "ApiConfig", "Config", "CoordinatorConfig", "DashboardConfig", "DrafterConfig",
-    "DrafterPlacement", "EngineConfig", "GrpcConfig", "HttpConfig", "IngressConfig",
-    "NetworkConfig", "PlacementConfig", "TargetConfig", "TargetUserConfig",
+    "AnswersConfig", "ApiConfig", "Config", "CoordinatorConfig", "DashboardConfig",
+    "DataPlaneConfig", "DrafterConfig", "DrafterPlacement", "EngineConfig", "GrpcConfig",
+    "HttpConfig", "IngressConfig", "NetworkConfig", "PlacementConfig", "TargetConfig",
+    "TargetUserConfig", "TlsConfig",
 ]  # fmt: skip
 
 
@@ -149,16 +151,6 @@ class GrpcConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkConfig:
-    """How the parts reach each other: coordinators, targets, drafters, and Ray where `drafthouse
-    serve` starts it. Ray asks for a token; the others ask nobody who is calling."""
-
-    interface: Literal["loopback", "node"] = "loopback"
-    """loopback = 127.0.0.1, for one machine. node = the node's address as Ray knows it, for
-    clusters; the network between the nodes must be closed to others."""
-
-
-@dataclass(frozen=True, slots=True)
 class DashboardConfig:
     """Ray's dashboard, where `drafthouse serve` starts Ray itself."""
 
@@ -191,7 +183,9 @@ class Config:
     api: ApiConfig = field(default_factory=ApiConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    data_plane: DataPlaneConfig = field(default_factory=DataPlaneConfig)
     dashboard: DashboardConfig = field(default_factory=DashboardConfig)
 
     @property
@@ -201,6 +195,12 @@ class Config:
         if allowed is not None:
             return allowed
         return tuple(name for name, weight in weights.items() if weight <= 1.0)
+
+    @property
+    def max_calls(self) -> int:
+        """The calls that an ingress has at a time, far more than it admits."""
+        limits = self.coordinator
+        return max(1024, 4 * (limits.max_running_sequences + limits.max_queued_requests))
 
     @property
     def stage_of(self) -> Mapping[str, str]:
@@ -246,6 +246,8 @@ class Config:
         """Raise ConfigError for the first reference between keys that does not hold."""
         self.target.check(self.model_name)
         self.coordinator.check()
+        self.tls.check({"http": self.http.listener, "grpc": self.grpc.listener})
+        self.data_plane.check()
         if self.target.engine.reproducible and set(self.coordinator.laws) != {"coupled"}:
             raise ConfigError.at(
                 "coordinator.laws",

@@ -7,7 +7,9 @@ or vocabulary before any token is exchanged.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +43,17 @@ from cluster.rpc.link import Link
 from cluster.rpc.options import channel_options
 from cluster.rpc.status import CODE_KEY, error_of
 from cluster.rpc.stream import StreamLink
+from cluster.rpc.tokens import Metadata, ServiceKeys
+from cluster.rpc.trust import NO_TRUST, Trust
 
 CONNECT_TIMEOUT_S = 5.0
+_REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+# What gRPC says of a connection that was made, but not by TLS that both sides take.
+_TLS_SIGNS = ("Secure read failed", "andshake failed", "Verification Check failed", "Socket closed")
+_TLS_HINT = (
+    "; if one side uses data_plane.tls, both must, with certificates of one authority that are "
+    "valid now and name their roles"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +76,13 @@ class ClientStream:
 
     peer_ends = True
 
-    def __init__(self, channel: grpc.aio.Channel, call: Any, address: str) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, call: Any, address: str, sign: Callable[[str], Metadata]
+    ) -> None:
+        """sign: makes the metadata of further calls."""
         self.channel = channel
         self.address = address
+        self.sign = sign
         self._call = call
 
     async def read(self) -> bytes | None:
@@ -110,24 +125,22 @@ class CoordinatorLink(StreamLink[SubmitFrame, EventFrame]):
 
     async def metrics(self, timeout_s: float = CONNECT_TIMEOUT_S) -> bytes:
         """The coordinator's current metrics in Prometheus' text format."""
-        ask = self._client.channel.unary_unary(
-            f"/{COORDINATOR.name}/Metrics",
-            coordinator_pb2.MetricsRequest.SerializeToString,
-            coordinator_pb2.MetricsResponse.FromString,
-        )
-        call = ask(coordinator_pb2.MetricsRequest(), timeout=timeout_s)
-        return bytes((await _answer(call, self._client.address)).text)
+        request, answer = coordinator_pb2.MetricsRequest(), coordinator_pb2.MetricsResponse
+        return bytes((await self._ask("Metrics", request, answer, timeout_s)).text)
 
     async def status(self, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, Any]:
         """The coordinator's state, for operators and tools."""
-        ask = self._client.channel.unary_unary(
-            f"/{COORDINATOR.name}/Status",
-            coordinator_pb2.StatusRequest.SerializeToString,
-            coordinator_pb2.StatusResponse.FromString,
+        request, answer = coordinator_pb2.StatusRequest(), coordinator_pb2.StatusResponse
+        status: dict[str, Any] = json.loads(
+            (await self._ask("Status", request, answer, timeout_s)).json
         )
-        call = ask(coordinator_pb2.StatusRequest(), timeout=timeout_s)
-        status: dict[str, Any] = json.loads((await _answer(call, self._client.address)).json)
         return status
+
+    async def _ask(self, name: str, request: Any, answer: Any, timeout_s: float) -> Any:
+        client, method = self._client, f"/{COORDINATOR.name}/{name}"
+        ask = client.channel.unary_unary(method, type(request).SerializeToString, answer.FromString)
+        call = ask(request, timeout=timeout_s, metadata=client.sign(method))
+        return await _answer(call, client.address)
 
 
 async def connect_target(
@@ -136,14 +149,15 @@ async def connect_target(
     *,
     timeout_s: float = CONNECT_TIMEOUT_S,
     max_frame_bytes: int = MAX_FRAME_BYTES,
+    trust: Trust = NO_TRUST,
 ) -> tuple[WorkerDescription, Link[StepFrame, VerdictFrame]]:
     """Open a link to the target at `address` ("host:port").
 
     Raises WorkerError if it cannot be reached in time, ProtocolError if it is not as `expected`.
     Closing the link closes the connection.
     """
-    channel = _open_channel(address, max_frame_bytes)
-    description, stream = await _connect(channel, address, TARGET, expected, timeout_s)
+    peer = _peer(TARGET, address, max_frame_bytes, trust)
+    description, stream = await _connect(peer, expected, timeout_s)
     return description, StreamLink(stream, ASK_TARGET, max_frame_bytes=max_frame_bytes)
 
 
@@ -153,10 +167,14 @@ async def connect_drafter(
     *,
     timeout_s: float = CONNECT_TIMEOUT_S,
     max_frame_bytes: int = MAX_FRAME_BYTES,
+    trust: Trust = NO_TRUST,
+    name: str = "",
 ) -> tuple[WorkerDescription, Link[CommitFrame, ProposalFrame]]:
-    """Open a link to the drafter at `address`; errors as in `connect_target`."""
-    channel = _open_channel(address, max_frame_bytes)
-    description, stream = await _connect(channel, address, DRAFTER, expected, timeout_s)
+    """Open a link to the drafter at `address`; errors as in `connect_target`.
+
+    name: the drafter's in the configuration, which its key is made for."""
+    peer = _peer(DRAFTER, address, max_frame_bytes, trust, name)
+    description, stream = await _connect(peer, expected, timeout_s)
     return description, StreamLink(stream, ASK_DRAFTER, max_frame_bytes=max_frame_bytes)
 
 
@@ -166,10 +184,11 @@ async def connect_coordinator(
     *,
     timeout_s: float = CONNECT_TIMEOUT_S,
     max_frame_bytes: int = MAX_FRAME_BYTES,
+    trust: Trust = NO_TRUST,
 ) -> tuple[WorkerDescription, CoordinatorLink]:
     """Open the ingress's link to the coordinator at `address`; errors as in `connect_target`."""
-    channel = _open_channel(address, max_frame_bytes)
-    description, stream = await _connect(channel, address, COORDINATOR, expected, timeout_s)
+    peer = _peer(COORDINATOR, address, max_frame_bytes, trust)
+    description, stream = await _connect(peer, expected, timeout_s)
     return description, CoordinatorLink(stream, max_frame_bytes)
 
 
@@ -198,35 +217,55 @@ def check_description(
             )
 
 
-def _open_channel(address: str, max_frame_bytes: int) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=channel_options(max_frame_bytes))
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """A server that is to be connected to.  keys: None where it asks for no tokens."""
+
+    service: Service
+    address: str
+    channel: grpc.aio.Channel
+    keys: ServiceKeys | None
+
+    def sign(self, worker: str, method: str) -> Metadata:
+        """Return the metadata of a call to the worker that Describe has named; "" before that."""
+        return () if self.keys is None else self.keys.sign(method, worker)
+
+
+def _peer(
+    service: Service, address: str, max_frame_bytes: int, trust: Trust, name: str = ""
+) -> _Peer:
+    channel = trust.channel(address, service.role, channel_options(max_frame_bytes))
+    return _Peer(service, address, channel, trust.keys(service.role, name))
 
 
 async def _connect(
-    channel: grpc.aio.Channel,
-    address: str,
-    service: Service,
-    expected: Expectations,
-    timeout_s: float,
+    peer: _Peer, expected: Expectations, timeout_s: float
 ) -> tuple[WorkerDescription, ClientStream]:
     """Call Describe, compare, open the stream; close the channel on any failure."""
+    service, address, channel = peer.service, peer.address, peer.channel
     call: Any = None
     try:
+        method = f"/{service.name}/Describe"
         describe = channel.unary_unary(
-            f"/{service.name}/Describe",
+            method,
             common_pb2.DescribeRequest.SerializeToString,
             common_pb2.DescribeResponse.FromString,
         )
-        answer = await _answer(describe(common_pb2.DescribeRequest(), timeout=timeout_s), address)
-        description = DESCRIPTION.decode(answer)
+        asked = describe(
+            common_pb2.DescribeRequest(), timeout=timeout_s, metadata=peer.sign("", method)
+        )
+        description = DESCRIPTION.decode(await _answer(asked, address))
         check_description(description, service.role, expected, address)
-        call = channel.stream_stream(f"/{service.name}/{service.stream}")()
+        sign = functools.partial(peer.sign, description.worker_id)
+        method = f"/{service.name}/{service.stream}"
+        call = channel.stream_stream(method)(metadata=sign(method))
         # The server sends its metadata at once, so a refused stream raises here and not later.
         async with asyncio.timeout(timeout_s):
             await call.initial_metadata()
             if call.done():
+                await call.read()  # raises what the server has said, if anything
                 raise WorkerError(f"{address}: the worker has ended the stream")
-        return description, ClientStream(channel, call, address)
+        return description, ClientStream(channel, call, address, sign)
     except BaseException as error:
         if call is not None:
             call.cancel()
@@ -246,11 +285,16 @@ async def _answer(call: Any, address: str) -> Any:
 
 
 def _failure(error: Any, address: str) -> DrafthouseError:
-    """Translate a failed call: the peer's own error, or a WorkerError if it is unreachable."""
+    """Translate a failed call: the peer's own error, a ProtocolError if it takes us for a stranger,
+    or a WorkerError if it is unreachable."""
     metadata = dict(error.trailing_metadata() or ())
-    if CODE_KEY in metadata or error.code() is grpc.StatusCode.UNIMPLEMENTED:
+    code, details = error.code(), error.details() or ""
+    if CODE_KEY in metadata or code is grpc.StatusCode.UNIMPLEMENTED:
         return error_of(error, peer=address)
-    return WorkerError(f"{address}: {error.code().name}: {error.details()}")
+    if code in _REFUSED:
+        return ProtocolError(f"{address} refuses the call: {details}")
+    hint = _TLS_HINT if any(sign in details for sign in _TLS_SIGNS) else ""
+    return WorkerError(f"{address}: {code.name}: {details}{hint}")
 
 
 def _is_cancelling() -> bool:

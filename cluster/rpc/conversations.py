@@ -22,27 +22,32 @@ from cluster.rpc.stream import Conversation
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """name: the gRPC service.  stream: its bidirectional method.  role: the server's role."""
+    """name: the gRPC service.  stream: its bidirectional method.  role: the server's role.  caller:
+    the role of those who may call it."""
 
     name: str
     stream: str
     role: str
+    caller: str
 
 
 TARGET = Service(
     target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name,
     stream="Steps",
     role="target",
+    caller="coordinator",
 )
 DRAFTER = Service(
     draft_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name,
     stream="Draft",
     role="drafter",
+    caller="coordinator",
 )
 COORDINATOR = Service(
     coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name,
     stream="Session",
     role="coordinator",
+    caller="ingress",
 )
 
 

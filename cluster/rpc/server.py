@@ -1,6 +1,6 @@
 """The server side of the data plane: a gRPC server around one worker.
 
-Each server also serves `grpc.health.v1` and reflection, so probes and grpcurl work directly.
+Each server also answers `grpc.health.v1.Health/Check`, so probes work directly.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from cluster.client.generated import common_pb2
 from cluster.errors import ConfigError, DrafthouseError, WorkerError
@@ -38,10 +37,13 @@ from cluster.rpc.conversations import (
 )
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.generated import coordinator_pb2
+from cluster.rpc.guard import Guard, health_handler
 from cluster.rpc.link import Link
-from cluster.rpc.options import server_options
+from cluster.rpc.options import MAX_CALLS, server_options
 from cluster.rpc.status import abort
 from cluster.rpc.stream import Conversation, StreamLink
+from cluster.rpc.tokens import TokenCheck
+from cluster.rpc.trust import NO_TRUST, Trust
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +74,10 @@ class ServesCoordinator(Serves[EventFrame, SubmitFrame], Protocol):
 class RunningServer:
     """A listening server.  port: the bound port.  address: "host:port" as bound."""
 
-    def __init__(self, server: grpc.aio.Server, host: str, port: int, health_: Any) -> None:
+    def __init__(self, server: grpc.aio.Server, host: str, port: int) -> None:
         self.host = host
         self.port = port
         self._server = server
-        self._health = health_
 
     @property
     def address(self) -> str:
@@ -85,7 +86,6 @@ class RunningServer:
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Refuse new streams, give open ones grace_s seconds to end, then break them."""
-        await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
 
@@ -95,10 +95,13 @@ async def serve_target(
     port: int = 0,
     *,
     max_frame_bytes: int = MAX_FRAME_BYTES,
+    trust: Trust = NO_TRUST,
 ) -> RunningServer:
-    """Serve a target; port 0 = a free port.  Raises ConfigError if the port is taken."""
-    methods = _methods(worker, TARGET, ANSWER_AS_TARGET, max_frame_bytes)
-    return await _start(TARGET, methods, host, port, max_frame_bytes)
+    """Serve a target; port 0 = a free port.
+
+    Raises ConfigError if the port is taken, or open to strangers and without any `trust`."""
+    place = _Place(host, port, max_frame_bytes, trust)
+    return await _start(TARGET, worker, _methods(worker, TARGET, ANSWER_AS_TARGET, place), place)
 
 
 async def serve_drafter(
@@ -107,10 +110,11 @@ async def serve_drafter(
     port: int = 0,
     *,
     max_frame_bytes: int = MAX_FRAME_BYTES,
+    trust: Trust = NO_TRUST,
 ) -> RunningServer:
     """Serve a drafter; see `serve_target`."""
-    methods = _methods(worker, DRAFTER, ANSWER_AS_DRAFTER, max_frame_bytes)
-    return await _start(DRAFTER, methods, host, port, max_frame_bytes)
+    place = _Place(host, port, max_frame_bytes, trust)
+    return await _start(DRAFTER, worker, _methods(worker, DRAFTER, ANSWER_AS_DRAFTER, place), place)
 
 
 async def serve_coordinator(
@@ -119,8 +123,10 @@ async def serve_coordinator(
     port: int = 0,
     *,
     max_frame_bytes: int = MAX_FRAME_BYTES,
+    trust: Trust = NO_TRUST,
 ) -> RunningServer:
     """Serve a coordinator; see `serve_target`."""
+    place = _Place(host, port, max_frame_bytes, trust)
 
     async def metrics(_request: Any, _context: Any) -> Any:
         return coordinator_pb2.MetricsResponse(text=coordinator.render_metrics())
@@ -128,7 +134,7 @@ async def serve_coordinator(
     async def status(_request: Any, _context: Any) -> Any:
         return coordinator_pb2.StatusResponse(json=json.dumps(coordinator.status()))
 
-    methods = _methods(coordinator, COORDINATOR, ANSWER_AS_COORDINATOR, max_frame_bytes)
+    methods = _methods(coordinator, COORDINATOR, ANSWER_AS_COORDINATOR, place)
     methods["Metrics"] = grpc.unary_unary_rpc_method_handler(
         metrics,
         coordinator_pb2.MetricsRequest.FromString,
@@ -139,7 +145,17 @@ async def serve_coordinator(
         coordinator_pb2.StatusRequest.FromString,
         coordinator_pb2.StatusResponse.SerializeToString,
     )
-    return await _start(COORDINATOR, methods, host, port, max_frame_bytes)
+    return await _start(COORDINATOR, coordinator, methods, place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a server listens, and for whom."""
+
+    host: str
+    port: int
+    max_frame_bytes: int
+    trust: Trust
 
 
 class ServerStream:
@@ -177,7 +193,7 @@ class ServerStream:
 
 
 def _methods(
-    worker: Any, service: Service, conversation: Conversation[Any, Any], max_frame_bytes: int
+    worker: Any, service: Service, conversation: Conversation[Any, Any], place: _Place
 ) -> dict[str, Any]:
     async def describe(_request: Any, _context: Any) -> Any:
         return DESCRIPTION.encode(worker.describe())
@@ -185,7 +201,7 @@ def _methods(
     async def converse(_requests: Any, context: Any) -> None:
         await context.send_initial_metadata(())
         link: StreamLink[Any, Any] = StreamLink(
-            ServerStream(context), conversation, max_frame_bytes=max_frame_bytes
+            ServerStream(context), conversation, max_frame_bytes=place.max_frame_bytes
         )
         await _serve_link(worker.serve, link, context)
 
@@ -236,20 +252,19 @@ async def _report_failure(serving: asyncio.Future[None], context: Any) -> None:
 
 
 async def _start(
-    service: Service, methods: dict[str, Any], host: str, port: int, max_frame_bytes: int
+    service: Service, worker: Serves[Any, Any], methods: dict[str, Any], place: _Place
 ) -> RunningServer:
-    server = grpc.aio.server(options=server_options(max_frame_bytes))
-    handler = grpc.method_handlers_generic_handler(service.name, methods)
-    server.add_generic_rpc_handlers((handler,))
-    status = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(status, server)
-    for name in ("", service.name):
-        await status.set(name, health_pb2.HealthCheckResponse.SERVING)
-    reflection.enable_server_reflection(
-        (service.name, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    host, port = place.host, place.port
+    place.trust.check_at(host)
+    server = grpc.aio.server(
+        interceptors=[_guard(service, worker.describe(), place.trust)],
+        options=server_options(place.max_frame_bytes),
+        maximum_concurrent_rpcs=MAX_CALLS,
     )
+    handler = grpc.method_handlers_generic_handler(service.name, methods)
+    server.add_generic_rpc_handlers((handler, health_handler()))
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = place.trust.listen(server, f"{host}:{port}")
     except RuntimeError as error:
         raise ConfigError(
             f"port {port} of {host} cannot be bound; choose another one, or 0 for a free one",
@@ -257,4 +272,12 @@ async def _start(
         ) from error
     await server.start()
     log.info("serving service=%s host=%s port=%d", service.name, host, bound)
-    return RunningServer(server, host, bound, status)
+    return RunningServer(server, host, bound)
+
+
+def _guard(service: Service, description: WorkerDescription, trust: Trust) -> Guard:
+    keys = trust.keys(service.role, description.name)
+    if keys is not None and not keys.get():
+        raise ConfigError.at("data_plane.secret_file", f"it holds no key of {keys.service}")
+    tokens = None if keys is None else TokenCheck(keys, description.worker_id)
+    return Guard(tokens, service.caller if trust.pem is not None else "")

@@ -23,6 +23,7 @@ from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
 from cluster.rpc.server import serve_drafter, serve_target
 from cluster.rpc.standalone import LOG_FORMAT, exit_code, run_until_signal
+from cluster.rpc.trust import trust_of
 from cluster.worker.build import build_target, follow_target, load_drafter, load_target
 from cluster.worker.priority import freeze_gc, shorten_switch_interval
 
@@ -80,6 +81,7 @@ async def _target(config: Config, arguments: argparse.Namespace) -> None:
             server = await serve_target(
                 worker, arguments.host, arguments.port,
                 max_frame_bytes=config.coordinator.max_frame_bytes,
+                trust=trust_of(config.data_plane, "target"),
             )  # fmt: skip
             await run_until_signal(
                 server, "target",
@@ -99,6 +101,7 @@ async def _draft(config: Config, arguments: argparse.Namespace) -> None:
         server = await serve_drafter(
             worker, arguments.host, arguments.port,
             max_frame_bytes=config.coordinator.max_frame_bytes,
+            trust=trust_of(config.data_plane, "drafter"),
         )  # fmt: skip
         await run_until_signal(server, f"drafter {name}", lambda: worker.is_healthy)
     finally:

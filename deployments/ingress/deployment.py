@@ -24,6 +24,7 @@ from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.metrics_page import AskOthers, nobody
 from deployments.replica import configure_logging, process_id, where
+from deployments.trust import trust_in
 
 # Whoever listens waits until every request is over (`Ingress.drain`), and so much longer.
 _LISTENER_MARGIN_S = 2 * LAST_WORDS_S
@@ -41,7 +42,7 @@ class IngressDeployment:
         process = process_id("ingress")
         self._ingress = Ingress(
             config, tokenizer, defaults, ServeEndpoints(coordinator),
-            process=process, others=_others_of(process, config),
+            process=process, others=_others_of(process, config), trust=trust_in(config, "ingress"),
         )  # fmt: skip
         self._ingress.start()
         self._grpc = GrpcApi(self._ingress)
@@ -55,7 +56,7 @@ class IngressDeployment:
         if config.grpc.listener == "ingress":
             self._listeners.append(GrpcListener(self._grpc, config, patience_s))
         if config.http.listener == "ingress":
-            self._http = HttpListener(self._app, config.http, patience_s)
+            self._http = HttpListener(self._app, config.http, patience_s, config.tls.files())
             self._listeners.append(self._http)
         for listener in self._listeners:
             await listener.start()

@@ -13,10 +13,12 @@ import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
+from cluster.config.reloaded import Reloaded
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, DrafthouseError
 from cluster.rpc.options import public_server_options
 from cluster.rpc.status import abort
+from cluster.rpc.trust import Trust
 from deployments.addresses import joined
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.servicers import (
@@ -31,10 +33,16 @@ class GrpcListener:
     """A server that listens from `start` to `stop`."""
 
     def __init__(self, api: GrpcApi, config: Config, patience_s: float) -> None:
-        """patience_s: how long `stop` waits for calls that are under way."""
+        """patience_s: how long `stop` waits for calls that are under way.  Raises ConfigError for
+        files of `tls` that cannot be used."""
         self._patience_s = patience_s
         self._where = config.grpc
-        self._server = grpc.aio.server(options=public_server_options(message_limit(config.ingress)))
+        files = config.tls.files()
+        self._trust = Trust(pem=None if files is None else Reloaded(files.paths, files.load))
+        self._server = grpc.aio.server(
+            options=public_server_options(message_limit(config.ingress), config.max_calls),
+            maximum_concurrent_rpcs=config.max_calls,
+        )
         servicer = _Servicer(api)
         add_generation(servicer, self._server)
         add_health(servicer, self._server)
@@ -45,7 +53,7 @@ class GrpcListener:
         """Start listening; raises ConfigError if the address cannot be bound."""
         where = joined(self._where.host, self._where.port)
         try:
-            self._server.add_insecure_port(where)
+            self._trust.listen(self._server, where)
         except RuntimeError as error:
             raise ConfigError.at(
                 "grpc",

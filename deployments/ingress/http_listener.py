@@ -16,10 +16,12 @@ from functools import partial
 import uvicorn
 from starlette.types import ASGIApp
 
+from cluster.config.pem import PemFiles
 from cluster.config.schema import HttpConfig
 from cluster.errors import ConfigError, WorkerError
 from deployments.addresses import joined
 from deployments.ingress.http_protocol import BoundedProtocol
+from deployments.ingress.reloaded_context import ReloadedContext
 
 # Connections that have not been accepted yet; as uvicorn's own default.
 _BACKLOG = 2048
@@ -28,12 +30,17 @@ _BACKLOG = 2048
 class HttpListener:
     """A server that listens from `start` to `stop`."""
 
-    def __init__(self, app: ASGIApp, where: HttpConfig, patience_s: float) -> None:
-        """patience_s: how long `stop` waits for answers that are under way."""
+    def __init__(
+        self, app: ASGIApp, where: HttpConfig, patience_s: float, tls: PemFiles | None = None
+    ) -> None:
+        """patience_s: how long `stop` waits for answers that are under way.  Raises ConfigError for
+        files that cannot be used."""
         self._where = where
+        context = None if tls is None else ReloadedContext.of(tls)
         self._server = _Server(
             uvicorn.Config(
                 app,
+                ssl_context_factory=None if context is None else lambda *_: context,
                 lifespan="off",
                 ws="none",
                 log_config=None,

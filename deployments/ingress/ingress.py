@@ -16,6 +16,7 @@ from cluster.errors import DrafthouseError, UnavailableError
 from cluster.messages import WorkerDescription
 from cluster.metrics import Recorder
 from cluster.rpc.channel import CoordinatorLink, Expectations, connect_coordinator
+from cluster.rpc.trust import NO_TRUST, Trust
 from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
 from deployments.connections import Connections
@@ -45,11 +46,13 @@ class Ingress:
         *,
         process: str = "",
         others: AskOthers = nobody,
+        trust: Trust = NO_TRUST,
     ) -> None:
         """defaults: sampling defaults of requests.  endpoints: the coordinators.  process: the name
         of this process in metrics.  others: asks the other replicas of the ingress for their
-        metrics."""
+        metrics.  trust: shown to the coordinators."""
         self.config = config
+        self._trust = trust
         self.tokenizer = tokenizer
         self.recorder = Recorder(process, only=metrics.INGRESS)
         self._others = others
@@ -128,6 +131,7 @@ class Ingress:
             endpoint.address,
             Expectations(worker_id=endpoint.worker_id, tokenizer_hash=self.tokenizer.hash),
             max_frame_bytes=self.config.coordinator.max_frame_bytes,
+            trust=self._trust,
         )
         if description.vocab_size == 0:
             # A coordinator knows its limits only once it leads a target; before, it cannot serve.

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cluster.config.addresses import is_loopback
 from cluster.config.schema import Config, NetworkConfig
 from cluster.errors import ConfigError
-from deployments.addresses import from_here, is_loopback, joined
+from deployments.addresses import from_here, joined
 from deployments.cli import main
 from deployments.ray_environment import check_asks_for_token, prepare_to_join, prepare_to_start
 from deployments.replica import address_for

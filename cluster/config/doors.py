@@ -1,0 +1,106 @@
+"""How those who connect are told from strangers: between the parts, and to clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cluster.config.pem import PemFiles
+from cluster.errors import ConfigError
+
+# Each part has one of them.
+ROLES = ("ingress", "coordinator", "target", "drafter")
+
+# Stands for the role in the names of files.
+_ROLE = "{role}"
+
+
+def dns_name(role: str) -> str:
+    """Return the name that a part's certificate carries."""
+    return f"{role}.drafthouse"
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """How the parts reach each other: coordinators, targets, drafters, and Ray where `drafthouse
+    serve` starts it. Ray asks for a token, and the others for one of their own (`data_plane`)."""
+
+    interface: Literal["loopback", "node"] = "loopback"
+    """loopback = 127.0.0.1, for one machine. node = the node's address as Ray knows it, for
+    clusters; what goes over the network is in clear without `data_plane.tls`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartsTlsConfig:
+    """TLS between the parts, where each shows its certificate: all three files, or none. In their
+    names `{role}` stands for ingress, coordinator, target or drafter."""
+
+    cert_file: str = ""
+    """A PEM file with the certificate, and those between it and ca_file's. It must carry the DNS
+    name `ROLE.drafthouse`. Files that are replaced are read anew, for new connections."""
+    key_file: str = ""
+    """A PEM file with its private key, without a passphrase."""
+    ca_file: str = ""
+    """A PEM file with the authorities that certificates of the parts come from, and of nobody
+    else."""
+
+    def files(self, role: str) -> PemFiles | None:
+        """Return the files of one part; None without TLS."""
+        if not self.cert_file:
+            return None
+        cert, key, ca = (
+            each.replace(_ROLE, role) for each in (self.cert_file, self.key_file, self.ca_file)
+        )
+        return PemFiles("data_plane.tls", cert, key, ca, dns_name(role))
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlaneConfig:
+    """How coordinators, targets and drafters know who calls them; see docs/data-plane.md."""
+
+    secret_file: str = ""
+    """A file with a secret of 32 characters or more per line, the same in every process: the first
+    signs calls, all are accepted, and changes are read at once. Empty = a secret that Ray keeps for
+    its cluster; without Ray none, and then the parts listen on loopback only."""
+    tls: PartsTlsConfig = field(default_factory=PartsTlsConfig)
+
+    def check(self) -> None:
+        """Raise ConfigError where keys do not fit each other."""
+        _check_complete(self.tls, "data_plane.tls")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """TLS for clients, of the ingress' own HTTP and gRPC listeners: both files, or none."""
+
+    cert_file: str = ""
+    """A PEM file with the certificate and those between it and the authority that clients know.
+    Files that are replaced are read anew, for new connections."""
+    key_file: str = ""
+    """A PEM file with its private key, without a passphrase."""
+
+    def files(self) -> PemFiles | None:
+        """Return the files; None without TLS."""
+        return PemFiles("tls", self.cert_file, self.key_file) if self.cert_file else None
+
+    def check(self, listeners: Mapping[str, str]) -> None:
+        """Raise ConfigError where keys do not fit each other, or those of the listeners."""
+        _check_complete(self, "tls")
+        for face in (face for face, listener in listeners.items() if listener == "serve"):
+            if self.cert_file:
+                raise ConfigError.at(
+                    "tls.cert_file",
+                    f"not together with {face}.listener: serve, for Ray Serve's proxies do not use "
+                    f"it; end TLS in front of them, or set {face}.listener: ingress",
+                )
+
+
+def _check_complete(section: PartsTlsConfig | TlsConfig, path: str) -> None:
+    """Raise ConfigError where some of the files that belong together are named, and not all."""
+    keys = type(section).__slots__
+    missing = [key for key in keys if not getattr(section, key)]
+    if missing and len(missing) < len(keys):
+        raise ConfigError.at(
+            f"{path}.{missing[0]}", f"empty; name {', '.join(keys)} together, or none of them"
+        )

@@ -1,0 +1,131 @@
+"""Certificates and private keys in PEM files, tried out before they are used."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from cluster.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# Of X509_verify_cert(3): the dates of the certificate.
+_NOT_YET_VALID, _EXPIRED = 9, 10
+# Hello, certificates, finished, and one more where nothing is left to say.
+_NUM_FLIGHTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Pem:
+    """A certificate with its chain, its private key, and the authorities of peers."""
+
+    cert: bytes
+    key: bytes = field(repr=False)
+    ca: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class PemFiles:
+    """Files that hold a `Pem`, and may be replaced at any time.
+
+    place: the section of the configuration that names them.  ca_file: "" where peers need not show
+    a certificate.  name: the DNS name that the certificate must carry, "" = any.
+    """
+
+    place: str
+    cert_file: str
+    key_file: str
+    ca_file: str = ""
+    name: str = ""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.cert_file, self.key_file, self.ca_file)))
+
+    def load(self) -> Pem:
+        """Read them; raises ConfigError, with the key at fault and the remedy."""
+        pem = Pem(
+            self._read("cert_file", self.cert_file, b"-BEGIN CERTIFICATE-"),
+            self._read("key_file", self.key_file, b" PRIVATE KEY-"),
+            self._read("ca_file", self.ca_file, b"-BEGIN CERTIFICATE-") if self.ca_file else b"",
+        )
+        self._tried()
+        return pem
+
+    def context(self) -> ssl.SSLContext:
+        """Return a server's context with certificate and key; raises as `load`."""
+        self.load()
+        return self._tried()
+
+    def _tried(self) -> ssl.SSLContext:
+        """A context that works.  Of a certificate whose time is over it only warns: clients decide
+        what they take."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.cert_file, self.key_file, self._no_passphrase)
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                self._refuse("key_file", f"{self.key_file} is not the key of {self.cert_file}")
+            self._refuse("key_file", f"{self.key_file} cannot be used ({error.reason})")
+        except OSError as error:
+            self._refuse("cert_file", f"{self.cert_file} cannot be read ({error.strerror})")
+        self._show_to_client(context)
+        return context
+
+    def _read(self, key: str, path: str, mark: bytes) -> bytes:
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            self._refuse(key, f"{path} cannot be read ({error.strerror})")
+        if mark not in data:
+            self._refuse(key, f"{path} holds no PEM of that kind")
+        return data
+
+    def _no_passphrase(self) -> NoReturn:
+        self._refuse("key_file", f"{self.key_file} is encrypted; store it without a passphrase")
+
+    def _refuse(self, key: str, reason: str) -> NoReturn:
+        remedy = "" if ";" in reason else "; name PEM files that this process may read"
+        raise ConfigError.at(f"{self.place}.{key}", reason + remedy)
+
+    def _show_to_client(self, server: ssl.SSLContext) -> None:
+        """Have a client of our own look at the certificate."""
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname = bool(self.name)
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        try:
+            client.load_verify_locations(self.ca_file or self.cert_file)
+        except (ssl.SSLError, OSError) as error:
+            self._refuse("ca_file", f"{self.ca_file} holds no certificates ({error})")
+        complaint = _handshake(client, server, self.name)
+        if complaint is None:
+            return
+        if complaint.verify_code in (_NOT_YET_VALID, _EXPIRED):
+            log.warning("%s.cert_file: %s: %s; peers refuse it, so put a valid one there",
+                        self.place, self.cert_file, complaint.verify_message)  # fmt: skip
+            return
+        self._refuse("cert_file", f"{self.cert_file}: {complaint.verify_message}")
+
+
+def _handshake(
+    client: ssl.SSLContext, server: ssl.SSLContext, name: str
+) -> ssl.SSLCertVerificationError | None:
+    """Return the client's objection to the server's certificate; None if it has none."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(to_client, to_server, server_hostname=name or None),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(_NUM_FLIGHTS):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError as error:
+                return error
+    return None

@@ -1,0 +1,127 @@
+"""Files of certificates: what is wrong with them is said by name, and a change is followed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from cluster.config.doors import PartsTlsConfig, TlsConfig
+from cluster.config.pem import PemFiles
+from cluster.config.reloaded import Reloaded
+from cluster.config.schema import Config
+from cluster.errors import ConfigError
+from tests.support.rpc.certificates import Authority
+
+AUTHORITY = Authority.new()
+NAME = "target.drafthouse"
+
+
+def files(folder: Path, *, ca: bool = True, name: str = NAME) -> PemFiles:
+    named = [str(folder / f"{each}.pem") for each in ("cert", "key", "ca")]
+    return PemFiles("data_plane.tls", named[0], named[1], named[2] if ca else "", name)
+
+
+def test_sound_files_are_read(tmp_path: Path) -> None:
+    AUTHORITY.write(tmp_path, NAME)
+    pem = files(tmp_path).load()
+    assert pem.cert.startswith(b"-----BEGIN CERTIFICATE-----")
+    assert b"PRIVATE KEY" in pem.key
+    assert "PRIVATE KEY" not in repr(pem)
+
+
+def encrypted(folder: Path) -> None:
+    key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "cert.pem").unlink(), r"tls\.cert_file: .*cert.pem cannot be"),
+        (lambda folder: (folder / "key.pem").unlink(), r"tls\.key_file: .*key.pem cannot be read"),
+        (lambda folder: (folder / "ca.pem").unlink(), r"tls\.ca_file: .*ca.pem cannot be read"),
+        (lambda folder: (folder / "cert.pem").write_text("no"), r"tls\.cert_file: .*no PEM"),
+        (lambda folder: (folder / "key.pem").write_text("no"), r"tls\.key_file: .*no PEM"),
+        (
+            lambda folder: (folder / "key.pem").write_bytes(AUTHORITY.issue(NAME)[1]),
+            r"tls\.key_file: .*is not the key of",
+        ),
+        (encrypted, r"tls\.key_file: .*without a passphrase"),
+        (
+            lambda folder: (folder / "ca.pem").write_bytes(Authority.new("other").cert),
+            r"tls\.cert_file: .*issuer",
+        ),
+        (
+            lambda folder: AUTHORITY.write(folder, "drafter.drafthouse"),
+            r"tls\.cert_file: .*target\.drafthouse",
+        ),
+    ],
+    ids=["no certificate", "no key", "no authority", "rubbish for a certificate",
+         "rubbish for a key", "another key", "encrypted", "another authority", "another name"],
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused_by_its_key(
+    tmp_path: Path, spoil: object, message: str
+) -> None:
+    assert callable(spoil)
+    AUTHORITY.write(tmp_path, NAME)
+    spoil(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        files(tmp_path).load()
+
+
+def test_an_expired_certificate_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    AUTHORITY.write(tmp_path, NAME, days=-1)
+    files(tmp_path, ca=False, name="").load()
+    assert "cert.pem: certificate has expired" in caplog.text
+
+
+def test_a_change_is_followed_and_half_a_change_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    AUTHORITY.write(tmp_path, NAME)
+    now = files(tmp_path)
+    held = Reloaded(now.paths, now.load)
+    first = held.get()
+    assert held.get() is first
+    cert, key = AUTHORITY.issue(NAME)
+    (tmp_path / "cert.pem").write_bytes(cert)
+    for _ in range(3):
+        assert held.get() is first
+    assert caplog.text.count("what was read before stays in use") == 1
+    (tmp_path / "key.pem").write_bytes(key)
+    assert held.get().cert == cert
+
+
+@pytest.mark.parametrize("given", ["cert_file", "key_file"])
+def test_half_of_a_pair_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"tls\.\w+_file: empty; name cert_file, key_file"):
+        TlsConfig(**{given: "x.pem"}).check({})
+
+
+def test_tls_is_refused_where_serves_proxies_listen() -> None:
+    tls = TlsConfig("cert.pem", "key.pem")
+    with pytest.raises(ConfigError, match=r"http\.listener: serve.*end TLS in front"):
+        tls.check({"http": "serve", "grpc": "ingress"})
+    with pytest.raises(ConfigError, match=r"grpc\.listener: ingress"):
+        tls.check({"http": "ingress", "grpc": "serve"})
+
+
+def test_each_role_has_files_of_its_own() -> None:
+    section = PartsTlsConfig("/tls/{role}/cert.pem", "/tls/{role}/key.pem", "/tls/ca.pem")
+    found = section.files("ingress")
+    assert found is not None
+    assert found.paths == ("/tls/ingress/cert.pem", "/tls/ingress/key.pem", "/tls/ca.pem")
+    assert found.name == "ingress.drafthouse"
+    assert Config().data_plane.tls.files("ingress") is None

@@ -1,0 +1,267 @@
+"""Whoever has no right to call is refused before a handler runs, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cluster.errors import ConfigError, DrafthouseError, ProtocolError, WorkerError
+from cluster.rpc.options import MAX_CALLS
+from cluster.rpc.server import serve_target
+from cluster.rpc.tokens import MAX_SKEW_S, Metadata
+from cluster.rpc.trust import NO_TRUST, Trust
+from tests.support.rpc.certificates import Authority
+from tests.support.rpc.servers import (
+    KINDS,
+    OTHER_SECRET,
+    PATIENCE_S,
+    SECRET,
+    Kind,
+    Server,
+    answered,
+    trusting,
+)
+from tests.support.rpc.toys import EchoTarget
+
+TRUSTED, STRANGER = trusting(SECRET), trusting(OTHER_SECRET)
+NUM_STREAMS = 32
+kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+async def status(call: Any) -> tuple[grpc.StatusCode, str]:
+    """How a call ends, which must be soon."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await (call if isinstance(call, grpc.aio.UnaryUnaryCall) else call.read())
+            await call.code()
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    return await call.code(), await call.details()
+
+
+@kinds
+async def test_without_the_key_nothing_is_answered(kind: Kind) -> None:
+    async with kind.running(TRUSTED) as server, server.neighbour(TRUSTED):
+        for trust, reason in ((NO_TRUST, "no drafthouse-token"), (STRANGER, "data_plane.secret")):
+            with pytest.raises(ProtocolError, match=reason) as raised:
+                await server.link(trust)
+            assert server.address in raised.value.message
+
+
+@kinds
+async def test_a_call_without_a_token_reaches_no_handler(kind: Kind) -> None:
+    methods = ["Describe", "", "Metrics", "Status", "Absent"]
+    async with kind.running(TRUSTED) as server, server.neighbour(TRUSTED), server.raw() as channel:
+        for name in methods:
+            # As a stream: one that never sends a request is refused as well.
+            code, details = await status(channel.stream_stream(server.method(name))())
+            assert code is grpc.StatusCode.UNAUTHENTICATED
+            assert "data_plane.secret_file" in details
+        code, _ = await status(channel.stream_stream("/grpc.health.v1.Health/Watch")())
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        probe = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert (await probe).status == health_pb2.HealthCheckResponse.SERVING
+
+
+def stale(server: Server, method: str) -> Metadata:
+    keys = TRUSTED.keys(server.kind.service.role, server.kind.name)
+    assert keys is not None
+    worker = server.kind.toy().describe().worker_id
+    return keys.sign(method, worker, time.time() - 2 * MAX_SKEW_S)
+
+
+def of_other_service(server: Server, method: str) -> Metadata:
+    role = "target" if server.kind.service.role != "target" else "coordinator"
+    keys = TRUSTED.keys(role, "")
+    assert keys is not None
+    return keys.sign(method, server.kind.toy().describe().worker_id)
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda server, method: server.token(STRANGER, method), "not of"),
+        (lambda server, method: server.token(TRUSTED, method, "another-process"), "for this call"),
+        (of_other_service, "not of"),
+        (stale, "s old by this clock"),
+    ],
+    ids=["wrong key", "another process'", "another service's", "stale"],
+)
+async def test_a_stream_with_a_wrong_token_is_refused(
+    kind: Kind, make: Callable[[Server, str], Metadata], reason: str
+) -> None:
+    async with kind.running(TRUSTED) as server, server.neighbour(TRUSTED), server.raw() as channel:
+        method = server.method()
+        call = channel.stream_stream(method)(metadata=make(server, method))
+        code, details = await status(call)
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        assert reason in details
+
+
+@kinds
+async def test_a_token_that_was_seen_on_the_wire_opens_nothing_again(kind: Kind) -> None:
+    async with kind.running(TRUSTED) as server, server.neighbour(TRUSTED), server.raw() as channel:
+        method = server.method()
+        seen = server.token(TRUSTED, method)
+        first = channel.stream_stream(method)(metadata=seen)
+        await first.initial_metadata()
+        assert not first.done()
+        code, details = await status(channel.stream_stream(method)(metadata=seen))
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        assert "used before" in details
+        first.cancel()
+
+
+async def test_nobody_but_this_machine_reaches_a_server_without_a_secret() -> None:
+    with pytest.raises(ConfigError, match=r"data_plane.secret_file: others reach 0\.0\.0\.0"):
+        await serve_target(EchoTarget(), "0.0.0.0")
+
+
+async def test_a_server_without_its_key_does_not_start() -> None:
+    key_of_other = f"key:drafter other:{'0' * 64}"
+    with pytest.raises(ConfigError, match="holds no key of target"):
+        await serve_target(EchoTarget(), trust=trusting(key_of_other))
+
+
+@kinds
+async def test_a_secret_is_replaced_under_open_streams(kind: Kind) -> None:
+    present = [SECRET]
+    trust = Trust(lambda: tuple(present))
+    async with kind.running(trust) as server:
+        links = [await server.link(trust) for _ in range(NUM_STREAMS)]
+        old = trusting(SECRET)
+        for lines in ([SECRET, OTHER_SECRET], [OTHER_SECRET, SECRET], [OTHER_SECRET]):
+            present[:] = lines
+            for number, link in enumerate(links):
+                await answered(kind, link, number)
+            if SECRET in lines:  # a part that has not read the new file yet
+                await (await server.link(old)).close()
+            await (await server.link(trust)).close()
+        with pytest.raises(ProtocolError):
+            await server.link(old)
+        for link in links:
+            await link.close()
+
+
+def folders(root: Path, kind: Kind) -> tuple[Path, Path, Authority]:
+    """What a server and its caller are given."""
+    authority, service = Authority.new(), kind.service
+    return (
+        authority.write(root / "server", f"{service.role}.drafthouse"),
+        authority.write(root / "caller", f"{service.caller}.drafthouse"),
+        authority,
+    )
+
+
+def both(kind: Kind, server: Path, caller: Path) -> tuple[Trust, Trust]:
+    return (
+        trusting(SECRET, folder=server, role=kind.service.role),
+        trusting(SECRET, folder=caller, role=kind.service.caller),
+    )
+
+
+@kinds
+async def test_who_shows_no_valid_certificate_is_refused(kind: Kind, tmp_path: Path) -> None:
+    of_server, of_caller, authority = folders(tmp_path, kind)
+    serving, calling = both(kind, of_server, of_caller)
+    caller = f"{kind.service.caller}.drafthouse"
+    expired = authority.write(tmp_path / "expired", caller, days=-1)
+    foreign = Authority.new("another").write(tmp_path / "foreign", caller)
+    async with kind.running(serving) as server, server.neighbour(calling):
+        strangers = [
+            trusting(SECRET, folder=folder, role=kind.service.caller)
+            for folder in (expired, foreign)
+        ]
+        for trust in (TRUSTED, *strangers):
+            with pytest.raises(WorkerError, match=r"data_plane\.tls"):
+                await server.link(trust)
+
+
+@kinds
+async def test_a_certificate_of_another_role_is_refused(kind: Kind, tmp_path: Path) -> None:
+    of_server, of_caller, authority = folders(tmp_path, kind)
+    serving, calling = both(kind, of_server, of_caller)
+    roles = {"ingress", "coordinator", "target", "drafter"} - {kind.service.caller}
+    async with kind.running(serving) as server, server.neighbour(calling):
+        for role in roles:
+            folder = authority.write(tmp_path / role, f"{role}.drafthouse")
+            named = rf"{role}\.drafthouse; {kind.service.caller}\.drafthouse alone"
+            with pytest.raises(ProtocolError, match=named):
+                await server.link(trusting(SECRET, folder=folder, role=role))
+    # Nor may a server be of another role than the one that is called.
+    wrong = authority.write(tmp_path / "wrong", "ingress.drafthouse")
+    async with kind.running(trusting(SECRET, folder=wrong, role="ingress")) as server:
+        with pytest.raises(DrafthouseError, match=r"data_plane\.tls"):
+            await server.link(calling)
+
+
+async def test_a_tls_caller_of_a_plain_server_is_told_so(tmp_path: Path) -> None:
+    kind = KINDS["target"]
+    _, of_caller, _ = folders(tmp_path, kind)
+    async with kind.running(TRUSTED) as server:
+        with pytest.raises(WorkerError, match=r"data_plane\.tls"):
+            await server.link(trusting(SECRET, folder=of_caller, role=kind.service.caller))
+
+
+@kinds
+async def test_certificates_are_replaced_under_open_streams(kind: Kind, tmp_path: Path) -> None:
+    of_server, of_caller, authority = folders(tmp_path, kind)
+    serving, calling = both(kind, of_server, of_caller)
+    async with kind.running(serving) as server:
+        links = [await server.link(calling) for _ in range(NUM_STREAMS)]
+        for issuer in (authority, Authority.new("its successor")):
+            issuer.write(of_server, f"{kind.service.role}.drafthouse")
+            issuer.write(of_caller, f"{kind.service.caller}.drafthouse")
+            for number, link in enumerate(links):
+                await answered(kind, link, number)
+            await (await server.link(calling)).close()
+        for link in links:
+            await link.close()
+
+
+@kinds
+async def test_what_swells_or_is_too_long_is_refused(kind: Kind) -> None:
+    async with kind.running(TRUSTED) as server, server.neighbour(TRUSTED):
+        method = server.method("Describe")
+        bomb, long_name = bytes(64 * 2**20), ("long", "x" * 20_000)
+        token = functools.partial(server.token, TRUSTED, method, "")
+        async with server.raw(("grpc.max_send_message_length", -1)) as channel:
+            call = channel.unary_unary(method)
+            bombing = call(bomb, metadata=token(), compression=grpc.Compression.Gzip)
+            assert (await status(bombing))[0] is grpc.StatusCode.UNIMPLEMENTED
+            too_long = await status(call(bomb, metadata=token()))
+            assert too_long[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+            for metadata in ((long_name,), (*token(), long_name)):
+                code, details = await status(call(b"", metadata=metadata))
+                assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert "metadata" in details
+
+
+async def test_calls_beyond_the_limit_are_refused() -> None:
+    kind = KINDS["target"]
+    async with kind.running(TRUSTED) as server, server.neighbour(TRUSTED):
+        method = server.method()
+        async with server.raw() as one, server.raw() as other:
+            held: list[Any] = []
+            for channel in itertools.cycle((one, other)):
+                call = channel.stream_stream(method)(metadata=server.token(TRUSTED, method))
+                held.append(call)
+                await call.initial_metadata()
+                if call.done():
+                    break
+                assert len(held) < MAX_CALLS
+            assert await held[-1].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            # The neighbour's stream is the one that is missing.
+            assert len(held) == MAX_CALLS
+            for call in held:
+                call.cancel()
