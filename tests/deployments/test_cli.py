@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from cluster.client import Client, GenerateRequest, SamplingOptions
+from cluster.rpc import conversations as talk
 from deployments.cli import main
 from deployments.ports import why_not
 from tests.deployments.conftest import DEADLINE_S, MODEL, free_ports, wait_until
@@ -96,6 +97,20 @@ def test_what_serve_starts_is_reached_from_this_machine_and_with_a_token_only(
         sampling = SamplingOptions(max_tokens=4)
         request = GenerateRequest(model=MODEL, text="x", sampling=sampling)
         assert client.complete(request).usage.completion_tokens > 0
+
+
+def test_no_part_says_what_it_is_to_who_has_no_token(shared: Command) -> None:
+    shared.wait_for("Drafthouse is ready:")
+    refusals: list[str] = []
+    services = (talk.TARGET, talk.DRAFTER, talk.COORDINATOR)
+    for one in (one for one in listening(shared.family()) if "ServeReplica" in one.command):
+        with grpc.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+            for service in services:
+                with pytest.raises(grpc.RpcError) as raised:
+                    channel.unary_unary(f"/{service.name}/Describe")(b"", timeout=60)
+                refusals.append(raised.value.details() or "")  # type: ignore[attr-defined]
+    for key in ("target", "coordinator"):
+        assert sum(f"drafthouse-token came with the call; {key} asks" in one for one in refusals)
 
 
 def unauthenticated(port: int) -> bool:

@@ -34,6 +34,7 @@ from tests.support.rpc.toys import EchoTarget
 
 TRUSTED, STRANGER = trusting(SECRET), trusting(OTHER_SECRET)
 NUM_STREAMS = 32
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
@@ -265,3 +266,21 @@ async def test_calls_beyond_the_limit_are_refused() -> None:
             assert len(held) == MAX_CALLS
             for call in held:
                 call.cancel()
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2, of the connection itself."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, 0]) + bytes(4) + payload
+
+
+@pytest.mark.parametrize("sent", [b"", HELLO + frame(4, b"") + 64 * frame(6, bytes(8))],
+                         ids=["says nothing", "pings without an end"])  # fmt: skip
+async def test_a_connection_without_calls_is_closed(sent: bytes) -> None:
+    async with KINDS["target"].running(TRUSTED) as server, server.neighbour(TRUSTED):
+        host, port = server.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(sent)
+        async with asyncio.timeout(PATIENCE_S):
+            last_words = await reader.read()
+        assert last_words.endswith((b"before handshake timeout", b"too_many_pings"))
+        writer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import signal
 import sys
@@ -13,13 +14,18 @@ from typing import Any
 
 import pytest
 
+from cluster.config.doors import ROLES, DataPlaneConfig, PartsTlsConfig
 from cluster.core import FinishReason, Request, SamplingParams, TokenEvent, token_array
+from cluster.errors import WorkerError
 from cluster.lead import main as lead_main
 from cluster.messages import EventFrame, SubmitFrame
 from cluster.rpc.channel import connect_coordinator
 from cluster.rpc.link import Link
+from cluster.rpc.trust import trust_of
 from cluster.worker.cli import main as worker_main
 from tests.support.local_models import PROMPTS, hf_greedy
+from tests.support.rpc.certificates import Authority
+from tests.support.rpc.servers import SECRET
 
 READY_TIMEOUT_S = 180.0
 STOP_IDS = (0, 1, 2)
@@ -51,8 +57,9 @@ INSIDE = {"with": "target"}
 
 
 def serve_file(
-    folder: Path, target: Path, draft: Path, tensor_parallel: int, placement: Any = OWN
-) -> str:
+    folder: Path, target: Path, draft: Path, tensor_parallel: int, placement: Any = OWN,
+    **sections: Any,
+) -> str:  # fmt: skip
     """placement: of the draft model; the look-up is always in the pool."""
     engine = {"dtype": "float32", "device": "cpu", "num_pages": 128, "max_context_len": 256}
     arguments = {
@@ -70,6 +77,7 @@ def serve_file(
         },
         # For so small a target no draft may ever pay; here they are to be verified all the same.
         "coordinator": {"budget": "fixed"},
+        **sections,
     }  # fmt: skip
     path = folder / "serve.yaml"
     application = {"name": "drafthouse", "import_path": "deployments.app:build", "args": arguments}
@@ -96,6 +104,16 @@ def first_stop(text: list[int]) -> int:
     return next((i for i, token in enumerate(text) if token in STOP_IDS), len(text))
 
 
+def closed(folder: Path) -> DataPlaneConfig:
+    """Keys, and certificates by role."""
+    (folder / "secret").write_text(SECRET)
+    authority = Authority.new()
+    for role in ROLES:
+        authority.write(folder / role, f"{role}.drafthouse")
+    named = [str(folder / "{role}" / f"{name}.pem") for name in ("cert", "key", "ca")]
+    return DataPlaneConfig(str(folder / "secret"), PartsTlsConfig(*named))
+
+
 _LM_ACCEPTED = 'spec_decode_num_accepted_tokens_total{drafter="lm"'
 
 
@@ -103,7 +121,12 @@ _LM_ACCEPTED = 'spec_decode_num_accepted_tokens_total{drafter="lm"'
 async def test_hand_started_workers_decode_the_targets_text(
     llama_folder: Path, draft_folder: Path, tmp_path: Path, placement: Any
 ) -> None:
-    config = serve_file(tmp_path, llama_folder, draft_folder, 2, placement)
+    # In the pool with keys and certificates, inside the target as it is on loopback by itself.
+    doors = closed(tmp_path) if placement is OWN else DataPlaneConfig()
+    config = serve_file(
+        tmp_path, llama_folder, draft_folder, 2, placement,
+        data_plane=dataclasses.asdict(doors),
+    )  # fmt: skip
     pool = ["lm", "lookup"] if placement is OWN else ["lookup"]
     async with AsyncExitStack() as stack:
         target, *drafters = await asyncio.gather(
@@ -120,7 +143,11 @@ async def test_hand_started_workers_decode_the_targets_text(
         ]
         leading = process("cluster.lead", config, "--target", target, *joining)
         coordinator = await stack.enter_async_context(leading)
-        _, link = await connect_coordinator(coordinator)
+        if doors.secret_file:
+            for address in (target, *drafters, coordinator):
+                with pytest.raises(WorkerError, match=r"data_plane\.tls"):
+                    await connect_coordinator(address)
+        _, link = await connect_coordinator(coordinator, trust=trust_of(doors, "ingress"))
         params = SamplingParams(temperature=0.0, max_tokens=40, stop_token_ids=STOP_IDS)
         expected = [
             text[: next((i for i, t in enumerate(text) if t in (0, 1, 2)), 40)]
@@ -157,6 +184,21 @@ async def test_hand_started_workers_decode_the_targets_text(
             worker_main,
             ["target", "{config}", "--set", "target.engine.dtyp=x"],
             "did you mean dtype",
+        ),
+        (
+            worker_main,
+            ["draft", "{config}", "lookup", "--host", "0.0.0.0"],
+            "data_plane.secret_file: others reach 0.0.0.0",
+        ),
+        (
+            lead_main,
+            ["{config}", "--target", "x:1", "--set", "data_plane.secret_file=absent"],
+            "data_plane.secret_file: absent cannot be read",
+        ),
+        (
+            lead_main,
+            ["{config}", "--target", "x:1", "--set", "data_plane.tls.cert_file=x"],
+            "data_plane.tls.key_file: empty",
         ),
         (lead_main, ["{config}", "--target", "x:1", "--drafter", "lm"], "NAME=HOST:PORT"),
         (lead_main, ["{config}", "--target", "x:1", "--drafter", "no=x:2"], "is named 'no'"),

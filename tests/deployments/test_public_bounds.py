@@ -1,0 +1,98 @@
+"""What a client of the gRPC endpoint may send: bounded, uncompressed, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cluster.client.errors import BusyError, error_of
+from cluster.config.schema import GrpcConfig
+from cluster.core import SamplingParams
+from cluster.text.tokenizer import Tokenizer
+from deployments.endpoints import Endpoint
+from deployments.ingress.grpc_api import GrpcApi
+from deployments.ingress.grpc_listener import GrpcListener
+from deployments.ingress.ingress import Ingress
+from tests.deployments.conftest import free_port
+from tests.support.deployments.server import tiny_config
+
+WHOLE = health_pb2.HealthCheckRequest()
+GENERATE = "/drafthouse.v1.GenerationService/Generate"
+PATIENCE_S = 20.0
+
+
+class Nowhere:
+    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+        yield frozenset()
+
+
+@asynccontextmanager
+async def listening(folder: Path) -> AsyncIterator[tuple[Ingress, str]]:
+    """A listener, and somebody's stream that is open before and after what happens inside."""
+    config = replace(tiny_config(folder), grpc=GrpcConfig(port=free_port()))
+    ingress = Ingress(config, Tokenizer.load(folder), SamplingParams(max_tokens=0), Nowhere())
+    listener = GrpcListener(GrpcApi(ingress), config, 1.0)
+    await listener.start()
+    address = f"127.0.0.1:{config.grpc.port}"
+    async with channel(address) as own:
+        watch = health_pb2_grpc.HealthStub(own).Watch(WHOLE)
+        await watch.read()
+        yield ingress, address
+        assert not watch.done()
+        await ingress.drain()
+        assert await watch.code() is grpc.StatusCode.OK
+    await listener.stop()
+
+
+def channel(address: str, *options: tuple[str, int]) -> grpc.aio.Channel:
+    own = [("grpc.use_local_subchannel_pool", 1), *options]
+    return grpc.aio.insecure_channel(address, options=own)
+
+
+async def status(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        async with asyncio.timeout(PATIENCE_S):
+            await call.read()
+    return raised.value.code(), raised.value.details() or ""
+
+
+async def test_what_swells_or_is_too_long_is_refused(llama_folder: Path) -> None:
+    bomb = bytes(64 * 2**20)
+    async with (
+        listening(llama_folder) as (_, address),
+        channel(address, ("grpc.max_send_message_length", -1)) as stranger,
+    ):
+        generate = stranger.unary_stream(GENERATE)
+        code, details = await status(generate(bomb, compression=grpc.Compression.Gzip))
+        assert code is grpc.StatusCode.UNIMPLEMENTED
+        assert "gzip" in details
+        code, details = await status(generate(bomb))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        code, details = await status(generate(b"", metadata=(("long", "x" * 20_000),)))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "metadata" in details
+
+
+async def test_calls_beyond_the_limit_are_told_that_the_server_is_full(llama_folder: Path) -> None:
+    async with listening(llama_folder) as (ingress, address):
+        limit = ingress.config.max_calls
+        async with channel(address) as one, channel(address) as other:
+            # Somebody's stream is there already.
+            stubs = [health_pb2_grpc.HealthStub(each) for each in (one, other)]
+            watches = []
+            for number in range(limit - 1):
+                watches.append(stubs[number % 2].Watch(WHOLE))
+                assert await watches[-1].read() is not grpc.aio.EOF
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stubs[0].Watch(WHOLE).read()
+            assert isinstance(error_of(raised.value, address), BusyError)
+            for watch in watches:
+                watch.cancel()
