@@ -60,6 +60,7 @@ class Endpoint:
             ("grpc.keepalive_timeout_ms", round(1e3 * self.ping_timeout_s)),
             ("grpc.http2.max_pings_without_data", 0),  # 0 = any number: calls wait in queues
             ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+            ("grpc.compression_enabled_algorithms_bitset", 0b1),  # none
             # Find a restarted server again quickly.
             ("grpc.initial_reconnect_backoff_ms", 100),
             # Also the time that a connection may take to be made: a kernel accepts for a server

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -13,13 +14,18 @@ import pytest
 import yaml
 
 from cluster.config.addresses import is_loopback
+from cluster.config.doors import ROLES, DataPlaneConfig, PartsTlsConfig, TlsConfig
 from cluster.config.schema import Config, NetworkConfig
 from cluster.errors import ConfigError
 from deployments.addresses import from_here, joined
+from deployments.app import resolved
 from deployments.cli import main
+from deployments.preflight import inspect
 from deployments.ray_environment import check_asks_for_token, prepare_to_join, prepare_to_start
 from deployments.replica import address_for
 from tests.deployments.conftest import free_port
+from tests.support.deployments.server import tiny_config
+from tests.support.rpc.certificates import Authority
 
 NAMES = (
     "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
@@ -163,3 +169,37 @@ def test_addresses_are_read_as_servers_read_them() -> None:
     assert joined("::1", 9) == "[::1]:9"
     assert joined(from_here("0.0.0.0"), 9) == "127.0.0.1:9"
     assert from_here("10.0.0.1") == "10.0.0.1"
+
+
+def test_certificates_and_secrets_are_tried_before_anything_is_started(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    authority = Authority.new()
+    for role in ROLES:
+        authority.write(tmp_path / role, f"{role}.drafthouse")
+    (tmp_path / "secret").write_text("s" * 32)
+    of_parts = (str(tmp_path / "{role}" / f"{name}.pem") for name in ("cert", "key", "ca"))
+    own = str(tmp_path / "target")
+    config = replace(
+        tiny_config(llama_folder),
+        tls=TlsConfig(f"{own}/cert.pem", f"{own}/key.pem"),
+        data_plane=DataPlaneConfig(str(tmp_path / "secret"), PartsTlsConfig(*of_parts)),
+    )
+    inspect(config, is_here=True)
+    for path, message in (
+        (tmp_path / "drafter" / "key.pem", r"data_plane\.tls\.key_file"),
+        (tmp_path / "target" / "cert.pem", r"tls\.cert_file"),
+        (tmp_path / "secret", r"data_plane\.secret_file"),
+    ):
+        kept = path.read_bytes()
+        path.unlink()
+        with pytest.raises(ConfigError, match=message):
+            inspect(config, is_here=True)
+        inspect(config, is_here=False)  # elsewhere they may be
+        path.write_bytes(kept)
+
+
+def test_files_are_named_to_replicas_as_this_process_finds_them() -> None:
+    found = resolved({"data_plane": {"secret_file": "secret", "tls": {"ca_file": ""}}})
+    here = str(Path("secret").resolve())
+    assert found == {"data_plane": {"secret_file": here, "tls": {"ca_file": ""}}}
