@@ -8,8 +8,8 @@ _KEEPALIVE_TIMEOUT_MS = 5_000
 
 # Calls that a server of the data plane has at a time: its peers have one each, and short ones.
 MAX_CALLS = 256
-# Two sockets for each would still do; what is more than that knocks for its own sake.
-_MAX_CONNECTIONS = 1024
+# Most connections have no call, or one; what is more knocks for its own sake.
+_CONNECTIONS_PER_CALL = 4
 # A connection that is none, and one that asks nothing, take a place from others.
 _HANDSHAKE_TIMEOUT_MS = 5_000
 _IDLE_MS = 5 * 60_000
@@ -76,7 +76,7 @@ def _server(max_calls: int) -> list[tuple[str, int]]:
     return [
         *_BOUNDS,
         ("grpc.max_concurrent_streams", max_calls),
-        ("grpc.max_allowed_incoming_connections", _MAX_CONNECTIONS),
+        ("grpc.max_allowed_incoming_connections", _CONNECTIONS_PER_CALL * max_calls),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
         ("grpc.max_connection_idle_ms", _IDLE_MS),
     ]
