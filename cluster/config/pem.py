@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import ssl
 from dataclasses import dataclass, field
@@ -47,18 +48,21 @@ class PemFiles:
 
     def load(self) -> Pem:
         """Read them; raises ConfigError, with the key at fault and the remedy."""
-        pem = Pem(
-            self._read("cert_file", self.cert_file, b"-BEGIN CERTIFICATE-"),
-            self._read("key_file", self.key_file, b" PRIVATE KEY-"),
-            self._read("ca_file", self.ca_file, b"-BEGIN CERTIFICATE-") if self.ca_file else b"",
-        )
+        pem = self._read_all()
         self._tried()
         return pem
 
     def context(self) -> ssl.SSLContext:
         """Return a server's context with certificate and key; raises as `load`."""
-        self.load()
+        self._read_all()
         return self._tried()
+
+    def _read_all(self) -> Pem:
+        return Pem(
+            self._read("cert_file", self.cert_file, b"-BEGIN CERTIFICATE-"),
+            self._read("key_file", self.key_file, b" PRIVATE KEY-"),
+            self._read("ca_file", self.ca_file, b"-BEGIN CERTIFICATE-") if self.ca_file else b"",
+        )
 
     def _tried(self) -> ssl.SSLContext:
         """A context that works.  Of a certificate whose time is over it only warns: clients decide
@@ -101,20 +105,19 @@ class PemFiles:
             client.load_verify_locations(self.ca_file or self.cert_file)
         except (ssl.SSLError, OSError) as error:
             self._refuse("ca_file", f"{self.ca_file} holds no certificates ({error})")
-        complaint = _handshake(client, server, self.name)
-        if complaint is None:
-            return
-        if complaint.verify_code in (_NOT_YET_VALID, _EXPIRED):
+        try:
+            _shake_hands(client, server, self.name)
+        except ssl.SSLCertVerificationError as error:
+            if error.verify_code not in (_NOT_YET_VALID, _EXPIRED):
+                self._refuse("cert_file", f"{self.cert_file}: {error.verify_message}")
             log.warning("%s.cert_file: %s: %s; peers refuse it, so put a valid one there",
-                        self.place, self.cert_file, complaint.verify_message)  # fmt: skip
-            return
-        self._refuse("cert_file", f"{self.cert_file}: {complaint.verify_message}")
+                        self.place, self.cert_file, error.verify_message)  # fmt: skip
+        except ssl.SSLError as error:
+            self._refuse("cert_file", f"{self.cert_file}: {error.reason}")
 
 
-def _handshake(
-    client: ssl.SSLContext, server: ssl.SSLContext, name: str
-) -> ssl.SSLCertVerificationError | None:
-    """Return the client's objection to the server's certificate; None if it has none."""
+def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> None:
+    """Raise SSLError where the client objects to the server's certificate."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         client.wrap_bio(to_client, to_server, server_hostname=name or None),
@@ -122,10 +125,5 @@ def _handshake(
     )
     for _ in range(_NUM_FLIGHTS):
         for end in ends:
-            try:
+            with contextlib.suppress(ssl.SSLWantReadError):
                 end.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-            except ssl.SSLCertVerificationError as error:
-                return error
-    return None
