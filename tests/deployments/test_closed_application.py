@@ -18,6 +18,7 @@ from cluster.config.doors import ROLES
 from tests.deployments.conftest import (
     DEADLINE_S,
     MODEL,
+    Served,
     arguments,
     free_ports,
     places,
@@ -50,9 +51,10 @@ class Closed:
 
 @pytest.fixture(scope="module")
 def closed(
-    ray_session: None, long_folder: Path, long_draft_folder: Path,
+    served: Served, long_folder: Path, long_draft_folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Closed]:  # fmt: skip
+    """served: has started Serve, as the other tests need it."""
     from ray import serve
 
     from deployments.app import build
