@@ -2,6 +2,8 @@
 
     DrafthouseError
     ├── RequestError          the caller's fault; the same request fails again (4xx)
+    │   ├── UnauthenticatedError  it has no key, or none that is known
+    │   ├── ForbiddenError    its key does not allow it
     │   ├── NotFoundError     no model or drafter of that name is served
     │   ├── TooLargeError     the body, prompt or frame exceeds a stated limit
     │   │   └── HeadTooLargeError  the path and headers of an HTTP request do
@@ -48,6 +50,14 @@ class DrafthouseError(Exception):
 
 class RequestError(DrafthouseError):
     code = "invalid_request_error"
+
+
+class UnauthenticatedError(RequestError):
+    code = "invalid_api_key"
+
+
+class ForbiddenError(RequestError):
+    code = "permission_denied"
 
 
 class NotFoundError(RequestError):
@@ -124,6 +134,8 @@ class Surface:
 SURFACES: tuple[Surface, ...] = (
     Surface(DrafthouseError, 500, "server_error", "INTERNAL"),
     Surface(RequestError, 400, "invalid_request_error", "INVALID_ARGUMENT"),
+    Surface(UnauthenticatedError, 401, "invalid_request_error", "UNAUTHENTICATED"),
+    Surface(ForbiddenError, 403, "permission_error", "PERMISSION_DENIED"),
     Surface(NotFoundError, 404, "invalid_request_error", "NOT_FOUND"),
     Surface(TooLargeError, 413, "invalid_request_error", "OUT_OF_RANGE"),
     Surface(HeadTooLargeError, 431, "invalid_request_error", "OUT_OF_RANGE"),

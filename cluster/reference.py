@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cluster import metrics
+from cluster.config.access import ClientKey, KeysFile, RateLimits
 from cluster.config.parse import key_of
 from cluster.config.schema import Config, DrafterConfig, TargetUserConfig
 from cluster.draft.registry import KINDS
 
+# The parts of the file of keys.
+_KEYS = {"": KeysFile, ": `keys.NAME`": ClientKey, ": `classes.NAME`": RateLimits}
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 _CONFIGURATION = """\
@@ -129,6 +132,8 @@ def configuration_page() -> str:
     for kind, paths in places.items():
         title = ", ".join(f"`{path}`" for path in paths) if paths[0] else "The top level"
         sections.append(_section(title, kind))
+    for part, kind in _KEYS.items():
+        sections.append(_section(f"The file of `access.keys_file`{part}", kind))
     sections.append(_section("`user_config` of the deployment `target`", TargetUserConfig))
     for name, drafter in KINDS.items():
         options = pkgutil.resolve_name(drafter.options)

@@ -19,6 +19,7 @@ from cluster.config import file as config_file
 from cluster.config.file import ServeFile, in_file
 from cluster.draft import registry
 from cluster.errors import ConfigError, DrafthouseError
+from deployments.access import new_key
 from deployments.configured_models import (
     check_models,
     engines,
@@ -78,6 +79,9 @@ def _run(arguments: argparse.Namespace) -> int:
         return int(_training().run(arguments))
     if arguments.verb == "models":
         print(models_table(), end="")
+        return EXIT_OK
+    if arguments.verb == "key":
+        print(new_key(arguments.name), end="")
         return EXIT_OK
     if arguments.verb == "fetch":
         with _terminable():
@@ -241,6 +245,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     diff = verbs.add_parser("diff", help="say what each changed key of a configuration restarts")
     diff.add_argument("old", metavar="OLD", help="the file that is served")
     diff.add_argument("new", metavar="NEW", help="the file that is to be applied")
+    key = verbs.add_parser("key", help="make a key for a client of access.keys_file")
+    key.add_argument("name", help="of whom or what it is for")
     verbs.add_parser("models", help="list the models that are known by name")
     fetch_one = verbs.add_parser("fetch", help="get a model; prints the folder it lies in")
     fetch_one.add_argument(
@@ -278,7 +284,11 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, default=200, help="of each answer (%(default)s)")
     add("--temperature", type=float, default=0.0, help="0 = greedy (%(default)s)")
     add("--seed", type=int, default=1, help="of both answers (%(default)s)")
-    add("--api-key", default="", help="sent as a bearer token, where a proxy asks for one")
+    add(
+        "--api-key",
+        default="",
+        help="sent as a bearer token, where the server or a proxy asks for one",
+    )
 
 
 if __name__ == "__main__":

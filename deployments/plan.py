@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from cluster.config.schema import Config, CoordinatorConfig, EngineConfig, PlacementConfig
+from deployments.access import access_lines
 from deployments.configured_models import engines
 from deployments.placement import total_resources
 from deployments.preflight import TARGET, Inspected
@@ -49,6 +50,7 @@ def _lines(config: Config, found: Mapping[str, Inspected]) -> Iterator[str]:
     for name in config.drafters:
         yield f"drafter {name}: {_place(config, name)}"
     yield ""
+    yield from access_lines(config)
     for task in config.tasks or {"default": ()}:
         yield f"task {task}: " + (", ".join(config.drafters_of(task)) or "no drafters")
 

@@ -20,6 +20,9 @@ def check_free(config: Config) -> None:
     ]
     if config.dashboard.enabled:
         wanted.append((config.dashboard.host, config.dashboard.port, "dashboard"))
+    admin = config.access.admin
+    if admin.port is not None:
+        wanted.append((admin.host, admin.port, "access.admin"))
     problems = []
     taken: list[str] = []
     named: list[str] = []

@@ -31,6 +31,7 @@ from cluster.models.sources import FolderSource
 from cluster.rpc.trust import trust_of
 from cluster.text.chat import read_template
 from cluster.text.generation_config import load_sampling_defaults
+from deployments.access import check_access
 from deployments.configured_models import engines
 from deployments.placement import check_gpus, local_labels, rank_bundle, total_resources
 
@@ -70,6 +71,8 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
     rank_bundle(config.target.placement)
     if config.answers.chat_template:
         read_template(config.answers.chat_template)
+    if is_here or Path(config.access.keys_file).is_file():
+        check_access(config)
     if is_here:
         _check_doors(config)
         local_labels(config)

@@ -30,6 +30,7 @@ def base_url(config: Config, route_prefix: str) -> str:
 
 
 def wait_until_connected(
+    ask: Callable[[], Mapping[str, Any]],
     url: str,
     drafters: Iterable[str],
     check: Callable[[], None],
@@ -38,7 +39,8 @@ def wait_until_connected(
 ) -> None:
     """Until the ingress reports a target and every drafter, or serves without the slow ones.
 
-    Drafters that are refused are not waited for.  url: of the HTTP face.  check: called often; may
+    Drafters that are refused are not waited for.  ask: `health`, or more where that tells little.
+    url: of the HTTP face.  check: called often; may
     raise to end the waiting.  say: is told at once what is refused, and every ten seconds what is
     waited for.  Raises WorkerError when no target is led in time.
     """
@@ -46,7 +48,7 @@ def wait_until_connected(
     told: dict[str, str] = {}
     while True:
         check()
-        state = health(url)
+        state = ask()
         replicas = state.get("drafters", {})
         refused = state.get("refused", {})
         for name, reason in refused.items():
@@ -88,7 +90,7 @@ def engine_line(state: Mapping[str, Any]) -> str:
     )
 
 
-def _told(url: str, state: dict[str, Any]) -> str:
+def _told(url: str, state: Mapping[str, Any]) -> str:
     left_out = ("status", "model", "engines")
     counts = {name: value for name, value in state.items() if name not in left_out}
     told = f"{url}/health says {state['status']}"

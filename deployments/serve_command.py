@@ -23,6 +23,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 from cluster.config.file import ServeFile
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
+from deployments.access import access_lines
 from deployments.addresses import from_here, joined
 from deployments.app import build_with
 from deployments.configured_models import has_chat_template
@@ -72,11 +73,14 @@ def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginni
             _wait_until_running(_name(file), signals)
             is_serving = True
             url = base_url(file.config, _route_prefix(file))
-            wait_until_connected(url, file.config.on_their_own, signals.check, _progress)
+            ask = asking(url, _name(file))
+            wait_until_connected(ask, url, file.config.on_their_own, signals.check, _progress)
             token_file = cluster.token_file() if file.config.dashboard.enabled else None
             if token_file is not None:
                 _progress(f"the dashboard asks for a token; it is in {token_file}")
-            engines = engine_line(health(url))
+            for line in access_lines(file.config):
+                _progress(line)
+            engines = engine_line(ask())
             _say(ready_line(file.config, _route_prefix(file), engines), sys.stdout)
             _say(what_to_try(file.config, url), sys.stderr)
             signals.wait()
@@ -116,11 +120,31 @@ def what_to_try(config: Config, url: str) -> str:
     program = sys.argv[0] if Path(sys.argv[0]).name == "drafthouse" else "drafthouse"
     # The certificate names the host as clients know it, which is not known here.
     insecure = " -k" if url.startswith("https:") else ""
-    curl = f"curl{insecure} {url}{path} -H 'Content-Type: application/json' -d {request}"
-    lines = ["Try it, in another terminal:", f"  {curl}"]
+    header, option = "", ""
+    if config.access.keys_file:
+        header, option = " -H 'Authorization: Bearer KEY'", " --api-key KEY"
+    typed = f"-H 'Content-Type: application/json'{header}"
+    lines = [
+        "Try it, in another terminal:",
+        f"  curl{insecure} {url}{path} {typed} -d {request}",
+    ]
     if not insecure:
-        lines.append(f"  {program} try {url}    # one question, with drafts and without")
+        lines.append(f"  {program} try {url}{option}    # one question, with drafts and without")
     return "\n".join(lines)
+
+
+def asking(url: str, application: str) -> Callable[[], Mapping[str, Any]]:
+    """Return what asks over HTTP whether it serves, and the ingress itself where that tells others
+    than operators no more."""
+
+    def ask() -> Mapping[str, Any]:
+        state = health(url)
+        if state["status"] != "ok" or "drafters" in state:
+            return state
+        handle = serve.get_deployment_handle("ingress", app_name=application)
+        return dict(handle.health.remote().result(timeout_s=_REPORT_S))
+
+    return ask
 
 
 def _name(file: ServeFile) -> str:

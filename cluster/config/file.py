@@ -70,7 +70,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
     """
     path = Path(path)
     with in_file(path):
-        return _checked(path, _read(path), overrides)
+        return _checked(path, read_document(path), overrides)
 
 
 @contextmanager
@@ -110,7 +110,10 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_document(path: Path, example: str = "configs/own-model.yaml") -> dict[str, Any]:
+    """Read the mapping in a YAML file.  example: where its form is shown.
+
+    Raises ConfigError, without the file's name."""
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except OSError as error:
@@ -124,7 +127,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{place}: not valid YAML: {problem}; correct it") from error
     if not isinstance(document, dict):
         what = "is empty" if document is None else "is not a mapping"
-        raise ConfigError(f"the file {what}; see configs/own-model.yaml for the form")
+        raise ConfigError(f"the file {what}; see {example} for the form")
     return document
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from cluster.config.access import AccessConfig
 from cluster.config.doors import DataPlaneConfig, NetworkConfig, TlsConfig
 from cluster.config.http import HttpConfig
 from cluster.config.parse import (
@@ -40,7 +41,7 @@ from cluster.config.processes import (
 from cluster.errors import ConfigError, NotFoundError
 
 __all__ = [
-    "AnswersConfig", "ApiConfig", "Config", "CoordinatorConfig", "DashboardConfig",
+    "AccessConfig", "AnswersConfig", "ApiConfig", "Config", "CoordinatorConfig", "DashboardConfig",
     "DataPlaneConfig", "DrafterConfig", "DrafterPlacement", "EngineConfig", "GrpcConfig",
     "HttpConfig", "IngressConfig", "NetworkConfig", "PlacementConfig", "TargetConfig",
     "TargetUserConfig", "TlsConfig",
@@ -184,6 +185,7 @@ class Config:
     http: HttpConfig = field(default_factory=HttpConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     data_plane: DataPlaneConfig = field(default_factory=DataPlaneConfig)
     dashboard: DashboardConfig = field(default_factory=DashboardConfig)
@@ -295,6 +297,8 @@ class Config:
         does not know.
         """
         ports = {"http.port": self.http.port, "grpc.port": self.grpc.port}
+        if self.access.admin.port is not None:
+            ports["access.admin.port"] = self.access.admin.port
         if self.dashboard.enabled:
             ports["dashboard.port"] = self.dashboard.port
         taken: dict[int, str] = {}

@@ -36,8 +36,6 @@ _DEFAULTS: dict[str, type[DrafthouseError]] = {
     "UNIMPLEMENTED": ProtocolError,
     "FAILED_PRECONDITION": ProtocolError,
     "ALREADY_EXISTS": RequestError,
-    "PERMISSION_DENIED": RequestError,
-    "UNAUTHENTICATED": RequestError,
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ray import serve
 
-from cluster.config.schema import Config
+from cluster.config.schema import Config, HttpConfig
 from cluster.core import SamplingParams
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.tokenizer import Tokenizer
@@ -19,7 +19,7 @@ from deployments.exporter import Exporter
 from deployments.ingress.draining import LAST_WORDS_S
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
-from deployments.ingress.http import create_app
+from deployments.ingress.http import create_admin_app, create_app
 from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.metrics_page import AskOthers, nobody
@@ -58,6 +58,10 @@ class IngressDeployment:
         if config.http.listener == "ingress":
             self._http = HttpListener(self._app, config.http, patience_s, config.tls.files())
             self._listeners.append(self._http)
+        admin = config.access.admin
+        if admin.port is not None:
+            where = HttpConfig(host=admin.host, port=admin.port)
+            self._listeners.append(HttpListener(create_admin_app(self._ingress), where, patience_s))
         for listener in self._listeners:
             await listener.start()
 
@@ -95,6 +99,10 @@ class IngressDeployment:
         """This replica's own series, in Prometheus' text format; b"" if it asks itself."""
         recorder = self._ingress.recorder
         return b"" if recorder.process == asking else recorder.render()
+
+    async def health(self) -> dict[str, Any]:
+        """Return what /health tells operators."""
+        return await self._ingress.health()
 
     async def check_health(self) -> None:
         """Called by Serve; raises WorkerError where nobody would be answered."""

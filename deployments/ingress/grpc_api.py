@@ -22,6 +22,7 @@ from deployments.ingress.generation import Generation
 from deployments.ingress.grpc_request import request_name, to_spec
 from deployments.ingress.grpc_tokens import TokenCalls, read_message
 from deployments.ingress.ingress import Ingress
+from deployments.ingress.keys import Caller
 from deployments.ingress.openai_error import hidden
 from deployments.ingress.predicted import prediction_counts, prediction_idle
 from deployments.ingress.servicers import GENERATION
@@ -35,13 +36,13 @@ class GrpcApi:
         self._ingress = ingress
         self._tokens = TokenCalls(ingress)
 
-    async def responses(self, body: Any) -> AsyncIterator[Any]:
+    async def responses(self, body: Any, context: Any) -> AsyncIterator[Any]:
         """Yield one GenerateResponse per piece of text; the last one has the usage.
 
         Raises nothing but DrafthouseErrors.
         """
         try:
-            async for response in self._responses(body):
+            async for response in self._responses(body, context):
                 yield RESPONSE.encode(response)
         except DrafthouseError:
             raise
@@ -55,17 +56,18 @@ class GrpcApi:
         that is raised loses its metadata there, and is logged.
         """
         try:
-            async for response in self.responses(body):
+            async for response in self.responses(body, context):
                 yield response
         except DrafthouseError as error:
             _set_status(context, error)
             yield generation_pb2.GenerateResponse()
 
-    async def _responses(self, body: Any) -> AsyncIterator[GenerationResponse]:
+    async def _responses(self, body: Any, context: Any) -> AsyncIterator[GenerationResponse]:
         try:
+            caller = self._caller(context)
             message = read_message(generation_pb2.GenerateRequest, body, self._ingress)
             request = decode_request(message)
-            spec = to_spec(request, self._ingress.limits)
+            spec = to_spec(request, self._ingress.limits_of(caller))
             request_id = request_name(request)
             resumptions = [
                 Resumption(one.index, one.token_ids, one.is_finished) for one in request.resume
@@ -87,6 +89,7 @@ class GrpcApi:
     async def answer(self, method: str, body: Any, context: Any) -> Any:
         """One of the calls with one answer.  Raises, as Serve's proxy wants it of a unary call."""
         try:
+            self._caller(context)
             return await self._tokens.answer(method, body)
         except DrafthouseError as error:
             _set_status(context, error)
@@ -95,6 +98,11 @@ class GrpcApi:
             bug = hidden(error, "?")
             _set_status(context, bug)
             raise bug from None
+
+    def _caller(self, context: Any) -> Caller:
+        """Return who calls, on our own listener or through Serve's proxy."""
+        sent = dict(context.invocation_metadata() or ())
+        return self._ingress.keys.caller(sent.get("authorization"), sent.get("x-api-key"))
 
     async def check(self, body: Any, context: Any) -> Any:
         """grpc.health.v1.Health/Check.  Raises, as Serve's proxy wants it of a unary call."""

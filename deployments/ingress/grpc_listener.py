@@ -75,7 +75,7 @@ class _Servicer:
 
     async def Generate(self, body: bytes, context: Any) -> AsyncIterator[bytes]:
         try:
-            async for response in self._api.responses(body):
+            async for response in self._api.responses(body, context):
                 yield response.SerializeToString()
         except DrafthouseError as error:
             await abort(context, error)

@@ -32,6 +32,7 @@ from deployments.ingress.choice import Delta
 from deployments.ingress.event_stream import EventStream, Writer, while_connected
 from deployments.ingress.generation import Generation
 from deployments.ingress.ingress import Ingress
+from deployments.ingress.keys import ANYBODY, Caller, Operators, caller_of
 from deployments.ingress.openai_error import ErrorBody, error_body, error_response, hidden
 from deployments.ingress.openai_request import parse_chat, parse_completion
 from deployments.ingress.openai_response import Answer
@@ -46,6 +47,8 @@ from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest
 
 # Encoding this many takes about two milliseconds.
 _INLINE_LOGPROBS = 512
+# Load balancers have no key; the last two tell others than operators little or nothing.
+_FOR_ALL = ("/ping", "/health", "/metrics")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -83,10 +86,10 @@ def create_app(ingress: Ingress) -> FastAPI:
     api = ingress.config.api
     app = FastAPI(title="Drafthouse", docs_url=None, redoc_url=None, openapi_url=None)
     store = ResponseStore(api.max_stored_responses, api.max_stored_bytes)
-    pages = Pages(ingress, int(time.time()), store)
+    pages = Pages(ingress, int(time.time()), store, Operators(ingress.config, ingress.keys))
     for method, path, page in pages.routes():
-        app.add_route(path, answering(path, page), methods=[method])
-    counted = answering(COUNT_TOKENS.path, pages.count_tokens, messages_error)
+        app.add_route(path, answering(ingress, path, page), methods=[method])
+    counted = answering(ingress, COUNT_TOKENS.path, pages.count_tokens, messages_error)
     app.add_route(COUNT_TOKENS.path, counted, methods=["POST"])
     for face in faces(ingress, store):
         app.add_route(face.endpoint.path, _generating(ingress, face), methods=["POST"])
@@ -101,6 +104,18 @@ def create_app(ingress: Ingress) -> FastAPI:
         )
     config = ingress.config
     app.add_middleware(RequestScope, config.http, is_logged=config.ingress.log_requests)
+    return app
+
+
+def create_admin_app(ingress: Ingress) -> FastAPI:
+    """Build the application of `access.admin.port`: it tells everybody how the server does."""
+    app = FastAPI(title="Drafthouse", docs_url=None, redoc_url=None, openapi_url=None)
+    pages = Pages(ingress, 0, ResponseStore(0, 0), Operators.everybody())
+    for method, path, page in pages.routes():
+        if path in _FOR_ALL:
+            app.add_route(path, answering(ingress, path, page), methods=[method])
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_middleware(RequestScope, is_logged=False)
     return app
 
 
@@ -129,13 +144,17 @@ def faces(ingress: Ingress, store: ResponseStore) -> list[Face]:
     ]
 
 
-def answering(path: str, handler: Handler, body: ErrorBody = error_body) -> Handler:
-    """Wrap `handler` so that every error becomes an answer in the endpoint's format."""
+def answering(
+    ingress: Ingress, path: str, handler: Handler, body: ErrorBody = error_body
+) -> Handler:
+    """Wrap `handler` so that it knows who asks, and every error becomes an answer in the endpoint's
+    format."""
 
     async def answer(request: Request) -> Response:
         request_id = request_id_of(request)
         request.state.route = path
         try:
+            request.state.caller = ANYBODY if path in _FOR_ALL else _caller(request, ingress)
             return await handler(request)
         except DrafthouseError as error:
             return error_response(error, request_id, body)
@@ -145,19 +164,28 @@ def answering(path: str, handler: Handler, body: ErrorBody = error_body) -> Hand
     return answer
 
 
+def _caller(request: Request, ingress: Ingress) -> Caller:
+    try:
+        return caller_of(request, ingress.keys)
+    except DrafthouseError as error:
+        ingress.count_refusal(error)
+        raise
+
+
 def _generating(ingress: Ingress, face: Face) -> Handler:
     async def generate(request: Request) -> Response:
         return await _generate(ingress, request, face)
 
-    return answering(face.endpoint.path, generate, face.error)
+    return answering(ingress, face.endpoint.path, generate, face.error)
 
 
 async def _generate(ingress: Ingress, request: Request, face: Face) -> Response:
     request_id = request_id_of(request)
+    limits = ingress.limits_of(request.state.caller)
     try:
         timeout_s = timeout_of(request)
         asked: Asked = await read_object(
-            request, ingress.config.ingress, lambda values: face.parse(values, ingress.limits)
+            request, ingress.config.ingress, lambda values: face.parse(values, limits)
         )
         generation = await ingress.generate(
             face.answer_id(request_id), asked.spec, timeout_s=timeout_s

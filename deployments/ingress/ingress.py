@@ -25,6 +25,7 @@ from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.draining import Draining
 from deployments.ingress.generation import Generation
 from deployments.ingress.grammar_check import GrammarCheck
+from deployments.ingress.keys import Caller, KeyRing
 from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody
 from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt, Resumption
@@ -56,6 +57,8 @@ class Ingress:
         self.tokenizer = tokenizer
         self.recorder = Recorder(process, only=metrics.INGRESS)
         self._others = others
+        self.keys = KeyRing(config)
+        self._watching: asyncio.Task[None] | None = None
         settings = config.coordinator
         self.coordinators = Coordinators(
             max_frame_bytes=settings.max_frame_bytes, silence_s=settings.target_silence_s
@@ -105,9 +108,25 @@ class Ingress:
             self._limits = dataclasses.replace(self._limits, adapters=adapters)
         return self._limits
 
+    def limits_of(self, caller: Caller) -> Limits:
+        """Return the limits of a key's requests."""
+        limits, key = self.limits, caller.key
+        if self.keys.is_open:
+            return limits
+        classes = limits.latency_classes if key.classes is None else key.classes
+        return dataclasses.replace(
+            limits,
+            latency_classes=classes,
+            withheld_classes=tuple(self.config.coordinator.latency_classes),
+            owner=caller.name,
+            default_class=key.default_class,
+            default_task=key.default_task,
+        )
+
     def start(self) -> None:
-        """Start connecting to the coordinators."""
+        """Start connecting to the coordinators, and watching the file of keys."""
         self._connections.start()
+        self._watching = asyncio.create_task(self.keys.watch(), name="watch the keys")
 
     @property
     def is_stopping(self) -> bool:
@@ -125,6 +144,8 @@ class Ingress:
         """Close the streams; running requests end with an error."""
         await self._connections.stop()
         self._grammars.close()
+        if self._watching is not None:
+            self._watching.cancel()
 
     async def _connect(self, endpoint: Endpoint) -> tuple[WorkerDescription, CoordinatorLink]:
         description, link = await connect_coordinator(
@@ -202,6 +223,7 @@ class Ingress:
         faults: of drafters since their coordinators started, by name and reason.  left_alone: those
         that are asked for nothing for a while, after faults in a row.
         engines: what each engine computes with, and what of it is slower than was wanted.
+        keys: names of the callers, and why the file of keys as it is now is not used.
         """
         reports = await self._ask(lambda link: link.status(_REPORT_TIMEOUT_S))
         drafters = dict.fromkeys(self.config.on_their_own, 0)
@@ -231,6 +253,7 @@ class Ingress:
             "faults": faults,
             "left_alone": sorted(left_alone),
             "engines": list(engines.values()),
+            **self.keys.status(),
         }
 
     async def render_metrics(self) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from starlette.responses import Response
 
-from cluster.errors import CapacityError, DrafthouseError, surface_of
+from cluster.errors import CapacityError, DrafthouseError, UnauthenticatedError, surface_of
 
 log = logging.getLogger(__name__)
 # The innermost ones: an endless recursion has a thousand.
@@ -35,10 +35,12 @@ def error_body(error: DrafthouseError, request_id: str) -> bytes:
 def error_response(
     error: DrafthouseError, request_id: str, body: ErrorBody = error_body
 ) -> Response:
-    """The whole HTTP answer; for overload errors with the time to retry."""
+    """Return the whole HTTP answer; for overload errors with the time to retry."""
     headers = {}
     if isinstance(error, CapacityError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, UnauthenticatedError):
+        headers["WWW-Authenticate"] = "Bearer"
     return Response(
         body(error, request_id),
         status_code=surface_of(error).http_status,

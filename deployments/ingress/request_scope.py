@@ -68,13 +68,15 @@ class RequestScope:
         finally:
             if self._is_logged and scope["path"] not in _SILENT:
                 # Of the path only what the application itself knows: the rest is a client's text.
+                caller = scope["state"].get("caller")
                 log.info(
-                    "http id=%s method=%s path=%s status=%s total_ms=%.0f",
+                    "http id=%s method=%s path=%s status=%s total_ms=%.0f key=%s",
                     request_id,
                     scope["method"] if scope["method"].isalpha() else "?",
                     scope["state"].get("route", "?"),
                     status or "-",
                     1000.0 * (time.monotonic() - started_at),
+                    (caller and caller.name) or "-",
                 )
 
 

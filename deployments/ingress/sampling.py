@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from cluster.core import SamplingParams, SpeculationOptions
-from cluster.errors import RequestError
+from cluster.errors import ForbiddenError, RequestError
 from cluster.requests.acceptance_law import Law
 from cluster.requests.seeds import asked_seed
-from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
+from cluster.requests.tenant import tenant_of
 from deployments.ingress.api.table import (
     MAX_LOGIT_BIAS,
     MAX_METADATA,
@@ -74,12 +74,12 @@ def read_spec(
         truncate_prompt_tokens=fields.integer("truncate_prompt_tokens", 0, -1, MAX_TOKENS) or 0,
         ignore_eos=fields.boolean("ignore_eos", default=False),
         add_special_tokens=fields.boolean("add_special_tokens", default=True),
-        task=limits.task_class(_task(fields)),
+        task=limits.task_class(_task(fields) or limits.default_task),
         speculation=dataclasses.replace(
             _speculation(fields.object("speculation"), limits),
             return_draft_sources=fields.boolean("return_draft_sources", default=False),
         ),
-        tenant=_tenant(fields),
+        tenant=_tenant(fields, limits),
         adapter=limits.adapter_of(fields.string("model", "")),
         is_prompt_only=max_tokens == 0,
         grammar_field=grammar_field,
@@ -97,16 +97,14 @@ def _check_sequences(num_prompts: int, num_choices: int, limits: Limits) -> None
         )
 
 
-def _tenant(fields: Fields) -> bytes:
+def _tenant(fields: Fields, limits: Limits) -> bytes:
     salt = fields.get("cache_salt")
-    if salt is None:
-        return DEFAULT_TENANT
-    if not isinstance(salt, str) or not salt:
+    if salt is not None and (not isinstance(salt, str) or not salt):
         # A client whose salt got lost must not share what it writes; the value is a secret.
         raise RequestError.at(
             "cache_salt", "it must be text that is not empty; send some or remove it"
         )
-    return tenant_of(fields.string("cache_salt", "", MAX_SALT_LEN))
+    return tenant_of(fields.string("cache_salt", "", MAX_SALT_LEN), limits.owner)
 
 
 def _top_p(fields: Fields, default: float) -> float:
@@ -164,7 +162,7 @@ def _stop(fields: Fields, limits: Limits) -> tuple[str, ...]:
 def _task(fields: Fields) -> str:
     metadata = fields.object("metadata")
     if metadata is None:
-        return "default"
+        return ""
     keys = list(metadata.values())
     if len(keys) > MAX_METADATA:
         raise RequestError.at("metadata", f"{len(keys)} keys; send at most {MAX_METADATA}")
@@ -175,13 +173,13 @@ def _task(fields: Fields) -> str:
             )
         encodable(key, "metadata")
         metadata.string(key, "", max_len=MAX_METADATA_VALUE_LEN)
-    return metadata.string("task", "", max_len=64) or "default"
+    return metadata.string("task", "", max_len=64)
 
 
 def _speculation(fields: Fields | None, limits: Limits) -> SpeculationOptions:
     """Our extension `speculation`, with the fields that `api.table` lists."""
     if fields is None:
-        return SpeculationOptions()
+        return SpeculationOptions(latency_class=limits.default_class or None)
     drafters = fields.strings("drafters", 64)
     if drafters is not None:
         drafters = tuple(dict.fromkeys(drafters))
@@ -215,9 +213,14 @@ def _law(fields: Fields, limits: Limits) -> Law | None:
 
 
 def _latency_class(fields: Fields, limits: Limits) -> str | None:
-    name = fields.string("latency_class", "", max_len=64)
+    name = fields.string("latency_class", "", max_len=64) or limits.default_class
     if name and name not in limits.latency_classes:
         allowed = ", ".join(limits.latency_classes) or "none"
+        if name in limits.withheld_classes:
+            raise ForbiddenError.at(
+                fields.name("latency_class"),
+                f"the key {limits.owner} may not use {name}; it may use: {allowed}",
+            )
         raise fields.wrong(
             "latency_class",
             f"{shown(name)} is not open to requests; allowed: {allowed} "

@@ -129,7 +129,8 @@ class Limits:
 
     max_sequences: limit on prompts times samples of one request.
     dialect: how the model writes its reasoning and its tool calls.
-    latency_classes, laws: those that requests may use.
+    latency_classes, laws: those that requests may use.  withheld_classes: those of other keys.
+    owner: the name of the key, "" = anybody's; default_class, default_task: of its requests.
     predictors: names of the drafters that draft from a request's prediction; drafters_of: those
     that serve a task class, where it is not all.
     aliases, compatibility: `api.served_model_names` and `api.compatibility`.
@@ -147,6 +148,10 @@ class Limits:
     max_stop_strings: int
     max_draft_tokens: int
     latency_classes: tuple[str, ...]
+    withheld_classes: tuple[str, ...] = ()
+    owner: str = ""
+    default_class: str = ""
+    default_task: str = ""
     laws: tuple[Law, ...] = ("coupled",)
     predictors: frozenset[str] = frozenset()
     drafters_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -44,7 +45,7 @@ def answering(path: str, status: int, body: dict[str, Any]) -> Iterator[str]:
 def test_a_connected_application_is_ready_below_any_prefix(path: str) -> None:
     said: list[str] = []
     with answering(path, 200, {"status": "ok", "drafters": {"lm": 1}}) as url:
-        wait_until_connected(url, ["lm"], lambda: None, said.append)
+        wait_until_connected(partial(health, url), url, ["lm"], lambda: None, said.append)
     assert said == []
 
 
@@ -52,7 +53,9 @@ def test_a_refused_drafter_is_told_with_its_reason_and_not_waited_for() -> None:
     body = {"status": "ok", "drafters": {"lm": 0, "n": 1}, "refused": {"lm": "other tokenizer"}}
     said: list[str] = []
     with answering("/health", 200, body) as url:
-        wait_until_connected(url, ["lm", "n"], not_for_long(10.0), said.append)
+        wait_until_connected(
+            partial(health, url), url, ["lm", "n"], not_for_long(10.0), said.append
+        )
     assert said == ["drafter lm is refused: other tokenizer"]
 
 
@@ -72,7 +75,9 @@ def test_an_application_that_never_serves_is_an_error_that_says_why() -> None:
         answering("/health", 503, body) as url,
         pytest.raises(WorkerError, match=r'unavailable \{"coordinators": 1, "targets": 0\}'),
     ):
-        wait_until_connected(url, [], lambda: None, lambda text: None, patience_s=0.0)
+        wait_until_connected(
+            partial(health, url), url, [], lambda: None, lambda text: None, patience_s=0.0
+        )
 
 
 def test_what_answers_something_else_is_told() -> None:

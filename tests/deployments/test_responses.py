@@ -190,7 +190,7 @@ def test_the_store_is_bounded_in_bytes_too() -> None:
     assert len(store) == 4
     store.put(StoredResponse({"id": "huge"}, ({"role": "user", "content": "x" * 2000},)))
     with pytest.raises(NotFoundError):
-        store.get("huge", "response_id")
+        store.get("huge", "", "response_id")
     for number in range(16, 20):
-        store.drop(f"r{number}", "response_id")
+        store.drop(f"r{number}", "", "response_id")
     assert (len(store), store.num_bytes) == (0, 0)

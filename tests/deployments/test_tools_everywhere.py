@@ -244,7 +244,7 @@ def test_a_response_has_its_reasoning_text_and_calls_in_order(folder: Path) -> N
     assert kinds == ["reasoning", "message", "function_call", "function_call"]
     assert whole["output"][0]["content"][0]["text"] == "Let me see."
     assert whole["output"][2]["arguments"] == '{"city":"Rome"}'
-    (kept,) = store.get("resp_1", "x").messages
+    (kept,) = store.get("resp_1", "", "x").messages
     assert kept["content"] == "I ask."
     assert [call["function"]["name"] for call in kept["tool_calls"]] == ["weather", "time"]
     writer = ResponseWriter(asked, made, tokenizer, store)

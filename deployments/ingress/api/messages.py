@@ -22,9 +22,9 @@ from deployments.ingress.spec import ChatOptions, GenerationSpec, Limits, Prompt
 from deployments.ingress.tools import ChatUse, read_chat_use
 
 _ERROR_TYPES: Mapping[int, str] = {
-    400: "invalid_request_error", 404: "not_found_error", 408: "timeout_error",
-    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
-    504: "timeout_error",
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+    404: "not_found_error", 408: "timeout_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
+from cluster.errors import ForbiddenError, UnauthenticatedError
 from deployments.ingress.api.contract import warning_header
 from deployments.ingress.api.endpoints import ENDPOINTS, PAGES
 from deployments.ingress.api.messages import parse_count_tokens
@@ -21,6 +22,7 @@ from deployments.ingress.api.table import DETOKENIZE, TOKENIZE
 from deployments.ingress.api.token_request import parse_detokenize, parse_tokenize
 from deployments.ingress.body import read_object
 from deployments.ingress.ingress import Ingress
+from deployments.ingress.keys import Operators
 from deployments.ingress.openai_request import check_model
 from deployments.ingress.spec import Limits
 
@@ -35,11 +37,14 @@ _VERSION = importlib.metadata.version("drafthouse")
 class Pages:
     """Answers GET requests, and those about tokens."""
 
-    def __init__(self, ingress: Ingress, created: int, store: ResponseStore) -> None:
+    def __init__(
+        self, ingress: Ingress, created: int, store: ResponseStore, operators: Operators
+    ) -> None:
         """created: when the model was created, as clients see it; seconds since 1970."""
         self._ingress = ingress
         self._created = created
         self._store = store
+        self._operators = operators
 
     def routes(self) -> list[tuple[str, str, Handler]]:
         """Every method and path with its handler, except count_tokens, whose errors differ."""
@@ -88,12 +93,13 @@ class Pages:
         return self._ingress.coordinators.max_context_len or None
 
     async def response(self, request: Request) -> Response:
-        found = self._store.get(request.path_params["response_id"], "response_id")
+        caller = request.state.caller
+        found = self._store.get(request.path_params["response_id"], caller.name, "response_id")
         return JSONResponse(found.body)
 
     async def forget_response(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
-        self._store.drop(response_id, "response_id")
+        self._store.drop(response_id, request.state.caller.name, "response_id")
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     async def version(self, request: Request) -> Response:
@@ -104,10 +110,16 @@ class Pages:
         return Response(status_code=200)
 
     async def health(self, request: Request) -> Response:
+        """All of it for operators; for everybody else whether it serves."""
         state = await self._ingress.health()
+        try:
+            self._operators.check(request)
+        except (UnauthenticatedError, ForbiddenError):
+            state = {"status": state["status"]}
         return JSONResponse(state, status_code=200 if state["status"] == "ok" else 503)
 
     async def metrics(self, request: Request) -> Response:
+        self._operators.check(request)
         return Response(await self._ingress.render_metrics(), media_type=CONTENT_TYPE_LATEST)
 
     async def openapi(self, request: Request) -> Response:

@@ -27,7 +27,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 @dataclass(frozen=True, slots=True, eq=False)
 class ResponseRequest:
     """messages: the conversation before the answer, without instructions.  asked: values that the
-    answer repeats.  ignored: names of fields that had no effect."""
+    answer repeats.  ignored: names of fields that had no effect.  owner: as of `Limits`."""
 
     spec: GenerationSpec
     model: str
@@ -37,6 +37,7 @@ class ResponseRequest:
     is_stored: bool
     shows_logprobs: bool
     ignored: tuple[str, ...]
+    owner: str = ""
 
 
 def parse_response(
@@ -47,7 +48,9 @@ def parse_response(
     fields = Fields(values)
     model = model_of(fields, limits)
     previous = fields.string("previous_response_id", "", MAX_NAME_LEN)
-    earlier = store.get(previous, "previous_response_id").messages if previous else ()
+    earlier: tuple[Message, ...] = ()
+    if previous:
+        earlier = store.get(previous, limits.owner, "previous_response_id").messages
     turns = _turns(fields.get("input"))
     with Names({"messages": "input", **places_of(turns)}).told():
         messages = (*earlier, *parse_messages([turn.message for turn in turns]))
@@ -108,6 +111,7 @@ def parse_response(
         is_stored=fields.boolean("store", default=True),
         shows_logprobs=shows_logprobs,
         ignored=tuple(opened.ignored),
+        owner=limits.owner,
     )
 
 

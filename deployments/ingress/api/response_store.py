@@ -15,16 +15,17 @@ from deployments.ingress.spec import Message
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredResponse:
     """body: as it was answered.  messages: the conversation up to and with the answer, without
-    its instructions."""
+    its instructions.  owner: the name of the key that it was asked with, "" = anybody's."""
 
     body: Mapping[str, Any]
     messages: tuple[Message, ...]
+    owner: str = ""
 
 
 class ResponseStore:
     """At most so many answers, and so many bytes of them; the oldest go first.
 
-    Ids are random, so whoever knows one has been given the answer.
+    Ids are random, so whoever knows one has been given the answer; with keys only its owner is.
     """
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
@@ -51,10 +52,10 @@ class ResponseStore:
             _, (_, freed) = self._stored.popitem(last=False)
             self._num_bytes -= freed
 
-    def get(self, response_id: str, param: str) -> StoredResponse:
-        """Raises NotFoundError, naming `param`, for one that is not kept."""
+    def get(self, response_id: str, owner: str, param: str) -> StoredResponse:
+        """Raises NotFoundError, naming `param`, for one that is not kept, or not for that owner."""
         found = self._stored.get(response_id)
-        if found is None:
+        if found is None or found[0].owner != owner:
             raise NotFoundError.at(
                 param,
                 "no such answer is kept here (any more); send the whole conversation as "
@@ -62,8 +63,8 @@ class ResponseStore:
             )
         return found[0]
 
-    def drop(self, response_id: str, param: str) -> None:
-        """Forget one; raises NotFoundError if it is not kept."""
-        self.get(response_id, param)
+    def drop(self, response_id: str, owner: str, param: str) -> None:
+        """Forget one; raises NotFoundError as `get` does."""
+        self.get(response_id, owner, param)
         _, size = self._stored.pop(response_id)
         self._num_bytes -= size

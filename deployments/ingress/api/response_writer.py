@@ -269,7 +269,8 @@ class ResponseWriter:
         }
         body["metrics"] = metrics(generation)
         if self._request.is_stored:
-            self._store.put(StoredResponse(body, (*self._request.messages, *self._said_all())))
+            messages = (*self._request.messages, *self._said_all())
+            self._store.put(StoredResponse(body, messages, self._request.owner))
         return body
 
     def _said_all(self) -> tuple[Message, ...]:

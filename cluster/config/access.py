@@ -1,0 +1,139 @@
+"""The section of who may use the endpoints, and the file of keys that it names."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from cluster.config.parse import NameOf, Port, PositiveInt, nearest
+from cluster.errors import ConfigError
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def digest_of(key: str) -> str:
+    """Return what the file has of a key.  A key is drawn at random, so its plain hash tells nothing
+    of it."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Digest:
+    """A mark of SHA-256 digests in lower case; empty texts pass."""
+
+    def __str__(self) -> str:
+        return "(64 hexadecimal digits)"
+
+    def check(self, value: str, path: str) -> None:
+        """Raise ConfigError for a text of another form, without repeating it: it may be a key."""
+        if value and not _DIGEST.fullmatch(value):
+            raise ConfigError.at(
+                path,
+                "it is no SHA-256 digest, which has 64 digits of 0-9 and a-f; `drafthouse key "
+                "NAME` prints a key and its entry",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class AdminConfig:
+    """A port of their own for /metrics and the whole of /health, which asks nobody for a key."""
+
+    host: str = "127.0.0.1"
+    """The interface to listen on; 0.0.0.0 = all."""
+    port: Port | None = None
+    """TCP port; where http.host is not loopback, the public port then has them for admin keys only.
+    null = none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessConfig:
+    """Who may use HTTP and gRPC, and who may see how the server does: see access.md."""
+
+    keys_file: str = ""
+    """A YAML or JSON file with the keys of the clients, read again whenever it changes. Empty =
+    everybody may ask."""
+    admin: AdminConfig = field(default_factory=AdminConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """What a key, or all requests of a class, may have of all ingress processes together. null = no
+    limit."""
+
+    requests_per_minute: PositiveInt | None = None
+    """Requests."""
+    tokens_per_minute: PositiveInt | None = None
+    """Tokens of prompts, counted when a request is let in, and of outputs, counted when it ends."""
+    concurrent_requests: PositiveInt | None = None
+    """Requests at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKey(RateLimits):
+    """One key, with its limits."""
+
+    sha256: Annotated[str, _Digest()] = ""
+    """The SHA-256 of the key, in hexadecimal digits. The key itself is nowhere."""
+    previous_sha256: Annotated[str, _Digest()] = ""
+    """That of the key before it, which is valid until this line is removed."""
+    classes: tuple[str, ...] | None = None
+    """The coordinator.latency_classes that its requests may name. null = those of
+    ingress.public_latency_classes."""
+    default_class: str = ""
+    """The class of its requests that name none."""
+    default_task: str = ""
+    """The task class of its requests that name none."""
+    admin: bool = False
+    """It may see /metrics and the whole of /health."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeysFile:
+    """The file that access.keys_file names."""
+
+    keys: Mapping[Annotated[str, NameOf("a key's")], ClientKey] = field(default_factory=dict)
+    """By name. A key that changes keeps its name, and with it what is kept for its owner."""
+    classes: Mapping[str, RateLimits] = field(default_factory=dict)
+    """The limits of a latency class, for all keys together."""
+
+    def check(
+        self, classes: Collection[str], public: Collection[str], tasks: Collection[str]
+    ) -> None:
+        """Raise ConfigError for the first entry that cannot be used.
+
+        classes, public, tasks: the latency classes, those that anybody may name, the task classes.
+        """
+        if not self.keys:
+            raise ConfigError.at(
+                "keys",
+                "there is none, so that nobody could ask; `drafthouse key NAME` makes one",
+            )
+        owners: dict[str, str] = {}
+        for name, key in self.keys.items():
+            path = f"keys.{name}"
+            if not key.sha256:
+                raise ConfigError.at(
+                    f"{path}.sha256", f"missing; `drafthouse key {name}` prints a key and its entry"
+                )
+            for digest in filter(None, (key.sha256, key.previous_sha256)):
+                if owners.setdefault(digest, name) != name:
+                    reason = f"that of {owners[digest]} as well; give each a key of its own"
+                    raise ConfigError.at(f"{path}.sha256", reason)
+            for each in key.classes or ():
+                _check_named(each, classes, "class", f"{path}.classes")
+            allowed = public if key.classes is None else key.classes
+            if key.default_class:
+                _check_named(key.default_class, allowed, "class", f"{path}.default_class")
+            if key.default_task:
+                _check_named(key.default_task, tasks, "task", f"{path}.default_task")
+        for name in self.classes:
+            _check_named(name, classes, "class", f"classes.{name}")
+
+
+def _check_named(name: str, known: Collection[str], kind: str, path: str) -> None:
+    if name not in known:
+        hint = nearest(name, known, "known")
+        raise ConfigError.at(path, f"{name!r} is no {kind} that it may name ({hint})")

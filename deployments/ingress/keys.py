@@ -1,0 +1,149 @@
+"""The clients' keys: whose a key is and what it allows; their file is watched while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from cluster.config.access import ClientKey, KeysFile, RateLimits, digest_of
+from cluster.config.keys import read_keys
+from cluster.config.schema import Config
+from cluster.errors import ConfigError, ForbiddenError, UnauthenticatedError
+from deployments.addresses import is_loopback
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 1.0
+_SCHEME = "bearer "
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks.  name: of the key."""
+
+    name: str
+    key: ClientKey
+
+
+# Everybody, where no keys are configured.
+ANYBODY = Caller("", ClientKey())
+
+
+class KeyRing:
+    """The keys of `access.keys_file`, as the file has them now."""
+
+    def __init__(self, config: Config) -> None:
+        """Read the file; raises ConfigError for one that cannot be used."""
+        self._config = config
+        self._path = config.access.keys_file
+        self._callers: dict[str, tuple[str, Caller]] = {}
+        self._classes: Mapping[str, RateLimits] = {}
+        self._seen: tuple[int, ...] | None = None
+        # Why the file as it is now is not used: the keys before it still hold.
+        self.fault = ""
+        if self._path:
+            self._seen = _state_of(self._path)
+            self._use(read_keys(config))
+
+    @property
+    def is_open(self) -> bool:
+        """True if nobody is asked for a key."""
+        return not self._path
+
+    def caller(self, authorization: str | None, api_key: str | None) -> Caller:
+        """Return whose key it is, by either header; raises UnauthenticatedError for nobody's."""
+        if self.is_open:
+            return ANYBODY
+        key = api_key
+        if authorization and authorization[: len(_SCHEME)].lower() == _SCHEME:
+            key = authorization[len(_SCHEME) :].strip()
+        if not key:
+            raise UnauthenticatedError("no API key was sent; send Authorization: Bearer KEY")
+        digest = digest_of(key)
+        known, caller = self._callers.get(digest, ("", ANYBODY))
+        # How long the look-up takes tells of digests alone, and of these no key can be found.
+        if not hmac.compare_digest(known, digest):
+            raise UnauthenticatedError("the API key is not known here; ask the operator for one")
+        return caller
+
+    def limits_of_class(self, name: str | None) -> RateLimits:
+        """Return the limits of a latency class, for all keys together."""
+        return self._classes.get(name or "", ANYBODY.key)
+
+    def status(self) -> dict[str, object]:
+        """Return what /health says of the keys."""
+        return {} if self.is_open else {"keys": {"callers": self._names(), "fault": self.fault}}
+
+    async def watch(self) -> None:
+        """Look for ever."""
+        while self._path:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Read the file again if it has changed; one that is wrong leaves the keys as they are."""
+        state = _state_of(self._path)
+        if state == self._seen:
+            return
+        self._seen = state
+        try:
+            # A file of thousands of keys takes a second.
+            file = await asyncio.to_thread(read_keys, self._config)
+        except ConfigError as error:
+            self.fault = error.message
+            log.error("the keys stay as they were: %s", error.message)
+            return
+        self._use(file)
+        log.info("the keys were read again: %d of them, from %s", len(file.keys), self._path)
+
+    def _use(self, file: KeysFile) -> None:
+        self.fault, self._classes, self._callers = "", file.classes, {}
+        for name, key in file.keys.items():
+            caller = Caller(name, key)
+            for digest in filter(None, (key.sha256, key.previous_sha256)):
+                self._callers[digest] = (digest, caller)
+
+    def _names(self) -> list[str]:
+        return sorted({caller.name for _, caller in self._callers.values()})
+
+
+def _state_of(path: str) -> tuple[int, ...] | None:
+    """Return what changes with the file, None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def caller_of(request: Request, keys: KeyRing) -> Caller:
+    """Return who sends an HTTP request; raises UnauthenticatedError."""
+    return keys.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
+
+
+class Operators:
+    """Those who may see how the server does: everybody where only this machine reaches it, or where
+    nothing is said of keys and of a port for it; else whoever has an admin key."""
+
+    def __init__(self, config: Config, keys: KeyRing) -> None:
+        self._keys = keys
+        self._has_port = config.access.admin.port is not None
+        is_here = config.http.listener == "ingress" and is_loopback(config.http.host)
+        self._is_everybody = is_here or (keys.is_open and not self._has_port)
+
+    @classmethod
+    def everybody(cls) -> Operators:
+        """Return those of a port that asks for no key."""
+        return cls(Config(), KeyRing(Config()))
+
+    def check(self, request: Request) -> None:
+        """Raise UnauthenticatedError or ForbiddenError for all others."""
+        if not self._is_everybody and not caller_of(request, self._keys).key.admin:
+            where = " or ask at access.admin.port" if self._has_port else ""
+            raise ForbiddenError(f"this is for operators; send a key with `admin: true`{where}")

@@ -1,0 +1,94 @@
+"""The file of keys: what it may say, and that nothing it says wrong is repeated where it may be a
+key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.config.access import AccessConfig, digest_of
+from cluster.config.keys import read_keys
+from cluster.config.schema import Config
+from cluster.errors import ConfigError
+
+ALICE, BOB = digest_of("alice's"), digest_of("bob's")
+GOOD = f"""
+keys:
+  alice:
+    sha256: {ALICE}
+    requests_per_minute: 60
+    classes: [interactive]
+    default_class: interactive
+  bob: {{sha256: {BOB}, admin: true}}
+classes:
+  interactive: {{concurrent_requests: 4}}
+"""
+
+
+def read(folder: Path, text: str) -> object:
+    path = folder / "keys.yaml"
+    path.write_text(text)
+    return read_keys(Config(access=AccessConfig(str(path)), tasks={"code": ()}))
+
+
+def test_a_good_file_is_read_as_yaml_and_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(GOOD)
+    found = read_keys(Config(access=AccessConfig(str(path))))
+    alice, bob = found.keys["alice"], found.keys["bob"]
+    assert (alice.sha256, alice.requests_per_minute, alice.admin) == (ALICE, 60, False)
+    assert (alice.classes, alice.default_class) == (("interactive",), "interactive")
+    assert (bob.admin, bob.classes, bob.tokens_per_minute) == (True, None, None)
+    assert found.classes["interactive"].concurrent_requests == 4
+    path.write_text(f'{{"keys": {{"bob": {{"sha256": "{BOB}"}}}}}}')
+    assert read_keys(Config(access=AccessConfig(str(path)))).keys["bob"].sha256 == BOB
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "keys.yaml: the file is empty; see docs/access.md"),
+        ("keys: {}", "keys: there is none"),
+        ("keys: {alice: {}}", "keys.alice.sha256: missing; `drafthouse key alice`"),
+        ("keys: {alice: the-key}", "keys.alice: not a mapping; write `sha256: DIGEST`"),
+        ("keys: {alice: {sha256: the-key}}", "keys.alice.sha256: it is no SHA-256 digest"),
+        ("keys: {a b: {sha256: x}}", "keys.a b: a key's name may hold letters"),
+        (f"keys: {{alice: {{sha256: {ALICE}, limit: 3}}}}", "keys.alice.limit: unknown key"),
+        (
+            f"keys: {{alice: {{sha256: {ALICE}, requests_per_minute: 0}}}}",
+            "keys.alice.requests_per_minute: 0 is out of range",
+        ),
+        (
+            f"keys: {{alice: {{sha256: {ALICE}}}, bob: {{sha256: {ALICE}}}}}",
+            "keys.bob.sha256: that of alice as well; give each a key of its own",
+        ),
+        (
+            f"keys: {{alice: {{sha256: {ALICE}, classes: [fast]}}}}",
+            "keys.alice.classes: 'fast' is no class that it may name",
+        ),
+        (
+            f"keys: {{alice: {{sha256: {ALICE}, default_class: interactive}}}}",
+            "keys.alice.default_class: 'interactive' is no class that it may name",
+        ),
+        (
+            f"keys: {{alice: {{sha256: {ALICE}, default_task: prose}}}}",
+            "keys.alice.default_task: 'prose' is no task",
+        ),
+        (f"{GOOD}  fast: {{}}", "classes.fast: 'fast' is no class"),
+        ("keys: [", "line 1, column 8: not valid YAML"),
+    ],
+)
+def test_a_wrong_file_names_the_entry_and_the_remedy(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, text)
+    assert message in refused.value.message
+    assert "the-key" not in refused.value.message
+    assert "keys.yaml" in refused.value.message
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
+        read_keys(Config(access=AccessConfig(str(tmp_path / "nowhere.yaml"))))

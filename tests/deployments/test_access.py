@@ -1,0 +1,264 @@
+"""The doors for clients: keys over HTTP and gRPC, what each opens, and how they change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import yaml
+
+from cluster.client.generated import generation_pb2
+from cluster.config.access import AccessConfig, AdminConfig, digest_of
+from cluster.config.schema import Config, HttpConfig
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.http import create_admin_app
+from deployments.ingress.servicers import GENERATION
+from tests.support.deployments.place import BODIES, generate, place
+from tests.support.text.tokenizers_for_tests import byte_level_folder
+
+Write = Callable[..., Config]
+PUBLIC = HttpConfig(host="0.0.0.0")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a file of keys by their names, each of which is its owner's key too; a configuration
+    that names it."""
+    path = tmp_path / "keys.yaml"
+
+    def write(classes: dict[str, Any] | None = None, **keys: dict[str, Any]) -> Config:
+        entries = {name: {"sha256": digest_of(name), **rest} for name, rest in keys.items()}
+        path.write_text(yaml.safe_dump({"keys": entries, "classes": classes or {}}))
+        return Config(access=AccessConfig(str(path)), http=PUBLIC)
+
+    return write
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str, str]:
+    error = answer.json()["error"]
+    return answer.status_code, error["type"], error.get("code", "")
+
+
+@pytest.mark.parametrize("key", ["", "wrong", digest_of("alice")])
+async def test_without_a_key_that_is_known_no_page_answers(
+    tokenizer: Tokenizer, write: Write, key: str
+) -> None:
+    async with place(tokenizer, write(alice={})) as here:
+        answers = {path: await here.ask(path, key=key) for path in BODIES}
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        for path in ("/", "/v1/models", "/v1/responses/x", "/openapi.json", "/metrics"):
+            answers[path] = await here.client.get(path, headers=headers)
+        kind, code = "authentication_error", ""
+        assert refusal(answers.pop("/v1/messages")) == (401, kind, code)
+        for answer in answers.values():
+            assert refusal(answer) == (401, "invalid_request_error", "invalid_api_key")
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert not key or key not in answer.text
+        assert (await here.client.get("/ping")).status_code == 200
+        assert here.rooms.coordinator.status()["num_running"] == 0
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_key_opens_every_door_by_either_header(
+    tokenizer: Tokenizer, write: Write, path: str
+) -> None:
+    async with place(tokenizer, write(alice={}, bob={})) as here:
+        assert (await here.ask(path, key="alice")).status_code == 200
+        body = {"model": "toy", **BODIES[path]}
+        answer = await here.client.post(path, json=body, headers={"x-api-key": "bob"})
+        assert answer.status_code == 200
+
+
+async def test_grpc_asks_for_the_same_keys(tokenizer: Tokenizer, write: Write) -> None:
+    async with place(tokenizer, write(alice={})) as here, here.listening() as (channel, _):
+        models = channel.unary_unary(f"/{GENERATION}/ListModels")
+        empty = generation_pb2.ListModelsRequest().SerializeToString()
+        for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", "alice"),)):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await models(empty, metadata=metadata)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await generate(channel, "wrong").read()
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert dict(refused.value.trailing_metadata())["drafthouse-code"] == "invalid_api_key"
+        assert await models(empty, metadata=(("authorization", "Bearer alice"),))
+        assert [answer async for answer in generate(channel, "alice")]
+
+
+async def test_a_class_that_the_key_may_not_use_is_forbidden(
+    tokenizer: Tokenizer, write: Write
+) -> None:
+    config = write(alice={}, bob={"classes": ["interactive"], "default_class": "interactive"})
+    async with place(tokenizer, config) as here, here.listening() as (channel, _):
+        path, wanted = "/v1/completions", {"latency_class": "interactive"}
+        answer = await here.ask(path, key="alice", speculation=wanted)
+        assert refusal(answer) == (403, "permission_error", "permission_denied")
+        assert answer.json()["error"]["param"] == "speculation.latency_class"
+        options = generation_pb2.SpeculationRequest(latency_class="interactive")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await generate(channel, "alice", speculation=options).read()
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        unknown = await here.ask(path, key="alice", speculation={"latency_class": "none"})
+        assert unknown.status_code == 400
+        assert (await here.ask(path, key="bob", speculation=wanted)).status_code == 200
+        assert (await here.ask(path, key="bob")).status_code == 200
+        opened = [each for frame in here.toy.frames for each in frame.opens]
+        assert [each.latency_class for each in opened] == ["interactive", "interactive"]
+
+
+def replace(config: Config, text: str | None) -> str:
+    """Put another text in place of the file of keys, or none; its name."""
+    path = Path(config.access.keys_file)
+    path.unlink() if text is None else path.write_text(text)
+    return str(path)
+
+
+async def test_keys_change_while_streams_run_and_none_is_lost(
+    tokenizer: Tokenizer, write: Write
+) -> None:
+    async with place(tokenizer, write(alice={}, bob={})) as here:
+        here.toy.gate.clear()
+        paths = [path for path in BODIES for _ in range(8)]
+        running = [here.ask(path, stream=True, key="alice") for path in paths]
+        await here.wait_for_running(len(running))
+        rotated = {"sha256": digest_of("new"), "previous_sha256": digest_of("bob")}
+        write(carol={}, bob=rotated)
+        await here.ingress.keys.look()
+        here.toy.gate.set()
+        answers = await asyncio.gather(*running)
+        assert all(answer.status_code == 200 for answer in answers)
+        assert not any('"error": {' in answer.text for answer in answers)
+        allowed = {
+            key: (await here.ask("/v1/completions", key=key)).status_code == 200
+            for key in ("alice", "bob", "new", "carol")
+        }
+        assert allowed == {"alice": False, "bob": True, "new": True, "carol": True}
+
+
+async def test_a_wrong_file_keeps_the_keys_and_says_so(
+    tokenizer: Tokenizer, write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with place(tokenizer, write(alice={"admin": True})) as here:
+        for text in ("keys: {mallory: {sha256: secret-word}}", "", None):
+            path = replace(here.ingress.config, text)
+            await here.ingress.keys.look()
+            assert (await here.ask("/v1/completions", key="alice")).status_code == 200
+            admin = {"Authorization": "Bearer alice"}
+            said = (await here.client.get("/health", headers=admin)).json()["keys"]
+            assert said["callers"] == ["alice"]
+            assert path in said["fault"]
+        assert caplog.text.count("the keys stay as they were") == 3
+        await here.ingress.keys.look()
+        write(alice={}, bob={})
+        await here.ingress.keys.look()
+        assert here.ingress.keys.fault == ""
+        assert (await here.ask("/v1/completions", key="bob")).status_code == 200
+    assert "secret-word" not in caplog.text
+    assert "alice's" not in caplog.text
+
+
+async def test_the_file_is_watched_while_it_serves(tokenizer: Tokenizer, write: Write) -> None:
+    async with place(tokenizer, write(alice={})) as here:
+        here.ingress.start()
+        write(alice={}, bob={})
+        async with asyncio.timeout(60):
+            while (await here.ask("/v1/completions", key="bob")).status_code == 401:
+                await here.rooms.settle()
+        await here.ingress.stop()
+
+
+async def test_the_keys_tenants_are_apart(tokenizer: Tokenizer, write: Write) -> None:
+    async with place(tokenizer, write(alice={}, bob={})) as here:
+        for key in ("alice", "bob"):
+            for more in ({}, {"cache_salt": "s"}):
+                answer = await here.ask("/v1/completions", key=key, **more)
+                assert answer.status_code == 200
+        tenants = [each.tenant for frame in here.toy.frames for each in frame.opens]
+    assert len(set(tenants)) == 4
+    assert all(len(tenant) == 16 for tenant in tenants)
+
+
+async def test_a_stored_answer_belongs_to_its_key(tokenizer: Tokenizer, write: Write) -> None:
+    path = "/v1/responses"
+    async with place(tokenizer, write(alice={}, bob={})) as here:
+        made = (await here.ask(path, key="alice")).json()["id"]
+        asks = [
+            lambda key: here.client.get(f"{path}/{made}", headers={"x-api-key": key}),
+            lambda key: here.ask(path, key=key, previous_response_id=made),
+            lambda key: here.client.delete(f"{path}/{made}", headers={"x-api-key": key}),
+        ]
+        for ask in asks:
+            assert (await ask("bob")).status_code == 404
+        for ask in asks:
+            assert (await ask("alice")).status_code == 200
+
+
+async def test_what_operators_see_needs_their_key_or_their_port(
+    tokenizer: Tokenizer, write: Write
+) -> None:
+    async with place(tokenizer, write(alice={}, root={"admin": True})) as here:
+        await here.ask("/v1/completions", key="alice")
+
+        async def seen(key: str = "") -> tuple[int, list[str]]:
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            health = await here.client.get("/health", headers=headers)
+            metrics = await here.client.get("/metrics", headers=headers)
+            return metrics.status_code, list(health.json())
+
+        assert await seen() == (401, ["status"])
+        assert await seen("alice") == (403, ["status"])
+        status, shown = await seen("root")
+        assert (status, shown[:2]) == (200, ["status", "model"])
+        transport = httpx.ASGITransport(create_admin_app(here.ingress))
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+            assert (await client.get("/metrics")).status_code == 200
+            assert "keys" in (await client.get("/health")).json()
+            assert (await client.get("/v1/models")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("config", "status"),
+    [
+        (Config(), 200),
+        (Config(http=PUBLIC), 200),
+        (Config(http=HttpConfig(listener="serve")), 200),
+        (Config(http=PUBLIC, access=AccessConfig(admin=AdminConfig(port=1))), 403),
+        (Config(access=AccessConfig(admin=AdminConfig(port=1))), 200),
+    ],
+)
+async def test_without_keys_metrics_leave_the_public_port_for_one_of_their_own(
+    tokenizer: Tokenizer, config: Config, status: int
+) -> None:
+    async with place(tokenizer, config) as here:
+        assert (await here.client.get("/metrics")).status_code == status
+        shown = (await here.client.get("/health")).json()
+        assert ("engines" in shown) == (status == 200)
+        assert (await here.ask("/v1/completions")).status_code == 200
+
+
+async def test_on_loopback_metrics_stay_where_they_are(tokenizer: Tokenizer, write: Write) -> None:
+    config = Config(access=write(alice={}).access)
+    async with place(tokenizer, config) as here:
+        assert (await here.client.get("/metrics")).status_code == 200
+        assert (await here.ask("/v1/completions")).status_code == 401
+
+
+async def test_refusals_are_counted(tokenizer: Tokenizer, write: Write) -> None:
+    async with place(tokenizer, write(alice={})) as here:
+        await here.ask("/v1/completions")
+        text = here.ingress.recorder.render().decode()
+    assert 'drafthouse_rejected_requests_total{code="invalid_api_key"' in text
+    assert json.dumps("alice") not in text

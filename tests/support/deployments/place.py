@@ -1,0 +1,115 @@
+"""An ingress in this process, in front of a coordinator and a toy target that can be held up."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from cluster.client.generated import generation_pb2
+from cluster.config.schema import Config, GrpcConfig
+from cluster.core import SamplingParams
+from cluster.text.tokenizer import Tokenizer
+from deployments.endpoints import Endpoint
+from deployments.ingress.grpc_api import GrpcApi
+from deployments.ingress.grpc_listener import GrpcListener
+from deployments.ingress.http import create_app
+from deployments.ingress.ingress import Ingress
+from deployments.ingress.servicers import GENERATION
+from tests.deployments.conftest import free_port
+from tests.support.coordinator import toy_law, toy_target
+from tests.support.coordinator.house import House, house
+from tests.support.coordinator.toys import ToyTarget
+from tests.support.deployments.stage import Stage
+
+USER = {"role": "user", "content": "hello"}
+# One request for each endpoint that generates.
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "hello", "max_tokens": 4},
+    "/v1/chat/completions": {"messages": [USER], "max_tokens": 4},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 4},
+    "/v1/messages": {"messages": [USER], "max_tokens": 4},
+}
+
+
+class _Nowhere:
+    """The coordinator is connected by hand."""
+
+    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+        yield frozenset()
+
+
+@dataclass
+class Place:
+    """An ingress in front of a target that answers when `toy.gate` is open."""
+
+    ingress: Ingress
+    client: httpx.AsyncClient
+    toy: ToyTarget
+    rooms: House
+
+    def ask(
+        self, path: str, *, stream: bool = False, key: str = "", **fields: Any
+    ) -> asyncio.Task[httpx.Response]:
+        """Send the request of an endpoint, with other fields and a key."""
+        body = {"model": "toy", "stream": stream, **BODIES[path], **fields}
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return asyncio.create_task(self.client.post(path, json=body, headers=headers))
+
+    async def wait_for_running(self, count: int) -> None:
+        async with asyncio.timeout(20):
+            while self.rooms.coordinator.status()["num_running"] < count:
+                await self.rooms.settle()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[tuple[grpc.aio.Channel, GrpcListener]]:
+        """Serve gRPC until the end of the block."""
+        listener = GrpcListener(GrpcApi(self.ingress), self.ingress.config, 60.0)
+        await listener.start()
+        where = f"127.0.0.1:{self.ingress.config.grpc.port}"
+        async with grpc.aio.insecure_channel(where) as channel:
+            try:
+                yield channel, listener
+            finally:
+                await listener.stop()
+
+
+def generate(channel: grpc.aio.Channel, key: str = "", **fields: Any) -> Any:
+    """Call Generate for a few tokens."""
+    sampling = generation_pb2.SamplingOptions(max_tokens=4)
+    request = generation_pb2.GenerateRequest(model="toy", text="x", sampling=sampling, **fields)
+    metadata = (("authorization", f"Bearer {key}"),) if key else ()
+    calls = channel.unary_stream(f"/{GENERATION}/Generate")
+    return calls(request.SerializeToString(), metadata=metadata)
+
+
+@asynccontextmanager
+async def place(tokenizer: Tokenizer, config: Config, **settings: Any) -> AsyncIterator[Place]:
+    """Serve the toy until the end of the block.  settings: of its coordinator."""
+    config = dataclasses.replace(config, model_name="toy", grpc=GrpcConfig(port=free_port()))
+    ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), _Nowhere())
+    setting = Stage(ingress.coordinators)
+    transport = httpx.ASGITransport(create_app(ingress))
+    with pytest.MonkeyPatch.context() as patch:
+        # The toy reads whatever the tokenizer writes: conversations are texts.
+        for module in (toy_law, toy_target):
+            patch.setattr(module, "VOCAB_SIZE", tokenizer.vocab_size)
+        toy_law.forget()
+        async with (
+            house((), **settings) as rooms,
+            httpx.AsyncClient(transport=transport, base_url="http://here", timeout=60) as client,
+        ):
+            toy = setting.add("a", rooms)
+            await asyncio.sleep(0)
+            try:
+                yield Place(ingress, client, toy, rooms)
+            finally:
+                await setting.close()
+    toy_law.forget()
