@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from cluster.core import EMPTY_TOKENS, Request, SpeculationStats, TokenArray, TokenEvent
-from cluster.errors import DeadlineError, DrafthouseError, RequestError
+from cluster.errors import DeadlineError, DrafthouseError
 from cluster.requests.seeds import draw_seed
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
@@ -19,13 +19,8 @@ from deployments.ingress.choice import Choice, Delta, Reading, combined, skips_s
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.predicted import prediction_ids
 from deployments.ingress.prompt_logprobs import PromptLogprobs, PromptScore
-from deployments.ingress.prompts import (
-    check_lengths,
-    encode_all,
-    max_tokens,
-    stop_token_ids,
-    truncated,
-)
+from deployments.ingress.prompts import max_tokens, read_prompts, stop_token_ids
+from deployments.ingress.quotas import Use
 from deployments.ingress.request_log import RequestLine, RequestTimes
 from deployments.ingress.spec import GenerationSpec, Resumption
 from deployments.ingress.ticket import Ticket
@@ -51,12 +46,13 @@ class Generation:
         timeout_s: float | None = None,
         is_logged: bool = False,
         dialect: Dialect | None = None,
+        use: Use | None = None,
     ) -> None:
         """request_id: the id in the answer, possibly chosen by the client.  dialect: the model's.
 
         max_chars_per_token: longer prompts are refused as too long without tokenising them.
         timeout_s: from now on; then `deltas` raises DeadlineError.
-        is_logged: its end has a line in the log.
+        is_logged: its end has a line in the log.  use: of its key's limits.
         """
         self.id = request_id
         # Clients may choose equal ids; between our processes every request has a unique one.
@@ -80,6 +76,7 @@ class Generation:
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._is_logged = is_logged
         self._dialect = dialect or Dialect()
+        self._use = use
 
     @property
     def spec(self) -> GenerationSpec:
@@ -130,18 +127,13 @@ class Generation:
         """Tokenise and submit; raises RequestError for prompts that do not fit, before any work."""
         spec = self._spec
         await self._coordinators.wait_connected()
-        check_lengths(spec.prompts, self._coordinators.max_context_len, self._max_chars_per_token)
-        for prompt_ids in await encode_all(
-            spec.prompts, self._tokenizer, add_special_tokens=spec.add_special_tokens
+        for kept, is_cut in await read_prompts(
+            spec, self._tokenizer, self._coordinators.max_context_len, self._max_chars_per_token
         ):
-            if len(prompt_ids) == 0:
-                raise RequestError(
-                    "the prompt has no tokens; send text that the model's tokenizer keeps",
-                    param="prompt",
-                )
-            kept = truncated(prompt_ids, spec, self._coordinators.max_context_len)
             self.prompt_ids.append(kept)
-            self.is_cut.append(len(kept) < len(prompt_ids))
+            self.is_cut.append(is_cut)
+        if self._use is not None:
+            await self._use.take_tokens(self.num_prompt_tokens)
         resumed = {resumption.choice: resumption for resumption in resumptions}
         prediction = await prediction_ids(spec, self._tokenizer, self._max_chars_per_token)
         for number, prompt_ids in enumerate(self.prompt_ids):
@@ -167,6 +159,7 @@ class Generation:
                     output_ids=resumed[index].token_ids if index in resumed else EMPTY_TOKENS,
                     tenant=spec.tenant,
                     adapter=spec.adapter,
+                    timeout_s=self._left_s() or 0.0,
                 )
                 if spec.prompt_logprobs is not None and sample == 0:
                     self._scores.append(
@@ -251,7 +244,7 @@ class Generation:
 
     async def _wait(self) -> None:
         """Wait for events; raises DeadlineError when the request's time is up."""
-        left_s = None if self._deadline is None else self._deadline - time.monotonic()
+        left_s = self._left_s()
         try:
             if left_s is not None and left_s <= 0:
                 raise TimeoutError
@@ -267,6 +260,9 @@ class Generation:
         if self._failure is not None:
             self._error_code = self._failure.code
             raise self._failure
+
+    def _left_s(self) -> float | None:
+        return None if self._deadline is None else self._deadline - time.monotonic()
 
     def fail(self, error: DrafthouseError) -> None:
         """End it with an error, which whoever iterates is told."""
@@ -324,6 +320,8 @@ class Generation:
     def close(self) -> None:
         """Cancel the choices that still run; their resources are freed at once."""
         self.closed.set()
+        if self._use is not None:
+            self._use.leave(self.num_output_tokens)
         for one in self._running():
             if one.ticket is not None:
                 self._coordinators.close(one.ticket)

@@ -72,7 +72,9 @@ class GrpcApi:
             resumptions = [
                 Resumption(one.index, one.token_ids, one.is_finished) for one in request.resume
             ]
-            generation = await self._ingress.generate(request_id, spec, resumptions)
+            generation = await self._ingress.generate(
+                request_id, spec, resumptions, _timeout_of(context), caller
+            )
         except DrafthouseError as error:
             self._ingress.count_refusal(error)
             raise
@@ -135,6 +137,13 @@ class GrpcApi:
             return int(values.SERVICE_UNKNOWN)
         serving = self._ingress.coordinators.is_connected and not self._ingress.is_stopping
         return int(values.SERVING if serving else values.NOT_SERVING)
+
+
+def _timeout_of(context: Any) -> float | None:
+    """Return the seconds that the call's deadline leaves; None where it has none, or where Serve's
+    proxy, which ends the call itself then, does not tell."""
+    remaining = getattr(context, "time_remaining", None)
+    return None if remaining is None else remaining()
 
 
 def _service_of(body: Any) -> str:

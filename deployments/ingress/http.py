@@ -181,14 +181,15 @@ def _generating(ingress: Ingress, face: Face) -> Handler:
 
 async def _generate(ingress: Ingress, request: Request, face: Face) -> Response:
     request_id = request_id_of(request)
-    limits = ingress.limits_of(request.state.caller)
+    caller = request.state.caller
+    limits = ingress.limits_of(caller)
     try:
         timeout_s = timeout_of(request)
         asked: Asked = await read_object(
             request, ingress.config.ingress, lambda values: face.parse(values, limits)
         )
         generation = await ingress.generate(
-            face.answer_id(request_id), asked.spec, timeout_s=timeout_s
+            face.answer_id(request_id), asked.spec, timeout_s=timeout_s, caller=caller
         )
     except ClientDisconnect:
         return Response(status_code=499)

@@ -25,9 +25,10 @@ from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.draining import Draining
 from deployments.ingress.generation import Generation
 from deployments.ingress.grammar_check import GrammarCheck
-from deployments.ingress.keys import Caller, KeyRing
+from deployments.ingress.keys import ANYBODY, Caller, KeyRing
 from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody
 from deployments.ingress.prompts import check_lengths, encode_all
+from deployments.ingress.quotas import Quotas
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt, Resumption
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Ingress:
         self.recorder = Recorder(process, only=metrics.INGRESS)
         self._others = others
         self.keys = KeyRing(config)
+        self._quotas = Quotas(self.keys, config.ingress.replicas)
         self._watching: asyncio.Task[None] | None = None
         settings = config.coordinator
         self.coordinators = Coordinators(
@@ -175,8 +177,9 @@ class Ingress:
         spec: GenerationSpec,
         resumptions: Sequence[Resumption] = (),
         timeout_s: float | None = None,
+        caller: Caller = ANYBODY,
     ) -> Generation:
-        """Start a generation, which the caller must close; raises if it is refused.
+        """Start a generation, which must be closed; raises if it is refused.
 
         timeout_s: how long it may take; at most `api.max_request_timeout_s`.
         """
@@ -184,14 +187,20 @@ class Ingress:
         if limit_s and (timeout_s is None or timeout_s > limit_s):
             timeout_s = limit_s
         names = spec.names
-        with names.told():
-            await self._grammars.check(spec.params.grammar, spec.tenant)
+        use = await self._quotas.enter(caller, spec.speculation.latency_class)
+        try:
+            with names.told():
+                await self._grammars.check(spec.params.grammar, spec.tenant)
+        except BaseException:
+            use.leave()
+            raise
         generation = Generation(
             request_id, spec, self.tokenizer, self.coordinators,
             self.config.ingress.max_chars_per_token,
             timeout_s=timeout_s,
             is_logged=self.config.ingress.log_requests,
             dialect=self.limits.dialect,
+            use=use,
         )  # fmt: skip
         try:
             self._draining.watch(generation)

@@ -66,6 +66,26 @@ async def encode_all(
     return await asyncio.to_thread(lambda: list(map(encode, prompts)))
 
 
+async def read_prompts(
+    spec: GenerationSpec, tokenizer: Tokenizer, max_context_len: int, max_chars_per_token: float
+) -> list[tuple[TokenArray, bool]]:
+    """Return the tokens of every prompt that the request wants to keep, and whether others were cut
+    off; raises RequestError for a prompt without tokens, or one that no context can hold."""
+    check_lengths(spec.prompts, max_context_len, max_chars_per_token)
+    found = []
+    for prompt_ids in await encode_all(
+        spec.prompts, tokenizer, add_special_tokens=spec.add_special_tokens
+    ):
+        if len(prompt_ids) == 0:
+            raise RequestError(
+                "the prompt has no tokens; send text that the model's tokenizer keeps",
+                param="prompt",
+            )
+        kept = _truncated(prompt_ids, spec, max_context_len)
+        found.append((kept, len(kept) < len(prompt_ids)))
+    return found
+
+
 def _num_characters(prompt: Prompt) -> int:
     if prompt.messages is not None:
         others = (prompt.tools, prompt.template.arguments)
@@ -79,7 +99,7 @@ def _message_characters(message: Message) -> int:
     return len(message["content"] or "") + (len(json.dumps(calls)) if calls else 0)
 
 
-def truncated(prompt_ids: TokenArray, spec: GenerationSpec, max_context_len: int) -> TokenArray:
+def _truncated(prompt_ids: TokenArray, spec: GenerationSpec, max_context_len: int) -> TokenArray:
     """The tokens of a prompt that the request wants to keep."""
     count = spec.truncate_prompt_tokens
     if count == -1:  # as many as leave room for the output

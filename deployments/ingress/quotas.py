@@ -1,0 +1,150 @@
+"""What callers may have: requests and tokens a minute, and requests at a time, per key and class.
+
+Each ingress process counts what it admits itself, and admits its share of every limit.  A window of
+a minute begins with the first request in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from limits import RateLimitItemPerMinute
+from limits.aio.storage import MemoryStorage
+from limits.aio.strategies import FixedWindowRateLimiter
+
+from cluster.config.access import RateLimits
+from cluster.errors import CapacityError, TooLargeError
+from deployments.ingress.keys import Caller, KeyRing
+
+_What = Literal["requests", "tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """Whose limits they are, in words."""
+
+    name: str
+    limits: RateLimits
+
+    @property
+    def is_limited(self) -> bool:
+        limits = self.limits
+        return bool(
+            limits.requests_per_minute or limits.tokens_per_minute or limits.concurrent_requests
+        )
+
+
+class Quotas:
+    """The counts of one ingress process."""
+
+    def __init__(self, keys: KeyRing, num_processes: int) -> None:
+        """num_processes: ingress processes, which share every limit."""
+        self._keys = keys
+        self._num_processes = num_processes
+        # Each count has the storage look at all that it holds: so one for each account.
+        self._windows: defaultdict[str, FixedWindowRateLimiter] = defaultdict(
+            lambda: FixedWindowRateLimiter(MemoryStorage())
+        )
+        self._running: Counter[str] = Counter()
+        self._charging: set[asyncio.Task[None]] = set()
+
+    async def enter(self, caller: Caller, latency_class: str | None) -> Use:
+        """Let a request in; raises CapacityError where its key or its class has had enough."""
+        accounts = [
+            account
+            for account in (
+                _Account(f"key {caller.name}", caller.key),
+                _Account(f"class {latency_class}", self._keys.limits_of_class(latency_class)),
+            )
+            if account.is_limited
+        ]
+        for account in accounts:
+            self._check_running(account)
+            await self._check(account, "requests", 1)
+            await self._check(account, "tokens", 1)
+        for account in accounts:
+            self._running[account.name] += 1
+            await self._count(account, "requests", 1)
+        return Use(self, accounts)
+
+    async def take_tokens(self, accounts: Sequence[_Account], num_tokens: int) -> None:
+        """Count the tokens of a prompt; raises CapacityError where they do not fit."""
+        for account in accounts:
+            await self._check(account, "tokens", num_tokens)
+        for account in accounts:
+            await self._count(account, "tokens", num_tokens)
+
+    def leave(self, accounts: Sequence[_Account], num_tokens: int) -> None:
+        """A request is over, with so many tokens of output."""
+        for account in accounts:
+            self._running[account.name] -= 1
+            if num_tokens and account.limits.tokens_per_minute:
+                task = asyncio.create_task(self._count(account, "tokens", num_tokens))
+                self._charging.add(task)
+                task.add_done_callback(self._charging.discard)
+
+    def _check_running(self, account: _Account) -> None:
+        limit = account.limits.concurrent_requests
+        if limit and self._running[account.name] >= self._share_of(limit):
+            raise CapacityError(
+                f"{account.name}: its share of {limit} requests at a time is under way; ask again "
+                "when one is over"
+            )
+
+    async def _check(self, account: _Account, what: _What, amount: int) -> None:
+        window = self._window(account, what)
+        windows = self._windows[account.name]
+        if window is None or await windows.test(window, what, cost=amount):
+            return
+        limit = _limit(account, what)
+        if amount > window.amount:
+            raise TooLargeError(
+                f"{account.name}: the prompt has {amount} tokens, and its share of {limit} tokens "
+                f"a minute is {window.amount}; shorten it"
+            )
+        stats = await windows.get_window_stats(window, what)
+        wait_s = max(stats.reset_time - time.time(), 1.0)
+        raise CapacityError(
+            f"{account.name}: its share of {limit} {what} a minute is used up; ask again in "
+            f"{wait_s:.0f} s",
+            retry_after_s=wait_s,
+        )
+
+    async def _count(self, account: _Account, what: _What, amount: int) -> None:
+        window = self._window(account, what)
+        if window is not None:
+            await self._windows[account.name].hit(window, what, cost=amount)
+
+    def _window(self, account: _Account, what: _What) -> RateLimitItemPerMinute | None:
+        limit = _limit(account, what)
+        return None if limit is None else RateLimitItemPerMinute(self._share_of(limit))
+
+    def _share_of(self, limit: int) -> int:
+        return -(-limit // self._num_processes)
+
+
+def _limit(account: _Account, what: _What) -> int | None:
+    limits = account.limits
+    return limits.requests_per_minute if what == "requests" else limits.tokens_per_minute
+
+
+class Use:
+    """What one request has of its key's and its class's limits, until it leaves."""
+
+    def __init__(self, quotas: Quotas, accounts: Sequence[_Account]) -> None:
+        self._quotas = quotas
+        self._accounts = accounts
+
+    async def take_tokens(self, num_tokens: int) -> None:
+        """Count the tokens of its prompts; raises CapacityError where they do not fit."""
+        await self._quotas.take_tokens(self._accounts, num_tokens)
+
+    def leave(self, num_tokens: int = 0) -> None:
+        """It is over, with so many tokens of output; once more does nothing."""
+        accounts, self._accounts = self._accounts, ()
+        self._quotas.leave(accounts, num_tokens)

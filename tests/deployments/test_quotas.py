@@ -1,0 +1,141 @@
+"""What a key and a class may have: what is beyond it is refused in shape; others do not see it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import yaml
+
+from cluster.client.generated import generation_pb2
+from cluster.config.access import AccessConfig, digest_of
+from cluster.config.schema import Config, IngressConfig
+from cluster.text.tokenizer import Tokenizer
+from tests.support.deployments.place import Place, generate, place
+from tests.support.text.tokenizers_for_tests import byte_level_folder
+
+PATH = "/v1/completions"
+Write = Callable[..., Config]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a file of keys by their names, each of which is its owner's key too."""
+    path = tmp_path / "keys.yaml"
+
+    def write(classes: dict[str, Any] | None = None, **keys: dict[str, Any]) -> Config:
+        entries = {name: {"sha256": digest_of(name), **rest} for name, rest in keys.items()}
+        path.write_text(yaml.safe_dump({"keys": entries, "classes": classes or {}}))
+        return Config(access=AccessConfig(str(path)))
+
+    return write
+
+
+async def statuses(here: Place, key: str, count: int, **fields: Any) -> list[int]:
+    return [(await here.ask(PATH, key=key, **fields)).status_code for _ in range(count)]
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str, str]:
+    error = answer.json()["error"]
+    return answer.status_code, error["type"], error["code"]
+
+
+async def test_requests_a_minute_are_each_keys_own(tokenizer: Tokenizer, write: Write) -> None:
+    config = write(alice={"requests_per_minute": 2}, bob={"requests_per_minute": 1})
+    async with place(tokenizer, config) as here, here.listening() as (channel, _):
+        assert await statuses(here, "alice", 2) == [200, 200]
+        late = await here.ask(PATH, key="alice", stream=True)
+        assert refusal(late) == (429, "rate_limit_error", "rate_limit_exceeded")
+        assert 1 <= int(late.headers["retry-after"]) <= 60
+        assert "key alice: its share of 2 requests a minute" in late.json()["error"]["message"]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await generate(channel, "alice").read()
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert float(dict(refused.value.trailing_metadata())["drafthouse-retry-after-s"]) >= 1
+        assert await statuses(here, "bob", 2) == [200, 429]
+        assert len([each for frame in here.toy.frames for each in frame.opens]) == 3
+
+
+async def test_tokens_of_prompts_and_outputs_count(tokenizer: Tokenizer, write: Write) -> None:
+    async with place(tokenizer, write(alice={"tokens_per_minute": 30})) as here:
+        ten = {"prompt": list(range(1, 11)), "max_tokens": 4, "ignore_eos": True}
+        assert await statuses(here, "alice", 2, **ten) == [200, 200]
+        await here.rooms.settle()  # the output is counted when the answer has gone
+        assert await statuses(here, "alice", 1, **ten) == [429]
+        too_long = await here.ask(PATH, key="alice", **{**ten, "prompt": [1] * 31})
+        assert refusal(too_long) == (413, "invalid_request_error", "request_too_large")
+        assert await statuses(here, "alice", 2, prompt=[1], max_tokens=1) == [200, 429]
+
+
+async def test_requests_at_a_time_are_bounded(tokenizer: Tokenizer, write: Write) -> None:
+    async with place(tokenizer, write(alice={"concurrent_requests": 2}, bob={})) as here:
+        # What is refused later on does not keep its place.
+        assert await statuses(here, "alice", 3, prompt="x" * 10**6) == [400] * 3
+        here.toy.gate.clear()
+        running = [here.ask(PATH, key="alice", stream=True) for _ in range(2)]
+        await here.wait_for_running(2)
+        assert refusal(await here.ask(PATH, key="alice"))[0] == 429
+        running.append(here.ask(PATH, key="bob"))
+        await here.wait_for_running(3)
+        here.toy.gate.set()
+        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * 3
+        assert await statuses(here, "alice", 1) == [200]
+
+
+async def test_a_class_has_limits_for_all_keys_together(tokenizer: Tokenizer, write: Write) -> None:
+    both = {"classes": ["interactive", "throughput"]}
+    limits = {"interactive": {"requests_per_minute": 2}}
+    async with place(tokenizer, write(limits, alice=both, bob=both)) as here:
+        fast = {"speculation": {"latency_class": "interactive"}}
+        assert await statuses(here, "alice", 1, **fast) == [200]
+        assert await statuses(here, "bob", 2, **fast) == [200, 429]
+        assert await statuses(here, "bob", 1) == [200]
+
+
+async def test_limits_change_while_it_serves(tokenizer: Tokenizer, write: Write) -> None:
+    async with place(tokenizer, write(alice={"requests_per_minute": 1})) as here:
+        assert await statuses(here, "alice", 2) == [200, 429]
+        write(alice={"requests_per_minute": 20})
+        await here.ingress.keys.look()
+        assert await statuses(here, "alice", 1) == [200]
+
+
+async def test_ingress_processes_share_a_limit(tokenizer: Tokenizer, write: Write) -> None:
+    config = write(alice={"requests_per_minute": 5})
+    config = dataclasses.replace(config, ingress=IngressConfig(replicas=2))
+    async with place(tokenizer, config) as here:
+        assert await statuses(here, "alice", 4) == [200, 200, 200, 429]
+
+
+async def test_a_deadline_holds_in_the_queue(tokenizer: Tokenizer) -> None:
+    crowded = place(tokenizer, Config(), max_running_sequences=1)
+    async with crowded as here, here.listening() as (channel, _):
+        here.toy.gate.clear()
+        first = here.ask(PATH)
+        await here.wait_for_running(1)
+        body = {"model": "toy", "prompt": "x", "max_tokens": 4}
+        headers = {"x-request-timeout-ms": "30"}
+        late = await here.client.post(PATH, json=body, headers=headers)
+        assert refusal(late) == (504, "timeout_error", "deadline_exceeded")
+        sampling = generation_pb2.SamplingOptions(max_tokens=4)
+        asked = generation_pb2.GenerateRequest(model="toy", text="x", sampling=sampling)
+        call = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(asked.SerializeToString(), timeout=0.05).read()
+        assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        async with asyncio.timeout(20):
+            while here.rooms.coordinator.status()["num_waiting"]:
+                await here.rooms.settle()
+        here.toy.gate.set()
+        assert (await first).status_code == 200
