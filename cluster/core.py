@@ -128,6 +128,7 @@ class Request:
     was_admitted: a former coordinator had admitted it, so it need not queue again.
     tenant: see `cluster.requests.tenant`; only the tenant's own earlier texts may help.
     adapter: the adapter to run with, as in an `AdapterList` or by name alone, "" = none.
+    timeout_s: what the client allows from now on, queueing included; 0 = any time.
     """
 
     id: str
@@ -139,6 +140,7 @@ class Request:
     was_admitted: bool = False
     tenant: bytes = b""
     adapter: str = ""
+    timeout_s: float = 0.0
 
 
 @record(frozen=True, slots=True, eq=False)

@@ -256,6 +256,9 @@ class CoordinatorConfig:
     """Requests that are decoded at the same time; the others wait in the queue."""
     max_queued_requests: NonNegativeInt = 256
     """Length of the queue; further requests are answered 429."""
+    max_queued_tokens: PositiveInt = 2**20
+    """Tokens of the prompts in the queue together; further requests are answered 429. One may wait
+    whatever its length."""
     max_draft_tokens: NonNegativeInt = 16
     """Draft tokens that one step may verify per sequence."""
     budget: Literal["adaptive", "fixed"] = "adaptive"

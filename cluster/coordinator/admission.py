@@ -132,6 +132,7 @@ class WaitingLine:
 
     def __init__(self) -> None:
         self._line: deque[Session] = deque()
+        self.num_tokens = 0  # of their texts
 
     def __len__(self) -> int:
         return len(self._line)
@@ -141,13 +142,18 @@ class WaitingLine:
 
     def push(self, session: Session) -> None:
         self._line.append(session)
+        self.num_tokens += len(session.tokens)
 
     def put_back(self, sessions: Iterable[Session]) -> None:
         returned = [*sessions, *self._line]
         self._line = deque(sorted(returned, key=lambda session: session.arrival))
+        self.num_tokens = sum(len(session.tokens) for session in self._line)
 
     def pop(self) -> Session:
-        return self._line.popleft()
+        session = self._line.popleft()
+        self.num_tokens -= len(session.tokens)
+        return session
 
     def remove(self, session: Session) -> None:
         self._line.remove(session)
+        self.num_tokens -= len(session.tokens)

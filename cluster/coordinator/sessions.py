@@ -33,6 +33,8 @@ _MAX_REOPENED_IN_A_ROW = 8  # a link may lose frames too
 # Weight of the newest finished request in the estimate behind Retry-After, and its bounds.
 _DURATION_WEIGHT = 0.1
 _RETRY_AFTER_S = (1.0, 60.0)
+# Requests differ: a place may come so much later than their mean lets expect.
+_WAIT_MARGIN = 2.0
 
 
 class SessionTable:
@@ -57,7 +59,7 @@ class SessionTable:
         # Never repeated within this process, so an answer meant for an earlier owner, or for an
         # earlier request of the same id, is always recognised.
         self._generations = itertools.count(1)
-        self._mean_duration_s = 1.0
+        self._mean_duration_s = 0.0  # of those that were not waiting, 0 = none has ended yet
         self._started_at = self._unserved_since = clock()
         self.sessions: dict[str, Session] = {}
         self.seats: dict[str, TargetSeat] = {}
@@ -126,8 +128,9 @@ class SessionTable:
             session.statistics.idle_because = self._idle_reason(session)
         self._recorder.add(metrics.REQUESTS, task=session.request.task, finish_reason=reason.value)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            duration_s = self._clock() - session.arrived_at
-            self._mean_duration_s += _DURATION_WEIGHT * (duration_s - self._mean_duration_s)
+            duration_s = self._clock() - session.arrived_at - (session.queue_time_s or 0.0)
+            weight = _DURATION_WEIGHT if self._mean_duration_s else 1.0
+            self._mean_duration_s += weight * (duration_s - self._mean_duration_s)
 
     def fail(self, session: Session, error: DrafthouseError) -> None:
         """End `session` with an error event."""
@@ -245,16 +248,34 @@ class SessionTable:
             and self.num_running < self._share_of(limits.max_running_sequences)
             and any(seat.has_room() for seat in self.seats.values())
         )
-        if not has_place and len(self._line) >= self._share_of(limits.max_queued_requests):
-            retry_after_s = self._retry_after_s()
-            raise CapacityError(
-                f"{self.num_running} requests are running and {len(self._line)} are waiting; ask "
-                f"again in {retry_after_s:.0f} s or raise coordinator.max_queued_requests",
-                retry_after_s=retry_after_s,
-            )
+        if not has_place:
+            self._check_line(request)
+
+    def _check_line(self, request: Request) -> None:
+        """Raise CapacityError where the request cannot wait for a place."""
+        limits, line = self._config.coordinator, self._line
+        retry_after_s = self._retry_after_s()
+        num_tokens = line.num_tokens + len(request.prompt_ids) + len(request.output_ids)
+        wait_s = (len(line) + 1) * self._mean_duration_s / max(self.num_running, 1)
+        if len(line) >= self._share_of(limits.max_queued_requests):
+            what, remedy = f"{len(line)} are waiting", "raise coordinator.max_queued_requests"
+        elif len(line) and num_tokens > self._share_of(limits.max_queued_tokens):
+            what = f"{line.num_tokens} tokens of {len(line)} prompts are waiting"
+            remedy = "raise coordinator.max_queued_tokens"
+        elif 0 < request.timeout_s < _WAIT_MARGIN * wait_s + self._mean_duration_s:
+            # Who would be late anyway must not take the places of those who would not.
+            what = f"a place may take {_WAIT_MARGIN * wait_s:.1f} s"
+            remedy = f"allow more than {request.timeout_s:.1f} s"
+        else:
+            return
+        raise CapacityError(
+            f"{self.num_running} requests are running and {what}; ask again in "
+            f"{retry_after_s:.0f} s or {remedy}",
+            retry_after_s=retry_after_s,
+        )
 
     def _retry_after_s(self) -> float:
-        """When a place in the line will be free, by how long requests have taken lately."""
+        """Return when a place in the line will be free, by how long requests have taken lately."""
         low, high = _RETRY_AFTER_S
         return min(max(self._mean_duration_s / max(self.num_running, 1), low), high)
 

@@ -17,7 +17,7 @@ class SubmitFrame(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[Request, _Mapping]]] = ..., cancelled: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "prompt_ids", "params", "task", "speculation", "output_ids", "was_admitted", "tenant", "adapter")
+    __slots__ = ("id", "prompt_ids", "params", "task", "speculation", "output_ids", "was_admitted", "tenant", "adapter", "timeout_s")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class Request(_message.Message):
     WAS_ADMITTED_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     id: str
     prompt_ids: bytes
     params: _common_pb2.SamplingParams
@@ -36,7 +37,8 @@ class Request(_message.Message):
     was_admitted: bool
     tenant: bytes
     adapter: str
-    def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., task: _Optional[str] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., output_ids: _Optional[bytes] = ..., was_admitted: _Optional[bool] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ...) -> None: ...
+    timeout_s: float
+    def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., task: _Optional[str] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., output_ids: _Optional[bytes] = ..., was_admitted: _Optional[bool] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
     __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class", "return_draft_sources", "min_tokens_per_s", "law")
