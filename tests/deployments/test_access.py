@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-import yaml
 
 from cluster.client.generated import generation_pb2
 from cluster.config.access import AccessConfig, AdminConfig, digest_of
@@ -20,7 +19,7 @@ from cluster.config.schema import Config, HttpConfig
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.http import create_admin_app
 from deployments.ingress.servicers import GENERATION
-from tests.support.deployments.place import BODIES, generate, place
+from tests.support.deployments.place import BODIES, generate, place, write_keys
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 Write = Callable[..., Config]
@@ -39,9 +38,7 @@ def write(tmp_path: Path) -> Write:
     path = tmp_path / "keys.yaml"
 
     def write(classes: dict[str, Any] | None = None, **keys: dict[str, Any]) -> Config:
-        entries = {name: {"sha256": digest_of(name), **rest} for name, rest in keys.items()}
-        path.write_text(yaml.safe_dump({"keys": entries, "classes": classes or {}}))
-        return Config(access=AccessConfig(str(path)), http=PUBLIC)
+        return Config(access=write_keys(path, classes, **keys), http=PUBLIC)
 
     return write
 

@@ -11,27 +11,20 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-import yaml
 
 from cluster.client import Client, Endpoint, GenerateRequest, InvalidRequestError, SamplingOptions
-from cluster.config.access import digest_of
 from deployments.readiness import health
 from deployments.serve_command import asking
 from tests.deployments.conftest import MODEL, Served, arguments, free_ports, wait_until
+from tests.support.deployments.place import write_keys
 
 APPLICATION = "guarded"
-
-
-def write(path: Path, *names: str) -> None:
-    """Keys that are their owners' names; the first is an operator's."""
-    keys = {name: {"sha256": digest_of(name), "admin": name == names[0]} for name in names}
-    path.write_text(yaml.safe_dump({"keys": keys}))
 
 
 @pytest.fixture(scope="module")
 def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("access") / "keys.yaml"
-    write(path, "root", "alice")
+    write_keys(path, root={"admin": True}, alice={})
     return path
 
 
@@ -107,7 +100,7 @@ def test_the_replicas_read_the_file_again(guarded: Served, keys_file: Path) -> N
         return httpx.get(url, headers={"x-api-key": key}, timeout=60).status_code
 
     assert status("bob") == 401
-    write(keys_file, "root", "alice", "bob")
+    write_keys(keys_file, root={"admin": True}, alice={}, bob={})
     wait_until(lambda: status("bob") == 200)
     keys_file.write_text("keys: {carol: {}}")
     wait_until(lambda: "keys.carol.sha256" in health(guarded.dashboard)["keys"]["fault"])

@@ -11,13 +11,11 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-import yaml
 
 from cluster.client.generated import generation_pb2
-from cluster.config.access import AccessConfig, digest_of
 from cluster.config.schema import Config, IngressConfig
 from cluster.text.tokenizer import Tokenizer
-from tests.support.deployments.place import Place, generate, place
+from tests.support.deployments.place import Place, generate, place, write_keys
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 PATH = "/v1/completions"
@@ -35,9 +33,7 @@ def write(tmp_path: Path) -> Write:
     path = tmp_path / "keys.yaml"
 
     def write(classes: dict[str, Any] | None = None, **keys: dict[str, Any]) -> Config:
-        entries = {name: {"sha256": digest_of(name), **rest} for name, rest in keys.items()}
-        path.write_text(yaml.safe_dump({"keys": entries, "classes": classes or {}}))
-        return Config(access=AccessConfig(str(path)))
+        return Config(access=write_keys(path, classes, **keys))
 
     return write
 

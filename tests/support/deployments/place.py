@@ -7,13 +7,16 @@ import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
 import pytest
+import yaml
 
 from cluster.client.generated import generation_pb2
+from cluster.config.access import AccessConfig, digest_of
 from cluster.config.schema import Config, GrpcConfig
 from cluster.core import SamplingParams
 from cluster.text.tokenizer import Tokenizer
@@ -37,6 +40,16 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hello", "max_output_tokens": 4},
     "/v1/messages": {"messages": [USER], "max_tokens": 4},
 }
+
+
+def write_keys(
+    path: Path, classes: dict[str, Any] | None = None, **keys: dict[str, Any]
+) -> AccessConfig:
+    """Write a file of keys by their names, each of which is its owner's key too; the section that
+    names it."""
+    entries = {name: {"sha256": digest_of(name), **rest} for name, rest in keys.items()}
+    path.write_text(yaml.safe_dump({"keys": entries, "classes": classes or {}}))
+    return AccessConfig(str(path))
 
 
 class _Nowhere:
