@@ -15,6 +15,7 @@ from cluster.core import SamplingParams, TokenArray
 from cluster.errors import DrafthouseError, UnavailableError
 from cluster.messages import WorkerDescription
 from cluster.metrics import Recorder
+from cluster.requests.tenant import tenant_of
 from cluster.rpc.channel import CoordinatorLink, Expectations, connect_coordinator
 from cluster.rpc.trust import NO_TRUST, Trust
 from cluster.text.dialect import dialect_of
@@ -187,10 +188,12 @@ class Ingress:
         if limit_s and (timeout_s is None or timeout_s > limit_s):
             timeout_s = limit_s
         names = spec.names
+        # A key may send any number of salts.
+        asker = tenant_of(None, caller.name) or spec.tenant
         use = await self._quotas.enter(caller, spec.speculation.latency_class)
         try:
             with names.told():
-                await self._grammars.check(spec.params.grammar, spec.tenant)
+                await self._grammars.check(spec.params.grammar, asker)
         except BaseException:
             use.leave()
             raise
