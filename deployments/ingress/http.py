@@ -115,7 +115,7 @@ def create_admin_app(ingress: Ingress) -> FastAPI:
         if path in _FOR_ALL:
             app.add_route(path, answering(ingress, path, page), methods=[method])
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_middleware(RequestScope, is_logged=False)
+    app.add_middleware(RequestScope, ingress.config.http, is_logged=False)
     return app
 
 
