@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.config.access import digest_of
+from cluster.config.addresses import is_loopback
 from cluster.config.keys import read_keys
 from cluster.config.parse import NameOf
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
-from cluster.config.addresses import is_loopback
 
 # Says whose it is to those who find one, and to programs that look for secrets.
 _PREFIX = "dh-"

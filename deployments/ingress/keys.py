@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from cluster.config.access import ClientKey, KeysFile, RateLimits, digest_of
+from cluster.config.addresses import is_loopback
 from cluster.config.keys import read_keys
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, ForbiddenError, UnauthenticatedError
-from cluster.config.addresses import is_loopback
 
 log = logging.getLogger(__name__)
 
