@@ -81,7 +81,8 @@ class _Server(uvicorn.Server):
 
 def _bound(where: HttpConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends small answers at once only where the socket says that it is of TCP.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
