@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from cluster.errors import ConfigError, WorkerError
 from deployments.ingress.deployment import DRAIN_MARGIN_S
 from deployments.placement import check_gpus, local_labels, total_resources
 from deployments.ports import check_free
-from deployments.processes import adopt_orphans, end_descendants
+from deployments.processes import Process, adopt_orphans, descendants, end_descendants
 from deployments.ray_environment import HOW_TO_SHARE_A_TOKEN, check_asks_for_token, drawn_token
 from deployments.replica import listen_address
 
@@ -32,6 +33,7 @@ _OBJECT_STORE_BYTES = 256 * 2**20
 _SERVE_SHUTDOWN_S = 10.0
 _SHUTDOWN_S = 15.0
 _PROCESS_GRACE_S = 3.0
+_LOOK_EVERY_S = 0.25
 
 
 class LocalRay:
@@ -42,6 +44,7 @@ class LocalRay:
         self._folder = folder
         self._application = application
         self._launcher = os.getppid()
+        self._daemons: set[Process] = set()
 
     def start(self) -> None:
         """Start Ray's processes below this one, in the environment that `ray_environment` has set.
@@ -64,6 +67,7 @@ class LocalRay:
             logging_level=logging.WARNING,
             _temp_dir=str(self._folder),
         )
+        self._daemons = {each for each in descendants() if each.parent == os.getpid()}
         address = str(ray.util.get_node_ip_address())
         if self._config.network.interface == "loopback" and not is_loopback(address):
             raise WorkerError(
@@ -95,11 +99,15 @@ class LocalRay:
         """
         if ray.is_initialized():
             if is_serving and os.getppid() == self._launcher:
-                _drain(self._config, self._application)
-            _within(_SERVE_SHUTDOWN_S, serve.shutdown)
+                _drain(self._config, self._application, self._runs)
+            _within(_SERVE_SHUTDOWN_S, serve.shutdown, self._runs)
             _within(_SHUTDOWN_S, ray.shutdown)
         end_descendants(_PROCESS_GRACE_S)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _runs(self) -> bool:
+        """True while Ray's daemons do; calls that need them wait for ever afterwards."""
+        return self._daemons <= descendants()
 
 
 class JoinedRay:
@@ -166,7 +174,7 @@ class JoinedRay:
             _within(_SHUTDOWN_S, ray.shutdown)
 
 
-def _drain(config: Config, application: str) -> None:
+def _drain(config: Config, application: str, ray_runs: Callable[[], bool] = lambda: True) -> None:
     """Let the answers end that are under way, while all that they need still runs."""
     patience_s = config.ingress.shutdown_grace_s + DRAIN_MARGIN_S
 
@@ -174,11 +182,14 @@ def _drain(config: Config, application: str) -> None:
         ingress = serve.get_deployment_handle("ingress", app_name=application)
         ingress.broadcast("drain").results(timeout_s=patience_s)
 
-    _within(patience_s, drain)
+    _within(patience_s, drain, ray_runs)
 
 
-def _within(timeout_s: float, step: Callable[[], object]) -> None:
-    """Run `step`, but wait for it only so long: a Ray that is half started may never answer."""
+def _within(
+    timeout_s: float, step: Callable[[], object], ray_runs: Callable[[], bool] = lambda: True
+) -> None:
+    """Run `step`, but wait for it only so long, and only while Ray runs: one that is half started
+    or half ended may never answer."""
 
     def run() -> None:
         try:
@@ -189,4 +200,6 @@ def _within(timeout_s: float, step: Callable[[], object]) -> None:
 
     thread = threading.Thread(target=run, name="shutdown", daemon=True)
     thread.start()
-    thread.join(timeout_s)
+    deadline = time.monotonic() + timeout_s
+    while thread.is_alive() and time.monotonic() < deadline and ray_runs():
+        thread.join(_LOOK_EVERY_S)

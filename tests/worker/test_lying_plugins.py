@@ -149,7 +149,7 @@ async def check_texts(liar: Liar, *, over_the_wire: bool) -> None:
         metrics = stage.coordinator.render_metrics().decode()
         assert 'drafter="a",why="link"' not in metrics
         assert "drafthouse_bookkeeping_faults_total{" not in metrics
-    assert liar.num_answers > 2
+    assert liar.num_answers >= 2  # the second was no honest one
 
 
 WAYS = pytest.mark.parametrize("over_the_wire", [False, True], ids=["in process", "wire"])
