@@ -26,17 +26,22 @@ def walk_by_ratio(entry: Evaluated) -> tuple[TokenArray, TokenArray]:
     # A grammar cuts nodes off by what they are, so they all count as chosen, cut off or not.
     drawn = text.laws if sequence.hook is None else NO_LAWS
     laws = RowLaws.of([params], logits.device)
+    temperature = np.float32(laws.temperature.item())
 
     def law_of(node: int) -> Floats:
         row = logits[node + 1 : node + 2]  # [1, vocab]
-        maxima = row.amax(dim=1)
-        if not bool(torch.isfinite(maxima).all()):
-            raise no_law(len(text.tokens))
-        scaled = scale(row, maxima, laws.temperature)
         if sequence.truncated:
+            scaled = scale(row, row.amax(dim=1), laws.temperature)
             cutoffs = survivors(scaled, laws).cutoffs
-            scaled.masked_fill_(scaled < cutoffs.unsqueeze(1), -torch.inf)
-        return np.asarray(torch.softmax(scaled, dim=1)[0].cpu().numpy(), dtype=np.float64)
+            row = row.masked_fill(scaled < cutoffs.unsqueeze(1), -torch.inf)
+        # One row is too little for several threads to share: waiting for each other they take
+        # longer than numpy does alone.
+        values = row[0].cpu().numpy()
+        maximum = values.max()
+        if not np.isfinite(maximum):
+            raise no_law(len(text.tokens))
+        weights = np.exp((values - maximum) / temperature)
+        return np.asarray(weights / weights.sum(dtype=np.float64), dtype=np.float64)
 
     # Any tree may be walked in turn, also one that somebody else has drafted under this law.
     walk = walk_block if params.law == "block" and is_chain(entry.tree) else walk_in_turn
