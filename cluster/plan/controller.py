@@ -104,6 +104,13 @@ class Controller:
         if not any(caps):
             load.asked = NO_DRAFTS
             return Plan(plain_items(texts))
+        if (
+            offers is None
+            and not moment.residents
+            and not any(each.min_tokens_per_s for each in texts)
+        ):
+            load.asked = NO_DRAFTS  # there is nothing to choose, and nobody to ask
+            return Plan(plain_items(texts), why=PlainWhy.NO_DRAFTS)
         weights = np.array([self._weight(text) for text in texts])
         choice = StepChoice.of(self._target, load, texts, caps, moment, weights)
         if choice is None:  # the first steps measure a step's time

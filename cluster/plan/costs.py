@@ -8,13 +8,14 @@ slower is not taken for a loss of speculation.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from cluster.spec.forest import Floats
-from cluster.spec.step_cost import NODE_EDGES
+from cluster.spec.step_cost import EDGES
 from cluster.spec.step_profile import StepProfile
 
 # After so many rounds a measurement counts about a third of what it counted at first.
@@ -30,6 +31,8 @@ _KNEE_ROWS = 32.0
 # A drafting call takes as long as so many nodes, until that is measured: on two cores SmolLM2's
 # residents take 3.6 ms for 1 node and 4.5 ms for 16.
 _DRAFT_BASE = 16.0
+# Sizes of rounds whose parts are kept: a target of 64 sequences meets a few per number of them.
+_MAX_KEPT = 1024
 
 # (sequences, other rows, numbers of nodes) -> the parts of such rounds: float64[nodes, parts].
 Parts = Callable[[int, int, Floats], Floats]
@@ -64,8 +67,13 @@ class RoundTimes:
 
     def __init__(self, parts: Parts, *, is_in_seconds: bool = False) -> None:
         """is_in_seconds: the parts are seconds, and are the estimate before any measurement."""
-        self._parts = parts
-        self._prior: Floats = np.ones(parts(1, 0, np.ones(1)).shape[1])
+
+        @functools.lru_cache(_MAX_KEPT)  # every step asks for a few, and asks for them again
+        def kept(num_sequences: int, num_others: int, num_nodes: tuple[int, ...]) -> Floats:
+            return parts(num_sequences, num_others, np.array(num_nodes, dtype=np.float64))
+
+        self._parts = kept
+        self._prior: Floats = np.ones(kept(1, 0, (1,)).shape[1])
         self._factors: Floats | None = self._prior if is_in_seconds else None
         size = len(self._prior)
         # Sums over rounds, each round in units of its expected time.
@@ -75,7 +83,7 @@ class RoundTimes:
 
     def record(self, num_sequences: int, num_nodes: int, time_s: float) -> None:
         """Record the time of one round."""
-        parts = self._parts(num_sequences, 0, np.array([float(num_nodes)]))[0]
+        parts = self._parts(num_sequences, 0, (num_nodes,))[0]
         if self._factors is None:
             self._prior *= time_s / float(parts.sum())
             self._factors = self._prior
@@ -93,7 +101,7 @@ class RoundTimes:
         """
         if self._factors is None or num_rows < _KNEE_ROWS:
             return
-        plain, extra = self._parts(num_sequences, 0, np.array([float(num_rows)]))[0].tolist()
+        plain, extra = self._parts(num_sequences, 0, (num_rows,))[0].tolist()
         price = max(time_s - float(self._factors[0]) * plain, 0.0) / extra if extra > 0.0 else 1.0
         self._prior = np.array([self._prior[0], 0.5 * (self._prior[1] + price)])
         self._fit()
@@ -118,13 +126,13 @@ class RoundTimes:
 
         num_others: rows of prompts in the same step.
         """
-        return self._at(num_sequences, num_others, NODE_EDGES.astype(np.float64))
+        return self._at(num_sequences, num_others, EDGES)
 
     def estimate(self, num_sequences: int, num_nodes: int) -> float | None:
-        found = self._at(num_sequences, 0, np.array([float(num_nodes)]))
+        found = self._at(num_sequences, 0, (num_nodes,))
         return None if found is None else float(found[0])
 
-    def _at(self, num_sequences: int, num_others: int, num_nodes: Floats) -> Floats | None:
+    def _at(self, num_sequences: int, num_others: int, num_nodes: tuple[int, ...]) -> Floats | None:
         if self._factors is None:
             return None
         found: Floats = self._parts(num_sequences, num_others, num_nodes) @ self._factors

@@ -144,6 +144,10 @@ class ResidentDrafter:
         """The state of its breaker; "resting" after calls that took too long."""
         return self._drafting.breaker.state(self._clock())
 
+    def is_usable(self, now: float) -> bool:
+        """True unless its breaker is open or it rests."""
+        return self._drafting.breaker.allows(now)
+
     def warm_up(self) -> None:
         """Draft once without a request, because a model's first steps take longer than the rest."""
         tokens, params = TokenLog(token_array([0] * 8)), SamplingParams(temperature=0.0)
@@ -276,6 +280,11 @@ class Residents:
         self.wants = reduce(operator.or_, (each.wants for each in drafters), WANTS_NOTHING)
         self._drafters = list(drafters)
         self._clock = clock
+
+    def usable_kinds(self, now: float) -> tuple[bool, ...]:
+        """Return those of `kinds` that a drafter serves which may be asked now."""
+        usable = {not each.is_look_up for each in self._drafters if each.is_usable(now)}
+        return self.kinds if len(usable) == len(self.kinds) else tuple(sorted(usable))
 
     def draft(
         self, texts: Sequence[TextRecord], step_time_s: float, rows: Sequence[StepRows] = ()

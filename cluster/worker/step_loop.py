@@ -187,8 +187,9 @@ class StepLoop:
             if text.in_flight is not None or _is_ready(text)
         )
         prompt_rows = min(lacking - len(decoding), room)
-        kinds = self._residents.kinds
-        moment = Moment(self._clock(), kinds, max(prompt_rows, 0), self._wall())
+        now = self._clock()
+        kinds = self._residents.usable_kinds(now)
+        moment = Moment(now, kinds, max(prompt_rows, 0), self._wall())
         with self._planning:
             plan = self._controller.plan(decoding, max_depths, room, moment)
             for text, in_flight in zip(decoding, plan.in_flight, strict=True):
