@@ -35,7 +35,8 @@ def _decode_event(message: pb.TokenEvent) -> TokenEvent:
             raise ProtocolError(
                 f"event has {len(event.token_ids)} tokens and {len(event.draft_sources)} sources"
             )
-        check_beams(event.token_ids, event.beams)
+        if event.beams:
+            check_beams(event.token_ids, event.beams)
         return event
     except ProtocolError as error:
         # Tokens are missing from here on, so the text cannot go on: the request ends.

@@ -16,6 +16,7 @@ from cluster.core import (
     TokenArray,
     TokenLogprob,
 )
+from cluster.records import record
 from cluster.requests.beam_spec import BeamSpec
 from cluster.requests.grammar_spec import GrammarSpec
 
@@ -87,7 +88,7 @@ class GenerationRequest:
     prediction: str = field(default="", repr=False)  # text
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class ChoiceDelta:
     """New text and tokens of one choice; the last delta has a finish_reason.
 
@@ -116,7 +117,7 @@ class Usage:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class GenerationResponse:
     """One message of the stream; only the last has the fields after `choices`.
 

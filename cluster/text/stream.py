@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import numpy as np
 
 from cluster.core import TokenArray
+from cluster.records import record
 from cluster.text.stop import StopMatcher
 from cluster.text.tokenizer import Tokenizer
 
@@ -13,7 +15,7 @@ from cluster.text.tokenizer import Tokenizer
 _NUM_CONTEXT_TOKENS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TextDelta:
     """New text of a sequence.
 
@@ -72,7 +74,7 @@ class TextStream:
         """Add the next output tokens; ignored after the end of the text."""
         if self._is_finished:
             return TextDelta("")
-        ids = token_ids if isinstance(token_ids, list) else [int(token) for token in token_ids]
+        ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
         if self._matcher is None:
             self._num_tokens += len(ids)
             return TextDelta(self._detokenizer.feed(ids), len(ids))

@@ -15,6 +15,7 @@ from cluster.core import (
     TokenEvent,
     TokenLogprob,
 )
+from cluster.records import record
 from cluster.text.beam_texts import beam_event
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
@@ -23,7 +24,7 @@ from deployments.ingress.ticket import Ticket
 from deployments.ingress.tools import ChatUse
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Delta:
     """New text and tokens of one choice.  logprobs, draft_sources: of token_ids, if asked for.
 
@@ -45,6 +46,13 @@ class Delta:
     has_calls: bool = False
     is_cut: bool = False
     cumulative_logprob: float | None = None
+
+    @property
+    def says_only_text(self) -> bool:
+        """True in the middle of an answer: there is text, and nothing else but its tokens."""
+        return bool(
+            self.text and not self.reasoning and not self.calls and self.finish_reason is None
+        )
 
 
 class Choice:
@@ -104,7 +112,11 @@ class Choice:
         self.done, self.finish_reason = reason is not None, reason
         if not text and not kept and reason is None:
             return []
-        *first, last = _in_order(self.reading.push(text, is_last=reason is not None))
+        *first, last = (
+            [_Told(text=text)]
+            if self.reading.is_plain
+            else _in_order(self.reading.push(text, is_last=reason is not None))
+        )
         deltas = [
             Delta(self.index, one.text, reasoning=one.reasoning, calls=one.calls) for one in first
         ]
@@ -184,6 +196,11 @@ class Reading:
         self._reader = None
         if use is not None:
             self._reader = dialect.reader(prompt_ids, with_calls=use.reads_calls)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the text is the answer, as it is."""
+        return self._reader is None
 
     def push(self, text: str, *, is_last: bool) -> list[Part]:
         """What new text brings, in its order; is_last: it is the end of the answer."""

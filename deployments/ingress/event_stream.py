@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from cluster.errors import DrafthouseError
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
+from deployments.ingress.http_protocol import AT_ONCE, WritePiece
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +61,10 @@ class EventStream(Response):
         self._writer = writer
         self._heartbeat_s = heartbeat_s
         self._is_quiet = True
+        self._at_once: WritePiece | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._at_once = scope.get("extensions", {}).get(AT_ONCE)
         gone = asyncio.ensure_future(_until_disconnected(receive))
         sending = asyncio.ensure_future(self._send(send))
         try:
@@ -79,14 +82,24 @@ class EventStream(Response):
         await send({"type": "http.response.start", **start})
         beating = asyncio.ensure_future(self._beat(send)) if self._heartbeat_s else None
         try:
-            async for body in self._bodies():
-                if body:
-                    self._is_quiet = False
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._write(send, self._writer.opening())
+            async for deltas in self._generation.deltas():
+                await self._write(send, self._writer.chunks(deltas))
+            await self._write(send, self._writer.closing())
+        except DrafthouseError as error:
+            log.warning("stream id=%s ended with an error: %s", self._generation.id, error.code)
+            await self._write(send, self._writer.failing(error))
         finally:
             if beating is not None:
                 beating.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, send: Send, body: bytes) -> None:
+        if not body:
+            return
+        self._is_quiet = False
+        if self._at_once is None or not self._at_once(body):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _beat(self, send: Send) -> None:
         # Looks from time to time, so that an event costs no timer.
@@ -95,17 +108,6 @@ class EventStream(Response):
             await asyncio.sleep(self._heartbeat_s)
             if self._is_quiet:
                 await send({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
-
-    async def _bodies(self) -> AsyncIterator[bytes]:
-        try:
-            yield self._writer.opening()
-            async for deltas in self._generation.deltas():
-                yield self._writer.chunks(deltas)
-        except DrafthouseError as error:
-            log.warning("stream id=%s ended with an error: %s", self._generation.id, error.code)
-            yield self._writer.failing(error)
-            return
-        yield self._writer.closing()
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

@@ -7,9 +7,10 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
 
-from cluster.core import EMPTY_TOKENS, Request, SpeculationStats, TokenArray, TokenEvent
+from cluster.core import EMPTY_TOKENS, Request, SpeculationStats, TokenArray
 from cluster.errors import DeadlineError, DrafthouseError
 from cluster.requests.seeds import draw_seed
 from cluster.text.dialect import Dialect
@@ -23,7 +24,8 @@ from deployments.ingress.prompts import max_tokens, read_prompts, stop_token_ids
 from deployments.ingress.quotas import Use
 from deployments.ingress.request_log import RequestLine, RequestTimes
 from deployments.ingress.spec import GenerationSpec, Resumption
-from deployments.ingress.ticket import Ticket
+
+Answer = TypeVar("Answer")
 
 # A coordinator answers a cancellation at once, but one that has just died never does.
 _LAST_EVENT_PATIENCE_S = 1.0
@@ -74,6 +76,7 @@ class Generation:
         self.closed = asyncio.Event()
         self._timeout_s = timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._alarm: asyncio.TimerHandle | None = None
         self._is_logged = is_logged
         self._dialect = dialect or Dialect()
         self._use = use
@@ -125,7 +128,9 @@ class Generation:
 
     async def start(self, resumptions: Sequence[Resumption] = ()) -> None:
         """Tokenise and submit; raises RequestError for prompts that do not fit, before any work."""
-        spec = self._spec
+        spec, left_s = self._spec, self._left_s()
+        if left_s is not None:  # one timer, so that a wait for events costs none
+            self._alarm = asyncio.get_running_loop().call_later(left_s, self._end_late)
         await self._coordinators.wait_connected()
         for kept, is_cut in await read_prompts(
             spec, self._tokenizer, self._coordinators.max_context_len, self._max_chars_per_token
@@ -188,21 +193,19 @@ class Generation:
             reading.push(text.push(resumption.token_ids).text, is_last=False)
         is_over = resumption is not None and (resumption.finished or text.is_finished)
         rank = index % self._spec.num_choices
-        waits = bool(self._scores) or self._spec.is_prompt_only
         ticket = None
         if request.params.beams is not None and rank > 0:
             ticket = self._choices[index - rank].ticket  # one search finds all texts
-        elif not (is_over or waits):
+        elif not (is_over or self._waits):
             ticket = await self._coordinators.submit(request, self._news)
-        waiting = request if waits and not is_over else None
+        waiting = request if self._waits and not is_over else None
         self._choices.append(Choice(index, text, reading, ticket, waiting, rank=rank))
 
     async def _go_on_after_scores(self) -> list[Delta]:
         """Submit the samples whose prompts are scored; returns the ends of those without any."""
         for score in self._scores:
             if not score.is_complete:
-                with self._noting_errors():
-                    score.take()
+                self._noted(score.take)
         ended: list[Delta] = []
         for choice in self._choices:
             request, number = choice.waiting, choice.index // self._spec.num_choices
@@ -220,42 +223,31 @@ class Generation:
     async def admitted(self) -> None:
         """Wait until every choice is admitted; raises the error of one that is refused."""
         while not all(
-            one.ticket is None or self._is_admitted(one.ticket) for one in self._running()
+            one.ticket is None or self._noted(one.ticket.is_admitted) for one in self._running()
         ):
             await self._wait()
         self._news.set()  # `deltas` has not seen it
 
+    @property
+    def _waits(self) -> bool:
+        """True if its samples begin only when their prompts are scored, or never."""
+        return bool(self._scores) or self._spec.is_prompt_only
+
     def _running(self) -> list[Choice | PromptScore]:
         return [*self._choices, *self._scores]
 
-    def _is_admitted(self, ticket: Ticket) -> bool:
-        with self._noting_errors():
-            return ticket.is_admitted()
-
-    @contextlib.contextmanager
-    def _noting_errors(self) -> Iterator[None]:
-        """What ends the request is said in its line of the log."""
+    def _noted(self, ask: Callable[[], Answer]) -> Answer:
+        """Return what `ask` does; an error that ends the request is said in its line of the log."""
         try:
-            with self._names.told():
-                yield
+            return ask()
         except DrafthouseError as error:
             self._error_code = error.code
-            raise
+            with self._names.told():
+                raise
 
     async def _wait(self) -> None:
         """Wait for events; raises DeadlineError when the request's time is up."""
-        left_s = self._left_s()
-        try:
-            if left_s is not None and left_s <= 0:
-                raise TimeoutError
-            async with asyncio.timeout(left_s):
-                await self._news.wait()
-        except TimeoutError:
-            self._error_code = DeadlineError.code
-            raise DeadlineError(
-                f"the answer was not ready within {self._timeout_s:g} s; allow more time in "
-                "x-request-timeout-ms, up to api.max_request_timeout_s"
-            ) from None
+        await self._news.wait()
         self._news.clear()
         if self._failure is not None:
             self._error_code = self._failure.code
@@ -263,6 +255,14 @@ class Generation:
 
     def _left_s(self) -> float | None:
         return None if self._deadline is None else self._deadline - time.monotonic()
+
+    def _end_late(self) -> None:
+        self.fail(
+            DeadlineError(
+                f"the answer was not ready within {self._timeout_s:g} s; allow more time in "
+                "x-request-timeout-ms, up to api.max_request_timeout_s"
+            )
+        )
 
     def fail(self, error: DrafthouseError) -> None:
         """End it with an error, which whoever iterates is told."""
@@ -276,7 +276,8 @@ class Generation:
         """
         while not self.is_over:
             await self._wait()
-            pieces = [*await self._go_on_after_scores(), *self._take()]
+            pieces = await self._go_on_after_scores() if self._waits else []
+            pieces += self._take()
             if self.is_over:
                 await self._wait_for_last_events()
             if pieces:
@@ -293,19 +294,15 @@ class Generation:
                     for event in choice.ticket.take():
                         choice.feed(event)
                 continue
-            for event in self._events(choice.ticket):
+            for event in self._noted(choice.ticket.take):
                 pieces += choice.feed(event)
             if choice.done:
                 # Without this the coordinator would continue after a stop string; its last event
                 # has the statistics.
                 self._coordinators.cancel(choice.ticket)
-        if any(len(piece.token_ids) for piece in pieces):
+        if self._times.first_token_at is None and any(len(one.token_ids) for one in pieces):
             self._times.note_tokens()
         return pieces
-
-    def _events(self, ticket: Ticket) -> list[TokenEvent]:
-        with self._noting_errors():
-            return ticket.take()
 
     async def _wait_for_last_events(self) -> None:
         try:
@@ -320,6 +317,8 @@ class Generation:
     def close(self) -> None:
         """Cancel the choices that still run; their resources are freed at once."""
         self.closed.set()
+        if self._alarm is not None:
+            self._alarm.cancel()
         if self._use is not None:
             self._use.leave(self.num_output_tokens)
         for one in self._running():

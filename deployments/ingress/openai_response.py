@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from cluster.core import FinishReason
@@ -45,6 +46,14 @@ class Answer:
         ]
         self._open = count
         self._begun: set[int] = set()  # choices whose echo is written
+        # Nothing is asked for that differs from chunk to chunk, but the text.
+        self._is_brief = not (
+            request.shows_logprobs
+            or request.continuous_usage
+            or request.return_token_ids
+            or request.spec.speculation.return_draft_sources
+        )
+        self._frames: dict[int, tuple[str, str]] = {}
 
     def _logprob_writer(self, choice: int) -> LogprobWriter:
         offsets = None
@@ -213,11 +222,25 @@ class Answer:
         """The server-sent events for `deltas`; the last event of the stream has the statistics."""
         parts = []
         for delta in deltas:
+            if self._is_brief and delta.says_only_text:
+                before, after = self._frame(delta.choice)
+                text = encode_basestring_ascii(delta.text)[1:-1]
+                parts.append(f"{before}{text}{after}".encode())
+                continue
             self._open -= delta.finish_reason is not None
             is_last = self._open == 0 and delta is deltas[-1]
             tail = self._statistics() if is_last and not self._request.include_usage else {}
             parts.append(self._chunk(self._choice(delta.choice, [delta], is_whole=False), tail))
         return b"".join(parts)
+
+    def _frame(self, choice: int) -> tuple[str, str]:
+        """Return what stands before and after the text, in a chunk that says nothing else."""
+        if choice not in self._frames:
+            mark = uuid.uuid4().hex
+            said = self._choice(choice, [Delta(choice, mark)], is_whole=False)
+            before, after = self._chunk(said, {}).decode().split(mark)
+            self._frames[choice] = before, after
+        return self._frames[choice]
 
     def failing(self, error: DrafthouseError) -> bytes:
         """The events that end a stream with an error."""
