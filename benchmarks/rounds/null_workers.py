@@ -120,9 +120,13 @@ class NullTarget:
                 self._lengths.pop(name, None)
                 self._opened.pop(name, None)
             for opened in frame.opens:
-                name = TextName(opened.request_id, opened.generation)
-                self._lengths[name], self._opened[name] = len(opened.token_ids), opened
+                self.open(opened)
             self.time.cpu_s += time.thread_time() - start
+
+    def open(self, opened: Open) -> None:
+        """Run a text from now on."""
+        name = TextName(opened.request_id, opened.generation)
+        self._lengths[name], self._opened[name] = len(opened.token_ids), opened
 
     async def _step_forever(self, link: Link[VerdictFrame, StepFrame]) -> None:
         while True:

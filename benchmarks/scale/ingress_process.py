@@ -1,0 +1,83 @@
+"""An ingress without Ray, as a process: `python -m benchmarks.scale.ingress_process CONFIG ...`.
+
+On uvloop, as in a replica of Ray Serve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+
+import uvloop
+
+from cluster.config.file import load
+from cluster.config.schema import Config
+from cluster.core import SamplingParams
+from cluster.rpc.server import RunningServer
+from cluster.rpc.standalone import run_until_signal
+from cluster.text.tokenizer import Tokenizer
+from deployments.endpoints import Endpoint
+from deployments.ingress.grpc_api import GrpcApi
+from deployments.ingress.grpc_listener import GrpcListener
+from deployments.ingress.http import create_app
+from deployments.ingress.http_listener import HttpListener
+from deployments.ingress.ingress import Ingress
+
+_PATIENCE_S = 1.0
+
+
+class _Fixed:
+    """Coordinators at known addresses."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._endpoints = frozenset(Endpoint(address, address) for address in addresses)
+
+    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+        yield self._endpoints
+        await asyncio.Event().wait()
+
+
+class _Listeners(RunningServer):
+    """Both listeners, to be stopped by a signal."""
+
+    def __init__(self, config: Config, http: HttpListener, grpc: GrpcListener) -> None:
+        self._at = f"{config.http.port} {config.grpc.port}"
+        self._both = (http, grpc)
+
+    @property
+    def address(self) -> str:
+        return self._at
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        for listener in self._both:
+            await listener.stop()
+
+
+async def _serve(config: Config, coordinators: Sequence[str]) -> None:
+    tokenizer = Tokenizer.load(config.target.engine.model)
+    ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), _Fixed(coordinators))
+    ingress.start()
+    http = HttpListener(create_app(ingress), config.http, _PATIENCE_S)
+    grpc = GrpcListener(GrpcApi(ingress), config, _PATIENCE_S)
+    for listener in (http, grpc):
+        await listener.start()
+    changed = ingress.coordinators.next_change()
+    while (await ingress.health())["coordinators"] < len(coordinators):
+        await changed.wait()
+        changed = ingress.coordinators.next_change()
+    await run_until_signal(_Listeners(config, http, grpc), "ingress")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.scale.ingress_process", description=__doc__)
+    parser.add_argument("config")
+    parser.add_argument("--coordinator", action="append", required=True)
+    arguments = parser.parse_args()
+    uvloop.run(_serve(load(arguments.config).config, arguments.coordinator))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

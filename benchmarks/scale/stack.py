@@ -1,0 +1,104 @@
+"""Starts a null target, coordinators and an ingress, each a process of its own, without Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.support.processes import PinnedProcess
+
+MODEL = "paced"
+_CONFIG = """
+applications:
+- name: null
+  args:
+    model_name: {model}
+    target: {{engine: {{model: models/demo-target}}}}
+    drafters: {{suffix: {{kind: suffix, placement: {{with: target}}}}}}
+    http: {{port: {http_port}}}
+    grpc: {{port: {grpc_port}}}
+    coordinator: {{max_running_sequences: 4096}}
+    {more}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """period_ms: between two steps.  is_drafted: a step emits three tokens of a text, not one.
+
+    more: of the configuration.  cores: of all processes."""
+
+    num_coordinators: int = 1
+    period_ms: float = 40.0
+    is_drafted: bool = False
+    more: str = ""
+    cores: tuple[int, ...] = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The running processes and the ingress' ports."""
+
+    ingress: PinnedProcess
+    coordinators: tuple[PinnedProcess, ...]
+    http_port: int
+    grpc_port: int
+
+
+@contextlib.contextmanager
+def running(plan: Plan) -> Iterator[Stack]:
+    """Run the processes until the end of the block."""
+    processes: list[PinnedProcess] = []
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        http_port, grpc_port = free_ports(2)
+        config = root / "null.yaml"
+        config.write_text(
+            _CONFIG.format(model=MODEL, http_port=http_port, grpc_port=grpc_port, more=plan.more),
+            "utf-8",
+        )
+
+        def start(*words: str) -> tuple[PinnedProcess, str]:
+            log = root / f"{len(processes)}.log"
+            process = PinnedProcess([sys.executable, "-m", *words], plan.cores, log)
+            processes.append(process)
+            while " ready: " not in (line := process.read_line()):
+                continue
+            return process, line.partition(" ready: ")[2].strip()
+
+        try:
+            _, target = start(
+                "benchmarks.scale.paced_target", "--period-ms", str(plan.period_ms),
+                *(["--drafted"] if plan.is_drafted else []),
+            )  # fmt: skip
+            leads = [
+                start(
+                    "benchmarks.scale.lead",
+                    str(config),
+                    "--target",
+                    target,
+                    "--log-level",
+                    "WARNING",
+                )
+                for _ in range(plan.num_coordinators)
+            ]
+            chosen = [word for _, address in leads for word in ("--coordinator", address)]
+            ingress, _ = start("benchmarks.scale.ingress_process", str(config), *chosen)
+            yield Stack(ingress, tuple(lead for lead, _ in leads), http_port, grpc_port)
+        finally:
+            for process in reversed(processes):
+                process.stop()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
