@@ -96,6 +96,8 @@ _KINDS: dict[grpc.StatusCode, type[ClientError]] = {
     grpc.StatusCode.UNIMPLEMENTED: ProtocolError,
     grpc.StatusCode.FAILED_PRECONDITION: ProtocolError,
 }
+# In these words gRPC says that this side has cancelled the call, or closed the channel.
+_OWN_CANCELLATIONS = ("Locally cancelled by application!", "Channel closed!")
 
 
 def error_of(call: Any, address: str) -> ClientError:
@@ -113,6 +115,9 @@ def error_from_status(
     if "larger than max" in details:
         kind = InvalidRequestError
     code = metadata.get(CODE_KEY, "")
+    # A server that stops cancels what has just come in; another server answers.
+    if kind is CancelledError and not code and details not in _OWN_CANCELLATIONS:
+        kind = UnavailableError
     message = details if code else f"gRPC status {status.name} from {address}: {details}"
     param = metadata.get(PARAM_KEY)
     error = kind(message, code=code, status=status, param=None if param is None else unquote(param))

@@ -64,11 +64,12 @@ def test_an_unbroken_stream_gives_one_answer_with_everything(
     [
         Break(),
         Break(grpc.StatusCode.INTERNAL),
+        Break(grpc.StatusCode.CANCELLED),  # by a server that stops
         Break(metadata=(("drafthouse-code", "worker_error"),)),
         busy(("drafthouse-retry-after-s", "0")),
         None,
     ],
-    ids=["unavailable", "internal", "worker", "busy", "early end"],
+    ids=["unavailable", "internal", "cancelled", "worker", "busy", "early end"],
 )
 def test_a_broken_stream_is_resumed_with_the_same_text(
     serve: Serve, complete: Complete, cause: Break | None
