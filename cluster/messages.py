@@ -32,8 +32,10 @@ from cluster.models.made_for import MadeFor
 from cluster.records import record
 from cluster.requests.beam_spec import BeamEnd
 
-# Frames between peers carry this number; peers with another one refuse each other in Describe.
+# What this release speaks, and the oldest that it still understands: while a cluster is updated,
+# its parts are of two releases.  Peers that share no version refuse each other in Describe.
 PROTOCOL_VERSION = 5
+OLDEST_PROTOCOL_VERSION = 5
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -133,6 +135,7 @@ class WorkerDescription:
     of the drafters that run inside a target; look_ups: the residents that run no model; refused:
     drafters that cannot run inside, and why.  made_for: by the name of a drafter that is here, the
     target that it was made for.  engines: the worker's own, and those of a target's residents.
+    oldest_protocol_version: that it still understands, 0 = its own alone.
     """
 
     worker_id: str
@@ -153,6 +156,13 @@ class WorkerDescription:
     refused: Mapping[str, str] = field(default_factory=dict)
     made_for: Mapping[str, MadeFor] = field(default_factory=dict)
     engines: tuple[EngineState, ...] = ()
+    oldest_protocol_version: int = OLDEST_PROTOCOL_VERSION
+
+    @property
+    def shares_protocol(self) -> bool:
+        """True if one of the two understands what the other speaks."""
+        oldest = self.oldest_protocol_version or self.protocol_version
+        return oldest <= PROTOCOL_VERSION and self.protocol_version >= OLDEST_PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ def describe_coordinator(
 def _check_role(description: WorkerDescription, role: str) -> None:
     if description.role != role:
         raise ProtocolError(f"worker {description.worker_id} is a {description.role}, not a {role}")
-    if description.protocol_version != PROTOCOL_VERSION:
+    if not description.shares_protocol:
         raise ProtocolError(
             f"worker {description.worker_id} speaks protocol {description.protocol_version}, this "
             f"coordinator {PROTOCOL_VERSION}; run the same release everywhere"

@@ -199,8 +199,9 @@ def check_description(
 
     A worker without a tokenizer hash or vocabulary size serves any vocabulary.
     """
+    version = description.protocol_version
     pairs: tuple[tuple[str, object, object], ...] = (
-        ("protocol version", description.protocol_version, PROTOCOL_VERSION),
+        ("protocol version", version, version if description.shares_protocol else PROTOCOL_VERSION),
         ("role", description.role, role),
         ("worker id", description.worker_id, expected.worker_id),
         ("tokenizer hash", description.tokenizer_hash, expected.tokenizer_hash),

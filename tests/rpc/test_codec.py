@@ -36,6 +36,8 @@ from cluster.rpc.generated import target_pb2
 from tests.support.rpc import frames_strategy as frames
 from tests.support.rpc.frames_strategy import same, text
 
+FIELD_OF_A_NEWER_RELEASE = b"\xc2\x3e\x03new"  # number 1000, three bytes
+
 ROUND_TRIPS = [
     pytest.param(STEPS, frames.step_frames, id="steps"),
     pytest.param(VERDICT, frames.verdict_frames, id="verdict"),
@@ -54,7 +56,7 @@ def test_every_frame_survives_the_wire(
 ) -> None:
     frame = data.draw(strategy)
     (encoded,) = frame_codec.encode(frame)
-    decoded = frame_codec.decode(encoded)
+    decoded = frame_codec.decode(encoded + FIELD_OF_A_NEWER_RELEASE)
     assert decoded.refusals == ()
     assert same(decoded.frame, frame)
 
@@ -67,6 +69,7 @@ def test_every_frame_survives_the_wire(
         role=frames.ids,
         name=frames.ids,
         protocol_version=st.integers(0, 100),
+        oldest_protocol_version=st.integers(0, 100),
         model_hash=frames.ids,
         tokenizer_hash=frames.ids,
         vocab_size=frames.lengths,

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cluster.errors import ConfigError, ProtocolError, WorkerError
-from cluster.messages import PROTOCOL_VERSION
+from cluster.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from cluster.rpc.channel import Expectations, connect_drafter, connect_target
 from cluster.rpc.server import serve_coordinator, serve_drafter, serve_target
 from tests.support.rpc.toys import TARGET, EchoCoordinator, EchoDrafter, EchoTarget, stopping
@@ -27,7 +27,24 @@ async def test_an_expected_worker_is_connected() -> None:
 @pytest.mark.parametrize(
     ("changed", "expected", "theirs", "ours"),
     [
-        ({"protocol_version": 99}, Expectations(), "99", str(PROTOCOL_VERSION)),
+        (
+            {"protocol_version": 99, "oldest_protocol_version": 98},
+            Expectations(),
+            "99",
+            str(PROTOCOL_VERSION),
+        ),
+        (
+            {"protocol_version": 99, "oldest_protocol_version": 0},
+            Expectations(),
+            "99",
+            str(PROTOCOL_VERSION),
+        ),
+        (
+            {"protocol_version": OLDEST_PROTOCOL_VERSION - 1},
+            Expectations(),
+            str(OLDEST_PROTOCOL_VERSION - 1),
+            str(PROTOCOL_VERSION),
+        ),
         ({"role": "drafter"}, Expectations(), "drafter", "target"),
         ({}, Expectations(tokenizer_hash="b" * 8), "a" * 8, "b" * 8),
         ({}, Expectations(vocab_size=101), "100", "101"),
@@ -44,6 +61,13 @@ async def test_a_mismatch_is_refused_with_both_values(
         assert theirs in raised.value.message
         assert ours in raised.value.message
         assert server.address in raised.value.message
+
+
+async def test_a_newer_worker_that_understands_ours_is_connected() -> None:
+    newer = replace(TARGET, protocol_version=99, oldest_protocol_version=PROTOCOL_VERSION)
+    async with stopping(await serve_target(EchoTarget(newer))) as server:
+        _, link = await connect_target(server.address)
+        await link.close()
 
 
 async def test_a_drafter_for_any_vocabulary_is_not_compared() -> None:

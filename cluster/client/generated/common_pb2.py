@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64rafthouse/v1/common.proto\x12\rdrafthouse.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x88\x05\n\x10\x44\x65scribeResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\x12\x12\n\nmodel_hash\x18\x05 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x06 \x01(\t\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x17\n\x0fmax_context_len\x18\x08 \x01(\r\x12\x1d\n\x15max_running_sequences\x18\t \x01(\r\x12\x18\n\x10max_batch_tokens\x18\n \x01(\r\x12\x0f\n\x07\x64\x65vices\x18\x0b \x03(\t\x12\x14\n\x0cnative_build\x18\x0e \x01(\t\x12\x17\n\x0fis_reproducible\x18\x0f \x01(\x08\x12\x11\n\tresidents\x18\x10 \x03(\t\x12=\n\x07refused\x18\x11 \x03(\x0b\x32,.drafthouse.v1.DescribeResponse.RefusedEntry\x12>\n\x08made_for\x18\x12 \x03(\x0b\x32,.drafthouse.v1.DescribeResponse.MadeForEntry\x12\x10\n\x08look_ups\x18\x13 \x03(\t\x12+\n\x07\x65ngines\x18\x15 \x03(\x0b\x32\x1a.drafthouse.v1.EngineState\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x46\n\x0cMadeForEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.drafthouse.v1.MadeFor:\x02\x38\x01J\x04\x08\x0c\x10\rJ\x04\x08\r\x10\x0eJ\x04\x08\x14\x10\x15\"\xa8\x01\n\x0b\x45ngineState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x11\n\tattention\x18\x03 \x01(\t\x12\x0e\n\x06graphs\x18\x04 \x01(\t\x12\x0f\n\x07kernels\x18\x05 \x01(\t\x12\x10\n\x08kv_bytes\x18\x06 \x01(\x04\x12\x11\n\tkv_tokens\x18\x07 \x01(\x04\x12\x11\n\tfallbacks\x18\x08 \x03(\t\x12\x0f\n\x07weights\x18\t \x01(\t\"+\n\x07MadeFor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmodel_hash\x18\x02 \x01(\t\"\x8a\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x1c\n\x14logit_bias_token_ids\x18\x08 \x03(\x0f\x12\x19\n\x11logit_bias_values\x18\t \x03(\x01\x12\x0c\n\x04seed\x18\n \x01(\x06\x12\x0e\n\x06stream\x18\x0b \x01(\r\x12\x12\n\nmax_tokens\x18\x0c \x01(\r\x12\x12\n\nmin_tokens\x18\r \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\x0f\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x12\x12\n\nprediction\x18\x10 \x03(\x0f\x12\'\n\x07grammar\x18\x11 \x01(\x0b\x32\x16.drafthouse.v1.Grammar\x12\x12\n\nforced_ids\x18\x12 \x03(\x0f\x12.\n\x0b\x62\x65\x61m_search\x18\x13 \x01(\x0b\x32\x19.drafthouse.v1.BeamSearch\x12)\n\x03law\x18\x14 \x01(\x0e\x32\x1c.drafthouse.v1.AcceptanceLawB\x0b\n\t_logprobs\"\x85\x01\n\nBeamSearch\x12\x11\n\tnum_beams\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x34\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x1c.drafthouse.v1.EarlyStoppingB\x11\n\x0f_length_penalty\"N\n\x07\x42\x65\x61mEnd\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x0f\n\x07stopped\x18\x02 \x01(\x08\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12\r\n\x05score\x18\x04 \x01(\x01\"W\n\x07Grammar\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x17\n\x0freasoning_start\x18\x03 \x03(\x0f\x12\x15\n\rreasoning_end\x18\x04 \x03(\x0f\"\x1d\n\x0c\x44rafterNames\x12\r\n\x05names\x18\x01 \x03(\t\"/\n\tTokenTree\x12\x11\n\ttoken_ids\x18\x01 \x03(\x0f\x12\x0f\n\x07parents\x18\x02 \x03(\x0f\"i\n\x08Logprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\x0f\n\x07num_top\x18\x02 \x03(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\x0f\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\x12\r\n\x05ranks\x18\x05 \x03(\r\"P\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t*\x86\x01\n\rAcceptanceLaw\x12\x1e\n\x1a\x41\x43\x43\x45PTANCE_LAW_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x41\x43\x43\x45PTANCE_LAW_REJECTION\x10\x01\x12\x1d\n\x19\x41\x43\x43\x45PTANCE_LAW_MULTI_STEP\x10\x02\x12\x18\n\x14\x41\x43\x43\x45PTANCE_LAW_BLOCK\x10\x03*d\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45\x41RLY_STOPPING_ALWAYS\x10\x01\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x02*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64rafthouse/v1/common.proto\x12\rdrafthouse.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xa9\x05\n\x10\x44\x65scribeResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\x12\x12\n\nmodel_hash\x18\x05 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x06 \x01(\t\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x17\n\x0fmax_context_len\x18\x08 \x01(\r\x12\x1d\n\x15max_running_sequences\x18\t \x01(\r\x12\x18\n\x10max_batch_tokens\x18\n \x01(\r\x12\x0f\n\x07\x64\x65vices\x18\x0b \x03(\t\x12\x14\n\x0cnative_build\x18\x0e \x01(\t\x12\x17\n\x0fis_reproducible\x18\x0f \x01(\x08\x12\x11\n\tresidents\x18\x10 \x03(\t\x12=\n\x07refused\x18\x11 \x03(\x0b\x32,.drafthouse.v1.DescribeResponse.RefusedEntry\x12>\n\x08made_for\x18\x12 \x03(\x0b\x32,.drafthouse.v1.DescribeResponse.MadeForEntry\x12\x10\n\x08look_ups\x18\x13 \x03(\t\x12+\n\x07\x65ngines\x18\x15 \x03(\x0b\x32\x1a.drafthouse.v1.EngineState\x12\x1f\n\x17oldest_protocol_version\x18\x16 \x01(\r\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x46\n\x0cMadeForEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.drafthouse.v1.MadeFor:\x02\x38\x01J\x04\x08\x0c\x10\rJ\x04\x08\r\x10\x0eJ\x04\x08\x14\x10\x15\"\xa8\x01\n\x0b\x45ngineState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x11\n\tattention\x18\x03 \x01(\t\x12\x0e\n\x06graphs\x18\x04 \x01(\t\x12\x0f\n\x07kernels\x18\x05 \x01(\t\x12\x10\n\x08kv_bytes\x18\x06 \x01(\x04\x12\x11\n\tkv_tokens\x18\x07 \x01(\x04\x12\x11\n\tfallbacks\x18\x08 \x03(\t\x12\x0f\n\x07weights\x18\t \x01(\t\"+\n\x07MadeFor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmodel_hash\x18\x02 \x01(\t\"\x8a\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x1c\n\x14logit_bias_token_ids\x18\x08 \x03(\x0f\x12\x19\n\x11logit_bias_values\x18\t \x03(\x01\x12\x0c\n\x04seed\x18\n \x01(\x06\x12\x0e\n\x06stream\x18\x0b \x01(\r\x12\x12\n\nmax_tokens\x18\x0c \x01(\r\x12\x12\n\nmin_tokens\x18\r \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\x0f\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x12\x12\n\nprediction\x18\x10 \x03(\x0f\x12\'\n\x07grammar\x18\x11 \x01(\x0b\x32\x16.drafthouse.v1.Grammar\x12\x12\n\nforced_ids\x18\x12 \x03(\x0f\x12.\n\x0b\x62\x65\x61m_search\x18\x13 \x01(\x0b\x32\x19.drafthouse.v1.BeamSearch\x12)\n\x03law\x18\x14 \x01(\x0e\x32\x1c.drafthouse.v1.AcceptanceLawB\x0b\n\t_logprobs\"\x85\x01\n\nBeamSearch\x12\x11\n\tnum_beams\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x34\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x1c.drafthouse.v1.EarlyStoppingB\x11\n\x0f_length_penalty\"N\n\x07\x42\x65\x61mEnd\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x0f\n\x07stopped\x18\x02 \x01(\x08\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12\r\n\x05score\x18\x04 \x01(\x01\"W\n\x07Grammar\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x17\n\x0freasoning_start\x18\x03 \x03(\x0f\x12\x15\n\rreasoning_end\x18\x04 \x03(\x0f\"\x1d\n\x0c\x44rafterNames\x12\r\n\x05names\x18\x01 \x03(\t\"/\n\tTokenTree\x12\x11\n\ttoken_ids\x18\x01 \x03(\x0f\x12\x0f\n\x07parents\x18\x02 \x03(\x0f\"i\n\x08Logprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\x0f\n\x07num_top\x18\x02 \x03(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\x0f\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\x12\r\n\x05ranks\x18\x05 \x03(\r\"P\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t*\x86\x01\n\rAcceptanceLaw\x12\x1e\n\x1a\x41\x43\x43\x45PTANCE_LAW_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x41\x43\x43\x45PTANCE_LAW_REJECTION\x10\x01\x12\x1d\n\x19\x41\x43\x43\x45PTANCE_LAW_MULTI_STEP\x10\x02\x12\x18\n\x14\x41\x43\x43\x45PTANCE_LAW_BLOCK\x10\x03*d\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45\x41RLY_STOPPING_ALWAYS\x10\x01\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x02*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,38 +35,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBERESPONSE_REFUSEDENTRY']._serialized_options = b'8\001'
   _globals['_DESCRIBERESPONSE_MADEFORENTRY']._loaded_options = None
   _globals['_DESCRIBERESPONSE_MADEFORENTRY']._serialized_options = b'8\001'
-  _globals['_ACCEPTANCELAW']._serialized_start=2031
-  _globals['_ACCEPTANCELAW']._serialized_end=2165
-  _globals['_EARLYSTOPPING']._serialized_start=2167
-  _globals['_EARLYSTOPPING']._serialized_end=2267
-  _globals['_FINISHREASON']._serialized_start=2270
-  _globals['_FINISHREASON']._serialized_end=2419
+  _globals['_ACCEPTANCELAW']._serialized_start=2064
+  _globals['_ACCEPTANCELAW']._serialized_end=2198
+  _globals['_EARLYSTOPPING']._serialized_start=2200
+  _globals['_EARLYSTOPPING']._serialized_end=2300
+  _globals['_FINISHREASON']._serialized_start=2303
+  _globals['_FINISHREASON']._serialized_end=2452
   _globals['_DESCRIBEREQUEST']._serialized_start=45
   _globals['_DESCRIBEREQUEST']._serialized_end=62
   _globals['_DESCRIBERESPONSE']._serialized_start=65
-  _globals['_DESCRIBERESPONSE']._serialized_end=713
-  _globals['_DESCRIBERESPONSE_REFUSEDENTRY']._serialized_start=577
-  _globals['_DESCRIBERESPONSE_REFUSEDENTRY']._serialized_end=623
-  _globals['_DESCRIBERESPONSE_MADEFORENTRY']._serialized_start=625
-  _globals['_DESCRIBERESPONSE_MADEFORENTRY']._serialized_end=695
-  _globals['_ENGINESTATE']._serialized_start=716
-  _globals['_ENGINESTATE']._serialized_end=884
-  _globals['_MADEFOR']._serialized_start=886
-  _globals['_MADEFOR']._serialized_end=929
-  _globals['_SAMPLINGPARAMS']._serialized_start=932
-  _globals['_SAMPLINGPARAMS']._serialized_end=1454
-  _globals['_BEAMSEARCH']._serialized_start=1457
-  _globals['_BEAMSEARCH']._serialized_end=1590
-  _globals['_BEAMEND']._serialized_start=1592
-  _globals['_BEAMEND']._serialized_end=1670
-  _globals['_GRAMMAR']._serialized_start=1672
-  _globals['_GRAMMAR']._serialized_end=1759
-  _globals['_DRAFTERNAMES']._serialized_start=1761
-  _globals['_DRAFTERNAMES']._serialized_end=1790
-  _globals['_TOKENTREE']._serialized_start=1792
-  _globals['_TOKENTREE']._serialized_end=1839
-  _globals['_LOGPROBS']._serialized_start=1841
-  _globals['_LOGPROBS']._serialized_end=1946
-  _globals['_REFUSAL']._serialized_start=1948
-  _globals['_REFUSAL']._serialized_end=2028
+  _globals['_DESCRIBERESPONSE']._serialized_end=746
+  _globals['_DESCRIBERESPONSE_REFUSEDENTRY']._serialized_start=610
+  _globals['_DESCRIBERESPONSE_REFUSEDENTRY']._serialized_end=656
+  _globals['_DESCRIBERESPONSE_MADEFORENTRY']._serialized_start=658
+  _globals['_DESCRIBERESPONSE_MADEFORENTRY']._serialized_end=728
+  _globals['_ENGINESTATE']._serialized_start=749
+  _globals['_ENGINESTATE']._serialized_end=917
+  _globals['_MADEFOR']._serialized_start=919
+  _globals['_MADEFOR']._serialized_end=962
+  _globals['_SAMPLINGPARAMS']._serialized_start=965
+  _globals['_SAMPLINGPARAMS']._serialized_end=1487
+  _globals['_BEAMSEARCH']._serialized_start=1490
+  _globals['_BEAMSEARCH']._serialized_end=1623
+  _globals['_BEAMEND']._serialized_start=1625
+  _globals['_BEAMEND']._serialized_end=1703
+  _globals['_GRAMMAR']._serialized_start=1705
+  _globals['_GRAMMAR']._serialized_end=1792
+  _globals['_DRAFTERNAMES']._serialized_start=1794
+  _globals['_DRAFTERNAMES']._serialized_end=1823
+  _globals['_TOKENTREE']._serialized_start=1825
+  _globals['_TOKENTREE']._serialized_end=1872
+  _globals['_LOGPROBS']._serialized_start=1874
+  _globals['_LOGPROBS']._serialized_end=1979
+  _globals['_REFUSAL']._serialized_start=1981
+  _globals['_REFUSAL']._serialized_end=2061
 # @@protoc_insertion_point(module_scope)
