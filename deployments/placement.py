@@ -11,7 +11,8 @@ from cluster.errors import ConfigError
 
 def replica_options(placement: PlacementConfig) -> dict[str, Any]:
     """Serve options of a deployment whose replicas are one actor each."""
-    return {"ray_actor_options": actor_options(placement)}
+    surges = placement.num_gpus == 0 if placement.surge is None else placement.surge
+    return {"ray_actor_options": actor_options(placement), "max_surge_percent": 100 * surges}
 
 
 def actor_options(placement: PlacementConfig) -> dict[str, Any]:
@@ -39,6 +40,8 @@ def group_options(placement: PlacementConfig, tensor_parallel: int) -> dict[str,
         "placement_group_strategy": "STRICT_PACK",
         # The group's selector places the replica; one of its own would be checked a second time.
         "ray_actor_options": actor_options(dataclasses.replace(placement, labels={})),
+        # Twice a target's memory is rarely there.
+        "max_surge_percent": 100 * bool(placement.surge),
     }
     if placement.labels:
         options["placement_group_bundle_label_selector"] = [

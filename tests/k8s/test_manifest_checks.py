@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -279,3 +280,13 @@ def test_the_placement_check_notices_a_label_that_no_group_has() -> None:
     ).config
     problems = placement_problems(config, [GPU_NODE, DRAFT_NODE])
     assert set(problems) == {"coordinator: no worker group has the labels {'zone': 'c'}"}
+
+
+def test_the_placement_check_notices_a_part_that_has_no_room_to_surge(large: Config) -> None:
+    full = [
+        replace(GPU_NODE, capacity={**GPU_NODE.capacity, "CPU": 22}),
+        replace(DRAFT_NODE, capacity={**DRAFT_NODE.capacity, "CPU": 10}),
+    ]
+    problems = placement_problems(large, full)
+    assert "coordinator: no node has room for one more, and it surges" in problems
+    assert not any(problem.startswith("target") for problem in problems)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.config.schema import Config, PlacementConfig
+from deployments.placement import group_options, replica_options
 from tests.support.k8s.rendering import Manifest, container_of, groups
 
 
@@ -22,11 +23,15 @@ class NodeShape:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """All that must stand on one node together: a replica, or all ranks of a target replica."""
+    """All that must stand on one node together: a replica, or all ranks of a target replica.
+
+    surges: in an update one more stands beside the others.
+    """
 
     path: str
     amounts: Mapping[str, float]
     labels: Mapping[str, str]
+    surges: bool
 
 
 def node_shapes(service: Manifest) -> list[NodeShape]:
@@ -54,7 +59,10 @@ def _quantity(text: object) -> float:
 def demands(config: Config) -> list[Demand]:
     """Return all that the application reserves, the largest pieces first."""
     ranks = config.target.engine.tensor_parallel
-    found = [_demand("target", config.target.placement, ranks)] * config.target.replicas
+    target = config.target.placement
+    surges = group_options(target, ranks)["max_surge_percent"] > 0
+    found = [Demand("target", _amounts(target, ranks), target.labels, surges)]
+    found *= config.target.replicas
     for name in config.pool:
         drafter = config.drafters[name]
         found += [_demand(f"drafters.{name}", drafter.reserved)] * drafter.replicas
@@ -63,10 +71,14 @@ def demands(config: Config) -> list[Demand]:
     return found
 
 
-def _demand(path: str, placement: PlacementConfig, count: int = 1) -> Demand:
+def _demand(path: str, placement: PlacementConfig) -> Demand:
+    surges = replica_options(placement)["max_surge_percent"] > 0
+    return Demand(path, _amounts(placement), placement.labels, surges)
+
+
+def _amounts(placement: PlacementConfig, count: int = 1) -> dict[str, float]:
     wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
-    amounts = {name: amount * count for name, amount in wanted.items() if amount > 0}
-    return Demand(path, amounts, placement.labels)
+    return {name: amount * count for name, amount in wanted.items() if amount > 0}
 
 
 def placement_problems(config: Config, shapes: Sequence[NodeShape]) -> list[str]:
@@ -87,6 +99,10 @@ def placement_problems(config: Config, shapes: Sequence[NodeShape]) -> list[str]
             continue
         for name, amount in demand.amounts.items():
             place[name] -= amount
+    for demand in {each.path: each for each in demands(config) if each.surges}.values():
+        labelled = [node for node in free if demand.labels.items() <= node[0].labels.items()]
+        if labelled and not any(_fits(demand, node) for _, node in labelled):
+            problems.append(f"{demand.path}: no node has room for one more, and it surges")
     return problems
 
 
