@@ -18,9 +18,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.replay.grid import BEHAVIOURS, LAWS, MACHINES, PLACES, SIZES, Bench, Found, cells
+from benchmarks.replay.grid import BEHAVIOURS, LAWS, PLACES, SIZES, Bench, Found, cells
+from benchmarks.replay.machines import MACHINES
 from benchmarks.replay.sensitivity import changed, constants
-from benchmarks.replay.texts import load
+from cluster.simulate.texts import load
 
 
 def row(found: Found) -> str:

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from benchmarks.replay.simulate import Adaptive, Fixed, Outcome, Policy, Simulation
-from benchmarks.replay.texts import RecordedText
-from benchmarks.replay.world import (
-    AMX,
-    CPU,
-    FLAT,
-    GPU,
-    STEEP,
-    Machine,
-    Pool,
-    Source,
-    merged,
-    random_source,
-    recorded,
-    silent_source,
-)
+from benchmarks.replay.machines import MACHINES
+from benchmarks.replay.rivals import Fixed, merged, random_source, silent_source
 from cluster.config.schema import CoordinatorConfig
+from cluster.simulate.replay import Adaptive, Outcome, Policy, Simulation
+from cluster.simulate.texts import RecordedText
+from cluster.simulate.world import Machine, Pool, Source, recorded
 
-MACHINES = {machine.name: machine for machine in (CPU, FLAT, STEEP, AMX, GPU)}
 SIZES = (1, 4, 16, 32, 64)
 LAWS = {"greedy": False, "sampled": True}
 BEHAVIOURS = ("good", "mixed", "random", "sleeping")
@@ -93,7 +81,13 @@ def pool_of(cell: Cell, drafters: Sequence[str], models: frozenset[str]) -> Pool
         "sleeping": {"sleeping": silent_source()},
     }[cell.behaviour]
     own = frozenset(sources) & (models | {"random"})
-    return Pool(cell.place, sources, own, PLACES[cell.place])
+    return _placed(cell, sources, own)
+
+
+def _placed(cell: Cell, sources: Mapping[str, Source], models: frozenset[str]) -> Pool:
+    nodes_per_s = PLACES[cell.place]
+    remote = frozenset() if nodes_per_s is None else frozenset(sources)
+    return Pool(sources, models, remote, nodes_per_s or 0.0)
 
 
 class Bench:
@@ -154,7 +148,7 @@ class Bench:
             speeds = {0: 1.0}
             for num_drafters, source in self._merged.items():
                 own = self._models if num_drafters == len(self._drafters) else frozenset()
-                pool = Pool(cell.place, {"merged": source}, own, PLACES[cell.place])
+                pool = _placed(cell, {"merged": source}, own)
                 for count in FIXED:
                     outcome = self._simulation(cell, machine, pool).run(Fixed(count), self._seconds)
                     speeds[count] = max(outcome.speed, speeds.get(count, 0.0))

@@ -20,7 +20,6 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.replay.along import Recording
-from benchmarks.replay.texts import RecordedText, RecordedTrees, save
 from benchmarks.spec_bench import questions as spec_bench
 from cluster.config.file import load
 from cluster.config.schema import Config
@@ -38,6 +37,7 @@ from cluster.draft import registry
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.inside import StepReader
 from cluster.local import LLM
+from cluster.simulate.texts import RecordedText, RecordedTrees, save
 from cluster.spec.token_log import prefix_hash
 
 # The control loop never uses more nodes of one sequence in one step.

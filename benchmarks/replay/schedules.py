@@ -19,9 +19,9 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.replay.grid import LAWS, Bench, Cell, cells
-from benchmarks.replay.texts import load
 from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.schema import CoordinatorConfig
+from cluster.simulate.texts import load
 
 BAR = 0.98
 _SEEDS = range(12)

@@ -19,10 +19,11 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.replay.grid import MACHINES, Bench, Cell
-from benchmarks.replay.simulate import Adaptive, Playing, Step, Times
-from benchmarks.replay.texts import load
-from benchmarks.replay.world import Machine, Pool
+from benchmarks.replay.grid import Bench, Cell
+from benchmarks.replay.machines import MACHINES
+from cluster.simulate.replay import Adaptive, Playing, Step, Times
+from cluster.simulate.texts import load
+from cluster.simulate.world import Machine, Pool
 
 NUM_TEXTS = 16
 # Multiples of plain decoding's rate.

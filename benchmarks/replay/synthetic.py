@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.replay.texts import RecordedText, RecordedTrees
 from cluster.core import FloatArray, TokenTree
+from cluster.simulate.texts import RecordedText, RecordedTrees
 
 _SIZE = 12
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.replay.grid import Bench, Cell, Found
+from benchmarks.replay.machines import CPU
+from benchmarks.replay.rivals import Fixed
 from benchmarks.replay.schedules import SCHEDULES
 from benchmarks.replay.service import judge
-from benchmarks.replay.simulate import Adaptive, Fixed, Simulation
 from benchmarks.replay.synthetic import texts
-from benchmarks.replay.world import CPU, Pool, recorded
 from cluster.config.schema import CoordinatorConfig
+from cluster.simulate.replay import Adaptive, Simulation
+from cluster.simulate.world import Pool, recorded
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def test_the_same_cell_gives_the_same_twice(bench: Bench) -> None:
 
 def test_a_simulation_emits_the_texts_and_plain_steps_take_what_the_curve_says() -> None:
     (text, _) = texts(2, 50, agreement=0.5)
-    pool = Pool("resident", {"lm": recorded("lm")})
+    pool = Pool({"lm": recorded("lm")})
     outcome = Simulation([text], CPU, pool, 1).run(Fixed(0), 1.0)
     assert outcome.tokens == outcome.rounds
     assert outcome.nodes == 0
@@ -66,7 +68,7 @@ def test_a_simulation_emits_the_texts_and_plain_steps_take_what_the_curve_says()
 
 def test_what_was_learned_makes_a_restart_start_well() -> None:
     recorded_texts = [text for text in texts(16, 80, agreement=0.8) if not text.is_sampled]
-    pool = Pool("resident", {"lm": recorded("lm")})
+    pool = Pool({"lm": recorded("lm")})
     simulation = Simulation(recorded_texts, CPU, pool, 1)
     first = Adaptive(CPU, pool)
     simulation.run(first, 10.0)

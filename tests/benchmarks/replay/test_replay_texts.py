@@ -7,11 +7,11 @@ import pytest
 
 from benchmarks.replay.along import Recording, replay
 from benchmarks.replay.record import created, record_trees
-from benchmarks.replay.texts import RecordedText, load, save
 from cluster.config.schema import Config, DrafterConfig
 from cluster.core import SamplingParams, TokenLogprob, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
+from cluster.simulate.texts import RecordedText, load, save
 
 
 @pytest.fixture

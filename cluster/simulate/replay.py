@@ -11,20 +11,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.replay.texts import RecordedText
-from benchmarks.replay.world import Growing, Machine, Offer, Pool
 from cluster.config.schema import CoordinatorConfig
-from cluster.core import EMPTY_TREE, TokenTree
+from cluster.core import TokenTree
 from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Round
 from cluster.plan.texts import HeldTree, Text
+from cluster.simulate.texts import RecordedText
+from cluster.simulate.world import Growing, Machine, Offer, Pool
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import walk
 
 _JITTER = 0.03
-# The most rows of a step, as by engines' default.
-_MAX_ROWS = 512
 
 
 @dataclass(slots=True, eq=False)
@@ -41,10 +39,6 @@ class Playing:
     position: int = 0
     growing: dict[str, Growing] = field(default_factory=dict)
     offers: dict[str, Offer] = field(default_factory=dict)
-
-    def is_complete(self, now: float) -> bool:
-        """True if no drafter has anything to add."""
-        return all(each.is_complete(self.recorded, now) for each in self.growing.values())
 
     @property
     def remaining(self) -> int:
@@ -117,7 +111,7 @@ class Simulation:
 
     def run(self, policy: Policy, seconds: float, seed: int = 0) -> Outcome:
         """Run a policy for `seconds` of virtual time."""
-        generator = np.random.default_rng(seed)
+        generator, max_rows = np.random.default_rng(seed), self._machine.max_rows
         order = generator.permutation(len(self._texts)).tolist()
         turns = list(range(self._num_sequences))
         now, plain_s, tokens, rounds, nodes, drafted = 0.0, 0.0, 0, 0, 0, 0
@@ -125,11 +119,11 @@ class Simulation:
         while now < seconds:
             new = [own for own in batch if own.prompt_rows]
             decoding = [own for own in batch if not own.prompt_rows]
-            prompt_rows = sum(_chunks(new, _MAX_ROWS - len(decoding)))
+            prompt_rows = sum(_chunks(new, max_rows - len(decoding)))
             step = policy.plan(decoding, now, prompt_rows) if decoding else Step([])
             size = sum(len(tree) for tree in step.trees)
             jitter = float(np.exp(_JITTER * generator.standard_normal()))
-            chunks = _chunks(new, _MAX_ROWS - len(decoding) - size)
+            chunks = _chunks(new, max_rows - len(decoding) - size)
             num_rows = len(decoding) + size + sum(chunks)
             step_s = self._machine.step_s(num_rows, len(batch)) * jitter
             # A prompt's last row draws a token, as a row of a decoding text does.
@@ -170,9 +164,10 @@ class Simulation:
         return Outcome(tokens, now, plain_s, rounds, nodes, drafted)
 
     def _draft_s(self, ask: Ask, num_sequences: int) -> float:
-        if self._pool.nodes_per_s is not None or not num_sequences:
+        if not (self._pool.residents and num_sequences):
             return 0.0
-        return self._machine.draft_s(num_sequences, ask, has_models=bool(self._pool.models))
+        has_models = self._pool.has_resident_models
+        return self._machine.draft_s(num_sequences, ask, has_models=has_models)
 
     def _open(self, order: list[int], place: int, turns: list[int], now: float) -> Playing:
         recorded = self._texts[order[turns[place] % len(order)]]
@@ -180,13 +175,12 @@ class Simulation:
         text = Text(f"{place}", (recorded.task, recorded.is_sampled), TokenLog())
         text.names = tuple(self._pool.sources)
         playing = Playing(recorded, text, recorded.prompt_len)
-        if self._pool.nodes_per_s is not None:
-            share = min(1.0, self._pool.crowd / self._num_sequences)
-            rate = self._pool.nodes_per_s * share
-            playing.growing = {
-                name: Growing(source, rate, self._pool.latency_s, since_s=now)
-                for name, source in self._pool.sources.items()
-            }
+        share = min(1.0, self._pool.crowd / self._num_sequences)
+        rate = self._pool.nodes_per_s * share
+        playing.growing = {
+            name: Growing(self._pool.sources[name], rate, self._pool.latency_s, since_s=now)
+            for name in sorted(self._pool.remote)
+        }
         return playing
 
     def _commit(self, own: Playing, count: int, now: float, ask: Ask) -> None:
@@ -198,54 +192,24 @@ class Simulation:
             return
         for growing in own.growing.values():
             growing.commit(own.recorded, own.position, now)
-        if self._pool.nodes_per_s is None and ask.num_nodes:
+        if ask.num_nodes:
             own.offers = {
-                name: source.best(own.recorded, own.position, ask.num_nodes)
-                for name, source in self._pool.sources.items()
+                name: self._pool.sources[name].best(own.recorded, own.position, ask.num_nodes)
+                for name in self._pool.residents
                 if ask.with_models or name not in self._pool.models
             }
 
 
 def _chunks(new: Sequence[Playing], room: int) -> list[int]:
     """Return the rows of each prompt that a step reads, the first prompts first."""
-    chunks = []
+    chunks: list[int] = []
     for own in new:
         chunks.append(min(own.prompt_rows, max(room - sum(chunks), 0)))
     return chunks
 
 
-class Fixed:
-    """A policy that always verifies the best num_nodes nodes of each text."""
-
-    def __init__(self, num_nodes: int) -> None:
-        self._num_nodes = num_nodes
-
-    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
-        trees = []
-        for own in batch:
-            tree = EMPTY_TREE
-            if self._num_nodes and own.growing:
-                (growing,) = own.growing.values()
-                if growing.num_nodes(now) <= self._num_nodes:
-                    tree = growing.at(own.recorded, now)[0]
-                else:
-                    tree = growing.source.best(own.recorded, own.position, self._num_nodes)[0]
-            elif own.offers:
-                ((tree, _),) = own.offers.values()
-            trees.append(tree)
-        return Step(trees, Ask(self._num_nodes))
-
-    def first_ask(self, own: Playing, now: float) -> Ask:
-        return Ask(self._num_nodes)
-
-    def learn(
-        self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
-    ) -> None:
-        pass
-
-
 class Adaptive:
-    """The coordinator's own controller."""
+    """The target's own controller."""
 
     def __init__(
         self,
@@ -256,13 +220,12 @@ class Adaptive:
     ) -> None:
         """learned: a state that another controller has exported."""
         self._config = config or CoordinatorConfig()
-        is_resident = pool.nodes_per_s is None
-        times = machine.draft_times(has_models=bool(pool.models)) if is_resident else ()
+        times = machine.draft_times(has_models=pool.has_resident_models) if pool.residents else ()
         self._controller = Controller(self._config, machine.profile, times)
         if learned is not None:
             self._controller.restore(learned)
-        self._pool = pool
-        self._kinds = tuple(sorted({name in pool.models for name in pool.sources}))
+        self._pool, self._max_rows = pool, machine.max_rows
+        self._kinds = tuple(sorted({name in pool.models for name in pool.residents}))
         self.whys: dict[str, int] = {}
 
     @property
@@ -271,18 +234,18 @@ class Adaptive:
 
     def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
         controller, texts = self._controller, [own.text for own in batch]
-        is_pool = self._pool.nodes_per_s is not None
         for own in batch:
-            self._offer(own, now, is_pool=is_pool)
-        moment = Moment(now, () if is_pool else self._kinds, prompt_rows)
-        plan = controller.plan(texts, [own.remaining - 1 for own in batch], None, moment)
+            self._offer(own, now)
+        moment = Moment(now, self._kinds, prompt_rows)
+        max_depths, room = [own.remaining - 1 for own in batch], self._max_rows - len(batch)
+        plan = controller.plan(texts, max_depths, max(room, 0), moment)
         why = plan.why.name.lower()
         self.whys[why] = self.whys.get(why, 0) + 1
         return Step([item.tree for item in plan.in_flight], plan.ask)
 
     def first_ask(self, own: Playing, now: float) -> Ask:
         own.text.max_draft_tokens = self._config.max_draft_tokens
-        if self._pool.nodes_per_s is not None:
+        if not self._kinds:
             return NO_DRAFTS
         return self._controller.first_ask(own.text, Moment(now))
 
@@ -302,18 +265,18 @@ class Adaptive:
         controller.score([own.text for own in batch if own.remaining])
         controller.score([own.text for own in batch if not own.remaining], ends=True)
 
-    def _offer(self, own: Playing, now: float, *, is_pool: bool) -> None:
-        offers = own.offers
-        if is_pool:
-            offers = {name: growing.at(own.recorded, now) for name, growing in own.growing.items()}
+    def _offer(self, own: Playing, now: float) -> None:
+        grown = {name: growing.at(own.recorded, now) for name, growing in own.growing.items()}
+        offers = own.offers | grown
         for name, (tree, claimed) in offers.items():
             held = own.text.held.get(name)
             if len(tree) == 0:
                 own.text.held.pop(name, None)
             elif held is None or held.proposed_len != own.position or len(held.tree) != len(tree):
+                is_resident = name not in grown
                 own.text.held[name] = HeldTree(
-                    own.position, own.position, tree, claimed, is_resident=not is_pool,
-                    is_look_up=not is_pool and name not in self._pool.models,
+                    own.position, own.position, tree, claimed, is_resident=is_resident,
+                    is_look_up=is_resident and name not in self._pool.models,
                 )  # fmt: skip
         if not offers:
             own.text.held.clear()

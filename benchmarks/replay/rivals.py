@@ -1,0 +1,76 @@
+"""Rivals of the control loop, and drafters that are no use to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cluster.core import EMPTY_TREE, TokenTree
+from cluster.simulate.replay import Playing, Step, Times
+from cluster.simulate.texts import RecordedText
+from cluster.simulate.world import NOTHING, Offer, Source
+from cluster.spec.budget import Ask
+from cluster.spec.merge_trees import merge
+
+
+class Fixed:
+    """A policy that always verifies the best num_nodes nodes of each text."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+
+    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
+        trees = []
+        for own in batch:
+            tree = EMPTY_TREE
+            if self._num_nodes and own.growing:
+                (growing,) = own.growing.values()
+                if growing.num_nodes(now) <= self._num_nodes:
+                    tree = growing.at(own.recorded, now)[0]
+                else:
+                    tree = growing.source.best(own.recorded, own.position, self._num_nodes)[0]
+            elif own.offers:
+                ((tree, _),) = own.offers.values()
+            trees.append(tree)
+        return Step(trees, Ask(self._num_nodes))
+
+    def first_ask(self, own: Playing, now: float) -> Ask:
+        return Ask(self._num_nodes)
+
+    def learn(
+        self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
+    ) -> None:
+        pass
+
+
+def merged(names: tuple[str, ...]) -> Source:
+    """Some recorded drafters with their trees merged, as the best fixed budget uses them."""
+    known: dict[tuple[int, int], Offer] = {}
+
+    def tree_at(text: RecordedText, position: int) -> Offer:
+        key = (id(text), position)
+        if key not in known:
+            offers = [text.trees[name].at(position) for name in names]
+            offers = [offer for offer in offers if len(offer[0])]
+            union = merge([tree for tree, _ in offers], [claimed for _, claimed in offers])
+            known[key] = union.tree, union.survival
+        return known[key]
+
+    return Source(tree_at)
+
+
+def random_source() -> Source:
+    """A drafter that is sure of itself and never right: a trunk with a twig at each node."""
+    size = 32
+    parents = [-1 if node < 2 else node - 2 if node % 2 == 0 else node - 3 for node in range(size)]
+    tree = TokenTree.of([-2 - node for node in range(size)], parents)
+    depth = [node // 2 + 1 for node in range(size)]
+    shares = [0.85**d if node % 2 == 0 else 0.1 * 0.85 ** (d - 1) for node, d in enumerate(depth)]
+    claimed = np.array(shares, dtype=np.float32)
+    return Source(lambda text, position: (tree, claimed))
+
+
+def silent_source() -> Source:
+    """A drafter that never says anything."""
+    return Source(lambda text, position: NOTHING)
