@@ -95,6 +95,8 @@ def _run(arguments: argparse.Namespace) -> int:
         old, new = (load(path, ()).document for path in (arguments.old, arguments.new))
         print(difference(old, new), end="")
         return EXIT_OK
+    if arguments.verb == "simulate":
+        return _simulate(Path(arguments.file))
     file = load(arguments.file or DEMONSTRATION, arguments.overrides)
     # Ray takes seconds to import: only for those who need it.
     if arguments.verb == "check":
@@ -114,6 +116,18 @@ def _run(arguments: argparse.Namespace) -> int:
     check_free(file.config)
     prepare_to_start(file.config, _places_of_drafters(file))
     return supervised(lambda folder: _guarded(lambda: _serve(file, arguments, folder)))
+
+
+def _simulate(path: Path) -> int:
+    from cluster.simulate import report, settings
+
+    scene, found = settings.read(path), list[report.Row]()
+    print(report.head(scene))
+    for row in report.rows(scene):
+        print(row, flush=True)
+        found.append(row)
+    print(report.verdict(found))
+    return EXIT_OK
 
 
 def _serve(file: ServeFile, arguments: argparse.Namespace, folder: Path) -> int:
@@ -245,6 +259,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     diff = verbs.add_parser("diff", help="say what each changed key of a configuration restarts")
     diff.add_argument("old", metavar="OLD", help="the file that is served")
     diff.add_argument("new", metavar="NEW", help="the file that is to be applied")
+    simulate = verbs.add_parser(
+        "simulate", help="say what a fleet would do and cost, by its drafters per target"
+    )
+    simulate.add_argument("file", metavar="FILE", help="fleet, prices and load: docs/simulate.md")
     key = verbs.add_parser("key", help="make a key for a client of access.keys_file")
     key.add_argument("name", help="of whom or what it is for")
     verbs.add_parser("models", help="list the models that are known by name")

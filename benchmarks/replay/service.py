@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from benchmarks.replay.grid import Bench, Cell
 from benchmarks.replay.machines import MACHINES
-from cluster.simulate.replay import Adaptive, Playing, Step, Times
+from cluster.simulate.replay import Playing, Step, Timed
 from cluster.simulate.texts import load
 from cluster.simulate.world import Machine, Pool
 
@@ -32,36 +32,23 @@ _SECONDS = 10.0
 _SEEDS = range(4)
 
 
-class Served(Adaptive):
-    """The target's own controller; every second text is to have a rate, and all are timed.
-
-    rates: tokens per second of those of them that have ended.
-    """
+class Served(Timed):
+    """The target's own controller; every second text is to have a rate."""
 
     def __init__(self, machine: Machine, pool: Pool, rate: float) -> None:
         super().__init__(machine, pool)
-        self.rates: list[float] = []
         self._rate = rate
-        self._now = 0.0
-        self._began: dict[Playing, tuple[float, int]] = {}
 
     def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
-        self._now = now
         for own in batch:
             if _is_served(own):
                 own.text.min_tokens_per_s = self._rate
-                self._began.setdefault(own, (now, own.position))
         return super().plan(batch, now, prompt_rows)
 
-    def learn(
-        self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
-    ) -> None:
-        super().learn(batch, step, num_tokens, times)
-        now = self._now + times.step_s + times.draft_s
-        for own in batch:
-            if own in self._began and not own.remaining:
-                began, position = self._began.pop(own)
-                self.rates.append((own.position - position) / (now - began))
+    @property
+    def rates(self) -> list[float]:
+        """Tokens per second of the texts with a rate that have ended, behind their first ones."""
+        return [(own.position - 1) / time_s for own, time_s in self.ended if _is_served(own)]
 
 
 def _is_served(own: Playing) -> bool:

@@ -280,3 +280,33 @@ class Adaptive:
                 )  # fmt: skip
         if not offers:
             own.text.held.clear()
+
+
+class Timed(Adaptive):
+    """The controller; the decoding of each text is timed, from its first token to its last.
+
+    ended: the texts that have ended, with the seconds that each has taken.
+    """
+
+    def __init__(
+        self, machine: Machine, pool: Pool, config: CoordinatorConfig | None = None
+    ) -> None:
+        super().__init__(machine, pool, config)
+        self.ended: list[tuple[Playing, float]] = []
+        self._now = 0.0
+        self._began: dict[Playing, float] = {}
+
+    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
+        self._now = now
+        for own in batch:
+            self._began.setdefault(own, now)
+        return super().plan(batch, now, prompt_rows)
+
+    def learn(
+        self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
+    ) -> None:
+        super().learn(batch, step, num_tokens, times)
+        now = self._now + times.step_s + times.draft_s
+        for own in batch:
+            if not own.remaining:
+                self.ended.append((own, now - self._began.pop(own)))

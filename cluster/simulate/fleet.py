@@ -1,0 +1,281 @@
+"""Many targets under one load, text by text, in virtual time.
+
+Every target and every text is simulated; steps are not.  A text's decoding advances at the speed
+that the replay has found for it beside so many others (`cluster.simulate.decode_times`).  A prompt
+takes the time of its rows by the profile, which everybody at that target waits for.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cluster.simulate.decode_times import DecodeTimes
+from cluster.simulate.settings import Load
+from cluster.simulate.texts import RecordedText
+from cluster.simulate.world import Machine
+from cluster.spec.forest import Floats
+
+# Of a text's decoding, what rounding may leave at its end.
+_DONE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Places for texts: at each target, at all of them together, and in the queue."""
+
+    num_targets: int
+    seats: int
+    max_running: int
+    max_queued: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A text that has ended, and its times: all are seconds of the virtual clock."""
+
+    num_tokens: int
+    asked_at: float
+    first_at: float
+    ended_at: float
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_at - self.asked_at
+
+    @property
+    def tpot_s(self) -> float:
+        return (self.ended_at - self.first_at) / (self.num_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run.  num_asked, tokens_asked: of all requests; num_refused, tokens_refused: of those that
+    found the queue full.  emitted, from_s: tokens from the moment on that counts, and that moment;
+    tokens_emitted, tokens_left: of all texts, and what is left of those running or in the queue.
+    """
+
+    ended: Sequence[Ended]
+    num_asked: int
+    num_refused: int
+    tokens_asked: float
+    tokens_refused: float
+    tokens_emitted: float
+    tokens_left: float
+    emitted: float
+    from_s: float
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.emitted / (self.seconds - self.from_s)
+
+
+@dataclass(slots=True)
+class _Running:
+    """A text at a target.  number: of the recorded one."""
+
+    number: int
+    asked_at: float
+    first_at: float
+
+
+@dataclass(slots=True, eq=False)
+class _Target:
+    """left: for each text, the share of its decoding that is still to be done; more than 1 while
+    its prompt is being read.  numbers: of the recorded texts, parallel.  since_s: the moment up to
+    which `left` holds, which lies ahead while prompts are read.  lag_s: of the texts behind those
+    of `left`, the seconds from then until their prompts are read.  version: of the event that is
+    due.
+    """
+
+    running: list[_Running] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    left: Floats = field(default_factory=lambda: np.empty(0))
+    since_s: float = 0.0
+    lag_s: list[float] = field(default_factory=list)
+    version: int = 0
+
+
+class Fleet:
+    """One run of a load over targets; a request goes to the target with most free seats."""
+
+    def __init__(
+        self,
+        texts: Sequence[RecordedText],
+        times: DecodeTimes,
+        machine: Machine,
+        limits: Limits,
+        seed: int = 0,
+    ) -> None:
+        self._texts, self._times, self._limits = texts, times, limits
+        self._step_s, self._max_rows = functools.cache(machine.step_s), machine.max_rows
+        self._generator = np.random.default_rng(seed)
+        self._targets = [_Target() for _ in range(limits.num_targets)]
+        # By number of texts there, the targets, the one that has been so longest first.
+        self._by_count: list[dict[int, None]] = [{} for _ in range(limits.seats + 1)]
+        self._by_count[0] = dict.fromkeys(range(limits.num_targets))
+        self._due: list[tuple[float, int, int]] = []  # time, target, its version
+        self._queue: deque[tuple[int, float]] = deque()  # number of the text, when it was asked for
+        self._lengths = np.array([len(text.token_ids) for text in texts], dtype=np.float64)
+        self._numbers = self._endless()
+        self._num_running = self._num_asked = self._num_refused = 0
+        self._tokens_asked = self._tokens_refused = 0.0
+        self._ended: list[Ended] = []
+        self._changed: dict[int, None] = {}  # targets whose next event has to be noted
+
+    def run(self, load: Load, seconds: float, from_s: float = 0.0) -> Outcome:
+        """Run for so many virtual seconds; from_s: the moment from which on tokens are counted."""
+        for _ in range(load.streams):
+            self._ask(0.0)
+        self._open_texts(0.0)
+        rate = load.requests_per_s
+        arrives_at = self._generator.exponential(1.0 / rate) if rate else math.inf
+        before, is_counting = 0.0, False
+        while True:
+            now = min(self._due[0][0] if self._due else math.inf, arrives_at)
+            if not is_counting and now >= from_s:
+                before, is_counting = self._emitted(from_s), True
+            if now >= seconds:
+                break
+            if now == arrives_at:
+                self._ask(now)
+                arrives_at = now + self._generator.exponential(1.0 / rate)
+            else:
+                num_ended = self._end_texts(now)
+                for _ in range(num_ended if load.streams else 0):
+                    self._ask(now)
+            self._open_texts(now)
+        emitted = self._emitted(seconds)
+        return Outcome(
+            self._ended, self._num_asked, self._num_refused, self._tokens_asked,
+            self._tokens_refused, emitted, self._left(seconds), emitted - before, from_s, seconds,
+        )  # fmt: skip
+
+    def _ask(self, now: float) -> None:
+        """Take a request; the texts are asked for in turn, each time in another order."""
+        number = next(self._numbers)
+        self._num_asked += 1
+        self._tokens_asked += self._lengths[number]
+        if len(self._queue) - self._num_free >= self._limits.max_queued:
+            self._num_refused += 1
+            self._tokens_refused += self._lengths[number]
+        else:
+            self._queue.append((number, now))
+
+    @property
+    def _num_free(self) -> int:
+        limits = self._limits
+        return min(limits.max_running, limits.seats * limits.num_targets) - self._num_running
+
+    def _open_texts(self, now: float) -> None:
+        """Open what waits where there is room, and note the next events of all changed targets."""
+        while self._queue and self._num_free:
+            place = next(iter(next(filter(None, self._by_count))))
+            target = self._targets[place]
+            number, asked_at = self._queue.popleft()
+            if place not in self._changed:
+                self._advance(target, now)
+            self._open(target, number, asked_at, now)
+            self._change(place, 1)
+        for place in self._changed:
+            self._note(place)
+        self._changed.clear()
+
+    def _open(self, target: _Target, number: int, asked_at: float, now: float) -> None:
+        """Let a target read a prompt, and everybody there wait for its rows."""
+        size, step_s = len(target.running), self._step_s
+        others_s = step_s(size, size) if size else 0.0
+        room = max(self._max_rows - size, 1)
+        full, rest = divmod(self._texts[number].prompt_len, room)
+        steps_s = [step_s(size + rows, size + 1) for rows in [room] * full + [rest] * (rest > 0)]
+        start_s = max(target.since_s, now)
+        first_at = start_s + others_s / 2.0 + sum(steps_s)  # behind the rest of a step
+        target.running.append(_Running(number, asked_at, first_at))
+        target.numbers.append(number)
+        # In each of these steps the others go on: they lose what the steps take longer.
+        target.since_s = start_s + sum(max(each - others_s, 0.0) for each in steps_s)
+        target.lag_s.append(first_at - target.since_s)
+
+    def _end_texts(self, now: float) -> int:
+        """Go on with the target whose event is due; returns how many texts have ended."""
+        _, place, version = heapq.heappop(self._due)
+        target = self._targets[place]
+        if version != target.version:
+            return 0
+        self._advance(target, now)
+        is_over = target.left <= _DONE
+        for index in np.flatnonzero(is_over).tolist():
+            own = target.running[index]
+            length = int(self._lengths[own.number])
+            self._ended.append(Ended(length, own.asked_at, own.first_at, now))
+        kept = np.flatnonzero(~is_over).tolist()
+        num_ended = len(target.running) - len(kept)
+        target.running = [target.running[index] for index in kept]
+        target.numbers = [target.numbers[index] for index in kept]
+        target.left = target.left[kept]
+        self._change(place, -num_ended)
+        return num_ended
+
+    def _change(self, place: int, by: int) -> None:
+        """Note that a target has so many texts more."""
+        self._num_running += by
+        self._changed[place] = None
+        count = len(self._targets[place].running)
+        del self._by_count[count - by][place]
+        self._by_count[count][place] = None
+
+    def _advance(self, target: _Target, now: float) -> None:
+        """Decode up to `now`."""
+        if now <= target.since_s:
+            return
+        if target.running:
+            target.left -= (now - target.since_s) / self._whole_s(target)
+        target.since_s = now
+
+    def _whole_s(self, target: _Target) -> Floats:
+        """Return how long the whole decoding of each text there takes at present."""
+        return self._times.of(len(target.running))[target.numbers]
+
+    def _note(self, place: int) -> None:
+        """Note the next event of a target that has changed."""
+        target = self._targets[place]
+        target.version += 1
+        if not target.running:
+            return
+        whole_s = self._whole_s(target)
+        if target.lag_s:
+            new = 1.0 + np.array(target.lag_s) / whole_s[len(target.left) :]
+            target.left = np.concatenate([target.left, new])
+            target.lag_s.clear()
+        due_s = target.since_s + max(float((target.left * whole_s).min()), 0.0)
+        heapq.heappush(self._due, (due_s, place, target.version))
+
+    def _emitted(self, now: float) -> float:
+        """Return the tokens emitted up to `now`."""
+        running = 0.0
+        for target in self._targets:
+            if target.running:
+                self._advance(target, now)
+                lengths = self._lengths[target.numbers]
+                running += float((lengths * (1.0 - np.clip(target.left, 0.0, 1.0))).sum())
+        return running + sum(each.num_tokens for each in self._ended)
+
+    def _left(self, now: float) -> float:
+        """Return the tokens that running texts and those in the queue lack."""
+        lacking = sum(float(self._lengths[number]) for number, _ in self._queue)
+        for target in self._targets:
+            if target.running:
+                lengths = self._lengths[target.numbers]
+                lacking += float((lengths * np.clip(target.left, 0.0, 1.0)).sum())
+        return lacking
+
+    def _endless(self) -> Iterator[int]:
+        while True:
+            yield from self._generator.permutation(len(self._texts)).tolist()

@@ -1,0 +1,162 @@
+"""A simulated fleet loses no token, repeats itself, and is what its steps would be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.errors import ConfigError
+from cluster.simulate.decode_times import DecodeTimes
+from cluster.simulate.fleet import Fleet, Limits, Outcome
+from cluster.simulate.replay import Adaptive, Simulation
+from cluster.simulate.report import head, rows, verdict
+from cluster.simulate.settings import Load, Scene, read
+from deployments.cli import main
+from tests.simulate.conftest import written
+
+_PROGRAM = """
+import sys
+from deployments.cli import main
+status = main(["simulate", sys.argv[1]])
+print(*({"ray", "torch"} & set(sys.modules)), file=sys.stderr)
+sys.exit(status)
+"""
+
+
+@pytest.fixture(scope="session")
+def scene(folder: Path) -> Scene:
+    return read(written(folder))
+
+
+@pytest.fixture(scope="session")
+def times(scene: Scene) -> DecodeTimes:
+    return DecodeTimes(scene.texts, scene.machine, scene.pool(1.0), scene.config.coordinator, 16)
+
+
+def run(
+    scene: Scene, times: DecodeTimes, load: Load, num_targets: int = 4, seed: int = 0
+) -> Outcome:
+    fleet = Fleet(scene.texts, times, scene.machine, Limits(num_targets, 16, 256, 8), seed)
+    return fleet.run(load, 20.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    "load", [Load(streams=32), Load(requests_per_s=20.0), Load(requests_per_s=500.0)]
+)
+def test_every_token_that_was_asked_for_is_emitted_or_lacking_or_refused(
+    scene: Scene, times: DecodeTimes, load: Load
+) -> None:
+    outcome = run(scene, times, load)
+    known = outcome.tokens_emitted + outcome.tokens_left + outcome.tokens_refused
+    assert outcome.tokens_asked == pytest.approx(known, rel=1e-9)
+    assert sum(each.num_tokens for each in outcome.ended) <= outcome.tokens_emitted
+    num_open = outcome.num_asked - outcome.num_refused - len(outcome.ended)
+    assert 0 <= num_open <= 4 * 16 + 8
+    assert (outcome.num_refused > 0) == (load.requests_per_s == 500.0)
+    assert all(each.asked_at < each.first_at < each.ended_at for each in outcome.ended)
+
+
+def test_a_seed_repeats_a_run_and_another_one_does_not(scene: Scene, times: DecodeTimes) -> None:
+    load = Load(requests_per_s=20.0)
+    assert run(scene, times, load) == run(scene, times, load)
+    assert run(scene, times, load, seed=1) != run(scene, times, load)
+
+
+def test_texts_are_as_fast_as_step_by_step(scene: Scene, times: DecodeTimes) -> None:
+    """The bound is what the aggregation may cost; prompts that are read together cost most."""
+    for size in (1, 4, 16):
+        simulation = Simulation(scene.texts, scene.machine, scene.pool(1.0), size)
+        stepwise = simulation.run(Adaptive(scene.machine, scene.pool(1.0)), 20.0)
+        found = run(scene, times, Load(streams=size), num_targets=1).tokens_per_s
+        assert found == pytest.approx(stepwise.tokens / stepwise.time_s, rel=0.08), size
+
+
+def test_more_targets_and_more_drafters_are_never_slower(folder: Path) -> None:
+    scene = read(written(folder, ratios=[0, 0.25, 1, 4], load={"streams": 64}))
+    found = list(rows(scene))
+    speeds = [row.outcome.tokens_per_s for row in found]
+    assert all(b > 0.97 * a for a, b in pairwise(speeds))
+    assert speeds[-1] > 1.2 * speeds[0]
+    # Without drafts no target can be faster than its steps.
+    most = 4 * 16 / scene.machine.step_s(16, 16)
+    assert 0.8 * most < speeds[0] < 1.01 * most
+    more = next(rows(read(written(folder, target={"replicas": 16}, load={"streams": 64}))))
+    assert more.outcome.tokens_per_s > speeds[0]
+
+
+def test_a_large_fleet_is_many_small_ones(folder: Path) -> None:
+    load = {"streams": 0, "requests_per_s": 10.0}
+    small = next(rows(read(written(folder, load=load))))
+    load["requests_per_s"] = 250.0
+    large = next(rows(read(written(folder, load=load, target={"replicas": 100}))))
+    assert large.outcome.tokens_per_s == pytest.approx(25 * small.outcome.tokens_per_s, rel=0.2)
+
+
+def test_the_price_of_a_million_tokens_is_that_of_the_devices_that_made_them(folder: Path) -> None:
+    scene = read(written(folder, target={"price_per_hour": 3.6}))
+    plain, drafted = found = list(rows(scene))
+    assert plain.cost == pytest.approx(4 * 3.6 / 3600 / plain.outcome.tokens_per_s * 1e6)
+    assert (plain.num_drafters, drafted.num_drafters) == (0, 4)
+    assert drafted.price_per_hour == pytest.approx(4 * (3.6 + 0.1))
+    assert "pool: lm" in head(scene)
+    assert verdict(found).startswith("cheapest: 1 drafters per target")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"config": ""}, "config: missing; name a file"),
+        ({"config": "no.yaml"}, "no.yaml: cannot be read"),
+        ({"recording": "no.npz"}, "no.npz cannot be read: No such file or directory; make it with"),
+        ({"recording": "serve.yaml"}, "is no recording; make it with"),
+        ({"law": "nucleus"}, "law: 'nucleus' is none of: greedy, sampled"),
+        ({"load": {"requests_per_s": 2}}, "load: streams is 32 and requests_per_s 2; set one"),
+        ({"load": {"streams": 500}}, "load.streams: 500, and serve.yaml lets 264 requests in;"),
+        ({"load": {"stream": 500}}, "load.stream: unknown key (did you mean streams?)"),
+        ({"target": {"replicas": 0}}, "target.replicas: 0 is out of range; it must be at least 1"),
+        ({"target": {"rows": [1, 64]}}, "target.rows: 2 rows and 4 times_ms are no profile; give"),
+        ({"target": {"models": ["ml"]}}, "target.models: 'ml' is no drafter of serve.yaml (did"),
+        ({"ratios": []}, "ratios: empty; name at least one"),
+        ({"ratios": [-1]}, "ratios[0]: -1 is out of range"),
+        ({"seconds": 0}, "seconds: 0 is out of range"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named_with_the_remedy(
+    folder: Path, changes: dict[str, Any], told: str
+) -> None:
+    path = written(folder, **changes)
+    with pytest.raises(ConfigError) as error:
+        read(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert told in str(error.value)
+
+
+def test_a_recording_of_other_drafters_is_refused(folder: Path, tmp_path: Path) -> None:
+    served = (folder / "serve.yaml").read_text("utf-8")
+    (folder / "other.yaml").write_text(served.replace("lm:", "suffix:"), "utf-8")
+    with pytest.raises(ConfigError, match=r"it has the drafters lm, and other\.yaml suffix;"):
+        read(written(folder, config="other.yaml"))
+
+
+def test_the_command_prints_a_row_for_each_ratio_and_needs_no_ray(folder: Path) -> None:
+    path = written(folder)
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(path)], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "4 targets under 32 streams for 8 s, 8 recorded texts (greedy)"
+    assert [line.split()[:2] for line in lines[4:6]] == [["0", "0"], ["1", "4"]]
+    assert lines[6].startswith("cheapest: ")
+    assert done.stderr.split() == []
+
+
+def test_the_command_says_on_one_line_what_is_wrong(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", str(written(folder, seconds=0))]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
