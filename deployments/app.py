@@ -14,8 +14,14 @@ from typing import Any
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from cluster.config.file import TARGET, parse_arguments
-from cluster.config.schema import Config
+from cluster.config.file import (
+    COORDINATOR,
+    INGRESS,
+    TARGET,
+    drafter_deployment,
+    parse_arguments,
+)
+from cluster.errors import ConfigError
 from cluster.models.resolve import absolute
 from deployments.coordinator import CoordinatorDeployment
 from deployments.drafter import DrafterDeployment
@@ -48,48 +54,48 @@ _WORKER: Mapping[str, Any] = {
 
 def build(arguments: Mapping[str, Any]) -> serve.Application:
     """The Serve application for `args` of a config file; raises ConfigError for a wrong key."""
-    return build_with(arguments, None)
+    return build_with(arguments, {})
 
 
 def build_with(
-    arguments: Mapping[str, Any], user_config: Mapping[str, Any] | None
+    arguments: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]]
 ) -> serve.Application:
-    """The same, with the target's `user_config`, which a file's `deployments` hold.
+    """The same, with what a file says of single deployments, by their names.
 
-    `serve deploy` sets that one by itself."""
+    `serve deploy` lays that over the result of `build` by itself.  Raises ConfigError for what
+    Serve does not take."""
     config = parse_arguments(resolved(arguments))
     target = _deployment(
         TargetDeployment,
         TARGET,
+        overrides,
         num_replicas=config.target.replicas,
-        user_config=user_config,
+        **_WORKER,
         **group_options(config.target.placement, config.target.engine.tensor_parallel),
     ).bind(config)
     drafters = {
         name: _deployment(
             DrafterDeployment,
-            f"drafter-{name}",
+            drafter_deployment(name),
+            overrides,
             num_replicas=config.drafters[name].replicas,
+            **_WORKER,
             **replica_options(config.drafters[name].reserved),
         ).bind(config, name)
         for name in config.pool
     }
     coordinator = _deployment(
         CoordinatorDeployment,
-        "coordinator",
+        COORDINATOR,
+        overrides,
         num_replicas=config.coordinator.replicas,
+        **_WORKER,
         **replica_options(config.coordinator.placement),
     ).bind(config, target, drafters)
-    return _ingress(config).bind(config, coordinator)
-
-
-def _deployment(kind: type, name: str, **options: Any) -> Any:
-    return serve.deployment(kind).options(name=name, **_WORKER, **options)
-
-
-def _ingress(config: Config) -> Any:
-    return serve.deployment(serve.ingress()(IngressDeployment)).options(
-        name="ingress",
+    ingress = _deployment(
+        serve.ingress()(IngressDeployment),
+        INGRESS,
+        overrides,
         num_replicas=config.ingress.replicas,
         **_COMMON,
         # Admission is ours, in OpenAI's shape: Serve's own limit must never be what answers.
@@ -98,6 +104,20 @@ def _ingress(config: Config) -> Any:
         graceful_shutdown_timeout_s=config.ingress.shutdown_grace_s + DRAIN_MARGIN_S,
         **replica_options(config.ingress.placement),
     )
+    return ingress.bind(config, coordinator)
+
+
+def _deployment(
+    kind: Any, name: str, overrides: Mapping[str, Mapping[str, Any]], **options: Any
+) -> Any:
+    given = dict(overrides.get(name, {}))
+    if given.get("autoscaling_config") is not None:
+        del options["num_replicas"]  # it begins with what the autoscaling says
+    try:
+        return serve.deployment(kind).options(name=name, **{**options, **given})
+    except (TypeError, ValueError) as error:
+        reason = f"Ray Serve does not take it: {error}"
+        raise ConfigError.at(f"deployments[{name}]", reason) from error
 
 
 def resolved(arguments: Mapping[str, Any]) -> dict[str, Any]:

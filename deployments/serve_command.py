@@ -194,7 +194,7 @@ def _deploy(file: ServeFile) -> None:
         logging_config=logging_options(file, {}),
     )
     target = serve.RunTarget(
-        build_with(application["args"], file.user_config),
+        build_with(application["args"], file.deployments),
         name=_name(file),
         route_prefix=_route_prefix(file),
         logging_config=logging_options(file, application),

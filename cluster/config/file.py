@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
-from cluster.config.parse import check_keys, mapping, parse
+from cluster.config.parse import check_keys, mapping, nearest, parse
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.models.names import served_name
 
-# The deployment that may be changed while it runs; all else of it is ours, in args.
-TARGET = "target"
+# The names of the application's deployments; each drafter of the pool has one, too.
+INGRESS, COORDINATOR, TARGET = "ingress", "coordinator", "target"
 
 # The keys of Ray Serve's own schemas that we let through, by the place where they stand.
 _SERVE_KEYS: Mapping[str, Sequence[str]] = {
@@ -37,7 +37,13 @@ _SERVE_KEYS: Mapping[str, Sequence[str]] = {
         "external_scaler_enabled",
         "autoscaling_policy",
     ),
-    "applications[0].deployments[0]": ("name", "user_config"),
+    "applications[0].deployments[0]": (
+        "name",
+        "user_config",
+        "num_replicas",
+        "autoscaling_config",
+        "max_surge_percent",
+    ),
 }
 
 # The keys of an endpoint's section that stand in Serve's own one where its proxies listen; the
@@ -51,14 +57,19 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 class ServeFile:
     """A checked file.
 
-    document: the Serve config as plain data, overrides applied.  user_config: the target's, which
-    `config` contains.
+    document: the Serve config as plain data, overrides applied.  deployments: what it says of
+    single ones, by their names; `config` contains their user_configs.
     """
 
     path: Path
     document: Mapping[str, Any]
     config: Config
-    user_config: Mapping[str, Any] | None = None
+    deployments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def drafter_deployment(name: str) -> str:
+    """Return the name of the deployment of a drafter of the pool."""
+    return f"drafter-{name}"
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
@@ -151,9 +162,10 @@ def _checked(path: Path, document: dict[str, Any], overrides: Sequence[str]) -> 
     config = _named(parse(Config, _with_addresses(arguments, document)))
     config.check()
     config.check_ports()
-    user_config = _user_config(application)
-    where = "applications[0].deployments[0].user_config"
-    return ServeFile(path, document, config.changed(user_config, where), user_config)
+    deployments = _deployments(application, config)
+    for _, place, given in deployments:
+        config = config.changed(given.get("user_config"), f"{place}.user_config")
+    return ServeFile(path, document, config, {name: given for name, _, given in deployments})
 
 
 def _served(arguments: Mapping[str, Any]) -> list[str]:
@@ -249,17 +261,27 @@ def _with_addresses(arguments: Mapping[str, Any], document: Mapping[str, Any]) -
     return result
 
 
-def _user_config(application: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The target's, None where it has none."""
+def _deployments(
+    application: Mapping[str, Any], config: Config
+) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Return what the file says of single deployments: name, place, and the rest."""
     path = "applications[0].deployments"
-    deployments = application.get("deployments") or []
-    if not isinstance(deployments, list) or len(deployments) > 1:
-        raise ConfigError.at(path, "a list of one deployment is expected")
-    for deployment in deployments:
-        found = mapping(deployment, f"{path}[0]")
-        check_keys(found, _SERVE_KEYS[f"{path}[0]"], f"{path}[0]")
-        if found.get("name") != TARGET:
-            reason = f"{found.get('name')!r}; only {TARGET} has a user_config"
-            raise ConfigError.at(f"{path}[0].name", reason)
-        return cast(Mapping[str, Any] | None, found.get("user_config"))
-    return None
+    listed = application.get("deployments") or []
+    if not isinstance(listed, list):
+        raise ConfigError.at(path, "a list of deployments is expected")
+    known = (INGRESS, COORDINATOR, TARGET, *map(drafter_deployment, config.pool))
+    found: list[tuple[str, str, Mapping[str, Any]]] = []
+    for number, each in enumerate(listed):
+        place = f"{path}[{number}]"
+        options = dict(mapping(each, place))
+        check_keys(options, _SERVE_KEYS[f"{path}[0]"], place)
+        name = str(options.pop("name", ""))
+        if name not in known:
+            hint = nearest(name, known, "deployments")
+            raise ConfigError.at(f"{place}.name", f"{name!r} is no deployment ({hint})")
+        if name in (other for other, _, _ in found):
+            raise ConfigError.at(f"{place}.name", f"{name!r} stands twice; name it once")
+        if "user_config" in options and name != TARGET:
+            raise ConfigError.at(f"{place}.user_config", f"{name} takes none; only {TARGET} does")
+        found.append((name, place, options))
+    return found

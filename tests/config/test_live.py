@@ -58,17 +58,27 @@ def written(folder: Path, deployments: Any) -> Path:
 def test_a_file_is_checked_with_what_its_deployments_say(tmp_path: Path) -> None:
     live = {"adapters": {"b": "/new"}}
     loaded = load(written(tmp_path, [{"name": "target", "user_config": live}]))
-    assert loaded.user_config == live
+    assert loaded.deployments == {"target": {"user_config": live}}
     assert loaded.config.target.engine.adapters == {"b": "/new"}
-    assert load(written(tmp_path, [])).user_config is None
+    assert load(written(tmp_path, [])).deployments == {}
+
+
+def test_how_many_replicas_run_may_be_said_of_each_deployment(tmp_path: Path) -> None:
+    scaled = {"autoscaling_config": {"max_replicas": 3}, "max_surge_percent": 100}
+    named = [{"name": "coordinator", **scaled}, {"name": "target", "num_replicas": 2}]
+    assert load(written(tmp_path, named)).deployments == {
+        "coordinator": scaled, "target": {"num_replicas": 2},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("deployments", "named"),
     [
-        ([{"name": "ingress", "user_config": {}}], r"deployments\[0\].name: 'ingress'"),
-        ([{"name": "target", "num_replicas": 2}], r"deployments\[0\].num_replicas"),
-        ([{"name": "target"}, {"name": "target"}], "a list of one deployment"),
+        ([{"name": "ingress", "user_config": {}}], "ingress takes none; only target does"),
+        ([{"name": "target", "num_cpus": 2}], r"deployments\[0\].num_cpus"),
+        ([{"name": "target"}, {"name": "target"}], "'target' stands twice"),
+        ([{"name": "coordinators"}], "did you mean coordinator?"),
+        ({"name": "target"}, "a list of deployments"),
         ([{"name": "target", "user_config": {"x": 1}}], r"deployments\[0\].user_config.x"),
     ],
 )
