@@ -20,8 +20,9 @@ from typing import Annotated, Any
 
 from cluster import metrics
 from cluster.config.access import ClientKey, KeysFile, RateLimits
+from cluster.config.live import READ_BY
 from cluster.config.parse import key_of
-from cluster.config.schema import Config, DrafterConfig, TargetUserConfig
+from cluster.config.schema import Config, DrafterConfig
 from cluster.draft.registry import KINDS
 
 # The parts of the file of keys.
@@ -48,19 +49,47 @@ drafthouse serve configs/local.yaml --set 'target.placement.labels={ray.io/node-
 
 The keys of `drafters.NAME.options` depend on the drafter's kind and stand at the end.
 
-A change of these keys takes a restart: `serve deploy FILE` replaces every process. What may change
-while the target serves stands under `applications[0].deployments`, Serve's own key, and `serve
-deploy FILE` applies it to the running processes:
+A change of these keys takes a restart: `serve deploy FILE` replaces every process. Some of them may
+change while the parts run. They stand, too, under `applications[0].deployments`, Serve's own key,
+in the `user_config` of the deployments that read them, and `serve deploy FILE` applies it to the
+running processes: see [below](#user_config). `drafthouse diff OLD NEW` tells what a change
+restarts.
+"""
+
+_LIVE = """\
+## `user_config`
+
+The keys of a deployment's `user_config` are laid over those below `args`, at the same paths. A key
+is given to every deployment that reads it, and one that a deployment does not read has no effect
+there, so all may have the same, which an anchor writes once. A value that is wrong leaves all as it
+was; the log and `/health` (`refused`) say so. To take everything back, write `user_config: {}`:
+replicas are not told that it is gone.
 
 ```yaml
 applications:
   - import_path: deployments.app:build
     args: {...}
     deployments:
-      - name: target
-        user_config:
-          adapters: {my-model-sql: /data/adapters/sql}
+      - name: ingress
+        user_config: &live
+          tasks: {default: [lm, suffix]}
+          coordinator: {max_running_sequences: 32}
+      - {name: coordinator, user_config: *live}
+      - {name: target, user_config: {adapters: {my-model-sql: /data/adapters/sql}}}
 ```
+
+`adapters` stands in place of `target.engine.adapters`, with absolute folders. `drafters` may name
+more drafters of another application, or leave them out again. Each drafter of the pool has a
+deployment `drafter-NAME`, whose `user_config` has the keys `kind`, `options`, `max_nodes` and
+`max_requests`, without a path: the drafter is made anew inside its process. The clients' keys are
+read again whenever `access.keys_file` changes.
+
+Beside `user_config`, a deployment may have Serve's own keys `num_replicas`, `autoscaling_config`
+and `max_surge_percent`; they are live, but for the first or last `autoscaling_config`, which
+restarts the application.
+
+| key | read by |
+|---|---|
 """
 
 _METRICS = """\
@@ -134,11 +163,16 @@ def configuration_page() -> str:
         sections.append(_section(title, kind))
     for part, kind in _KEYS.items():
         sections.append(_section(f"The file of `access.keys_file`{part}", kind))
-    sections.append(_section("`user_config` of the deployment `target`", TargetUserConfig))
+    sections.append(_live_section())
     for name, drafter in KINDS.items():
         options = pkgutil.resolve_name(drafter.options)
         sections.append(_section(f"`drafters.NAME.options` of kind `{name}`", options))
     return "\n".join(sections)
+
+
+def _live_section() -> str:
+    rows = (row((f"`{key}`", ", ".join(readers))) for key, readers in READ_BY.items())
+    return _LIVE + "\n".join(rows) + "\n"
 
 
 def _sections(kind: type[Any], path: str) -> Iterator[tuple[str, type[Any]]]:

@@ -1,8 +1,10 @@
 """The application on one screen: Ingress -> Coordinator -> Target + one deployment per drafter of
-the pool; the others are inside the target.
+the pool; the others are inside the target.  The pool may be an application of its own, which
+restarts apart.
 
-`build` is a pure function of the configuration.  Ray Serve places, heals and scales what it
-returns; tokens never pass through Serve's handles, only the search for endpoints does.
+`build` and `build_pool` are pure functions of the configuration.  Ray Serve places, heals and
+scales what they return; tokens never pass through Serve's handles, only the search for endpoints
+does.
 """
 
 from __future__ import annotations
@@ -14,13 +16,10 @@ from typing import Any
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from cluster.config.file import (
-    COORDINATOR,
-    INGRESS,
-    TARGET,
-    drafter_deployment,
-    parse_arguments,
-)
+from cluster.config.applications import drafter_deployment, parse_pool
+from cluster.config.file import parse_arguments
+from cluster.config.live import COORDINATOR, INGRESS, TARGET
+from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.models.resolve import absolute
 from deployments.coordinator import CoordinatorDeployment
@@ -74,15 +73,9 @@ def build_with(
         **group_options(config.target.placement, config.target.engine.tensor_parallel),
     ).bind(config)
     drafters = {
-        name: _deployment(
-            DrafterDeployment,
-            drafter_deployment(name),
-            overrides,
-            num_replicas=config.drafters[name].replicas,
-            **_WORKER,
-            **replica_options(config.drafters[name].reserved),
-        ).bind(config, name)
+        name: _drafter(config, name, overrides).bind(config, name)
         for name in config.pool
+        if name not in config.elsewhere
     }
     coordinator = _deployment(
         CoordinatorDeployment,
@@ -105,6 +98,34 @@ def build_with(
         **replica_options(config.ingress.placement),
     )
     return ingress.bind(config, coordinator)
+
+
+def build_pool(arguments: Mapping[str, Any]) -> serve.Application:
+    """The application of drafters alone, for its `args`; raises ConfigError for a wrong key."""
+    return build_pool_with(arguments, {})
+
+
+def build_pool_with(
+    arguments: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]]
+) -> serve.Application:
+    """The same, with what a file says of single deployments, as for `build_with`."""
+    config = parse_pool(resolved(arguments))
+    first, *others = config.on_their_own
+    bound = [_drafter(config, name, overrides).bind(config, name) for name in others]
+    # Serve deploys what hangs together: one drafter is given the others, and has no use for them.
+    return _drafter(config, first, overrides).bind(config, first, bound)
+
+
+def _drafter(config: Config, name: str, overrides: Mapping[str, Mapping[str, Any]]) -> Any:
+    drafter = config.drafters[name]
+    return _deployment(
+        DrafterDeployment,
+        drafter_deployment(name),
+        overrides,
+        num_replicas=drafter.replicas,
+        **_WORKER,
+        **replica_options(drafter.reserved),
+    )
 
 
 def _deployment(

@@ -8,6 +8,7 @@ from typing import Any
 
 from ray import serve
 
+from cluster.config.applications import drafter_deployment
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.errors import ProtocolError
@@ -26,7 +27,7 @@ from deployments import learned
 from deployments.connections import Connections
 from deployments.endpoints import Endpoint, ServeEndpoints
 from deployments.exporter import Exporter
-from deployments.replica import WorkerReplica, configure_logging, process_id
+from deployments.replica import WorkerReplica, configure_logging, process_id, reconfigured
 
 TargetLink = Link[StepFrame, VerdictFrame]
 DrafterLink = Link[CommitFrame, ProposalFrame]
@@ -47,18 +48,44 @@ class CoordinatorDeployment(WorkerReplica):
         await self._listen(config, serve_coordinator, self._coordinator)
         self._exporter = Exporter(recorder, self._coordinator.render_metrics)
         self._exporter.start()
-        self._connections: list[Connections[Any]] = [
-            Connections("target", ServeEndpoints(target), self._connect_target, self._use_target),
-            *(self._pool(drafter, handle) for drafter, handle in drafters.items()),
-        ]
-        for connections in self._connections:
+        self._handles = drafters
+        self._targets = Connections(
+            "target", ServeEndpoints(target), self._connect_target, self._use_target
+        )
+        self._targets.start()
+        self._pools: dict[tuple[str, str], Connections[DrafterLink]] = {}
+        await self._find_drafters(config)
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Serve calls it after the constructor and when the file's user_config has changed."""
+        refused = await reconfigured(self._config, user_config, self._use)
+        if refused:
+            self._coordinator.refuse_config(refused)
+
+    async def _use(self, config: Config) -> None:
+        self._coordinator.use(config)
+        await self._find_drafters(config)
+
+    async def _find_drafters(self, config: Config) -> None:
+        """Look for the drafters of the pool, wherever they are, and leave those that are gone."""
+        wanted = {(name, config.drafters[name].application) for name in config.pool}
+        for gone in self._pools.keys() - wanted:
+            await self._pools.pop(gone).stop()
+        for name, application in wanted - self._pools.keys():
+            handle = (
+                serve.get_deployment_handle(drafter_deployment(name), app_name=application)
+                if application
+                else self._handles[name]
+            )
+            connections = self._pools[name, application] = self._pool(name, handle)
             connections.start()
 
     async def __del__(self) -> None:
-        if not hasattr(self, "_connections"):
+        if not hasattr(self, "_pools"):
             return  # the constructor failed
         await learned.end(self._keeping)
-        for connections in self._connections:
+        everything: list[Connections[Any]] = [self._targets, *self._pools.values()]
+        for connections in everything:
             await connections.stop()
         await self._stop_listening()
         await self._coordinator.stop()

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+from cluster.config.live import changed_drafter
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
+from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
+from cluster.rpc.link import Link
 from cluster.rpc.server import serve_drafter
 from cluster.worker.build import load_drafter
+from cluster.worker.draft_worker import DraftWorker
+from cluster.worker.priority import freeze_gc
 from deployments.endpoints import REFUSAL_KEY
-from deployments.replica import WorkerReplica, configure_logging, process_id
+from deployments.replica import WorkerReplica, configure_logging, process_id, told_at_start
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +32,21 @@ class DrafterDeployment(WorkerReplica):
     torch is imported by the kinds that need it, so token-only drafters start in a moment.
     """
 
-    async def __init__(self, config: Config, name: str) -> None:  # type: ignore[misc]  # awaited
+    async def __init__(self, config: Config, name: str, others: Sequence[Any] = ()) -> None:  # type: ignore[misc]  # awaited
+        """others: handles of drafters, where these are deployed with this one."""
         configure_logging()
-        self._refusal = ""
+        self._given, self._config, self._name, self._id = (
+            config,
+            config,
+            name,
+            process_id(f"drafter-{name}"),
+        )
+        self._changing = asyncio.Lock()
+        self._refusal = self._change_refused = ""
+        self._worker: DraftWorker | None = None
+        self._can_work = False
         try:
-            # Loading a model takes seconds, and Serve asks for the state meanwhile.
-            self._worker = await asyncio.to_thread(
-                load_drafter, config, name, process_id(f"drafter-{name}")
-            )
+            self._worker = await self._first(config, told_at_start())
         except ConfigError as error:
             if _may_pass(error):
                 raise
@@ -41,7 +56,65 @@ class DrafterDeployment(WorkerReplica):
             self._refusal = error.message[:_MAX_REFUSAL_LEN]
             return
         self._worker.start()
-        await self._listen(config, serve_drafter, self._worker)
+        await self._listen(config, serve_drafter, self)
+
+    async def _first(self, config: Config, user_config: Any) -> DraftWorker:
+        try:
+            self._config = changed_drafter(config, self._name, user_config)
+            return await self._load(self._config)
+        except ConfigError:
+            if not user_config:
+                raise
+            self._config = config
+            return await self._load(config)  # `reconfigure`, which follows, says why
+
+    async def _load(self, config: Config) -> DraftWorker:
+        # Loading a model takes seconds, and Serve asks for the state meanwhile.
+        return await asyncio.to_thread(load_drafter, config, self._name, self._id)
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Serve calls it after the constructor and when the file's user_config has changed.
+
+        The drafter is made anew beside the one that works, and takes its place.  One that cannot
+        be made leaves all as it is, and the reason goes to the log and to /health: an exception
+        would make Serve replace the replica."""
+        async with self._changing:
+            refused = ""
+            try:
+                wanted = changed_drafter(self._given, self._name, user_config)
+                if wanted != self._config:
+                    await self._become(await self._load(wanted))
+                    self._config = wanted
+            except Exception as error:  # noqa: BLE001 - whatever the drafter's own code raises
+                refused = error.message if isinstance(error, ConfigError) else repr(error)
+                log.error("drafter %s stays as it is: %s", self._name, refused)
+            if refused != self._change_refused:
+                self._change_refused = refused[:_MAX_REFUSAL_LEN]
+                if self._worker is not None:
+                    self._worker.renew_links()  # the description says it
+
+    async def _become(self, worker: DraftWorker) -> None:
+        if self._worker is None:
+            self._can_work = True  # but nobody is told where it listens: Serve asks only once
+            return
+        former, self._worker = self._worker, worker
+        worker.start()
+        await asyncio.to_thread(former.stop)
+        del former
+        await asyncio.to_thread(freeze_gc)
+        log.info("drafter made anew name=%s", self._name)
+
+    def describe(self) -> WorkerDescription:
+        """Return the description of the drafter as it is now."""
+        assert self._worker is not None, "a drafter that is refused does not listen"
+        found = self._worker.describe()
+        refused = {self._name: self._change_refused} if self._change_refused else {}
+        return replace(found, refused=refused)
+
+    async def serve(self, link: Link[ProposalFrame, CommitFrame]) -> None:
+        """Serve one coordinator until the link ends, or the drafter is made anew."""
+        assert self._worker is not None, "a drafter that is refused does not listen"
+        await self._worker.serve(link)
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Serve passes this on to whoever holds a handle."""
@@ -51,11 +124,13 @@ class DrafterDeployment(WorkerReplica):
 
     async def check_health(self) -> None:
         """Raises when the drafter fails again and again: Serve then replaces the replica."""
-        if not self._refusal and not self._worker.is_healthy:
+        if self._can_work:
+            raise WorkerError("the drafter can work now; the replica must be replaced to be found")
+        if self._worker is not None and not self._worker.is_healthy:
             raise WorkerError("the drafter keeps failing; the replica must be replaced")
 
     async def __del__(self) -> None:
-        if hasattr(self, "_server"):
+        if hasattr(self, "_server") and self._worker is not None:
             await self._stop_listening()
             await asyncio.to_thread(self._worker.stop)
 

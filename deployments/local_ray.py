@@ -8,8 +8,9 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import ray
@@ -39,10 +40,10 @@ _LOOK_EVERY_S = 0.25
 class LocalRay:
     """A Ray node of this command's own, in a short-lived folder that goes with it."""
 
-    def __init__(self, config: Config, folder: Path, application: str) -> None:
+    def __init__(self, config: Config, folder: Path, applications: Sequence[str]) -> None:
         self._config = config
         self._folder = folder
-        self._application = application
+        self._applications = applications
         self._launcher = os.getppid()
         self._daemons: set[Process] = set()
 
@@ -99,7 +100,7 @@ class LocalRay:
         """
         if ray.is_initialized():
             if is_serving and os.getppid() == self._launcher:
-                _drain(self._config, self._application, self._runs)
+                _drain(self._config, self._applications[0], self._runs)
             _within(_SERVE_SHUTDOWN_S, serve.shutdown, self._runs)
             _within(_SHUTDOWN_S, ray.shutdown)
         end_descendants(_PROCESS_GRACE_S)
@@ -113,10 +114,10 @@ class LocalRay:
 class JoinedRay:
     """A cluster that runs already; only our application on it is ours to end."""
 
-    def __init__(self, config: Config, address: str, application: str) -> None:
+    def __init__(self, config: Config, address: str, applications: Sequence[str]) -> None:
         self._config = config
         self._address = address
-        self._application = application
+        self._applications = applications
         self._is_ours = False
 
     def start(self) -> None:
@@ -150,7 +151,7 @@ class JoinedRay:
                 f"{num_nodes} here; set http.listener: serve, and Ray Serve's proxies listen on "
                 "every one",
             )
-        if self._application not in serve.status().applications:
+        if self._applications[0] not in serve.status().applications:
             # Of a Ray that runs already the dashboard does, too.
             dashboard = replace(self._config.dashboard, enabled=False)
             check_free(replace(self._config, dashboard=dashboard))
@@ -169,8 +170,9 @@ class JoinedRay:
             # The request to delete may have been taken when the answer does not come.
             if self._is_ours:
                 if is_serving:
-                    _drain(self._config, self._application)
-                _within(_SERVE_SHUTDOWN_S + _SHUTDOWN_S, lambda: serve.delete(self._application))
+                    _drain(self._config, self._applications[0])
+                for each in self._applications:
+                    _within(_SERVE_SHUTDOWN_S + _SHUTDOWN_S, partial(serve.delete, each))
             _within(_SHUTDOWN_S, ray.shutdown)
 
 

@@ -53,7 +53,8 @@ def wait_until_connected(
         refused = state.get("refused", {})
         for name, reason in refused.items():
             if told.get(name) != reason:
-                say(f"drafter {name} is refused: {reason}")
+                what = name if "." in name else f"drafter {name}"
+                say(f"{what} is refused: {reason}")
         told |= refused
         missing = sorted(
             name for name in drafters if not replicas.get(name) and name not in refused

@@ -8,13 +8,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
+from ray import serve
 
+from cluster.config.live import changed
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.rpc.server import RunningServer
 from deployments.addresses import LOOPBACK, joined
 from deployments.endpoints import ADDRESS_KEY, WORKER_KEY
 from deployments.trust import trust_in
+
+log = logging.getLogger(__name__)
 
 # A stream's last frames are on their way when a replica is told to stop; more is not waited for,
 # because every peer can continue elsewhere.
@@ -70,6 +74,26 @@ def where() -> dict[str, Any]:
         "gpu_ids": [str(gpu) for gpu in context.get_accelerator_ids().get("GPU", [])],
         "pid": os.getpid(),
     }
+
+
+def told_at_start() -> Any:
+    """Return the deployment's user_config; Serve itself tells it only after the constructor."""
+    return serve.get_replica_context()._deployment_config.user_config
+
+
+async def reconfigured(
+    config: Config, user_config: Any, use: Callable[[Config], Awaitable[None]]
+) -> str:
+    """Let `use` have `config` with a `user_config`; returns why all stays as it is, "" if not.
+
+    Nothing is raised: Serve would replace the replica, with all that it is serving."""
+    try:
+        await use(changed(config, user_config))
+    except ConfigError as error:
+        log.error("the configuration stays as it is: %s", error.message)
+        return error.message
+    log.info("reconfigured")
+    return ""
 
 
 class WorkerReplica:

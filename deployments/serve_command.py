@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import json
 import logging
 import re
@@ -12,7 +13,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -20,12 +21,13 @@ from typing import Any, TextIO
 from ray import serve
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
+from cluster.config.applications import is_pool
 from cluster.config.file import ServeFile
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from deployments.access import access_lines
 from deployments.addresses import from_here, joined
-from deployments.app import build_with
+from deployments.app import build_pool_with, build_with
 from deployments.configured_models import has_chat_template
 from deployments.console_log import following
 from deployments.local_ray import JoinedRay, LocalRay
@@ -44,12 +46,12 @@ class _Stop(BaseException):
 
 def serve_own(file: ServeFile, folder: Path) -> int:
     """Serve `file` on a Ray of this command's own, which keeps its files in `folder`."""
-    return _serve_until_stopped(file, LocalRay(file.config, folder, _name(file)), "starting Ray")
+    return _serve_until_stopped(file, LocalRay(file.config, folder, _names(file)), "starting Ray")
 
 
 def serve_joined(file: ServeFile, address: str) -> int:
     """Serve `file` on the Ray that runs at `address`."""
-    cluster = JoinedRay(file.config, address, _name(file))
+    cluster = JoinedRay(file.config, address, _names(file))
     return _serve_until_stopped(file, cluster, f"joining Ray at {address}")
 
 
@@ -70,10 +72,10 @@ def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginni
             cluster.start()
         with signals.interrupt(), following(cluster.log_folder(), _log):
             _deploy(file)
-            _wait_until_running(_name(file), signals)
+            _wait_until_running(_names(file), signals)
             is_serving = True
             url = base_url(file.config, _route_prefix(file))
-            ask = asking(url, _name(file))
+            ask = asking(url, _names(file)[0])
             wait_until_connected(ask, url, file.config.on_their_own, signals.check, _progress)
             token_file = cluster.token_file() if file.config.dashboard.enabled else None
             if token_file is not None:
@@ -147,20 +149,22 @@ def asking(url: str, application: str) -> Callable[[], Mapping[str, Any]]:
     return ask
 
 
-def _name(file: ServeFile) -> str:
-    return str(file.document["applications"][0].get("name", "drafthouse"))
+def _names(file: ServeFile) -> list[str]:
+    """Return the applications' names, that of the target's first."""
+    return [str(each.get("name", "drafthouse")) for each in file.applications]
 
 
 def _route_prefix(file: ServeFile) -> str:
-    return str(file.document["applications"][0].get("route_prefix") or "/")
+    return str(file.applications[0].get("route_prefix") or "/")
 
 
 def refuse_unserved_keys(file: ServeFile) -> None:
     """Raise ConfigError for keys that only `serve deploy` obeys."""
-    application = file.document["applications"][0]
-    for key in ("runtime_env", "autoscaling_policy"):
-        if application.get(key):
-            path = f"applications[0].{key}"
+    for number, key in itertools.product(
+        range(len(file.applications)), ("runtime_env", "autoscaling_policy")
+    ):
+        if file.document["applications"][number].get(key):
+            path = f"applications[{number}].{key}"
             raise ConfigError(
                 f"{file.path}: {path}: `drafthouse serve` runs in its own environment with fixed "
                 "replicas; remove the key, or give the file to `serve deploy`",
@@ -184,7 +188,6 @@ def logging_options(file: ServeFile, application: Mapping[str, Any]) -> LoggingC
 
 def _deploy(file: ServeFile) -> None:
     document: dict[str, Any] = copy.deepcopy(dict(file.document))
-    application = document["applications"][0]
     _progress("starting Serve")
     has_proxies = file.config.http.listener == "serve"
     serve.start(
@@ -193,38 +196,40 @@ def _deploy(file: ServeFile) -> None:
         grpc_options=document["grpc_options"],
         logging_config=logging_options(file, {}),
     )
-    target = serve.RunTarget(
-        build_with(application["args"], file.deployments),
-        name=_name(file),
-        route_prefix=_route_prefix(file),
-        logging_config=logging_options(file, application),
-        external_scaler_enabled=bool(application.get("external_scaler_enabled", False)),
-    )
-    serve.run_many([target], wait_for_applications_running=False)
+    targets = [
+        serve.RunTarget(
+            (build_pool_with if is_pool(each) else build_with)(each["args"], file.deployments),
+            name=name,
+            route_prefix=None if is_pool(each) else _route_prefix(file),
+            logging_config=logging_options(file, each),
+            external_scaler_enabled=bool(each.get("external_scaler_enabled", False)),
+        )
+        for name, each in zip(_names(file), file.applications, strict=True)
+    ]
+    serve.run_many(targets, wait_for_applications_running=False)
 
 
-def _wait_until_running(name: str, signals: _Signals) -> None:
+def _wait_until_running(names: Sequence[str], signals: _Signals) -> None:
     """Report progress until every deployment runs; raises WorkerError when one never will."""
     last, reported = "", 0.0
     while True:
         signals.check()
-        application = serve.status().applications[name]
-        waiting = sorted(
-            deployment
-            for deployment, status in application.deployments.items()
-            if status.status != "HEALTHY"
-        )
-        total = len(application.deployments)
+        found = serve.status().applications
+        applications = [found[name] for name in names]
+        deployments = [pair for each in applications for pair in each.deployments.items()]
+        waiting = sorted(name for name, status in deployments if status.status != "HEALTHY")
+        total = len(deployments)
         text = f"loading: {total - len(waiting)} of {total} deployments ready"
         if waiting:
             text += f", waiting for {', '.join(waiting)}"
         if total and (text != last or time.monotonic() - reported > _REPORT_S):
             _progress(text)
             last, reported = text, time.monotonic()
-        if application.status == ApplicationStatus.RUNNING:
+        if all(each.status == ApplicationStatus.RUNNING for each in applications):
             return
-        if application.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
-            raise WorkerError(f"the application did not start: {_reason(application)}")
+        for each in applications:
+            if each.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
+                raise WorkerError(f"the application did not start: {_reason(each)}")
         time.sleep(_POLL_S)
 
 

@@ -50,11 +50,11 @@ class TargetDeployment(WorkerReplica):
 
         A change that cannot be is refused in the log and in /health: an exception would make Serve
         replace the replica, with all that it is serving."""
-        from cluster.worker.adapters import serve_adapters
+        from cluster.worker.adapters import reconfigure_target
 
         async with self._changing:
             adapters = await asyncio.to_thread(
-                serve_adapters, self._engine, self._config, user_config
+                reconfigure_target, self._engine, self._config, user_config, self._worker.use
             )
             self._worker.streams.announce(adapters)
 

@@ -13,20 +13,18 @@ from typing import Any
 
 import yaml
 
-from cluster.config.parse import check_keys, mapping, nearest, parse
+from cluster.config.applications import is_pool, is_shared, with_deployments, with_pool
+from cluster.config.parse import check_keys, mapping, parse
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.models.names import served_name
-
-# The names of the application's deployments; each drafter of the pool has one, too.
-INGRESS, COORDINATOR, TARGET = "ingress", "coordinator", "target"
 
 # The keys of Ray Serve's own schemas that we let through, by the place where they stand.
 _SERVE_KEYS: Mapping[str, Sequence[str]] = {
     "": ("proxy_location", "http_options", "grpc_options", "logging_config", "applications"),
     "http_options": ("host", "port", "root_path", "request_timeout_s", "keep_alive_timeout_s"),
     "grpc_options": ("port", "grpc_servicer_functions", "request_timeout_s", "enable_reflection"),
-    "applications[0]": (
+    "applications": (
         "name",
         "route_prefix",
         "import_path",
@@ -36,13 +34,6 @@ _SERVE_KEYS: Mapping[str, Sequence[str]] = {
         "logging_config",
         "external_scaler_enabled",
         "autoscaling_policy",
-    ),
-    "applications[0].deployments[0]": (
-        "name",
-        "user_config",
-        "num_replicas",
-        "autoscaling_config",
-        "max_surge_percent",
     ),
 }
 
@@ -66,10 +57,10 @@ class ServeFile:
     config: Config
     deployments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-
-def drafter_deployment(name: str) -> str:
-    """Return the name of the deployment of a drafter of the pool."""
-    return f"drafter-{name}"
+    @property
+    def applications(self) -> list[Mapping[str, Any]]:
+        """The target's application, and that of drafters alone where there is one."""
+        return sorted(self.document["applications"], key=is_pool)
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
@@ -143,29 +134,51 @@ def read_document(path: Path, example: str = "configs/own-model.yaml") -> dict[s
 
 
 def _checked(path: Path, document: dict[str, Any], overrides: Sequence[str]) -> ServeFile:
-    applications = document.get("applications", [])
     check_keys(document, _SERVE_KEYS[""], "")
-    if not isinstance(applications, list) or len(applications) != 1:
-        raise ConfigError.at("applications", "exactly one application is expected")
-    application = dict(mapping(applications[0], "applications[0]"))
-    arguments = dict(mapping(application.get("args"), "applications[0].args"))
-    application["args"] = arguments
+    applications = _applications(document)
     options = {
         name: dict(mapping(document.get(name), name)) for name in ("http_options", "grpc_options")
     }
-    document |= {"applications": [application], **options}
+    document |= {"applications": list(applications.values()), **options}
+    in_order = sorted(applications.items(), key=lambda each: is_pool(each[1]))
     for override in overrides:
-        _override(document, arguments, override)
-    for place, section in {"applications[0]": application, **options}.items():
+        _override(document, [application["args"] for _, application in in_order], override)
+    for place, application in applications.items():
+        check_keys(application, _SERVE_KEYS["applications"], place)
+    for place, section in options.items():
         check_keys(section, _SERVE_KEYS[place], place)
+    (place, application), *pools = in_order
     _check_proxies(document, application)
-    config = _named(parse(Config, _with_addresses(arguments, document)))
+    config = _named(parse(Config, _with_addresses(application["args"], document)))
     config.check()
     config.check_ports()
-    deployments = _deployments(application, config)
-    for _, place, given in deployments:
-        config = config.changed(given.get("user_config"), f"{place}.user_config")
-    return ServeFile(path, document, config, {name: given for name, _, given in deployments})
+    config, deployments = with_deployments(config, application, place)
+    for place, pool in pools:
+        config, more = with_pool(config, pool, place)
+        deployments |= more
+    if config.elsewhere:
+        name, where = next(iter(config.elsewhere.items()))
+        reason = f"there is no application {where!r} in this file"
+        raise ConfigError.at(f"drafters.{name}.placement.application", reason)
+    return ServeFile(path, document, config, deployments)
+
+
+def _applications(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return copies of the file's applications, with their arguments, by the place of each."""
+    listed = document.get("applications", [])
+    if not isinstance(listed, list) or not 1 <= len(listed) <= 2:
+        raise ConfigError.at("applications", "one application is expected, or two")
+    found: dict[str, dict[str, Any]] = {}
+    for number, each in enumerate(listed):
+        place = f"applications[{number}]"
+        found[place] = dict(mapping(each, place))
+        found[place]["args"] = dict(mapping(found[place].get("args"), f"{place}.args"))
+    if sum(map(is_pool, found.values())) != len(found) - 1:
+        raise ConfigError.at(
+            "applications",
+            "one has import_path deployments.app:build, a second one deployments.app:build_pool",
+        )
+    return found
 
 
 def _served(arguments: Mapping[str, Any]) -> list[str]:
@@ -178,25 +191,47 @@ def _served(arguments: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _override(document: Mapping[str, Any], arguments: dict[str, Any], override: str) -> None:
-    """Set the one key that `override` names, in a section of Serve's or in our arguments."""
+def _override(
+    document: Mapping[str, Any], arguments: Sequence[dict[str, Any]], override: str
+) -> None:
+    """Set the one key that `override` names, in a section of Serve's or in our arguments.
+
+    arguments: of every application, the target's first."""
     key, separator, text = override.partition("=")
     parts = key.strip().split(".")
-    node = arguments
-    if parts[0] in _served(arguments) and parts[1:2] != ["listener"]:
-        node, parts = document[f"{parts[0]}_options"], parts[1:]
-    if not separator or not parts or not all(parts):
+    if not separator or not all(parts):
         raise ConfigError(f"--set {override!r}: expected key.path=value", param=key)
+    try:
+        value = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override!r}: the value is not valid YAML", param=key) from error
+    if parts[0] in _served(arguments[0]) and parts[1:2] != ["listener"]:
+        _set(document[f"{parts[0]}_options"], parts[1:], value, override)
+        return
+    for node in _places(arguments, parts):
+        _set(node, parts, value, override)
+
+
+def _places(arguments: Sequence[dict[str, Any]], parts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the arguments of those applications that a key is for."""
+    of_target, *of_pools = arguments
+    if parts[0] == "drafters":
+        own = [each for each in of_pools if parts[1:] and parts[1] in (each.get("drafters") or {})]
+        return own or [of_target]
+    return [of_target, *(each for each in of_pools if is_shared(".".join(parts)))]
+
+
+def _set(node: dict[str, Any], parts: Sequence[str], value: Any, override: str) -> None:
+    if not parts:
+        raise ConfigError(f"--set {override!r}: expected key.path=value", param=override)
     for part in parts[:-1]:
         if node.get(part) is None:
             node[part] = {}
         node = node[part]
         if not isinstance(node, dict):
-            raise ConfigError(f"--set {override!r}: {part} is not a mapping", param=key)
-    try:
-        node[parts[-1]] = yaml.load(text, Loader=_UniqueKeyLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {override!r}: the value is not valid YAML", param=key) from error
+            reason = f"--set {override!r}: {part} is not a mapping"
+            raise ConfigError(reason, param=override.partition("=")[0])
+    node[parts[-1]] = value
 
 
 def _check_proxies(document: Mapping[str, Any], application: Mapping[str, Any]) -> None:
@@ -259,29 +294,3 @@ def _with_addresses(arguments: Mapping[str, Any], document: Mapping[str, Any]) -
         address = {key: options[key] for key in _PROXY_ADDRESS[face]}
         result[face] = {**arguments[face], "host": "0.0.0.0", **address}
     return result
-
-
-def _deployments(
-    application: Mapping[str, Any], config: Config
-) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Return what the file says of single deployments: name, place, and the rest."""
-    path = "applications[0].deployments"
-    listed = application.get("deployments") or []
-    if not isinstance(listed, list):
-        raise ConfigError.at(path, "a list of deployments is expected")
-    known = (INGRESS, COORDINATOR, TARGET, *map(drafter_deployment, config.pool))
-    found: list[tuple[str, str, Mapping[str, Any]]] = []
-    for number, each in enumerate(listed):
-        place = f"{path}[{number}]"
-        options = dict(mapping(each, place))
-        check_keys(options, _SERVE_KEYS[f"{path}[0]"], place)
-        name = str(options.pop("name", ""))
-        if name not in known:
-            hint = nearest(name, known, "deployments")
-            raise ConfigError.at(f"{place}.name", f"{name!r} is no deployment ({hint})")
-        if name in (other for other, _, _ in found):
-            raise ConfigError.at(f"{place}.name", f"{name!r} stands twice; name it once")
-        if "user_config" in options and name != TARGET:
-            raise ConfigError.at(f"{place}.user_config", f"{name} takes none; only {TARGET} does")
-        found.append((name, place, options))
-    return found

@@ -75,6 +75,29 @@ def parse(kind: type[T], value: Any, path: str = "") -> T:
     return typing.cast(T, _parse(kind, value, path))
 
 
+def overlaid(base: T, value: Any, path: str) -> T:
+    """Return the dataclass `base` with the keys that `value` has, as strictly as `parse`.
+
+    Of sections, and of mappings to them, what `value` does not name stays as it is; every other
+    value stands in place of the former."""
+    kind = type(base)
+    hints, names = _hints(kind), _names(kind)
+    section = mapping(value, path)
+    check_keys(section, names, path)
+    found: dict[str, Any] = {}
+    for key, item in section.items():
+        name, below = names[key], _below(path, key)
+        former = getattr(base, name)
+        if dataclasses.is_dataclass(former):
+            found[name] = overlaid(former, item, below)
+        else:
+            found[name] = _parse(hints[name], item, below)
+            if isinstance(former, Mapping) and _is_of_sections(hints[name]):
+                found[name] = {**former, **found[name]}
+    with ConfigError.below(path):
+        return typing.cast(T, dataclasses.replace(typing.cast(Any, base), **found))
+
+
 def mapping(value: Any, path: str) -> Mapping[str, Any]:
     """`value`, or an empty mapping for a key whose block was left empty."""
     if value is None:
@@ -154,9 +177,22 @@ def _parse_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
     return _parse(rest[0], value, path)
 
 
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def _names(kind: type[Any]) -> dict[str, str]:
+    """Return the fields' names by their keys."""
+    return {key_of(field): field.name for field in dataclasses.fields(kind)}
+
+
+def _is_of_sections(hint: Any) -> bool:
+    arguments = get_args(hint)
+    return len(arguments) == 2 and dataclasses.is_dataclass(arguments[1])
+
+
 def _parse_dataclass(kind: type[Any], value: Any, path: str) -> Any:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    fields = {key_of(field): field.name for field in dataclasses.fields(kind)}
+    hints, fields = _hints(kind), _names(kind)
     removed: Mapping[str, str] = getattr(kind, "REMOVED", {})
     section = mapping(value, path)
     for key in removed:

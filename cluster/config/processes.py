@@ -139,6 +139,9 @@ class DrafterPlacement(PlacementConfig):
     host: Literal["", "target"] = field(default="", metadata={"key": "with"})
     """target = inside every target, on its devices and by turns with its steps; no other key may
     stand beside it."""
+    application: str = ""
+    """Its deployment is one of another application, whose own file section says all else of it; see
+    kubernetes.md. Beside that only kind and shadow may be said here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +182,6 @@ class TargetConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetUserConfig:
-    """`user_config` of the deployment `target`, applied without a restart."""
-
-    adapters: Mapping[str, str] | None = None
-    """In place of `target.engine.adapters`, absolute folders; null = those."""
-
-
-@dataclass(frozen=True, slots=True)
 class DrafterConfig:
     """One drafter: of the pool, or resident in the target (`Config.residents`)."""
 
@@ -215,6 +210,16 @@ class DrafterConfig:
         return PlacementConfig() if isinstance(self.placement, str) else self.placement
 
     @property
+    def is_hosted(self) -> bool:
+        """True if it is to run inside the target, whatever else is said."""
+        return not isinstance(self.placement, str) and self.placement.host == "target"
+
+    @property
+    def application(self) -> str:
+        """The application that its deployment is part of; "" = the target's."""
+        return "" if isinstance(self.placement, str) else self.placement.application
+
+    @property
     def device(self) -> str:
         """The device that its engine names; auto where it names none, or has no engine."""
         engine = self.options.get("engine")
@@ -225,6 +230,19 @@ class DrafterConfig:
         """The drafters that a cascade is made of; none of any other kind."""
         found = self.options.get("stages") if self.kind == CASCADE else ()
         return tuple(map(str, found)) if isinstance(found, Sequence) else ()
+
+    def check_elsewhere(self, path: str) -> None:
+        """Raise ConfigError for what the application that the drafter is part of must say."""
+        named = DrafterConfig(
+            kind=self.kind, shadow=self.shadow,
+            placement=DrafterPlacement(application=self.application),
+        )  # fmt: skip
+        if self != named:
+            raise ConfigError.at(
+                path,
+                f"the drafter is part of application {self.application}; beside placement: "
+                "{application: NAME} only kind and shadow may be said here, all else there",
+            )
 
     def check_resident(self, path: str) -> None:
         """Raise ConfigError for what only a process of its own has, and none inside the target."""

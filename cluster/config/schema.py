@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 from cluster.config.access import AccessConfig
 from cluster.config.doors import DataPlaneConfig, NetworkConfig, TlsConfig
@@ -26,7 +25,6 @@ from cluster.config.parse import (
     PositiveInt,
     Range,
     nearest,
-    parse,
 )
 from cluster.config.processes import (
     CASCADE,
@@ -36,15 +34,13 @@ from cluster.config.processes import (
     EngineConfig,
     PlacementConfig,
     TargetConfig,
-    TargetUserConfig,
 )
 from cluster.errors import ConfigError, NotFoundError
 
 __all__ = [
     "AccessConfig", "AnswersConfig", "ApiConfig", "Config", "CoordinatorConfig", "DashboardConfig",
     "DataPlaneConfig", "DrafterConfig", "DrafterPlacement", "EngineConfig", "GrpcConfig",
-    "HttpConfig", "IngressConfig", "NetworkConfig", "PlacementConfig", "TargetConfig",
-    "TargetUserConfig", "TlsConfig",
+    "HttpConfig", "IngressConfig", "NetworkConfig", "PlacementConfig", "TargetConfig", "TlsConfig",
 ]  # fmt: skip
 
 
@@ -226,6 +222,17 @@ class Config:
         return tuple(name for name in self.on_their_own if not self._is_resident(name))
 
     @property
+    def elsewhere(self) -> Mapping[str, str]:
+        """The application of each drafter that is part of another one."""
+        found = {name: self.drafters[name].application for name in self.pool}
+        return {name: application for name, application in found.items() if application}
+
+    @property
+    def shadows(self) -> frozenset[str]:
+        """Names of the drafters that are scored and never verified."""
+        return frozenset(name for name, drafter in self.drafters.items() if drafter.shadow)
+
+    @property
     def on_their_own(self) -> tuple[str, ...]:
         """Names of the drafters that texts may ask for: all but the stages of cascades."""
         stages = self.stage_of
@@ -234,7 +241,7 @@ class Config:
     def _is_resident(self, name: str) -> bool:
         drafter = self.drafters[name]
         if not isinstance(drafter.placement, str):
-            return drafter.placement.host == "target"
+            return drafter.is_hosted
         has_own = drafter.replicas > 1 or drafter.nice > 0
         return not has_own and drafter.device in ("auto", self.target.engine.device)
 
@@ -258,7 +265,9 @@ class Config:
             )
         for name in self.residents:
             self.drafters[name].check_resident(f"drafters.{name}")
-        self._check_stages()
+        for name in self.elsewhere:
+            self.drafters[name].check_elsewhere(f"drafters.{name}")
+        self.check_stages()
         classes = self.coordinator.latency_classes
         self.coordinator.draft_length.check(classes, (*self.tasks, "default"))
         for name in self.public_latency_classes:
@@ -273,7 +282,8 @@ class Config:
                     hint = nearest(name, self.drafters, "drafters")
                     raise ConfigError.at(f"tasks.{task}", f"no drafter is named {name!r} ({hint})")
 
-    def _check_stages(self) -> None:
+    def check_stages(self) -> None:
+        """Raise ConfigError for a cascade whose stages cannot be its own."""
         for name, drafter in self.drafters.items():
             path = f"drafters.{name}.options.stages"
             for stage in drafter.stages:
@@ -317,23 +327,3 @@ class Config:
         if name not in self.drafters:
             known = ", ".join(self.pool) or "none"
             raise NotFoundError(f"no drafter is named {name!r}; the pool of the file has: {known}")
-
-    def changed(self, user_config: Any, path: str = "user_config") -> Config:
-        """This configuration with the target's `user_config`, which may change while it serves.
-
-        path: where it stands, for messages. Raises ConfigError for what cannot be served.
-        """
-        adapters = parse(TargetUserConfig, user_config, path).adapters
-        if adapters is None:
-            return self
-        for name, folder in adapters.items():
-            if not Path(folder).is_absolute():
-                raise ConfigError.at(
-                    f"{path}.adapters.{name}",
-                    f"{folder!r} is a relative path; a target runs in another folder, so give an "
-                    "absolute one",
-                )
-        engine = replace(self.target.engine, adapters=adapters)
-        result = replace(self, target=replace(self.target, engine=engine))
-        result.check()
-        return result

@@ -7,7 +7,13 @@ from collections.abc import Callable
 from cluster.messages import AdapterList
 
 # What stands in reports of what was refused beside the names of drafters, which have no dot.
-ADAPTERS = "target.adapters"
+TARGET_CONFIG, COORDINATOR_CONFIG = "target.user_config", "coordinator.user_config"
+
+
+def config_of(drafter: str) -> str:
+    """Return what stands there for a drafter of the pool."""
+    return f"drafter-{drafter}.user_config"
+
 
 Listener = Callable[[AdapterList], None]
 

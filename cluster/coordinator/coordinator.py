@@ -18,8 +18,8 @@ from typing import Any
 from cluster import metrics
 from cluster.config.schema import Config
 from cluster.coordinator.activity import ActivityLog
-from cluster.coordinator.adapters import ADAPTERS, AdapterNews
-from cluster.coordinator.drafters import DrafterPool, share_devices
+from cluster.coordinator.adapters import COORDINATOR_CONFIG, TARGET_CONFIG, AdapterNews, config_of
+from cluster.coordinator.drafters import DrafterPool, SharedDevices
 from cluster.coordinator.engines import record_engines, reported
 from cluster.coordinator.ingress import IngressLink
 from cluster.coordinator.pool_scores import PoolScores
@@ -78,13 +78,7 @@ class Coordinator:
         self._id = worker_id or uuid.uuid4().hex[:12]
         fence = Fence(self.recorder)
         scores = self._scores = PoolScores(is_adaptive=settings.budget == "adaptive")
-        self._pool = DrafterPool(
-            settings,
-            self.recorder,
-            scores,
-            fence,
-            frozenset(name for name, drafter in config.drafters.items() if drafter.shadow),
-        )
+        self._pool = DrafterPool(settings, self.recorder, scores, fence, config.shadows)
         self._table = SessionTable(config, self._pool, self.recorder, max_frame_tokens, clock)
         self._activity = ActivityLog(clock())
         self._log = StepLog(self.recorder, scores, fence, self._activity)
@@ -95,8 +89,9 @@ class Coordinator:
             max_frame_tokens, clock,
         )  # fmt: skip
         self._tasks: dict[DrafterReplica, asyncio.Task[None]] = {}
-        self._warned: set[str] = set()  # drafters, of the cores that they share
+        self._shared = SharedDevices()
         self._refused: dict[str, str] = {}  # why, by the name of the drafter
+        self._config_refused = ""
         self._watch: asyncio.Task[None] | None = None
         self._link_numbers = itertools.count(1)
 
@@ -129,6 +124,17 @@ class Coordinator:
         except (ValueError, TypeError, LookupError) as error:
             log.warning("what was learned before is of another form, and left aside: %s", error)
 
+    def use(self, config: Config) -> None:
+        """Go on with other values of the keys of `cluster.config.live`; what runs keeps its own."""
+        self._config, self._config_refused = config, ""
+        self._scores.is_adaptive = config.coordinator.budget == "adaptive"
+        self._pool.shadows = config.shadows
+        self._table.use(config)
+
+    def refuse_config(self, reason: str) -> None:
+        """Report that a change of the configuration was refused, until one is not."""
+        self._config_refused = reason
+
     # Workers
 
     def add_target(
@@ -154,7 +160,7 @@ class Coordinator:
             note_foreign(each, description, self.recorder)
         task = self._targets.add(target_id, description, link)
         record_engines(self.recorder, target_id, description)
-        self._warn_of_shared()
+        self._shared.warn(self._config, self._pool, self._targets.seats)
         return task
 
     def remove_target(self, target_id: str) -> None:
@@ -177,10 +183,12 @@ class Coordinator:
             self.refuse_drafter(name, error.message)
             raise
         self._refused.pop(name, None)
+        self._refused.pop(config_of(name), None)
+        self._refused |= {config_of(each): why for each, why in description.refused.items()}
         replica = self._pool.add(name, replica_id, description, link)
         log.info("drafter joined name=%s id=%s", name, replica_id)
         note_foreign(description, target, self.recorder)
-        self._warn_of_shared()
+        self._shared.warn(self._config, self._pool, self._targets.seats)
         for session in list(self._table.sessions.values()):
             if session.target is not None and name in session.drafters:
                 self._pool.commit(session, self._clock())
@@ -285,10 +293,13 @@ class Coordinator:
         return {name: dict(own) for name, own in found.items()}
 
     def _refusals(self) -> dict[str, str]:
-        """Why drafters take no part, by name, and why a change of the adapters was refused."""
+        """Why drafters take no part, by name, and why a change of the configuration was refused."""
         adapters = self._adapters.current
-        refused = adapters.refused if adapters is not None else ""
-        return {**self._refused, **({ADAPTERS: refused} if refused else {})}
+        changes = {
+            TARGET_CONFIG: adapters.refused if adapters is not None else "",
+            COORDINATOR_CONFIG: self._config_refused,
+        }
+        return {**self._refused, **{name: why for name, why in changes.items() if why}}
 
     def tick(self) -> None:
         """Act on everything that is overdue; called every half second by the watch."""
@@ -318,22 +329,6 @@ class Coordinator:
             self._pool.receive(
                 replica, frame, self._table.sessions, self._clock(), self._table.limits.vocab_size
             )
-
-    def _warn_of_shared(self) -> None:
-        """Say once of each drafter of the pool that it takes the target's time, if it does and its
-        configuration does not say, by `nice`, that it stands back."""
-        for replica in self._pool:
-            drafter = self._config.drafters.get(replica.name)
-            if drafter is not None and drafter.nice > 0:
-                continue
-            is_shared = any(share_devices(replica, seat) for seat in self._targets.seats)
-            if is_shared and replica.name not in self._warned:
-                self._warned.add(replica.name)
-                log.warning(
-                    "drafter shares the target's devices name=%s; give each its own (on a CPU by "
-                    "placement.cores), or let it run inside the target (placement: {with: target})",
-                    replica.name,
-                )
 
     def _lose_drafter(self, replica: DrafterReplica, *, failed: bool) -> None:
         now = self._clock()

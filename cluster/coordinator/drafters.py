@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from cluster import metrics
-from cluster.config.schema import CoordinatorConfig
+from cluster.config.schema import Config, CoordinatorConfig
 from cluster.coordinator.idle import Availability
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.pool_trees import PoolTrees
@@ -42,7 +42,7 @@ class DrafterPool:
     ) -> None:
         """shadows: names of drafters that are scored and never verified."""
         self._trees = PoolTrees(scores, fence)
-        self._shadows = shadows
+        self.shadows = shadows
         self._config = config
         self._recorder = recorder
         self._scores = scores
@@ -191,7 +191,7 @@ class DrafterPool:
             num_kept += 1
             held = session.keep_newest(replica.name, proposal)
             if held is not None:
-                held.is_shadow = replica.name in self._shadows
+                held.is_shadow = replica.name in self.shadows
                 self._trees.renewed(session)
         if num_kept and not num_refused:
             replica.breaker.record_success()
@@ -310,3 +310,26 @@ class DrafterPool:
 def share_devices(replica: DrafterReplica, seat: Seat | None) -> bool:
     """True if its computing slows the target down, as far as their devices are known."""
     return seat is not None and not replica.devices.isdisjoint(seat.devices)
+
+
+class SharedDevices:
+    """Says of drafters that they take the target's time, once of each."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def warn(self, config: Config, pool: DrafterPool, seats: Sequence[Seat]) -> None:
+        """Warn of those that do, and whose configuration does not say, by `nice`, that they stand
+        back."""
+        for replica in pool:
+            drafter = config.drafters.get(replica.name)
+            if drafter is not None and (drafter.nice > 0 or drafter.application):
+                continue  # of one in another application that is not known here
+            is_shared = any(share_devices(replica, seat) for seat in seats)
+            if is_shared and replica.name not in self._warned:
+                self._warned.add(replica.name)
+                log.warning(
+                    "drafter shares the target's devices name=%s; give each its own (on a CPU by "
+                    "placement.cores), or let it run inside the target (placement: {with: target})",
+                    replica.name,
+                )

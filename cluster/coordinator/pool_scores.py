@@ -25,7 +25,7 @@ class PoolScores:
 
     def __init__(self, *, is_adaptive: bool) -> None:
         self.acceptance = AcceptanceModel()
-        self._is_adaptive = is_adaptive
+        self.is_adaptive = is_adaptive
 
     def ask(self, text: Text, num_texts: int, *, is_model: bool) -> int:
         """How many nodes a drafter may grow behind the next commit; it always may some.
@@ -33,7 +33,7 @@ class PoolScores:
         is_model: it keeps what it has grown; look-ups would build a broad tree anew each time.
         """
         most = POOL_NODES if text.max_draft_tokens else 0
-        if is_model or not self._is_adaptive:
+        if is_model or not self.is_adaptive:
             return most  # beyond what a step takes, for the rest survives the re-rooting
         return min(max(_POOL_NODES_OF_ALL // max(num_texts, 1), 1), most)
 
@@ -43,7 +43,7 @@ class PoolScores:
         Reading its trees costs time, in a crowd above all.  is_shared: it drafts on target's cores.
         """
         num_unused = text.num_unused(drafter)
-        if not self._is_adaptive or num_unused < _UNUSED_STEPS:
+        if not self.is_adaptive or num_unused < _UNUSED_STEPS:
             return 1
         # On the target's cores a commit costs as much as some tokens: fewer and fewer are sent.
         if is_shared:

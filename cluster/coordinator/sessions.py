@@ -65,6 +65,11 @@ class SessionTable:
         self.seats: dict[str, TargetSeat] = {}
         self.limits = Limits()
 
+    def use(self, config: Config) -> None:
+        """Open requests by another configuration from now on; limits hold at once."""
+        self._config = config
+        self.admit()
+
     @property
     def num_waiting(self) -> int:
         return len(self._line)

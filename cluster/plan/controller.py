@@ -54,6 +54,13 @@ class Controller:
         self.acceptance = AcceptanceModel()
         merge_trees.prepare()
 
+    def use(self, config: CoordinatorConfig) -> None:
+        """Plan by other settings from the next step on; what was learned stays."""
+        if config.draft_length != self._config.draft_length:
+            self._lengths = DraftLength(config.draft_length)
+        self._target.allow(config)
+        self._config = config
+
     def states(self) -> list[dict[str, object]]:
         """Return the drafts that pay at each load, for status reports."""
         return self._target.states()

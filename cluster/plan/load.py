@@ -146,12 +146,14 @@ class TargetModel:
         size = bucket(num_sequences)
         found = self.loads.get((is_sampled, size))
         if found is None:
-            # Measured in steps, the standard deviation of the mean over n sequences is that of one
-            # sequence divided by sqrt(n), and so is the loss by chance that the guard must allow.
-            slack_steps = config.slowdown_slack / math.sqrt(max(size, 1))
-            guard = DeficitGuard(config.max_slowdown, slack_steps)
+            guard = DeficitGuard(*_limits(config, size))
             found = self.loads[is_sampled, size] = Load(self.laws[is_sampled], guard)
         return found
+
+    def allow(self, config: CoordinatorConfig) -> None:
+        """Let speculation cost as much as `config` says, at all loads so far."""
+        for (_, size), load in self.loads.items():
+            load.guard.allow(*_limits(config, size))
 
     def draft_s(self, num_sequences: int, num_new: float) -> ByModels[Floats | None]:
         """Return the seconds that each arm takes for trees of SIZES, with the time in which models
@@ -219,3 +221,10 @@ class TargetModel:
     def deficit_s(self) -> float:
         """Seconds that speculation has lost and not regained, over all loads."""
         return sum(load.guard.deficit_s for load in self.loads.values())
+
+
+def _limits(config: CoordinatorConfig, size: int) -> tuple[float, float]:
+    """Return the slowdown and the slack in steps that the guard of batches of `size` allows."""
+    # Measured in steps, the standard deviation of the mean over n sequences is that of one
+    # sequence divided by sqrt(n), and so is the loss by chance that the guard must allow.
+    return config.max_slowdown, config.slowdown_slack / math.sqrt(max(size, 1))

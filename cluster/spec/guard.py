@@ -35,6 +35,10 @@ class DeficitGuard:
         self._allowance_s = 0.0
         self._balance_s: float | None = None  # None before the first round
 
+    def allow(self, slowdown: float, slack_steps: float) -> None:
+        """Take other limits from the next round on."""
+        self._slowdown, self._slack_steps = slowdown, slack_steps
+
     @property
     def deficit_s(self) -> float:
         """Seconds lost to speculation and not regained: the allowance less the balance."""

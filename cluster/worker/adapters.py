@@ -1,11 +1,13 @@
-"""Changes which LoRA adapters a target serves while it serves."""
+"""Changes what a target does while it serves: its LoRA adapters, and how it plans its steps."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
-from cluster.config.schema import Config
+from cluster.config.live import changed
+from cluster.config.schema import Config, CoordinatorConfig
 from cluster.engine.engine import Engine
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.errors import ConfigError
@@ -14,18 +16,23 @@ from cluster.messages import AdapterList
 log = logging.getLogger(__name__)
 
 
-def serve_adapters(engine: Engine, config: Config, user_config: Any) -> AdapterList:
-    """Serve the adapters of `config` with `user_config`; returns the list that is then served.
+def reconfigure_target(
+    engine: Engine, config: Config, user_config: Any, plan_by: Callable[[CoordinatorConfig], None]
+) -> AdapterList:
+    """Serve by `config` with `user_config`; returns the adapters that are then served.
 
-    Running requests keep their adapters.  If an adapter cannot be served, nothing changes, and the
-    reason is logged and returned.  May be called from any thread while another steps the engine.
+    plan_by: is told the settings by which steps are planned from then on.  Running requests keep
+    their adapters.  If anything cannot be, nothing changes, and the reason is logged and returned.
+    May be called from any thread while another steps the engine.
     """
     refused = ""
     try:
-        engine.model.adapters.serve(read_adapters(config.changed(user_config).target.engine))
+        wanted = changed(config, user_config)
+        engine.model.adapters.serve(read_adapters(wanted.target.engine))
     except ConfigError as error:
-        log.error("adapters stay as they are: %s", error.message)
+        log.error("the target stays as it is: %s", error.message)
         refused = error.message
     else:
-        log.info("adapters served: %s", ", ".join(engine.adapters.names) or "none")
+        plan_by(wanted.coordinator)
+        log.info("reconfigured; adapters served: %s", ", ".join(engine.adapters.names) or "none")
     return AdapterList(engine.adapters.references, refused)

@@ -82,7 +82,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     worker = TargetWorker(
         verifier, description, Controller(pace, profile, times), residents,
         max_draft_tokens=pace.max_draft_tokens, silence_s=pace.target_silence_s,
-        shadows=frozenset(name for name, drafter in config.drafters.items() if drafter.shadow),
+        shadows=config.shadows,
         prepare=grammars.prepare,
     )  # fmt: skip
     worker.streams.announce(AdapterList(engine.adapters.references))

@@ -105,6 +105,11 @@ class DraftWorker:
 
     # On the event loop
 
+    def renew_links(self) -> None:
+        """End the open links: each coordinator connects again, and asks anew who this is."""
+        for lease in self._leases:
+            lease.finish()
+
     async def serve(self, link: DraftLink) -> None:
         """Serve one coordinator until the link ends or breaks, or the worker stops."""
         lease = DraftLease(next(self._numbers))

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from cluster.config.schema import CoordinatorConfig
 from cluster.errors import WorkerError
 from cluster.messages import (
     Heartbeat,
@@ -81,6 +82,15 @@ class TargetWorker:
         self._mailbox.close()
         if self._thread.is_alive():
             self._thread.join()
+
+    def use(self, settings: CoordinatorConfig) -> None:
+        """Plan the next steps by these settings; may be called from any thread."""
+
+        def use() -> None:
+            self._texts.max_draft_tokens = settings.max_draft_tokens
+            self._controller.use(settings)
+
+        self._mailbox.call(use)
 
     def describe(self) -> WorkerDescription:
         return self._description

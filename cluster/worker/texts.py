@@ -175,7 +175,7 @@ class TextTable(dict[str, TargetText]):
         super().__init__()
         self._residents = residents
         self.vocab_size = vocab_size
-        self._max_draft_tokens = max_draft_tokens
+        self.max_draft_tokens = max_draft_tokens
 
     def of(self, stream: TargetStream) -> list[TargetText]:
         """Return the texts of one coordinator."""
@@ -208,7 +208,7 @@ class TextTable(dict[str, TargetText]):
         text = TargetText(stream, opened, self._residents)
         if text.tokens.hash_at(len(text.tokens)) != opened.prefix_hash:
             raise ProtocolError("prefix_hash is not that of token_ids; send the text again")
-        text.max_draft_tokens = min(max(opened.max_draft_tokens, 0), self._max_draft_tokens)
+        text.max_draft_tokens = min(max(opened.max_draft_tokens, 0), self.max_draft_tokens)
         self[text.id] = text
         return text
 

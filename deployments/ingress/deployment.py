@@ -22,8 +22,8 @@ from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_admin_app, create_app
 from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
-from deployments.ingress.metrics_page import AskOthers, nobody
-from deployments.replica import configure_logging, process_id, where
+from deployments.ingress.metrics_page import AskOthers
+from deployments.replica import configure_logging, process_id, reconfigured, where
 from deployments.trust import trust_in
 
 # Whoever listens waits until every request is over (`Ingress.drain`), and so much longer.
@@ -38,11 +38,12 @@ class IngressDeployment:
     async def __init__(self, config: Config, coordinator: Any) -> None:  # type: ignore[misc]  # awaited
         """coordinator: a Serve handle, used only to find the coordinators' addresses."""
         configure_logging()
+        self._config = config
         tokenizer, defaults = await asyncio.to_thread(_load_text, config)
         process = process_id("ingress")
         self._ingress = Ingress(
             config, tokenizer, defaults, ServeEndpoints(coordinator),
-            process=process, others=_others_of(process, config), trust=trust_in(config, "ingress"),
+            process=process, others=_others_of(process), trust=trust_in(config, "ingress"),
         )  # fmt: skip
         self._ingress.start()
         self._grpc = GrpcApi(self._ingress)
@@ -64,6 +65,12 @@ class IngressDeployment:
             self._listeners.append(HttpListener(create_admin_app(self._ingress), where, patience_s))
         for listener in self._listeners:
             await listener.start()
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Serve calls it after the constructor and when the file's user_config has changed."""
+        refused = await reconfigured(self._config, user_config, self._ingress.use)
+        if refused:
+            self._ingress.refuse_config(refused)
 
     def __serve_build_asgi_app__(self) -> Any:
         """Called by Serve after the constructor; its proxies pass HTTP requests to the result."""
@@ -145,14 +152,12 @@ def _load_text(config: Config) -> tuple[Tokenizer, SamplingParams]:
     return tokenizer, load_sampling_defaults(folder, choice)
 
 
-def _others_of(process: str, config: Config) -> AskOthers:
+def _others_of(process: str) -> AskOthers:
     """Asks the other replicas of this deployment for their series."""
-    if config.ingress.replicas == 1:
-        return nobody
-    context = serve.get_replica_context()
-    handle = serve.get_deployment_handle(context.deployment, app_name=context.app_name)
 
     async def ask(timeout_s: float) -> list[bytes]:
+        context = serve.get_replica_context()
+        handle = serve.get_deployment_handle(context.deployment, app_name=context.app_name)
         answers: list[Any] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

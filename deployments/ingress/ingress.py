@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster import metrics
@@ -69,7 +69,22 @@ class Ingress:
         self._links: dict[str, CoordinatorLink] = {}
         self._draining = Draining()
         self._grammars = GrammarCheck(tokenizer, config.answers)
-        self._limits = Limits(
+        self._dialect = dialect_of(
+            tokenizer, config.answers.tool_parser, config.answers.reasoning_parser
+        )
+        self._defaults = defaults
+        # Until a coordinator says what the targets serve.
+        self._limits = self._limits_by(
+            config, {name: name for name in config.target.engine.adapters}
+        )
+        self._refused = ""
+        self._connections: Connections[CoordinatorLink] = Connections(
+            "coordinator", endpoints, self._connect, self._use
+        )
+
+    def _limits_by(self, config: Config, adapters: Mapping[str, str]) -> Limits:
+        limits, settings, defaults = config.ingress, config.coordinator, self._defaults
+        return Limits(
             model_name=config.model_name,
             predictors=frozenset(
                 name for name, drafter in config.drafters.items() if drafter.kind == "prediction"
@@ -78,30 +93,38 @@ class Ingress:
             aliases=config.api.served_model_names,
             drafters=config.on_their_own,
             tasks=tuple(config.tasks),
-            vocab_size=tokenizer.vocab_size,
-            max_choices=config.ingress.max_choices,
+            vocab_size=self.tokenizer.vocab_size,
+            max_choices=limits.max_choices,
             max_sequences=min(
-                config.ingress.max_sequences_per_request,
+                limits.max_sequences_per_request,
                 settings.max_running_sequences + settings.max_queued_requests,
             ),
-            max_logprobs=config.ingress.max_logprobs,
-            max_stop_strings=config.ingress.max_stop_strings,
+            max_logprobs=limits.max_logprobs,
+            max_stop_strings=limits.max_stop_strings,
             max_draft_tokens=settings.max_draft_tokens,
             latency_classes=config.public_latency_classes,
             laws=settings.laws,
             compatibility=config.api.compatibility,
-            dialect=dialect_of(
-                tokenizer, config.answers.tool_parser, config.answers.reasoning_parser
-            ),
-            # Until a coordinator says what the targets serve.
-            adapters={name: name for name in config.target.engine.adapters},
+            dialect=self._dialect,
+            adapters=adapters,
             defaults=dataclasses.replace(
-                defaults, max_tokens=config.ingress.default_max_tokens or defaults.max_tokens
+                defaults, max_tokens=limits.default_max_tokens or defaults.max_tokens
             ),
         )
-        self._connections: Connections[CoordinatorLink] = Connections(
-            "coordinator", endpoints, self._connect, self._use
-        )
+
+    async def use(self, config: Config) -> None:
+        """Go on with other values of the keys that may change while it serves: see
+        `cluster.config.live`.  Requests that are running keep what they were admitted with.
+
+        Raises ConfigError where the clients' keys do not fit; then nothing has changed."""
+        await self.keys.use(config)
+        self.config, self._refused = config, ""
+        self._quotas.num_processes = config.ingress.replicas
+        self._limits = self._limits_by(config, self._limits.adapters)
+
+    def refuse_config(self, reason: str) -> None:
+        """Report that a change of the configuration was refused, until one is not."""
+        self._refused = reason
 
     @property
     def limits(self) -> Limits:
@@ -239,7 +262,7 @@ class Ingress:
         """
         reports = await self._ask(lambda link: link.status(_REPORT_TIMEOUT_S))
         drafters = dict.fromkeys(self.config.on_their_own, 0)
-        refused: dict[str, str] = {}
+        refused = {"ingress.user_config": self._refused} if self._refused else {}
         faults: dict[str, Counter[str]] = {}
         left_alone: set[str] = set()
         # Every coordinator tells of the same targets and drafters: each counts once.
@@ -271,7 +294,8 @@ class Ingress:
     async def render_metrics(self) -> bytes:
         """The series of every ingress replica and coordinator, in Prometheus' text format."""
         num_others = self.config.ingress.replicas - 1
-        return await metrics_page(self.recorder, dict(self._links), self._others, num_others)
+        others = self._others if num_others else nobody
+        return await metrics_page(self.recorder, dict(self._links), others, num_others)
 
     async def _ask(self, question: Any) -> list[Any]:
         """The answers of those coordinators that answered."""

@@ -102,6 +102,13 @@ class KeyRing:
         self._use(file)
         log.info("the keys were read again: %d of them, from %s", len(file.keys), self._path)
 
+    async def use(self, config: Config) -> None:
+        """Read the file for another configuration, which may have other classes and tasks; raises
+        ConfigError, and then nothing has changed."""
+        if self._path:
+            self._use(await asyncio.to_thread(read_keys, config))
+        self._config = config
+
     def _use(self, file: KeysFile) -> None:
         self.fault, self._classes, self._callers = "", file.classes, {}
         for name, key in file.keys.items():

@@ -45,7 +45,7 @@ class Quotas:
     def __init__(self, keys: KeyRing, num_processes: int) -> None:
         """num_processes: ingress processes, which share every limit."""
         self._keys = keys
-        self._num_processes = num_processes
+        self.num_processes = num_processes
         # Each count has the storage look at all that it holds: so one for each account.
         self._windows: defaultdict[str, FixedWindowRateLimiter] = defaultdict(
             lambda: FixedWindowRateLimiter(MemoryStorage())
@@ -125,7 +125,7 @@ class Quotas:
         return None if limit is None else RateLimitItemPerMinute(self._share_of(limit))
 
     def _share_of(self, limit: int) -> int:
-        return -(-limit // self._num_processes)
+        return -(-limit // self.num_processes)
 
 
 def _limit(account: _Account, what: _What) -> int | None:

@@ -1,7 +1,8 @@
-"""What of a running target may be changed, and what is said of anything else."""
+"""What may be changed while the parts run, and what is said of anything else."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,14 @@ import pytest
 import yaml
 
 from cluster.config.file import load
-from cluster.config.schema import Config, EngineConfig, TargetConfig
+from cluster.config.live import READ_BY, changed, changed_drafter
+from cluster.config.schema import (
+    Config,
+    CoordinatorConfig,
+    DrafterConfig,
+    EngineConfig,
+    TargetConfig,
+)
 from cluster.errors import ConfigError
 
 CONFIG = Config(
@@ -18,7 +26,7 @@ CONFIG = Config(
 
 
 def adapters(user_config: Any) -> dict[str, str]:
-    return dict(CONFIG.changed(user_config).target.engine.adapters)
+    return dict(changed(CONFIG, user_config).target.engine.adapters)
 
 
 def test_a_list_stands_in_place_of_the_arguments_and_none_leaves_them() -> None:
@@ -37,11 +45,47 @@ def test_a_list_stands_in_place_of_the_arguments_and_none_leaves_them() -> None:
         ({"adapters": {"b": "new"}}, "'new' is a relative path"),
         ({"adapters": {"m": "/new"}}, "may not be the model's own"),
         ({"adapters": {"b@1": "/new"}}, "an adapter's name may hold"),
+        ({"coordinator": {"budgett": "fixed"}}, r"coordinator\.budgett: .*did you mean budget\?"),
+        ({"coordinator": {"budget": "some"}}, r"coordinator\.budget: 'some' is none of"),
+        ({"coordinator": {"replicas": 2}}, r"coordinator\.replicas: this key cannot change"),
+        ({"target": {"replicas": 2}}, r"user_config\.target: this key cannot change"),
+        ({"tasks": {"code": ["nobody"]}}, r"tasks\.code: no drafter is named 'nobody'"),
+        ({"drafters": {"x": {"kind": "suffix"}}}, r"drafters\.x: only a drafter of another"),
+        ({"ingress": {"public_latency_classes": ["x"]}}, "'x' is no class"),
+        ("text", "user_config: 'text' is not a mapping"),
     ],
 )
 def test_anything_else_is_refused_by_name(user_config: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        CONFIG.changed(user_config)
+        changed(CONFIG, user_config)
+
+
+def test_what_is_not_named_stays_as_it_is() -> None:
+    settings = CoordinatorConfig(max_queued_requests=7)
+    config = replace(CONFIG, coordinator=settings, tasks={"a": (), "b": ()})
+    found = changed(
+        config, {"coordinator": {"budget": "fixed"}, "tasks": {"c": []}, "ingress": None}
+    )
+    assert found.coordinator == replace(settings, budget="fixed")
+    assert found.tasks == {"c": ()}, "a list of one's own is not made of two"
+    assert found.ingress == config.ingress
+
+
+def test_a_drafter_is_made_anew_by_its_own_keys() -> None:
+    config = replace(CONFIG, drafters={"a": DrafterConfig(kind="suffix", nice=3)})
+    found = changed_drafter(config, "a", {"options": {"min_match": 2}, "max_nodes": 5})
+    wanted = DrafterConfig(kind="suffix", nice=3, options={"min_match": 2}, max_nodes=5)
+    assert found.drafters["a"] == wanted
+    assert changed_drafter(config, "a", None) == config
+    with pytest.raises(ConfigError, match=r"user_config\.nice: this key cannot change"):
+        changed_drafter(config, "a", {"nice": 4})
+
+
+def test_every_key_that_is_read_while_the_parts_run_is_one_of_the_schema() -> None:
+    for key in READ_BY.keys() - {"adapters"}:
+        value: Any = Config()
+        for part in key.split("."):
+            value = getattr(value, part)
 
 
 def written(folder: Path, deployments: Any) -> Path:
@@ -71,10 +115,27 @@ def test_how_many_replicas_run_may_be_said_of_each_deployment(tmp_path: Path) ->
     }  # fmt: skip
 
 
+def test_all_may_be_told_the_same(tmp_path: Path) -> None:
+    live = {"tasks": {"code": []}, "ingress": {"replicas": 2}, "adapters": {"b": "/new"}}
+    names = ("ingress", "coordinator", "target")
+    named: list[dict[str, Any]] = [{"name": name, "user_config": live} for name in names]
+    named[0]["num_replicas"] = 2
+    config = load(written(tmp_path, named)).config
+    assert (config.tasks, config.ingress.replicas) == ({"code": ()}, 2)
+
+
 @pytest.mark.parametrize(
     ("deployments", "named"),
     [
-        ([{"name": "ingress", "user_config": {}}], "ingress takes none; only target does"),
+        ([{"name": "ingress", "user_config": {"tasks": {}}}], "coordinator reads it, too"),
+        (
+            [
+                {"name": "ingress", "user_config": {"tasks": {}}},
+                {"name": "coordinator", "user_config": {"tasks": {"a": []}}},
+            ],
+            "ingress is told tasks and coordinator reads it, too",
+        ),
+        ([{"name": "ingress", "num_replicas": 2}], "set both, the latter in its user_config"),
         ([{"name": "target", "num_cpus": 2}], r"deployments\[0\].num_cpus"),
         ([{"name": "target"}, {"name": "target"}], "'target' stands twice"),
         ([{"name": "coordinators"}], "did you mean coordinator?"),

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from cluster.config.schema import CoordinatorConfig
-from cluster.coordinator.adapters import ADAPTERS, AdapterNews
+from cluster.coordinator.adapters import TARGET_CONFIG, AdapterNews
 from cluster.messages import AdapterList, WorkerDescription
 from tests.support.coordinator.house import house, request
 from tests.support.coordinator.toys import ToyTarget
@@ -69,7 +69,7 @@ async def test_the_ingress_hears_of_every_change_and_of_the_refusals() -> None:
         await until(setting, {"a": "a@1"})
         target.tell(AdapterList(("a@9", "b@2"), "c does not fit"))
         await until(setting, {"a": "a@9", "b": "b@2"})
-        assert only.coordinator.status()["refused"] == {ADAPTERS: "c does not fit"}
+        assert only.coordinator.status()["refused"] == {TARGET_CONFIG: "c does not fit"}
         target.tell(AdapterList())
         await until(setting, {})
         assert only.coordinator.status()["refused"] == {}

@@ -140,8 +140,8 @@ def test_the_list_changes_under_a_stream(changing: Changing) -> None:
     assert reading.token_ids == whole, "a running text goes on with what it began with"
 
     changing.deploy(pirate="second", heavy="misfit")
-    wait_until(lambda: "target.adapters" in changing.served.health()["refused"])
-    reason = changing.served.health()["refused"]["target.adapters"]
+    wait_until(lambda: "target.user_config" in changing.served.health()["refused"])
+    reason = changing.served.health()["refused"]["target.user_config"]
     assert "adapter 'heavy' cannot be served" in reason
     assert "has rank 80, the limit is 64" in reason
     assert changing.models() == [MODEL, "pirate", "parrot"], "all is as it was"
@@ -155,5 +155,5 @@ def test_the_list_changes_under_a_stream(changing: Changing) -> None:
     assert changing.text("parrot") == oracles["third"]
     plain = generate(load_oracle(changing.served.target_folder), token_array(PROMPT), NUM_TOKENS)
     assert changing.text(MODEL) == plain
-    assert "target.adapters" not in changing.served.health()["refused"]
+    assert "target.user_config" not in changing.served.health()["refused"]
     assert places("target", APPLICATION) == before, "no process was replaced"

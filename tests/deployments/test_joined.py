@@ -44,10 +44,10 @@ def config(listener: str = "ingress") -> Config:
 def test_on_several_nodes_the_ingress_may_be_anywhere(running: Running) -> None:
     running.alive = [True, True]
     with pytest.raises(ConfigError, match=r"any of 2 here; set http\.listener: serve"):
-        JoinedRay(config(), "auto", "mine").start()
-    JoinedRay(config("serve"), "auto", "mine").start()
+        JoinedRay(config(), "auto", ["mine"]).start()
+    JoinedRay(config("serve"), "auto", ["mine"]).start()
     running.alive = [True, False]
-    JoinedRay(config(), "auto", "mine").start()
+    JoinedRay(config(), "auto", ["mine"]).start()
 
 
 def test_a_port_that_another_application_has_is_not_shared(running: Running) -> None:
@@ -57,6 +57,6 @@ def test_a_port_that_another_application_has_is_not_shared(running: Running) -> 
         taken.bind((wanted.http.host, wanted.http.port))
         taken.listen(1)
         with pytest.raises(ConfigError, match=rf"http\.port: port {wanted.http.port} taken by"):
-            JoinedRay(wanted, "auto", "mine").start()
+            JoinedRay(wanted, "auto", ["mine"]).start()
         running.applications["mine"] = object()  # its own, which is to be changed
-        JoinedRay(wanted, "auto", "mine").start()
+        JoinedRay(wanted, "auto", ["mine"]).start()

@@ -12,7 +12,7 @@ from cluster.core import SamplingParams
 from cluster.engine.engine import Engine
 from cluster.errors import NotFoundError
 from cluster.messages import AdapterList
-from cluster.worker.adapters import serve_adapters
+from cluster.worker.adapters import reconfigure_target
 from cluster.worker.verifier import Verifier
 from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.driver import generate, load_engine, prompt
@@ -46,7 +46,7 @@ def engine(base: Path, folders: dict[str, Path]) -> Engine:
 def change(engine: Engine, base: Path, **folders: Path) -> AdapterList:
     config = Config(target=TargetConfig(engine=EngineConfig(model=str(base))), model_name="m")
     named = {name: str(folder) for name, folder in folders.items()}
-    return serve_adapters(engine, config, {"adapters": named})
+    return reconfigure_target(engine, config, {"adapters": named}, lambda settings: None)
 
 
 def go_on(verifier: Verifier, session: Session, num_tokens: int) -> list[int]:

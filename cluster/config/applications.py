@@ -1,0 +1,203 @@
+"""The applications of a file: the target's, and one of drafters alone where there is one.
+
+They restart apart from each other: an edit of the drafters' never touches a target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from cluster.config.live import COORDINATOR, INGRESS, TARGET, changed, changed_drafter, check_told
+from cluster.config.parse import check_keys, mapping, nearest, parse
+from cluster.config.processes import DrafterPlacement
+from cluster.config.schema import Config
+from cluster.errors import ConfigError
+
+# How the import path of an application of drafters alone ends.
+_OF_A_POOL = ":build_pool"
+# The keys of its arguments: its drafters, and what of the target's must be the same here.
+SHARED = ("network", "data_plane", "coordinator.max_frame_bytes")
+
+_DEPLOYMENT_KEYS = (
+    "name",
+    "user_config",
+    "num_replicas",
+    "autoscaling_config",
+    "max_surge_percent",
+)
+
+# What a file says of single deployments, by their names.
+Overrides = dict[str, Mapping[str, Any]]
+
+
+def drafter_deployment(name: str) -> str:
+    """Return the name of the deployment of a drafter with a process of its own."""
+    return f"drafter-{name}"
+
+
+def is_pool(application: Mapping[str, Any]) -> bool:
+    """True if the application has drafters alone."""
+    return str(application.get("import_path")).endswith(_OF_A_POOL)
+
+
+def is_shared(key: str) -> bool:
+    """True if the key, or all below it, must be the same in all applications."""
+    return any(f"{key}.".startswith(f"{each}.") for each in SHARED)
+
+
+def parse_pool(arguments: Mapping[str, Any]) -> Config:
+    """Return the `args` of an application of drafters, as Serve hands them to its builder."""
+    check_keys(arguments, ("drafters", *(key.partition(".")[0] for key in SHARED)), "")
+    check_keys(mapping(arguments.get("coordinator"), ""), ("max_frame_bytes",), "coordinator")
+    config = parse(Config, arguments)
+    config.data_plane.check()
+    config.check_stages()
+    if not config.on_their_own:
+        raise ConfigError.at("drafters", "there is none; name one, or remove the application")
+    for name in config.on_their_own:
+        drafter = config.drafters[name]
+        for key, is_said in (
+            ("placement.with", drafter.is_hosted),
+            ("placement.application", drafter.application),
+            ("shadow", drafter.shadow),
+        ):
+            if is_said:
+                raise ConfigError.at(
+                    f"drafters.{name}.{key}",
+                    "this is an application of drafters alone; remove it here (shadow is said "
+                    "beside the target)",
+                )
+    return config
+
+
+def with_deployments(
+    config: Config, application: Mapping[str, Any], place: str
+) -> tuple[Config, Overrides]:
+    """Return `config` with the user_configs of the target's application, and all that the file says
+    of its deployments."""
+    own = [name for name in config.pool if name not in config.elsewhere]
+    named = (INGRESS, COORDINATOR, TARGET, *map(drafter_deployment, own))
+    found = _deployments(application, place, named)
+    told: dict[str, Any] = {}
+    for where, (name, options) in found.items():
+        given = options.get("user_config")
+        path = f"{where}.user_config"
+        if name in (INGRESS, COORDINATOR, TARGET):
+            changed(config, given, path)
+            told[name] = given
+        else:
+            config = _with_drafter(config, name, given, path)
+    check_told(told, f"{place}.deployments")
+    for given in told.values():
+        config = changed(config, given)
+    overrides = dict(found.values())
+    num_replicas = overrides.get(INGRESS, {}).get("num_replicas", config.ingress.replicas)
+    if num_replicas != config.ingress.replicas:
+        raise ConfigError.at(
+            f"{place}.deployments",
+            f"{num_replicas} replicas of {INGRESS} share what keys may have by their number, and "
+            f"ingress.replicas is {config.ingress.replicas}; set both, the latter in its "
+            "user_config",
+        )
+    return config, overrides
+
+
+def with_pool(
+    config: Config, application: Mapping[str, Any], place: str
+) -> tuple[Config, Overrides]:
+    """Return `config` with the drafters that another application has, as that says of them, and all
+    that the file says of its deployments."""
+    with ConfigError.below(f"{place}.args"):
+        pool = parse_pool(mapping(application.get("args"), "args"))
+        _check_shared(config, pool)
+    if application.get("route_prefix", "/") is not None:
+        reason = "drafters answer no HTTP; write `route_prefix: null`"
+        raise ConfigError.at(f"{place}.route_prefix", reason)
+    app_name = str(application.get("name"))
+    named = [name for name, where in config.elsewhere.items() if where == app_name]
+    for name in pool.on_their_own:
+        if name not in named:
+            raise ConfigError.at(
+                f"{place}.args.drafters.{name}",
+                "nobody would ask it; add `placement: {application: "
+                f"{app_name}}}` below drafters.{name} of the target's application",
+            )
+    for name in named:
+        if name not in pool.on_their_own:
+            hint = nearest(name, pool.on_their_own, "it has")
+            reason = f"application {app_name} has no drafter {name!r} ({hint})"
+            raise ConfigError.at(f"drafters.{name}.placement.application", reason)
+    found = _deployments(application, place, [*map(drafter_deployment, pool.on_their_own)])
+    for where, (deployment, options) in found.items():
+        path = f"{where}.user_config"
+        pool = _with_drafter(pool, deployment, options.get("user_config"), path)
+    return _joined(config, pool), dict(found.values())
+
+
+def _joined(config: Config, pool: Config) -> Config:
+    drafters = dict(config.drafters)
+    for name, drafter in pool.drafters.items():
+        former = config.drafters.get(name)
+        if former is not None and name in pool.stage_of:
+            raise ConfigError.at(f"drafters.{name}", "two drafters have this name; change one")
+        if former is not None:
+            _check_kind(name, former.kind, drafter.kind)
+            drafter = replace(
+                drafter,
+                shadow=former.shadow,
+                placement=DrafterPlacement()
+                if isinstance(drafter.placement, str)
+                else drafter.placement,
+            )
+        drafters[name] = drafter
+    result = replace(config, drafters=drafters)
+    result.check()
+    return result
+
+
+def _check_kind(name: str, said: str, kind: str) -> None:
+    """Raise ConfigError where the target's application would take a drafter for another kind."""
+    if said not in ("", kind) or (kind == "prediction" and not said):
+        raise ConfigError.at(
+            f"drafters.{name}.kind", f"{said!r} here and {kind!r} in its own application; say so"
+        )
+
+
+def _check_shared(config: Config, pool: Config) -> None:
+    for key in SHARED:
+        values: list[Any] = [config, pool]
+        for part in key.split("."):
+            values = [getattr(each, part) for each in values]
+        if values[0] != values[1]:
+            reason = "it must be as in the target's application; write it once, as a YAML anchor"
+            raise ConfigError.at(key, reason)
+
+
+def _with_drafter(config: Config, deployment: str, user_config: Any, path: str) -> Config:
+    name = deployment.removeprefix(drafter_deployment(""))
+    return changed_drafter(config, name, user_config, path)
+
+
+def _deployments(
+    application: Mapping[str, Any], place: str, known: Collection[str]
+) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Return what the file says of single deployments, by the place where: a name and the rest."""
+    path = f"{place}.deployments"
+    listed = application.get("deployments") or []
+    if not isinstance(listed, list):
+        raise ConfigError.at(path, "a list of deployments is expected")
+    found: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for number, each in enumerate(listed):
+        where = f"{path}[{number}]"
+        options = dict(mapping(each, where))
+        check_keys(options, _DEPLOYMENT_KEYS, where)
+        name = str(options.pop("name", ""))
+        if name not in known:
+            hint = nearest(name, known, "deployments")
+            raise ConfigError.at(f"{where}.name", f"{name!r} is no deployment ({hint})")
+        if name in (other for other, _ in found.values()):
+            raise ConfigError.at(f"{where}.name", f"{name!r} stands twice; name it once")
+        found[where] = name, options
+    return found

@@ -1,0 +1,150 @@
+"""The keys that may change while the parts run: `user_config` lays them over the arguments.
+
+Ray Serve passes the `user_config` of each deployment on to its replicas, and restarts nothing.  A
+key is told to every deployment that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from cluster.config.parse import check_keys, mapping, nearest, overlaid
+from cluster.config.schema import Config
+from cluster.errors import ConfigError
+
+INGRESS, COORDINATOR, TARGET = "ingress", "coordinator", "target"
+
+# The deployments that read each key.  All else is read once, at the start, or by who starts them.
+READ_BY: Mapping[str, tuple[str, ...]] = {
+    "tasks": (INGRESS, COORDINATOR),
+    "drafters": (INGRESS, COORDINATOR),
+    "coordinator.max_running_sequences": (INGRESS, COORDINATOR),
+    "coordinator.max_queued_requests": (INGRESS, COORDINATOR),
+    "coordinator.max_queued_tokens": (COORDINATOR,),
+    "coordinator.max_draft_tokens": (INGRESS, COORDINATOR, TARGET),
+    "coordinator.min_tokens_per_s": (COORDINATOR,),
+    "coordinator.latency_classes": (INGRESS, COORDINATOR, TARGET),
+    "coordinator.budget": (COORDINATOR, TARGET),
+    "coordinator.draft_length": (TARGET,),
+    "coordinator.max_slowdown": (TARGET,),
+    "coordinator.slowdown_slack": (TARGET,),
+    "ingress.replicas": (INGRESS,),
+    "ingress.body_timeout_s": (INGRESS,),
+    "ingress.max_sequences_per_request": (INGRESS,),
+    "ingress.max_chars_per_token": (INGRESS,),
+    "ingress.public_latency_classes": (INGRESS,),
+    "ingress.max_choices": (INGRESS,),
+    "ingress.max_logprobs": (INGRESS,),
+    "ingress.max_stop_strings": (INGRESS,),
+    "ingress.default_max_tokens": (INGRESS,),
+    "api.compatibility": (INGRESS,),
+    "api.served_model_names": (INGRESS,),
+    "api.heartbeat_s": (INGRESS,),
+    "api.max_request_timeout_s": (INGRESS,),
+    "adapters": (TARGET,),
+}
+
+# The keys of a drafter of the pool, in the `user_config` of its own deployment; it is made anew
+# inside its process.
+OF_A_DRAFTER = ("kind", "options", "max_nodes", "max_requests")
+
+
+def changed(config: Config, user_config: Any, path: str = "user_config") -> Config:
+    """Return `config` with the `user_config` of a deployment, which may change while it serves.
+
+    path: where it stands, for messages.  Raises ConfigError for what cannot be served, or cannot
+    change."""
+    section = dict(mapping(user_config, path))
+    check_keys(section, (*(field.name for field in fields(Config)), "adapters"), path)
+    adapters = section.pop("adapters", None)
+    result = overlaid(config, section, path)
+    for key in _keys(section):
+        if key not in READ_BY:
+            hint = nearest(key, READ_BY, "keys that can")
+            raise ConfigError.at(
+                f"{path}.{key}",
+                "this key cannot change while the parts run; set it below args, which restarts "
+                f"the application ({hint})",
+            )
+    for name in mapping(section.get("drafters"), path):
+        former, drafter = config.drafters.get(name), result.drafters[name]
+        if not drafter.application or (former is not None and not former.application):
+            raise ConfigError.at(
+                f"{path}.drafters.{name}",
+                "only a drafter of another application comes and goes while the parts run; give it "
+                "placement: {application: NAME}, or set it below args",
+            )
+    if adapters is not None:
+        result = _with_adapters(result, mapping(adapters, f"{path}.adapters"), path)
+    result.check()
+    return result
+
+
+def changed_drafter(
+    config: Config, name: str, user_config: Any, path: str = "user_config"
+) -> Config:
+    """Return `config` with the `user_config` of a drafter's own deployment; see `changed`."""
+    drafter = overlaid(config.drafters[name], user_config, path)
+    for key in mapping(user_config, path):
+        if key not in OF_A_DRAFTER:
+            raise ConfigError.at(
+                f"{path}.{key}",
+                "this key cannot change while the drafter runs; set it below args, which restarts "
+                f"the application (keys that can: {', '.join(OF_A_DRAFTER)})",
+            )
+    return replace(config, drafters={**config.drafters, name: drafter})
+
+
+def check_told(told: Mapping[str, Any], path: str) -> None:
+    """Raise ConfigError for a key that not all who read it are told alike.
+
+    told: user_configs by deployment."""
+    values = {name: _values(mapping(given, path)) for name, given in told.items()}
+    for name, given in values.items():
+        for key, value in given.items():
+            for reader in READ_BY[key]:
+                if reader != name and values.get(reader, {}).get(key) != value:
+                    raise ConfigError.at(
+                        path,
+                        f"{name} is told {key} and {reader} reads it, too, and is told something "
+                        "else or nothing; give all of them the same user_config (write it once, as "
+                        "a YAML anchor)",
+                    )
+
+
+def _with_adapters(config: Config, adapters: Mapping[str, Any], path: str) -> Config:
+    engine = overlaid(config.target.engine, {"adapters": adapters}, path)
+    for name, folder in engine.adapters.items():
+        if not Path(folder).is_absolute():
+            raise ConfigError.at(
+                f"{path}.adapters.{name}",
+                f"{folder!r} is a relative path; a target runs in another folder, so give an "
+                "absolute one",
+            )
+    return replace(config, target=replace(config.target, engine=engine))
+
+
+def _values(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a checked `user_config` by the names of READ_BY."""
+    found = {}
+    for key in _keys(section):
+        value: Any = section
+        for part in key.split("."):
+            value = value[part]
+        found[key] = value
+    return found
+
+
+def _keys(section: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the keys that a `user_config` sets, as READ_BY names them, and all others as deep as
+    that goes."""
+    for key, value in section.items():
+        path = f"{prefix}{key}"
+        is_above = any(known.startswith(f"{path}.") for known in READ_BY)
+        if is_above and isinstance(value, Mapping):
+            yield from _keys(value, f"{path}.")
+        elif not (is_above and value is None):  # a block that was left empty
+            yield path

@@ -1,0 +1,149 @@
+"""A file of two applications: the drafters have one of their own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.config.applications import parse_pool
+from cluster.config.file import ServeFile, load
+from cluster.config.schema import DrafterPlacement
+from cluster.errors import ConfigError
+from deployments.app import build, build_pool
+
+POOL = {"application": "pool"}
+DOCUMENT: dict[str, Any] = {
+    "applications": [
+        {
+            "name": "main",
+            "import_path": "deployments.app:build",
+            "args": {
+                "target": {"engine": {"model": "m"}},
+                "drafters": {
+                    "inside": {"kind": "suffix"},
+                    "lm": {"placement": POOL, "shadow": True},
+                    "told": {"kind": "prediction", "placement": POOL},
+                },
+                "tasks": {"default": ["lm", "inside"]},
+            },
+        },
+        {
+            "name": "pool",
+            "route_prefix": None,
+            "import_path": "deployments.app:build_pool",
+            "args": {
+                "drafters": {
+                    "lm": {"kind": "suffix", "placement": {"num_cpus": 2}},
+                    "told": {"kind": "prediction"},
+                }
+            },
+        },
+    ]
+}
+
+
+def loaded(folder: Path, change: Callable[[Any, Any], object], *overrides: str) -> ServeFile:
+    """Load the document after a change of its applications."""
+    document = copy.deepcopy(DOCUMENT)
+    change(*document["applications"])
+    path = folder / "serve.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return load(path, overrides)
+
+
+def as_it_is(main: Any, pool: Any) -> None:
+    pass
+
+
+def test_a_configuration_has_the_drafters_of_both(tmp_path: Path) -> None:
+    config = loaded(tmp_path, as_it_is).config
+    assert config.residents == ("inside",)
+    assert config.pool == ("lm", "told")
+    lm = config.drafters["lm"]
+    assert (lm.kind, lm.shadow, lm.placement) == ("suffix", True, DrafterPlacement(num_cpus=2))
+
+
+def test_the_order_of_the_applications_is_free(tmp_path: Path) -> None:
+    document = {"applications": DOCUMENT["applications"][::-1]}
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(document))
+    assert load(path).config == loaded(tmp_path, as_it_is).config
+    assert [each["name"] for each in load(path).applications] == ["main", "pool"]
+
+
+def test_each_application_is_built_of_its_own_deployments() -> None:
+    main, pool = (each["args"] for each in DOCUMENT["applications"])
+    ingress = build(main)._bound_deployment
+    coordinator = ingress.init_args[1]._bound_deployment
+    assert coordinator.init_args[2] == {}
+    lm = build_pool(pool)._bound_deployment
+    assert lm.name == "drafter-lm"
+    assert [other._bound_deployment.name for other in lm.init_args[2]] == ["drafter-told"]
+
+
+def test_an_override_goes_to_the_application_that_has_the_key(tmp_path: Path) -> None:
+    found = loaded(
+        tmp_path, as_it_is, "drafters.lm.max_nodes=5", "drafters.inside.max_nodes=6",
+        "network.interface=node",
+    )  # fmt: skip
+    assert [found.config.drafters[name].max_nodes for name in ("lm", "inside")] == [5, 6]
+    main, pool = (each["args"] for each in found.applications)
+    assert "max_nodes" not in main["drafters"]["lm"]
+    assert main["network"] == pool["network"] == {"interface": "node"}
+
+
+def test_what_a_file_says_of_a_drafter_of_the_pool_counts(tmp_path: Path) -> None:
+    given = {"user_config": {"max_nodes": 5}, "num_replicas": 2}
+    found = loaded(tmp_path, lambda main, pool: pool.update(
+        deployments=[{"name": "drafter-lm", **given}]))  # fmt: skip
+    assert found.config.drafters["lm"].max_nodes == 5
+    assert found.deployments == {"drafter-lm": given}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda main, pool: pool.pop("route_prefix"), "write `route_prefix: null`"),
+        (lambda main, pool: pool.update(import_path="deployments.app:build"), "build_pool"),
+        (lambda main, pool: main.update(import_path="deployments.app:build_pool"), "build_pool"),
+        (lambda main, pool: pool.update(name="other"), r"drafters.lm: nobody would ask it"),
+        (lambda main, pool: pool["args"]["drafters"].pop("lm"), "pool has no drafter 'lm'"),
+        (lambda main, pool: pool["args"].update(tasks={}), "tasks: unknown key"),
+        (lambda main, pool: pool["args"].update(drafters={}), "drafters: there is none"),
+        (lambda main, pool: pool["args"].update(coordinator={"replicas": 2}), "unknown key"),
+        (lambda main, pool: main["args"].update(network={"interface": "node"}), "network: it must"),
+        (lambda main, pool: main["args"].update(coordinator={"max_frame_bytes": 2**20}),
+         "coordinator.max_frame_bytes: it must be as in"),
+        (lambda main, pool: main["args"]["drafters"]["lm"].update(max_nodes=3), "all else there"),
+        (lambda main, pool: main["args"]["drafters"]["lm"].update(kind="ngram_cache"),
+         "'ngram_cache' here and 'suffix' in its own"),
+        (lambda main, pool: main["args"]["drafters"]["told"].pop("kind"), "'prediction' in its"),
+        (lambda main, pool: pool["args"]["drafters"]["lm"].update(shadow=True), "shadow: this is"),
+        (lambda main, pool: pool["args"]["drafters"]["lm"].update(placement={"with": "target"}),
+         "an application of drafters alone; remove it"),
+        (lambda main, pool: pool.update(deployments=[{"name": "target"}]), "'target' is no deploy"),
+        (lambda main, pool: main.update(deployments=[{"name": "drafter-lm"}]), "is no deployment"),
+    ],
+)  # fmt: skip
+def test_applications_that_do_not_fit_are_refused_by_name(
+    tmp_path: Path, change: Callable[[Any, Any], object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loaded(tmp_path, change)
+
+
+def test_a_drafter_of_an_application_that_is_not_in_the_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump({"applications": DOCUMENT["applications"][:1]}))
+    with pytest.raises(ConfigError, match="there is no application 'pool' in this file"):
+        load(path)
+
+
+def test_a_replica_refuses_arguments_of_a_pool_that_break_a_rule() -> None:
+    with pytest.raises(ConfigError, match="'x' is a cascade"):
+        parse_pool({"drafters": {"x": {"kind": "cascade", "options": {"stages": ["x"]}}}})

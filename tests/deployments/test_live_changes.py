@@ -1,0 +1,201 @@
+"""Two applications, and edits of them under 32 streams: no stream is lost, and no target restarts.
+
+The edits are applied as `serve deploy` and KubeRay apply them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.config.live import COORDINATOR, INGRESS, READ_BY, TARGET
+from tests.deployments.conftest import MODEL, Served, arguments, free_port, places, wait_until
+from tests.support.deployments.writers import Writers
+from tests.support.engine.adapters import write_adapter
+
+APPLICATION, POOL = "live", "live-pool"
+NUM_GRPC, NUM_HTTP, NUM_TOKENS = 28, 4, 24
+OTHERS = (INGRESS, COORDINATOR, TARGET)
+
+# Another value of every key that may change while the parts run.
+EDITS: Mapping[str, Any] = {
+    "tasks": {"code": ["suffix"], "default": ["ngram", "suffix"]},
+    "drafters": {"more": {"placement": {"application": POOL}}},
+    "coordinator.max_running_sequences": 48,
+    "coordinator.max_queued_requests": 200,
+    "coordinator.max_queued_tokens": 2**19,
+    "coordinator.max_draft_tokens": 3,
+    "coordinator.min_tokens_per_s": 1.0,
+    "coordinator.latency_classes": {"rush": 1.0, "batch": 0.5},
+    "coordinator.budget": "adaptive",
+    "coordinator.draft_length": {"kind": "constant", "num_tokens": 2},
+    "coordinator.max_slowdown": 0.05,
+    "coordinator.slowdown_slack": 9.0,
+    "ingress.replicas": 2,
+    "ingress.body_timeout_s": 6.0,
+    "ingress.max_sequences_per_request": 8,
+    "ingress.max_chars_per_token": 20.0,
+    "ingress.public_latency_classes": ["rush"],
+    "ingress.max_choices": 2,
+    "ingress.max_logprobs": 3,
+    "ingress.max_stop_strings": 4,
+    "ingress.default_max_tokens": 7,
+    "api.compatibility": "lenient",
+    "api.served_model_names": ["alias"],
+    "api.heartbeat_s": 10.0,
+    "api.max_request_timeout_s": 100.0,
+}
+
+
+def nested(edits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `user_config` with these values, by paths."""
+    found: dict[str, Any] = {}
+    for path, value in edits.items():
+        *sections, key = path.split(".")
+        node = found
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[key] = value
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The applications, and the file that they were deployed from."""
+
+    served: Served
+    document: dict[str, Any]
+
+    def tell(self, **user_configs: Any) -> None:
+        """Deploy the file with these user_configs, by deployment."""
+        for application in self.document["applications"]:
+            is_own = application["name"] == APPLICATION
+            named = {each["name"]: each for each in application.get("deployments", [])}
+            for name, told in user_configs.items():
+                if (name in OTHERS) == is_own:
+                    deployment = name if is_own else f"drafter-{name}"
+                    named[deployment] = {"name": deployment, "user_config": told}
+            application["deployments"] = list(named.values())
+        self.deploy()
+
+    def deploy(self) -> None:
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(self.document))
+
+    def refused(self) -> dict[str, str]:
+        return dict(self.served.health()["refused"])
+
+    def served_names(self) -> list[str]:
+        answer = httpx.get(f"{self.served.http}/v1/models", timeout=60)
+        return [card["id"] for card in answer.json()["data"]]
+
+    def drafters(self) -> dict[str, int]:
+        return dict(self.served.health()["drafters"])
+
+    def pids(self) -> dict[str, list[int]]:
+        """The processes of the target's application."""
+        return {name: [each["pid"] for each in places(name, APPLICATION)] for name in OTHERS}
+
+    def status_of(self, **body: Any) -> int:
+        wanted = {"model": MODEL, "prompt": "abc", "max_tokens": 2, **body}
+        return httpx.post(f"{self.served.http}/v1/completions", json=wanted, timeout=60).status_code
+
+    def writers(self) -> Writers:
+        return Writers([self.served.own_grpc], [self.served.http], NUM_GRPC, NUM_HTTP, NUM_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def live(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator[Live]:
+    from ray import serve
+
+    settings = copy.deepcopy(arguments(long_folder, long_draft_folder))
+    port = free_port()
+    own = {"kind": "ngram_cache", "placement": {"num_cpus": 0.1}}
+    settings |= {
+        "grpc": {"port": port},
+        "drafters": {
+            "suffix": {"kind": "suffix", "placement": {"with": "target"}},
+            "ngram": {"placement": {"application": POOL}},
+        },
+    }
+    settings["ingress"]["replicas"] = 1
+    # The processes of the test find these packages by the folder that it runs in.
+    environment = {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}}
+    document = {
+        "applications": [
+            {
+                "name": APPLICATION,
+                "route_prefix": f"/{APPLICATION}",
+                "import_path": "deployments.app:build",
+                "args": settings,
+                "runtime_env": environment,
+            },
+            {
+                "name": POOL,
+                "route_prefix": None,
+                "import_path": "deployments.app:build_pool",
+                "args": {"drafters": {"ngram": own, "more": own}},
+                "runtime_env": environment,
+            },
+        ]
+    }
+    url = f"{served.proxied}/{APPLICATION}"
+    found = Live(replace(served, http=url, own_grpc=f"127.0.0.1:{port}"), document)
+    found.deploy()
+    wait_until(lambda: is_whole(found))
+    yield found
+    serve.delete(APPLICATION)
+    serve.delete(POOL)
+
+
+def is_whole(live: Live) -> bool:
+    try:
+        return live.drafters() == {"suffix": 1, "ngram": 1}
+    except (httpx.HTTPError, ValueError, KeyError):
+        return False
+
+
+def test_streams_survive_every_edit_and_a_wrong_one_leaves_all_as_it_was(
+    live: Live, long_folder: Path, tmp_path: Path
+) -> None:
+    assert EDITS.keys() == READ_BY.keys() - {"adapters"}
+    told = nested(EDITS) | {"adapters": {"pirate": str(write_adapter(long_folder, tmp_path / "a"))}}
+    before, writers = live.pids(), live.writers()
+    with writers.running():
+        writers.wait()
+        live.tell(**dict.fromkeys(OTHERS, told))
+        wait_until(lambda: set(live.served_names()) == {MODEL, "alias", "pirate"})
+        wait_until(lambda: live.drafters() == {"suffix": 1, "ngram": 1, "more": 1})
+        writers.wait()
+        assert live.refused() == {}
+        assert live.status_of(n=2) == 200
+        assert live.status_of(n=3) == 400, "ingress.max_choices"
+        assert live.status_of(speculation={"latency_class": "rush"}) == 200
+
+        wrong = {**told, "coordinator": {"budget": "none"}}
+        live.tell(**dict.fromkeys(OTHERS, wrong))
+        wait_until(lambda: len(live.refused()) == 3)
+        assert live.refused() == {
+            f"{name}.user_config": "user_config.coordinator.budget: 'none' is none of: adaptive, "
+            "fixed" for name in OTHERS
+        }  # fmt: skip
+        assert live.status_of(n=3) == 400, "what was told before still holds"
+        assert live.status_of(speculation={"latency_class": "rush"}) == 200
+        writers.wait()
+
+        live.tell(ingress={}, coordinator={}, target={})
+        wait_until(lambda: live.refused() == {} and live.drafters() == {"suffix": 1, "ngram": 1})
+        assert live.status_of(n=3) == 200
+        writers.wait()
+    assert not writers.wrong
+    assert not writers.errors
+    assert live.pids() == before
+    assert live.served.metric("drafthouse_failovers_total") == 0
