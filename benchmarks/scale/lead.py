@@ -1,4 +1,4 @@
-"""A coordinator without Ray, on uvloop as in a replica of Ray Serve; arguments as `cluster.lead`."""
+"""A coordinator without Ray, on uvloop as in a replica of Serve; arguments as `cluster.lead`."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ class DecodeTimes:
         if above == below:
             return self._replayed(above)
         share = (num_texts - below) / (above - below)
-        return (1.0 - share) * self._replayed(below) + share * self._replayed(above)
+        found: Floats = (1.0 - share) * self._replayed(below) + share * self._replayed(above)
+        return found
 
     def _replay(self, num_texts: int) -> Floats:
         policy = Timed(self._machine, self._pool, self._config)
