@@ -26,8 +26,9 @@ _REFUSED_RETRY_S = 10.0
 class Connections(Generic[AnyLink]):
     """Connects to each endpoint as it appears, and again with backoff when its link ends.
 
-    use: works with the link until it ends, and leaves nothing behind when cancelled, which is
-    what happens when the endpoint disappears.
+    use: works with the link until it ends, and leaves nothing behind when cancelled.  An endpoint
+    that has left the set is used while its link lives: Serve takes a replica out while it
+    reconfigures it, and the link of one that stops ends by itself.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class Connections(Generic[AnyLink]):
         self._connect = connect
         self._use = use
         self._watcher: asyncio.Task[None] | None = None
+        self._present: frozenset[Endpoint] = frozenset()
         self._keepers: dict[Endpoint, asyncio.Task[None]] = {}
+        self._linked: set[Endpoint] = set()
 
     def start(self) -> None:
         """Begin to watch the set; call on the event loop that is to own the links."""
@@ -68,7 +71,8 @@ class Connections(Generic[AnyLink]):
             wait_s = min(2 * wait_s, _LAST_RETRY_S)
 
     def _reconcile(self, endpoints: frozenset[Endpoint]) -> None:
-        for endpoint in set(self._keepers) - endpoints:
+        self._present = endpoints
+        for endpoint in set(self._keepers) - endpoints - self._linked:
             self._keepers.pop(endpoint).cancel()
         for endpoint in endpoints - set(self._keepers):
             self._keepers[endpoint] = asyncio.create_task(
@@ -92,6 +96,9 @@ class Connections(Generic[AnyLink]):
                 log.info("%s %s is not reachable: %s", self._name, endpoint.id, error)
             except Exception:
                 log.exception("link to %s %s failed", self._name, endpoint.id)
+            if endpoint not in self._present:
+                del self._keepers[endpoint]
+                return
             await asyncio.sleep(wait_s)
             wait_s = max(min(2 * wait_s, _LAST_RETRY_S), wait_s)
 
@@ -99,8 +106,10 @@ class Connections(Generic[AnyLink]):
         self, endpoint: Endpoint, description: WorkerDescription, link: AnyLink
     ) -> None:
         log.info("%s joined id=%s address=%s", self._name, endpoint.id, endpoint.address)
+        self._linked.add(endpoint)
         try:
             await self._use(endpoint, description, link)
         finally:
+            self._linked.discard(endpoint)
             log.info("%s left id=%s", self._name, endpoint.id)
             await link.close()

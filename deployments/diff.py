@@ -22,6 +22,8 @@ from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve._private.deployment_state import DeploymentTargetState
 from ray.serve.schema import ServeApplicationSchema
 
+from cluster.config.applications import drafter_deployment
+from cluster.config.live import OF_A_DRAFTER, READ_BY
 from cluster.errors import ConfigError
 
 Path = tuple[str, ...]
@@ -60,7 +62,8 @@ class Cost:
             case Price.NOTHING:
                 return "reaches no process"
             case Price.LIVE:
-                return f"live: {names or 'Serve itself'} takes it and nothing restarts"
+                takes = "take" if len(self.deployments) > 1 else "takes"
+                return f"live: {names or 'Serve itself'} {takes} it and nothing restarts"
             case Price.NOT_UNDONE:
                 return f"not taken back before {names} restarts; write user_config: {{}} instead"
             case Price.DEPLOYMENTS:
@@ -75,11 +78,16 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     before, after = _Side(old), _Side(new)
     before.complete(after)
     after.complete(before)
-    told: dict[Cost, list[str]] = {}
+    # What several deployments are told alike is one change.
+    changes: dict[tuple[str, Price, str], set[str]] = {}
     for path in _changed(before.document, after.document):
+        cost = _cost(before, after, path)
         shown = (_shown(_at(side.document, path)) for side in (before, after))
-        line = f"  {_name(path)}: " + " -> ".join(shown)
-        told.setdefault(_cost(before, after, path), []).append(line)
+        line = f"  {_name(path)}: " + " -> ".join(shown) + _remedy(path, cost)
+        changes.setdefault((line, cost.price, cost.application), set()).update(cost.deployments)
+    told: dict[Cost, list[str]] = {}
+    for (line, price, application), names in changes.items():
+        told.setdefault(Cost(price, application, tuple(sorted(names))), []).append(line)
     if not told:
         return "the files mean the same\n"
     parts = [f"{cost}\n" + "\n".join(lines) for cost, lines in sorted(told.items(), reverse=True)]
@@ -226,11 +234,29 @@ def _name(path: Path) -> str:
     match path:
         case ("applications", _, "args", *rest) if rest:
             return ".".join(rest)
+        case ("applications", _, "deployments", _, "user_config", *rest):
+            return ".".join(("user_config", *rest))  # whose it is, its price says
         case ("applications", _, "deployments", name, *rest):
             return ".".join((f"deployments[{name}]", *rest))
         case ("applications", name, *rest):
             return ".".join((f"applications[{name}]", *rest))
     return ".".join(path)
+
+
+def _remedy(path: Path, cost: Cost) -> str:
+    """Return how a key that restarts an application could change live, where it could."""
+    if cost.price is not Price.APPLICATION or path[2:3] != ("args",):
+        return ""
+    key = ".".join(path[3:])
+    for known, readers in READ_BY.items():
+        if f"{key}.".startswith(f"{known}.") and known != "drafters":
+            return f" (live in the user_config of {', '.join(readers)})"
+    match path[3:]:
+        case ("drafters", name, option, *_) if option in OF_A_DRAFTER:
+            deployment = drafter_deployment(name)
+            if deployment in cost.deployments:
+                return f" (live in the user_config of {deployment}, as {option})"
+    return ""
 
 
 def _shown(value: Any) -> str:

@@ -17,9 +17,10 @@ from deployments.diff import difference
 Document = dict[str, Any]
 
 _BASE = Path(__file__).resolve().parents[2] / "k8s" / "base" / "serve.yaml"
-_ALL = (
-    "restarts all of application drafthouse: coordinator, drafter-code, drafter-lm, "
-    "drafter-ngram, drafter-prose, drafter-suffix, ingress, target"
+_ALL = "restarts all of application drafthouse: coordinator, ingress, target"
+_POOL = (
+    "restarts all of application drafthouse-pool: drafter-code, drafter-lm, drafter-ngram, "
+    "drafter-prose, drafter-suffix"
 )
 
 
@@ -45,7 +46,7 @@ def _deployments(**options: object) -> list[Document]:
         (
             lambda _, app: app["args"]["ingress"].update(max_choices=8),
             _ALL,
-            "ingress.max_choices: (absent) -> 8",
+            "ingress.max_choices: (absent) -> 8 (live in the user_config of ingress)",
         ),
         (
             lambda _, app: app["args"]["target"]["engine"].update(threads=2),
@@ -60,7 +61,7 @@ def _deployments(**options: object) -> list[Document]:
         (
             lambda _, app: app.update(deployments=_deployments(user_config={"adapters": {}})),
             "live: target takes it and nothing restarts",
-            "deployments[target].user_config: (absent) -> {adapters: {}}",
+            "user_config: (absent) -> {adapters: {}}",
         ),
         (
             lambda _, app: app.update(deployments=_deployments(num_replicas=2)),
@@ -160,13 +161,51 @@ def test_what_stands_in_another_application_is_not_touched(document: Document) -
     other = copy.deepcopy(document["applications"][0])
     other |= {"name": "other", "route_prefix": "/other"}
     document["applications"].append(other)
-    found = after(document, lambda all_, _: all_["applications"][1]["args"].update(tasks={}))
+    found = after(document, lambda all_, _: all_["applications"][2]["args"].update(tasks={}))
     (price, *lines) = found.splitlines()
     assert price.startswith("restarts all of application other:")
+    live = "(live in the user_config of ingress, coordinator)"
     assert lines == [
-        "  tasks.default: [lm, suffix, ngram] -> (absent)",
-        "  tasks.code: [code, suffix, ngram] -> (absent)",
-        "  tasks.prose: [prose, suffix, ngram] -> (absent)",
+        f"  tasks.default: [lm, suffix, ngram] -> (absent) {live}",
+        f"  tasks.code: [code, suffix, ngram] -> (absent) {live}",
+        f"  tasks.prose: [prose, suffix, ngram] -> (absent) {live}",
+    ]
+
+
+def test_an_edit_of_the_drafters_restarts_their_application_alone(document: Document) -> None:
+    def change(all_: Document, _: Document) -> None:
+        drafters = all_["applications"][1]["args"]["drafters"]
+        drafters["lm"]["max_nodes"] = 8
+        drafters["ngram"]["placement"]["num_cpus"] = 0.2
+
+    assert after(document, change).splitlines() == [
+        _POOL,
+        "  drafters.lm.max_nodes: (absent) -> 8 "
+        "(live in the user_config of drafter-lm, as max_nodes)",
+        "  drafters.ngram.placement.num_cpus: 0.1 -> 0.2",
+    ]
+
+
+def test_what_several_deployments_are_told_alike_is_one_change(document: Document) -> None:
+    def told(weight: float, budget: str) -> list[Document]:
+        classes = {"latency_classes": {"batch": weight}}
+        live = {"tasks": {"code": ["lm"]}, "coordinator": {**classes, "budget": budget}}
+        return [
+            {"name": name, "user_config": live} for name in ("ingress", "coordinator", "target")
+        ]
+
+    document["applications"][0]["deployments"] = told(1.0, "fixed")
+    found = after(document, lambda _, app: app.update(deployments=told(0.5, "adaptive")))
+    assert found.splitlines() == [
+        "live: coordinator, ingress, target take it and nothing restarts",
+        "  user_config.coordinator.latency_classes.batch: 1.0 -> 0.5",
+        "  user_config.coordinator.budget: fixed -> adaptive",
+    ]
+    pool = [{"name": "drafter-lm", "user_config": {"max_nodes": 4}}]
+    found = after(document, lambda all_, _: all_["applications"][1].update(deployments=pool))
+    assert found.splitlines() == [
+        "live: drafter-lm takes it and nothing restarts",
+        "  user_config: (absent) -> {max_nodes: 4}",
     ]
 
 

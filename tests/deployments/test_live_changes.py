@@ -199,3 +199,37 @@ def test_streams_survive_every_edit_and_a_wrong_one_leaves_all_as_it_was(
     assert not writers.errors
     assert live.pids() == before
     assert live.served.metric("drafthouse_failovers_total") == 0
+
+
+def test_edits_of_the_pool_touch_no_target(live: Live) -> None:
+    before, writers = live.pids(), live.writers()
+    drafting = places("drafter-ngram", POOL)[0]["pid"]
+    with writers.running():
+        writers.wait()
+        live.tell(ngram={"kind": "ngram_cash"})
+        wait_until(lambda: "drafter-ngram.user_config" in live.refused())
+        assert "did you mean ngram_cache?" in live.refused()["drafter-ngram.user_config"]
+        wait_until(lambda: is_whole(live))
+        live.tell(ngram={"kind": "prompt_lookup", "max_nodes": 8})
+        wait_until(lambda: live.refused() == {} and is_whole(live))
+        assert [each["pid"] for each in places("drafter-ngram", POOL)] == [drafting]
+        writers.wait()
+
+        (pool,) = (each for each in live.document["applications"] if each["name"] == POOL)
+        del pool["args"]["drafters"]["more"]
+        live.deploy()
+        wait_until(lambda: is_replaced(drafting) and is_whole(live))
+        writers.wait()
+    assert not writers.wrong
+    assert not writers.errors
+    assert live.pids() == before
+    assert live.served.metric("drafthouse_failovers_total") == 0
+
+
+def is_replaced(pid: int) -> bool:
+    """True if another process drafts, and no more that one."""
+    from ray import serve
+
+    if serve.status().applications[POOL].status != "RUNNING":
+        return False
+    return pid not in [each["pid"] for each in places("drafter-ngram", POOL)]
