@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from cluster.client.generated import generation_pb2
-from cluster.config.schema import Config, IngressConfig
+from cluster.config.schema import Config, CoordinatorConfig, IngressConfig
+from cluster.errors import ConfigError
 from cluster.text.tokenizer import Tokenizer
 from tests.support.deployments.place import Place, generate, place, write_keys
 from tests.support.text.tokenizers_for_tests import byte_level_folder
@@ -135,3 +136,24 @@ async def test_a_deadline_holds_in_the_queue(tokenizer: Tokenizer) -> None:
                 await here.rooms.settle()
         here.toy.gate.set()
         assert (await first).status_code == 200
+
+
+async def test_classes_and_limits_change_under_the_keys(tokenizer: Tokenizer, write: Write) -> None:
+    config = write({"batch": {"requests_per_minute": 1}}, alice={"classes": ["batch"]})
+    classes = {"latency_classes": {"batch": 0.5}}
+    config = dataclasses.replace(config, coordinator=CoordinatorConfig(**classes))
+    async with place(tokenizer, config, **classes) as here:
+        other = {"throughput": 1.0}
+        wrong = dataclasses.replace(
+            here.ingress.config, coordinator=CoordinatorConfig(latency_classes=other)
+        )
+        with pytest.raises(ConfigError, match="'batch' is no class"):
+            await here.ingress.use(wrong)
+        assert here.ingress.config.coordinator.latency_classes == {"batch": 0.5}
+        assert await statuses(here, "alice", 1, n=2) == [200]
+        limits = dataclasses.replace(here.ingress.config.ingress, max_choices=1)
+        await here.ingress.use(dataclasses.replace(here.ingress.config, ingress=limits))
+        assert await statuses(here, "alice", 1, n=2) == [400]
+        assert await statuses(here, "alice", 1) == [200]
+        here.ingress.refuse_config("a reason")
+        assert (await here.ingress.health())["refused"] == {"ingress.user_config": "a reason"}

@@ -1,0 +1,96 @@
+"""A coordinator goes on with other values of its keys; what runs keeps what it was opened with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.config.live import changed
+from cluster.config.schema import (
+    Config,
+    CoordinatorConfig,
+    DrafterConfig,
+    EngineConfig,
+    TargetConfig,
+)
+from cluster.core import SpeculationOptions
+from cluster.errors import CapacityError, RequestError
+from cluster.rpc.memory import memory_pair
+from tests.support.coordinator.house import House, collect, house, request
+from tests.support.coordinator.toys import ToyTarget, drafter_description
+
+CONFIG = Config(
+    model_name="m",
+    target=TargetConfig(engine=EngineConfig(model="m")),
+    drafters={name: DrafterConfig(kind="prompt_lookup") for name in "ab"},
+    coordinator=CoordinatorConfig(budget="fixed"),
+)
+
+
+def tell(stage: House, **user_config: Any) -> None:
+    stage.coordinator.use(changed(CONFIG, user_config))
+
+
+async def opened_with(stage: House, target: ToyTarget, **options: Any) -> Any:
+    """Return what the target was told of a new text."""
+    await collect(stage.coordinator, request([1, 2], **options))
+    return [each for frame in target.frames for each in frame.opens][-1]
+
+
+async def test_new_texts_are_opened_by_the_new_values_and_the_old_ones_come_back() -> None:
+    async with house() as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        assert (await opened_with(stage, target)).drafters == ("a", "b")
+        tell(stage, tasks={"default": ["b"]}, coordinator={"max_draft_tokens": 3})
+        opened = await opened_with(stage, target)
+        assert (opened.drafters, opened.max_draft_tokens) == (("b",), 3)
+        tell(stage)
+        opened = await opened_with(stage, target)
+        assert (opened.drafters, opened.max_draft_tokens) == (("a", "b"), 16)
+
+
+async def test_limits_hold_at_once() -> None:
+    async with house() as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        tell(stage, coordinator={"max_running_sequences": 1, "max_queued_requests": 1})
+        held: list[Any] = []
+        for number in range(2):
+            asked = request([1, 2, number], id=f"r{number}")
+            stage.coordinator.open(asked.id, asked, held.append)
+        assert stage.coordinator.load().num_waiting == 1
+        with pytest.raises(CapacityError, match=r"raise coordinator\.max_queued_requests"):
+            stage.coordinator.open("late", request([1, 2, 3], id="late"), held.append)
+        tell(stage, coordinator={"max_running_sequences": 2})
+        assert stage.coordinator.load().num_waiting == 0, "who waited has a place"
+
+
+async def test_classes_come_and_go() -> None:
+    rush = SpeculationOptions(latency_class="rush")
+    async with house() as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        with pytest.raises(RequestError, match="rush"):
+            await collect(stage.coordinator, request([1, 2], speculation=rush))
+        tell(stage, coordinator={"latency_classes": {"rush": 2.0}})
+        assert (await opened_with(stage, target, speculation=rush)).latency_class == "rush"
+
+
+async def test_a_change_that_is_refused_is_reported_until_one_is_not() -> None:
+    async with house() as stage:
+        stage.coordinator.refuse_config("a reason")
+        assert stage.coordinator.status()["refused"] == {"coordinator.user_config": "a reason"}
+        tell(stage)
+        assert stage.coordinator.status()["refused"] == {}
+
+
+async def test_a_drafter_says_by_its_description_that_a_change_of_it_was_refused() -> None:
+    async with house() as stage:
+        told = replace(drafter_description("a", "r0"), refused={"a": "why"})
+        stage.coordinator.add_drafter("a", "r0", told, memory_pair()[0])
+        assert stage.coordinator.status()["refused"] == {"drafter-a.user_config": "why"}
+        stage.coordinator.add_drafter("a", "r0", replace(told, refused={}), memory_pair()[0])
+        assert stage.coordinator.status()["refused"] == {}
