@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -40,18 +39,23 @@ class DecodeTimes:
         self._machine, self._pool, self._config = machine, pool, config
         self._seed = seed
         self._sizes = (*(edge for edge in _SIZES if edge < max_texts), max_texts)
-        self._replayed = functools.cache(self._replay)
-        self.of = functools.cache(self._of)
+        self._known: dict[int, Floats] = {}
 
-    def _of(self, num_texts: int) -> Floats:
+    def of(self, num_texts: int) -> Floats:
         """Return the seconds from a text's first token to its last: float64[texts]."""
+        found = self._known.get(num_texts)
+        if found is None:
+            found = self._known[num_texts] = self._found(num_texts)
+        return found
+
+    def _found(self, num_texts: int) -> Floats:
         above = next(size for size in self._sizes if size >= num_texts)
         below = max((size for size in self._sizes if size <= num_texts), default=above)
         if above == below:
-            return self._replayed(above)
+            return self._replay(above)
         share = (num_texts - below) / (above - below)
-        found: Floats = (1.0 - share) * self._replayed(below) + share * self._replayed(above)
-        return found
+        times: Floats = (1.0 - share) * self.of(below) + share * self.of(above)
+        return times
 
     def _replay(self, num_texts: int) -> Floats:
         policy = Timed(self._machine, self._pool, self._config)

@@ -91,8 +91,9 @@ class _Target:
     """left: for each text, the share of its decoding that is still to be done; more than 1 while
     its prompt is being read.  numbers: of the recorded texts, parallel.  since_s: the moment up to
     which `left` holds, which lies ahead while prompts are read.  lag_s: of the texts behind those
-    of `left`, the seconds from then until their prompts are read.  version: of the event that is
-    due.
+    of `left`, the seconds from then until their prompts are read.  reads_at_s, joins_until_s: when
+    the last steps with prompts began, and until when another prompt joins them; num_rows: of these
+    prompts.  version: of the event that is due.
     """
 
     running: list[_Running] = field(default_factory=list)
@@ -100,6 +101,9 @@ class _Target:
     left: Floats = field(default_factory=lambda: np.empty(0))
     since_s: float = 0.0
     lag_s: list[float] = field(default_factory=list)
+    reads_at_s: float = 0.0
+    joins_until_s: float = -1.0
+    num_rows: int = 0
     version: int = 0
 
 
@@ -192,15 +196,19 @@ class Fleet:
         """Let a target read a prompt, and everybody there wait for its rows."""
         size, step_s = len(target.running), self._step_s
         others_s = step_s(size, size) if size else 0.0
+        if now > target.joins_until_s:
+            target.reads_at_s, target.num_rows = max(target.since_s, now), 0
+        target.num_rows += self._texts[number].prompt_len
         room = max(self._max_rows - size, 1)
-        full, rest = divmod(self._texts[number].prompt_len, room)
+        full, rest = divmod(target.num_rows, room)
         steps_s = [step_s(size + rows, size + 1) for rows in [room] * full + [rest] * (rest > 0)]
-        start_s = max(target.since_s, now)
-        first_at = start_s + others_s / 2.0 + sum(steps_s)  # behind the rest of a step
+        first_at = target.reads_at_s + others_s / 2.0 + sum(steps_s)  # behind the rest of a step
+        target.joins_until_s = first_at - steps_s[-1]
         target.running.append(_Running(number, asked_at, first_at))
         target.numbers.append(number)
         # In each of these steps the others go on: they lose what the steps take longer.
-        target.since_s = start_s + sum(max(each - others_s, 0.0) for each in steps_s)
+        lost_s = sum(max(each - others_s, 0.0) for each in steps_s)
+        target.since_s = max(target.since_s, target.reads_at_s + lost_s)
         target.lag_s.append(first_at - target.since_s)
 
     def _end_texts(self, now: float) -> int:

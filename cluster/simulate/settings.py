@@ -100,13 +100,14 @@ class Load:
 class Settings:
     """A file's keys.
 
-    config: the Serve configuration that the fleet runs.  recording: what `benchmarks.replay.record`
-    wrote.  ratios: drafters per target, each simulated.  The first quarter of `seconds` fills the
-    fleet and is not counted.
+    config: the Serve configuration that the fleet runs; set: changes of it, as `--set` has them.
+    recording: what `benchmarks.replay.record` wrote.  ratios: drafters per target, each simulated.
+    The first quarter of `seconds` fills the fleet and is not counted.
     """
 
     config: str
     recording: str
+    set: tuple[str, ...] = ()
     target: TargetSettings = field(default_factory=TargetSettings)
     drafter: DrafterSettings = field(default_factory=DrafterSettings)
     load: Load = field(default_factory=Load)
@@ -154,7 +155,7 @@ def read(path: Path) -> Scene:
         settings = parse(Settings, document)
         if not settings.ratios:
             raise ConfigError.at("ratios", "empty; name at least one number of drafters per target")
-        config = config_file.load(path.parent / settings.config).config
+        config = config_file.load(path.parent / settings.config, settings.set).config
         texts = _texts(path.parent / settings.recording, settings.law)
         _check_load(settings, config)
         known = texts[0].trees
@@ -205,5 +206,5 @@ def _check_load(settings: Settings, config: Config) -> None:
         raise ConfigError.at(
             "load.streams",
             f"{load.streams}, and {settings.config} lets {places} requests in; raise "
-            "coordinator.max_running_sequences there",
+            "coordinator.max_running_sequences there, or with `set`",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -19,6 +20,7 @@ from cluster.simulate.settings import Load, Scene, read
 from deployments.cli import main
 from tests.simulate.conftest import written
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 _PROGRAM = """
 import sys
 from deployments.cli import main
@@ -134,6 +136,14 @@ def test_a_wrong_value_is_named_with_the_remedy(
         read(path)
     assert str(error.value).startswith(f"{path}: ")
     assert told in str(error.value)
+
+
+def test_the_file_on_the_page_is_a_right_one(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "simulate.md").read_text("utf-8")
+    example = page.partition("```yaml\n")[2].partition("```")[0]
+    path = tmp_path / "fleet.yaml"
+    path.write_text(re.sub(r"(configs|docs)/", rf"{REPOSITORY}/\1/", example), "utf-8")
+    assert read(path).pool(1.0).remote == {"lm", "suffix"}
 
 
 def test_a_recording_of_other_drafters_is_refused(folder: Path, tmp_path: Path) -> None:
