@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -29,8 +30,9 @@ class Row:
 
     @property
     def cost(self) -> float:
-        """The price of a million output tokens."""
-        return self.price_per_hour / 3600.0 / self.outcome.tokens_per_s * 1e6
+        """The price of a million output tokens; inf where there were none."""
+        speed = self.outcome.tokens_per_s
+        return self.price_per_hour / 3600.0 / speed * 1e6 if speed else math.inf
 
     def percentiles_ms(self, name: str) -> list[float]:
         """Return those of `ttft_s` or `tpot_s` of the texts that ended while it was counted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -97,6 +98,12 @@ def test_a_large_fleet_is_many_small_ones(folder: Path) -> None:
     load["requests_per_s"] = 250.0
     large = next(rows(read(written(folder, load=load, target={"replicas": 100}))))
     assert large.outcome.tokens_per_s == pytest.approx(25 * small.outcome.tokens_per_s, rel=0.2)
+
+
+def test_a_fleet_that_nobody_asks_has_no_price(folder: Path) -> None:
+    row = next(rows(read(written(folder, load={"streams": 0, "requests_per_s": 1e-6}))))
+    assert (row.outcome.num_asked, row.cost) == (0, math.inf)
+    assert "nan" in str(row)
 
 
 def test_the_price_of_a_million_tokens_is_that_of_the_devices_that_made_them(folder: Path) -> None:
