@@ -198,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("recording", type=Path)
     add("--streams", type=numbers, default=[1, 4, 16, 32])
-    add("--seconds", type=float, default=12.0, help="of each load, about")
+    add("--seconds", type=float, default=8.0, help="of each load, about")
     add("--drafts", choices=["without", "with"], nargs="*", default=["without", "with"])
     add("--fresh", action="store_true", help="forget what was measured before")
     add("--out", type=Path, default=OUT / "simulate" / "simulate.json")
