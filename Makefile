@@ -48,13 +48,14 @@ test-commands:
 	$(BIN)/python -m pytest $(TRY_AGAIN) -n 2 --dist loadfile -m "not application" tests/deployments
 
 # What `make test` asks of few it asks of many; the matrix of request kinds is whole in both.
-test-nightly: $(VENV)/.dev-installed ## hours: 10,000 damaged messages, 1,000 slow readers, the matrix, 1,000 examples of every property, 5,000 of how answers are cut, 100 faults of four nodes
+test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 damaged messages, schemathesis, 1,000 slow readers, the matrix, 1,000 examples of every property, 5,000 of how answers are cut, 100 faults of four nodes
 	DRAFTHOUSE_MUTATIONS=10000 $(BIN)/python -m pytest tests/rpc/test_mutated_frames.py $(PYTEST_ARGS)
 	DRAFTHOUSE_MUTATIONS=10000 DRAFTHOUSE_SLOW_READERS=1000 $(BIN)/python -m pytest -rP \
 		tests/deployments/test_mutated_requests.py tests/deployments/test_slow_readers.py $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/test_matrix.py $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m hypothesis --hypothesis-profile=nightly \
 		--ignore=tests/deployments --ignore=tests/nodes $(PYTEST_ARGS)
+	$(BIN)/python -m tests.support.deployments.fuzzed build/fuzz/bin/st
 	DRAFTHOUSE_FAULTS=100 DRAFTHOUSE_FAULTS_RECORD=docs/benchmarks/faults/nodes.json $(BIN)/python -m pytest -rP tests/nodes
 
 # Each client gets an environment of its own, from the package index; the table is in docs/benchmarks/clients.
@@ -153,6 +154,12 @@ $(VENV)/.torch-installed: $(VENV)/.created constraints.txt
 
 $(VENV)/.serve-installed: $(VENV)/.torch-installed pyproject.toml constraints.txt
 	@$(PIP) -c constraints.txt -e '.[serve]'
+	@touch $@
+
+# Apart: it wants other versions of what we use.
+build/fuzz/.installed: $(VENV)/.created
+	@$(BIN)/python -m venv build/fuzz
+	@build/fuzz/bin/python -m pip install --disable-pip-version-check --no-input 'schemathesis==4.32.*'
 	@touch $@
 
 # Apart, so that the bill does not list what writes it.

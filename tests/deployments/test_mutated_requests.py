@@ -6,6 +6,7 @@ DRAFTHOUSE_MUTATIONS says how many there are; see tests/rpc/test_mutated_frames.
 from __future__ import annotations
 
 import gc
+import secrets
 import time
 import tracemalloc
 from collections import Counter
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
-from cluster.client import Client, GenerateRequest, SamplingOptions, TokenIds
+from cluster.client import Client, Endpoint, GenerateRequest, SamplingOptions, TokenIds
+from cluster.config.access import AccessConfig, digest_of
 from cluster.config.schema import Config
 from cluster.rpc import codec_generation
 from tests.support.deployments.scripted import scripted
@@ -45,19 +48,32 @@ def named(data: bytes) -> bytes:
     return data + GenerateRequest(model="toy").SerializeToString()
 
 
-def test_the_ingress_answers_others_while_damaged_requests_come(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_the_ingress_answers_others_while_damaged_requests_come(
+    tmp_path: Path, has_keys: bool
+) -> None:
     messages = damaged(VALID, max(40, NUM_MUTATIONS // 4))
     sizes: list[int] = []
     outcomes: Counter[str] = Counter()
-    with scripted(byte_level_folder(tmp_path), Config(model_name="toy")) as server:
+    key, config = secrets.token_urlsafe(32), Config(model_name="toy")
+    shown: tuple[tuple[str, str], ...] = ()
+    if has_keys:
+        keys = tmp_path / "keys.yaml"
+        keys.write_text(f"keys: {{mutant: {{sha256: {digest_of(key)}}}}}\n", "utf-8")
+        keys.chmod(0o600)
+        shown = (("authorization", f"Bearer {key}"),)
+        config = Config(model_name="toy", access=AccessConfig(keys_file=str(keys)))
+    with scripted(byte_level_folder(tmp_path), config) as server:
         address = f"127.0.0.1:{server.grpc_port}"
-        with grpc.insecure_channel(address) as channel, Client(address) as client:
+        endpoint = Endpoint(address, metadata=shown)
+        with grpc.insecure_channel(address) as channel, Client(endpoint) as client:
             half = len(messages) // 2
             tracemalloc.start()
             try:
                 for part in (messages[:half], messages[half:]):
                     for number, message in enumerate(part):
-                        outcomes[send(channel, named(message) if number % 2 else message)] += 1
+                        sent = named(message) if number % 2 else message
+                        outcomes[send(channel, sent, shown)] += 1
                         if number % NUM_BETWEEN == 0:
                             answer = client.complete(REQUEST, timeout_s=PATIENCE_S)
                             assert answer.usage.completion_tokens == 8
@@ -74,9 +90,9 @@ def test_the_ingress_answers_others_while_damaged_requests_come(tmp_path: Path) 
     assert sizes[1] - sizes[0] < MAX_GROWTH_BYTES
 
 
-def send(channel: grpc.Channel, message: bytes) -> str:
-    """How the call ended; an answer that begins is enough."""
-    call: Any = channel.unary_stream(METHOD)(message, timeout=PATIENCE_S)
+def send(channel: grpc.Channel, message: bytes, shown: tuple[tuple[str, str], ...] = ()) -> str:
+    """How the call ended; an answer that begins is enough.  shown: the call's metadata."""
+    call: Any = channel.unary_stream(METHOD)(message, timeout=PATIENCE_S, metadata=shown)
     try:
         for _ in call:
             call.cancel()
