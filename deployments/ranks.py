@@ -7,7 +7,7 @@ import dataclasses
 import os
 import socket
 from asyncio import FIRST_COMPLETED
-from collections.abc import Awaitable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from deployments.placement import actor_options
 from deployments.replica import where
 
 T = TypeVar("T")
+_NUM_LOOKS = 4
 # By rank, the GPUs that it has reserved, as CUDA_VISIBLE_DEVICES names them.
 GpusOfRanks = tuple[tuple[str, ...], ...]
 
@@ -95,6 +96,20 @@ def check_all(ranks: Sequence[Future[Any]]) -> None:
             )
 
 
+async def silent_for(silence_s: float, ask: Callable[[], Awaitable[Any]]) -> None:
+    """Return when nobody has answered `ask` for so long.
+
+    Looks are counted, not time: who was stopped itself has heard nobody meanwhile."""
+    num_missed, answer = 0, asyncio.ensure_future(ask())
+    while num_missed < _NUM_LOOKS:
+        await asyncio.sleep(silence_s / _NUM_LOOKS)
+        num_missed += 1
+        if answer.done():
+            num_missed = num_missed if answer.exception() else 0
+            answer = asyncio.ensure_future(ask())
+    answer.cancel()
+
+
 class RankGroup:
     """Ranks 1 and up of this replica's target; empty when it has no tensor parallelism."""
 
@@ -131,9 +146,18 @@ class RankGroup:
             .remote()
         )
 
-    def check(self) -> None:
-        """Raise WorkerError when a rank has ended."""
-        check_all(self._following)
+    async def until_lost(self, silence_s: float) -> str:
+        """Wait until a rank has ended, or has said nothing for so long; returns the reason."""
+        silences = [
+            asyncio.create_task(silent_for(silence_s, actor.where.remote), name=f"rank {rank}")
+            for rank, actor in enumerate(self._actors, start=1)
+        ]
+        try:
+            await unless_over(asyncio.wait(silences, return_when=FIRST_COMPLETED), self._following)
+        except WorkerError as error:
+            return error.message
+        (silent, *_) = (each.get_name() for each in silences if each.done())
+        return f"{silent} of the target has said nothing for {silence_s:g} s"
 
     async def where(self) -> list[dict[str, Any]]:
         """Node and devices of ranks 1 and up."""

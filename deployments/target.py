@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ from deployments.replica import WorkerReplica, configure_logging, process_id, wh
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
+
+
+log = logging.getLogger(__name__)
 
 
 class TargetDeployment(WorkerReplica):
@@ -43,6 +47,8 @@ class TargetDeployment(WorkerReplica):
             self._worker.restore_learned, self._worker.export_learned,
         )  # fmt: skip
         self._worker.start()
+        if config.target.engine.tensor_parallel > 1:
+            self._watching = asyncio.create_task(self._end_with_ranks())
         await self._listen(config, serve_target, self._worker)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -59,10 +65,20 @@ class TargetDeployment(WorkerReplica):
             self._worker.streams.announce(adapters)
 
     async def check_health(self) -> None:
-        """Raises when the engine or a rank is lost: Serve then replaces the replica."""
+        """Raises when the engine is lost: Serve then replaces the replica."""
         if not self._worker.healthy:
             raise WorkerError("the engine is lost; the replica must be replaced")
-        self._ranks.check()
+
+    async def _end_with_ranks(self) -> None:
+        """End this process when another rank is lost.
+
+        The engine may be in a collective that waits for it, which nothing else ends soon; this way
+        the texts go on elsewhere and Serve starts a successor at once."""
+        log.critical(
+            "%s; this process ends",
+            await self._ranks.until_lost(self._config.coordinator.target_silence_s),
+        )
+        os._exit(1)
 
     async def placement(self) -> dict[str, Any]:
         """Node and devices of every rank, rank 0 first."""
@@ -70,6 +86,8 @@ class TargetDeployment(WorkerReplica):
 
     async def __del__(self) -> None:
         try:
+            if hasattr(self, "_watching"):
+                self._watching.cancel()  # its ranks end now
             if hasattr(self, "_server"):
                 await learned.end(self._keeping)
                 await self._stop_listening()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from cluster.errors import WorkerError
-from deployments.ranks import check_all, show_gpus, unless_over
+from deployments.ranks import check_all, show_gpus, silent_for, unless_over
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,18 @@ def test_a_rank_that_ends_while_the_others_load_is_noticed_at_once_with_its_reas
 
     with pytest.raises(WorkerError, match="rank 2 of the target has ended: no space left"):
         asyncio.run(unless_over(load(), ranks))
+
+
+async def test_a_rank_that_answers_nothing_is_noticed_and_one_that_answers_late_is_not() -> None:
+    answers = iter([asyncio.sleep(0), asyncio.sleep(0.1), asyncio.Event().wait()])
+    asked: list[Awaitable[Any]] = []
+
+    def ask() -> Awaitable[Any]:
+        asked.append(next(answers))
+        return asked[-1]
+
+    await silent_for(0.2, ask)
+    assert len(asked) == 3
 
 
 def test_what_loads_is_given_while_the_ranks_live() -> None:
