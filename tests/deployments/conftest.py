@@ -20,6 +20,7 @@ import pytest
 
 from cluster.config.schema import IngressConfig
 from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
+from tests.support.deployments.metrics import metric
 from tests.support.engine.adapters import write_adapter
 
 APPLICATION = "drafthouse"
@@ -60,15 +61,7 @@ class Served:
         return dict(httpx.get(f"{self.http}/health", timeout=30).json())
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of the samples of `name` that carry `labels`, as /metrics has them now."""
-        total = 0.0
-        for line in httpx.get(f"{self.http}/metrics", timeout=30).text.splitlines():
-            series, _, value = line.rpartition(" ")
-            if series.partition("{")[0] != name:
-                continue
-            if all(f'{key}="{wanted}"' in series for key, wanted in labels.items()):
-                total += float(value)
-        return total
+        return metric(self.http, name, **labels)
 
     def pids(self, deployment: str) -> list[int]:
         """The processes of the deployment's replicas, of all their ranks."""
