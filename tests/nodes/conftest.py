@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,39 @@ from tests.deployments.conftest import free_port
 from tests.support.checkpoints import noisy_copy
 from tests.support.deployments.nodes import Node, Nodes, need_nodes
 
-MODEL = "tiny"
+MODEL, CONFIG = "tiny", "cluster.yaml"
 GRPC_PORT = 9000  # in the nodes' own namespaces, where nobody else listens
 START_S = 180.0
+# `make test-nightly` sets the number of random faults, and the file for the record.
+NUM_RANDOM = int(os.environ.get("DRAFTHOUSE_FAULTS", "0"))
+# A rank may be lost, too, where there is time for two processes per target.
+NUM_RANKS = 2 if NUM_RANDOM else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The nodes, and the port of Serve's HTTP proxies."""
+    """The nodes, the port of Serve's HTTP proxies, a folder for files, and two models."""
 
     nodes: Nodes
     http_port: int
+    folder: Path
+    target: Path
+    drafter: Path
+    commands: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def serve(
+        self, config: Path, *options: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Serve the file in place of what is served, until the end.  environment: what is added to
+        the command's."""
+        with (self.folder / f"serve-{len(self.commands)}.log").open("wb") as output:
+            command = subprocess.Popen(
+                [sys.executable, "-m", "deployments.cli", "serve", str(config), "--address",
+                 self.nodes.gcs, *options],
+                env={**self.nodes.environment, **(environment or {})}, stdout=output,
+                stderr=output, cwd=self.folder,  # where no code is
+            )  # fmt: skip
+        self.commands.append(command)
 
     @property
     def grpc_addresses(self) -> list[str]:
@@ -61,7 +84,7 @@ def document(target: Path, drafter: Path, http_port: int) -> dict[str, Any]:
     engine = {"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 1024}
 
     def on(slot: str) -> dict[str, Any]:
-        return {"num_cpus": 0.1, "resources": {slot: 1}}
+        return {"num_cpus": 0.1, "resources": {slot: 1}, "surge": True}
 
     arguments = {
         "model_name": MODEL,
@@ -69,7 +92,8 @@ def document(target: Path, drafter: Path, http_port: int) -> dict[str, Any]:
         "http": {"listener": "serve"},
         "grpc": {"host": "0.0.0.0", "port": GRPC_PORT},
         "target": {
-            "engine": {"model": str(target), **engine}, "replicas": 2, "placement": on("target"),
+            "engine": {"model": str(target), **engine, "tensor_parallel": NUM_RANKS},
+            "replicas": 2, "placement": on("target"),
         },
         "drafters": {
             "lm": {
@@ -102,27 +126,26 @@ def cluster(
     target = checkpoint_factory("llama", max_position_embeddings=4096)
     drafter = noisy_copy(target, tmp_path_factory.mktemp("drafter") / "noisy")
     folder = tmp_path_factory.mktemp("cluster")
-    config, port = folder / "cluster.yaml", free_port()
-    config.write_text(yaml.safe_dump(document(target, drafter, port)))
-    slots = '{"target": 1, "coordinator": 1, "ingress": 1, "drafter": 2}'
+    port = free_port()
+    (folder / CONFIG).write_text(yaml.safe_dump(document(target, drafter, port)))
+    slots = f'{{"target": {NUM_RANKS}, "coordinator": 1, "ingress": 1, "drafter": 2}}'
+    # Two of them are those of configs/two-node.yaml, too, with GPUs in name only.
+    labels = [f"--labels=ray.io/node-group={group}" for group in ("target", "draft", "others")]
+    options = [(f"--resources={slots}", "--num-gpus=1", label) for label in labels]
     # Ray's sockets have long names, and a socket's path at most 107 characters.
     with (
         tempfile.TemporaryDirectory(prefix="dh", ignore_cleanup_errors=True) as ray,
-        Nodes(Path(ray) / "r", folder, [slots] * 3) as nodes,
+        Nodes(Path(ray) / "r", folder, options) as nodes,
     ):
-        log = (folder / "serve.log").open("wb")
-        command = subprocess.Popen(
-            [sys.executable, "-m", "deployments.cli", "serve", str(config), "--address",
-             nodes.gcs],
-            env=nodes.environment, stdout=log, stderr=log,
-        )  # fmt: skip
-        found = Cluster(nodes, port)
+        found = Cluster(nodes, port, folder, target, drafter)
         try:
+            found.serve(folder / CONFIG)
             wait_until_whole(found)
             yield found
         finally:
-            command.kill()  # the nodes end next, so there is nothing to put in order
-            command.wait()
+            for command in found.commands:
+                command.kill()  # the nodes end next, so there is nothing to put in order
+                command.wait()
 
 
 def is_whole(cluster: Cluster) -> bool:

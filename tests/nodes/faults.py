@@ -8,12 +8,14 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from tests.nodes.conftest import Cluster
 
 # Longer than the silence after which a peer is left, shorter than Serve's patience with a replica.
 _SILENT_S = 5.0
-_ROLES = ("ingress", "coordinator", "target", "drafter-lm", "drafter-lookup", "drafter-suffix")
+_ENDED_S = 60.0
+ROLES = ("ingress", "coordinator", "target", "drafter-lm", "drafter-lookup", "drafter-suffix")
 
 Fault = Callable[[Cluster, random.Random], None]
 
@@ -27,6 +29,25 @@ def _stop(role: str, cluster: Cluster, draw: random.Random) -> None:
     os.kill(pid, signal.SIGSTOP)
     time.sleep(_SILENT_S)
     os.kill(pid, signal.SIGCONT)
+
+
+def _ranks(cluster: Cluster) -> list[int]:
+    """The ranks of targets that are no replica's own process."""
+    return [pid for node in cluster.nodes.nodes for pid in node.pids("ray::RankActor")]
+
+
+def _kill_rank(cluster: Cluster, draw: random.Random) -> None:
+    os.kill(draw.choice(_ranks(cluster)), signal.SIGKILL)
+
+
+def _stop_rank(cluster: Cluster, draw: random.Random) -> None:
+    """For good: its target ends, and with it the rank."""
+    pid = draw.choice(_ranks(cluster))
+    os.kill(pid, signal.SIGSTOP)
+    end = time.monotonic() + _ENDED_S
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end, "a rank that is silent was not ended with its target"
+        time.sleep(0.05)
 
 
 def _kill_proxy(cluster: Cluster, draw: random.Random) -> None:
@@ -67,10 +88,12 @@ def _kill_head(cluster: Cluster, draw: random.Random) -> None:
 
 
 HEAD = "head"  # possible where Redis keeps the state of the GCS
+RANKS = ("SIGKILL rank", "SIGSTOP rank")  # possible where a target has several
 
 FAULTS: dict[str, Fault] = {
-    **{f"SIGKILL {role}": partial(_kill, role) for role in _ROLES},
-    **{f"SIGSTOP {role}": partial(_stop, role) for role in _ROLES},
+    **{f"SIGKILL {role}": partial(_kill, role) for role in ROLES},
+    **{f"SIGSTOP {role}": partial(_stop, role) for role in ROLES},
+    **dict(zip(RANKS, (_kill_rank, _stop_rank), strict=True)),
     "SIGKILL proxy": _kill_proxy,
     "SIGKILL controller": _kill_controller,
     "node": _kill_node,

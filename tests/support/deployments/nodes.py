@@ -65,7 +65,7 @@ class Node:
 
     name: str
     address: str
-    resources: str
+    options: Sequence[str]  # of its `ray start`
     raylet: subprocess.Popen[bytes] = field(init=False)
     away: set[str] = field(default_factory=set)  # addresses that its packets do not reach
 
@@ -80,9 +80,9 @@ class Node:
 class Nodes:
     """The head, and nodes that can be killed, stopped and cut off from each other."""
 
-    def __init__(self, folder: Path, logs: Path, resources: Sequence[str]) -> None:
+    def __init__(self, folder: Path, logs: Path, options: Sequence[Sequence[str]]) -> None:
         """folder: for Ray's files; its path must be short.  logs: folder for what `ray start` says.
-        resources: of each node beside the head, in JSON."""
+        options: of it, for each node beside the head."""
         self._folder, self._logs = folder, logs
         subnet = f"10.{secrets.randbelow(100) + 100}.{secrets.randbelow(250)}"
         self._tag = f"dh{secrets.token_hex(3)}"
@@ -93,7 +93,7 @@ class Nodes:
         self.environment = {**os.environ, **_RAY, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self.nodes = [
             Node(f"{self._tag}n{number}", f"{subnet}.{number}", wanted)
-            for number, wanted in enumerate(resources, start=2)
+            for number, wanted in enumerate(options, start=2)
         ]
         self._head: subprocess.Popen[bytes]
         self._redis: subprocess.Popen[bytes] | None = None
@@ -154,8 +154,7 @@ class Nodes:
         for attempt in range(_NUM_ATTEMPTS):
             node.raylet = self._ray(
                 node.name, ["ip", "netns", "exec", node.name], f"--address={self.gcs}",
-                f"--node-ip-address={node.address}", "--num-cpus=8",
-                f"--resources={node.resources}",
+                f"--node-ip-address={node.address}", "--num-cpus=8", *node.options,
             )  # fmt: skip
             if self._is_up(node.name, node.raylet, is_last=attempt == _NUM_ATTEMPTS - 1):
                 return

@@ -17,7 +17,6 @@ from cluster.client import AsyncClient, ClientError, Endpoint, GenerateRequest, 
 
 MODEL = "tiny"
 _TIMEOUT_S = 120.0
-_REST_S = 0.5
 # A proxy that has stopped, or whose node is cut off, says nothing.
 _HTTP_TIMEOUT_S = 10.0
 
@@ -29,8 +28,8 @@ class Writers:
 
     addresses: the ingresses' for gRPC.  urls: those of Serve's HTTP proxies.  wrong: texts that
     differ from the first one of their seed.  errors: streams that an error ended, by its name;
-    their clients ask again.  longest_s: the longest time between two pieces of one gRPC stream
-    since the caller has set it to 0.
+    their clients ask again.  rest_s: between two texts of a client.  longest_s: the longest time
+    between two pieces of one gRPC stream since the caller has set it to 0.
     """
 
     addresses: Sequence[str]
@@ -38,6 +37,7 @@ class Writers:
     num_grpc: int
     num_http: int
     num_tokens: int
+    rest_s: float = 0.5
     expected: dict[int, str] = field(default_factory=dict)
     counts: Counter[int] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
@@ -130,4 +130,4 @@ class Writers:
             self.wrong.append(f"seed {seed}: {text!r}, not {self.expected[seed]!r}")
         self.counts[seed] += 1
         # Others use the machine too: 32 clients without a rest take every core there is.
-        await asyncio.sleep(_REST_S)
+        await asyncio.sleep(self.rest_s)

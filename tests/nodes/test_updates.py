@@ -1,0 +1,112 @@
+"""A new release takes the place of the old one, part by part, while 32 streams are written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cluster import messages
+from tests.deployments.conftest import wait_until
+from tests.nodes.conftest import CONFIG, MODEL, NUM_RANDOM, Cluster, wait_until_whole
+from tests.nodes.faults import ROLES
+from tests.nodes.test_faults import NUM_HTTP_STREAMS, NUM_STREAMS, NUM_TOKENS, RECORD
+from tests.support.deployments.metrics import metric, samples
+from tests.support.deployments.writers import Writers
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+UPDATE_S = 300.0
+REST_S = 3.0  # the new processes load on the cores that the writers would take
+
+
+def next_release(folder: Path) -> dict[str, str]:
+    """Copy the product as a release with a newer protocol; returns the environment that runs it."""
+    for package in ("cluster", "deployments"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / package, folder / package, ignore=ignored)
+    source = folder / "cluster" / "messages.py"
+    newer = f"\nPROTOCOL_VERSION = {messages.PROTOCOL_VERSION + 1}\n"
+    changed, count = re.subn(r"\nPROTOCOL_VERSION = \d+\n", newer, source.read_text())
+    assert count == 1
+    source.write_text(changed)
+    runs = {"PYTHONPATH": str(folder)}
+    return {**runs, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"env_vars": runs}})}
+
+
+def pids(cluster: Cluster) -> set[int]:
+    return {pid for role in ROLES for _, pid in cluster.replicas(role)}
+
+
+@pytest.mark.skipif(not NUM_RANDOM, reason="two cores start its processes in 80 s: test-nightly")
+def test_an_update_of_every_part_loses_no_text(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    release = tmp_path_factory.mktemp("release")
+    environment = next_release(release)
+    writers = Writers(
+        cluster.grpc_addresses, cluster.urls, NUM_STREAMS, NUM_HTTP_STREAMS, NUM_TOKENS
+    )
+    with writers.running():
+        writers.wait()
+        before, began = pids(cluster), time.monotonic()
+        writers.longest_s, writers.rest_s = 0.0, REST_S
+        cluster.serve(cluster.folder / CONFIG, environment=environment)
+        while before & pids(cluster):
+            assert time.monotonic() < began + UPDATE_S, cluster.health()
+            time.sleep(0.2)
+        took_s = time.monotonic() - began
+        wait_until_whole(cluster)
+    found = {
+        "all parts replaced, s": round(took_s),
+        "longest pause, s": round(writers.longest_s, 2),
+    }
+    sys.stdout.write(f"{json.dumps(found)}\n")  # pytest -rP shows it
+    assert not writers.wrong, writers.wrong
+    assert not writers.errors, writers.errors
+    url = cluster.urls[0]
+    assert metric(url, "drafthouse_requests_total", finish_reason="error") == 0
+    counted = [labels["target"] for labels, _ in samples(url, "drafthouse_target_steps_total")]
+    assert len(counted) == len(set(counted)), "one coordinator counts a target's steps"
+    if RECORD:
+        record = json.loads(Path(RECORD).read_text())
+        Path(RECORD).write_text(json.dumps(record | {"update": found}, indent=1) + "\n")
+    for pid in pids(cluster):
+        assert str(release) in Path(f"/proc/{pid}/environ").read_text()
+
+
+def test_the_two_node_configuration_has_the_target_on_one_node_and_the_pool_on_the_other(
+    cluster: Cluster,
+) -> None:
+    """configs/two-node.yaml takes the place of what is served, with tiny models."""
+    changed = {
+        "model_name": MODEL, "http.port": cluster.http_port,
+        "target.engine.model": cluster.target, "drafters.lm.options.engine.model": cluster.drafter,
+    }  # fmt: skip
+    for engine in ("target.engine", "drafters.lm.options.engine"):
+        own = {"dtype": "float32", "device": "cpu", "threads": 1, "max_context_len": 512}
+        changed |= {f"{engine}.{key}": value for key, value in own.items()}
+    options = [text for key, value in changed.items() for text in ("--set", f"{key}={value}")]
+    body = {"model": MODEL, "prompt": "abc 1 abc", "max_tokens": 48, "temperature": 0.7, "seed": 1}
+    url = f"{cluster.urls[0]}/v1/completions"
+    expected = httpx.post(url, json=body, timeout=60).raise_for_status().json()["choices"]
+    cluster.serve(REPOSITORY / "configs" / "two-node.yaml", *options)
+
+    def is_whole() -> bool:
+        states, drafters = cluster.health(), {"lm": 1, "suffix": 1, "ngram": 1}
+        seen = [state["targets"] == 1 and state["drafters"] == drafters for state in states]
+        return bool(seen) and all(seen)
+
+    wait_until(is_whole)
+    of_target, of_pool, _ = cluster.nodes.nodes
+    for roles, place in (
+        (("target", "coordinator", "ingress"), of_target),
+        (("drafter-lm", "drafter-suffix", "drafter-ngram"), of_pool),
+    ):
+        assert {node.name for role in roles for node, _ in cluster.replicas(role)} == {place.name}
+    assert httpx.post(url, json=body, timeout=60).raise_for_status().json()["choices"] == expected
