@@ -11,8 +11,9 @@ from cluster.errors import ConfigError
 
 def replica_options(placement: PlacementConfig) -> dict[str, Any]:
     """Serve options of a deployment whose replicas are one actor each."""
-    surges = placement.num_gpus == 0 if placement.surge is None else placement.surge
-    return {"ray_actor_options": actor_options(placement), "max_surge_percent": 100 * surges}
+    # In an update new replicas start before old ones end: for a GPU there is seldom room.
+    surge_percent = 0 if placement.num_gpus else 100
+    return {"ray_actor_options": actor_options(placement), "max_surge_percent": surge_percent}
 
 
 def actor_options(placement: PlacementConfig) -> dict[str, Any]:
@@ -40,8 +41,6 @@ def group_options(placement: PlacementConfig, tensor_parallel: int) -> dict[str,
         "placement_group_strategy": "STRICT_PACK",
         # The group's selector places the replica; one of its own would be checked a second time.
         "ray_actor_options": actor_options(dataclasses.replace(placement, labels={})),
-        # Twice a target's memory is rarely there.
-        "max_surge_percent": 100 * bool(placement.surge),
     }
     if placement.labels:
         options["placement_group_bundle_label_selector"] = [

@@ -127,9 +127,6 @@ class PlacementConfig:
     """Ray node labels that the node must have, key to value."""
     cores: tuple[NonNegativeInt, ...] = ()
     """CPU cores, by number, that each of these processes is pinned to; empty = not pinned."""
-    surge: bool | None = None
-    """In a rolling update, start new replicas before old ones end. It needs room for one more, and
-    waits for it. null = only where no GPU is reserved, and not for the target."""
 
 
 @dataclass(frozen=True, slots=True)

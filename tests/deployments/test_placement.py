@@ -40,20 +40,10 @@ def test_a_drafter_asks_for_its_nodes_labels() -> None:
     assert options["ray_actor_options"]["label_selector"] == {"group": "draft"}
 
 
-@pytest.mark.parametrize(
-    ("placement", "of_a_drafter", "of_a_target"),
-    [
-        (PlacementConfig(), 100, 0),
-        (PlacementConfig(num_gpus=1), 0, 0),
-        (PlacementConfig(num_gpus=1, surge=True), 100, 100),
-        (PlacementConfig(surge=False), 0, 0),
-    ],
-)
-def test_parts_surge_where_room_is_cheap_or_the_configuration_says_so(
-    placement: PlacementConfig, of_a_drafter: int, of_a_target: int
-) -> None:
-    assert replica_options(placement)["max_surge_percent"] == of_a_drafter
-    assert group_options(placement, 1)["max_surge_percent"] == of_a_target
+def test_new_replicas_start_before_old_ones_end_where_no_gpu_is_needed_for_it() -> None:
+    assert replica_options(PlacementConfig())["max_surge_percent"] == 100
+    assert replica_options(PlacementConfig(num_gpus=1))["max_surge_percent"] == 0
+    assert "max_surge_percent" not in group_options(PlacementConfig(), 1)  # Serve's default is 0
 
 
 def test_a_rank_that_reserves_nothing_is_refused() -> None:

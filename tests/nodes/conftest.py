@@ -65,6 +65,14 @@ class Cluster:
         """Serve's proxies."""
         return [f"http://{node.address}:{self.http_port}" for node in self.nodes.nodes]
 
+    def url(self) -> str:
+        """One of Serve's proxies, of those that answer."""
+        for url in self.urls:
+            with contextlib.suppress(httpx.HTTPError):
+                httpx.get(f"{url}/health", timeout=2)
+                return url
+        raise AssertionError("no proxy answers")
+
     def replicas(self, deployment: str) -> list[tuple[Node, int]]:
         """Node and process of each replica."""
         title = f"ray::ServeReplica:drafthouse:{deployment}"
@@ -84,7 +92,7 @@ def document(target: Path, drafter: Path, http_port: int) -> dict[str, Any]:
     engine = {"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 1024}
 
     def on(slot: str) -> dict[str, Any]:
-        return {"num_cpus": 0.1, "resources": {slot: 1}, "surge": True}
+        return {"num_cpus": 0.1, "resources": {slot: 1}}
 
     arguments = {
         "model_name": MODEL,
@@ -109,7 +117,7 @@ def document(target: Path, drafter: Path, http_port: int) -> dict[str, Any]:
     }  # fmt: skip
     application = {
         "name": "drafthouse", "route_prefix": "/", "import_path": "deployments.app:build",
-        "args": arguments,
+        "args": arguments, "deployments": [{"name": "target", "max_surge_percent": 100}],
     }  # fmt: skip
     return {
         "proxy_location": "EveryNode",

@@ -43,7 +43,7 @@ def test_no_fault_changes_a_text(cluster: Cluster) -> None:
             wait_until_whole(cluster)
             repairs[kind].append(time.monotonic() - began)
     assert not writers.wrong, (seed, writers.wrong)
-    url = cluster.urls[0]
+    url = cluster.url()
     wait_until(lambda: metric(url, "drafthouse_target_up") == 2 * 2)  # each coordinator has both
     if not NUM_RANDOM:  # of more faults, some may come too close to each other for a text
         assert metric(url, "drafthouse_requests_total", finish_reason="error") == 0

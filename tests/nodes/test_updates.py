@@ -69,7 +69,7 @@ def test_an_update_of_every_part_loses_no_text(
     sys.stdout.write(f"{json.dumps(found)}\n")  # pytest -rP shows it
     assert not writers.wrong, writers.wrong
     assert not writers.errors, writers.errors
-    url = cluster.urls[0]
+    url = cluster.url()
     assert metric(url, "drafthouse_requests_total", finish_reason="error") == 0
     counted = [labels["target"] for labels, _ in samples(url, "drafthouse_target_steps_total")]
     assert len(counted) == len(set(counted)), "one coordinator counts a target's steps"
@@ -93,7 +93,7 @@ def test_the_two_node_configuration_has_the_target_on_one_node_and_the_pool_on_t
         changed |= {f"{engine}.{key}": value for key, value in own.items()}
     options = [text for key, value in changed.items() for text in ("--set", f"{key}={value}")]
     body = {"model": MODEL, "prompt": "abc 1 abc", "max_tokens": 48, "temperature": 0.7, "seed": 1}
-    url = f"{cluster.urls[0]}/v1/completions"
+    url = f"{cluster.url()}/v1/completions"
     expected = httpx.post(url, json=body, timeout=60).raise_for_status().json()["choices"]
     cluster.serve(REPOSITORY / "configs" / "two-node.yaml", *options)
 

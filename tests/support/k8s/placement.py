@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.config.schema import Config, PlacementConfig
-from deployments.placement import group_options, replica_options
+from deployments.placement import replica_options
 from tests.support.k8s.rendering import Manifest, container_of, groups
 
 
@@ -60,8 +60,7 @@ def demands(config: Config) -> list[Demand]:
     """Return all that the application reserves, the largest pieces first."""
     ranks = config.target.engine.tensor_parallel
     target = config.target.placement
-    surges = group_options(target, ranks)["max_surge_percent"] > 0
-    found = [Demand("target", _amounts(target, ranks), target.labels, surges)]
+    found = [Demand("target", _amounts(target, ranks), target.labels, surges=False)]
     found *= config.target.replicas
     for name in config.pool:
         drafter = config.drafters[name]
