@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from cluster.errors import DrafthouseError, NotFoundError, RequestError
 from deployments.ingress.api.contract import Endpoint, warning_header
@@ -229,16 +230,24 @@ async def _whole(writer: Writer, deltas: Sequence[Delta], num_prompt_logprobs: i
     return await asyncio.to_thread(writer.whole, deltas)
 
 
+def _allowed(request: Request) -> str:
+    """Return the methods of a path; the router knows only those of the first route that fits."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return ", ".join([*sorted(methods), "OPTIONS"])
+
+
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Answer requests that the router refuses: an unknown path or a wrong method."""
     status = error.status_code if isinstance(error, HTTPException) else 404
     path, method, request_id = request.url.path[:200], request.method, request_id_of(request)
     if status == 404:
         return error_response(NotFoundError(f"{path}: no such path; see /"), request_id)
-    headers = dict(getattr(error, "headers", None) or {})
+    headers = dict(getattr(error, "headers", None) or {}) | {"Allow": _allowed(request)}
     if method == "OPTIONS":
-        allowed = f"{headers.get('Allow', '')}, OPTIONS".removeprefix(", ")
-        return Response(status_code=204, headers={"Allow": allowed})
+        return Response(status_code=204, headers=headers)
     refusal = RequestError(f"{method} {path}: the method is not served here")
     response = error_response(refusal, request_id)
     response.status_code = status

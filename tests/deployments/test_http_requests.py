@@ -154,6 +154,8 @@ def test_a_page_from_a_known_origin_may_ask(http: httpx.Client) -> None:
     assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
     plain = http.options("/v1/completions")
     assert (plain.status_code, plain.headers["allow"]) == (204, "POST, OPTIONS")
+    kept = http.options("/v1/responses/resp_0")
+    assert kept.headers["allow"] == "DELETE, GET, HEAD, OPTIONS", "of every route of the path"
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "soon", "9" * 13])
