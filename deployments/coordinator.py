@@ -20,14 +20,22 @@ from cluster.messages import (
     WorkerDescription,
 )
 from cluster.metrics import Recorder
+from cluster.plan.autoscaling import WAITING, Statistics
 from cluster.rpc.channel import Expectations, connect_drafter, connect_target
 from cluster.rpc.link import Link
 from cluster.rpc.server import serve_coordinator
 from deployments import learned
 from deployments.connections import Connections
+from deployments.demand import tell_forever
 from deployments.endpoints import Endpoint, ServeEndpoints
 from deployments.exporter import Exporter
-from deployments.replica import WorkerReplica, configure_logging, process_id, reconfigured
+from deployments.replica import (
+    CpuUse,
+    WorkerReplica,
+    configure_logging,
+    process_id,
+    reconfigured,
+)
 
 TargetLink = Link[StepFrame, VerdictFrame]
 DrafterLink = Link[CommitFrame, ProposalFrame]
@@ -45,16 +53,19 @@ class CoordinatorDeployment(WorkerReplica):
         self._coordinator = Coordinator(config, recorder, worker_id=name)
         await self._coordinator.start()
         self._keeping: asyncio.Task[None] | None = None
-        await self._listen(config, serve_coordinator, self._coordinator)
+        statistics = CpuUse().statistics
+        await self._listen(config, serve_coordinator, self._coordinator, statistics)
         self._exporter = Exporter(recorder, self._coordinator.render_metrics)
         self._exporter.start()
-        self._handles = drafters
+        self._target, self._handles = target, drafters
         self._targets = Connections(
             "target", ServeEndpoints(target), self._connect_target, self._use_target
         )
         self._targets.start()
         self._pools: dict[tuple[str, str], Connections[DrafterLink]] = {}
+        self._asked: dict[tuple[str, str], Any] = {}  # their handles
         await self._find_drafters(config)
+        self._telling = asyncio.create_task(tell_forever(name, self._demands))
 
     async def reconfigure(self, user_config: Any) -> None:
         """Serve calls it after the constructor and when the file's user_config has changed."""
@@ -70,9 +81,10 @@ class CoordinatorDeployment(WorkerReplica):
         """Look for the drafters of the pool, wherever they are, and leave those that are gone."""
         wanted = {(name, config.drafters[name].application) for name in config.pool}
         for gone in self._pools.keys() - wanted:
+            del self._asked[gone]
             await self._pools.pop(gone).stop()
         for name, application in wanted - self._pools.keys():
-            handle = (
+            handle = self._asked[name, application] = (
                 serve.get_deployment_handle(drafter_deployment(name), app_name=application)
                 if application
                 else self._handles[name]
@@ -81,8 +93,9 @@ class CoordinatorDeployment(WorkerReplica):
             connections.start()
 
     async def __del__(self) -> None:
-        if not hasattr(self, "_pools"):
+        if not hasattr(self, "_telling"):
             return  # the constructor failed
+        self._telling.cancel()
         await learned.end(self._keeping)
         everything: list[Connections[Any]] = [self._targets, *self._pools.values()]
         for connections in everything:
@@ -90,6 +103,13 @@ class CoordinatorDeployment(WorkerReplica):
         await self._stop_listening()
         await self._coordinator.stop()
         await self._exporter.stop()
+
+    def _demands(self) -> list[tuple[Any, Statistics]]:
+        """Return what targets and drafters are told of their demand, with their handles."""
+        demand = self._coordinator.demand()
+        waiting = {WAITING: self._coordinator.load().num_waiting}
+        drafters = ((handle, demand.get(name)) for (name, _), handle in self._asked.items())
+        return [(self._target, waiting), *((handle, said) for handle, said in drafters if said)]
 
     async def _connect_target(self, endpoint: Endpoint) -> tuple[WorkerDescription, TargetLink]:
         return await connect_target(

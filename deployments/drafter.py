@@ -56,7 +56,7 @@ class DrafterDeployment(WorkerReplica):
             self._refusal = error.message[:_MAX_REFUSAL_LEN]
             return
         self._worker.start()
-        await self._listen(config, serve_drafter, self)
+        await self._listen(config, serve_drafter, self, self.statistics)
 
     async def _first(self, config: Config, user_config: Any) -> DraftWorker:
         try:
@@ -110,6 +110,11 @@ class DrafterDeployment(WorkerReplica):
         found = self._worker.describe()
         refused = {self._name: self._change_refused} if self._change_refused else {}
         return replace(found, refused=refused)
+
+    def statistics(self) -> dict[str, float]:
+        """Return what autoscaling is to know of the drafter as it is now."""
+        assert self._worker is not None, "a drafter that is refused does not listen"
+        return self._worker.statistics()
 
     async def serve(self, link: Link[ProposalFrame, CommitFrame]) -> None:
         """Serve one coordinator until the link ends, or the drafter is made anew."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,8 +14,10 @@ from ray import serve
 from cluster.config.live import changed
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
+from cluster.plan.autoscaling import CPU, Statistics
 from cluster.rpc.server import RunningServer
 from deployments.addresses import LOOPBACK, joined
+from deployments.demand import Demand
 from deployments.endpoints import ADDRESS_KEY, WORKER_KEY
 from deployments.trust import trust_in
 
@@ -100,11 +103,17 @@ class WorkerReplica:
     """The part of a worker's deployment that all have: its own gRPC server, and how it is found."""
 
     async def _listen(
-        self, config: Config, serve: Callable[..., Awaitable[RunningServer]], worker: Any
+        self,
+        config: Config,
+        serve: Callable[..., Awaitable[RunningServer]],
+        worker: Any,
+        statistics: Callable[[], Statistics],
     ) -> None:
-        """serve: of `cluster.rpc.server`, for this kind of worker."""
+        """serve: of `cluster.rpc.server`, for this kind of worker.  statistics: what autoscaling is
+        to know of this replica."""
         description = worker.describe()
         self._trust = trust_in(config, description.role)
+        self._statistics, self._demand = statistics, Demand()
         self._server = await serve(
             worker, listen_address(config),
             max_frame_bytes=config.coordinator.max_frame_bytes, trust=self._trust,
@@ -123,3 +132,28 @@ class WorkerReplica:
     async def placement(self) -> dict[str, Any]:
         """Node and devices of the replica."""
         return where()
+
+    async def note_demand(self, coordinator: str, said: Statistics) -> None:
+        """A coordinator says what is asked of all replicas of this kind together."""
+        if hasattr(self, "_server"):
+            self._demand.note(coordinator, said)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve asks for it where the deployment has an `autoscaling_config`.
+
+        A replica that cannot work says nothing, and so its deployment is not scaled."""
+        if not hasattr(self, "_server"):
+            return {}
+        return {**self._statistics(), **self._demand.total()}
+
+
+class CpuUse:
+    """The cores that this process has used since the last look, with all of its threads."""
+
+    def __init__(self) -> None:
+        self._former = time.monotonic(), time.process_time()
+
+    def statistics(self) -> dict[str, float]:
+        """Return what its autoscaling is to know."""
+        (then, used), self._former = self._former, (time.monotonic(), time.process_time())
+        return {CPU: (self._former[1] - used) / max(self._former[0] - then, 1e-3)}

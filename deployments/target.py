@@ -49,7 +49,7 @@ class TargetDeployment(WorkerReplica):
         self._worker.start()
         if config.target.engine.tensor_parallel > 1:
             self._watching = asyncio.create_task(self._end_with_ranks())
-        await self._listen(config, serve_target, self._worker)
+        await self._listen(config, serve_target, self._worker, self._worker.statistics)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls it after the constructor and when the file's user_config has changed.

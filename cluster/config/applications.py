@@ -15,6 +15,9 @@ from cluster.config.processes import DrafterPlacement
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 
+# The policy of an autoscaled deployment that knows what its replicas have to do.
+POLICY = "deployments.autoscaling:ByStatistics"
+
 # How the import path of an application of drafters alone ends.
 _OF_A_POOL = ":build_pool"
 # The keys of its arguments: its drafters, and what of the target's must be the same here.
@@ -199,5 +202,23 @@ def _deployments(
             raise ConfigError.at(f"{where}.name", f"{name!r} is no deployment ({hint})")
         if name in (other for other, _ in found.values()):
             raise ConfigError.at(f"{where}.name", f"{name!r} stands twice; name it once")
+        if not application.get("autoscaling_policy"):
+            _check_scaled(name, options.get("autoscaling_config"), f"{where}.autoscaling_config")
         found[where] = name, options
     return found
+
+
+def _check_scaled(name: str, autoscaling: Any, where: str) -> None:
+    """Raise ConfigError for autoscaling that would not see the load, or that nobody counts with."""
+    if autoscaling is None:
+        return
+    if name == INGRESS:
+        reason = "its replicas share what keys may have by their number; set num_replicas instead"
+        raise ConfigError.at(where, reason)
+    policy = mapping(mapping(autoscaling, where).get("policy"), f"{where}.policy")
+    if not policy.get("policy_function"):
+        raise ConfigError.at(
+            f"{where}.policy.policy_function",
+            "Ray Serve's own policy counts the calls that pass through Serve, and texts do not; "
+            f"set it to {POLICY}",
+        )

@@ -47,6 +47,7 @@ from cluster.messages import (
     WorkerDescription,
 )
 from cluster.metrics import Recorder
+from cluster.plan.autoscaling import WAITING, WORTH, Statistics
 from cluster.plan.fence import Fence
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
@@ -168,11 +169,7 @@ class Coordinator:
         self._targets.remove(target_id)
 
     def add_drafter(
-        self,
-        name: str,
-        replica_id: str,
-        description: WorkerDescription,
-        link: DrafterLink,
+        self, name: str, replica_id: str, description: WorkerDescription, link: DrafterLink
     ) -> asyncio.Task[None]:
         """Add a replica to the pool of drafter `name`; like `add_target` otherwise."""
         self.remove_drafter(name, replica_id)
@@ -241,6 +238,13 @@ class Coordinator:
         table = self._table
         return Load(table.num_seats, table.num_running, table.num_waiting)
 
+    def demand(self) -> dict[str, Statistics]:
+        """Return what the autoscaling of each pool drafter is to know; for one caller."""
+        waiting = self._pool.num_waiting(self._table.sessions.values())
+        worth = self._pool.demand.worth(self._clock())
+        names = {replica.name for replica in self._pool}
+        return {name: {WAITING: waiting[name], WORTH: worth[name]} for name in names}
+
     async def serve(self, link: Link[EventFrame, SubmitFrame]) -> None:
         """Serve one ingress link until it ends."""
         await IngressLink(self, link, f"{next(self._link_numbers)}/", self._adapters).serve()
@@ -255,7 +259,7 @@ class Coordinator:
     def render_metrics(self) -> bytes:
         """All metrics as of now, in Prometheus' text format."""
         self._log.settle()
-        self._pool.record_demand()
+        self._pool.demand.record()
         self._log.record_scores()
         self.recorder.set(metrics.RUNNING, self._table.num_running)
         self.recorder.set(metrics.QUEUED, self._table.num_waiting)

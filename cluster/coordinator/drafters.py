@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from cluster import metrics
 from cluster.config.schema import Config, CoordinatorConfig
+from cluster.coordinator.demand import Demand
 from cluster.coordinator.idle import Availability
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.pool_trees import PoolTrees
@@ -46,9 +46,7 @@ class DrafterPool:
         self._config = config
         self._recorder = recorder
         self._scores = scores
-        self._num_commits: Counter[tuple[str, str]] = Counter()  # by drafter and task
-        self._num_asked: Counter[tuple[str, str]] = Counter()  # nodes, likewise
-        self._num_looked: Counter[tuple[str, str, str]] = Counter()  # drafter, task, outcome
+        self.demand = Demand(recorder, scores.acceptance)
         self.replicas = DrafterReplicas(config, recorder)
         self._subscribed: dict[str, Session] = {}  # by id: those that a replica is told of
         self._committing = fence.section("commits")
@@ -113,11 +111,7 @@ class DrafterPool:
                 continue
             is_model = bool(replica.description.model_hash)
             num_nodes = self._scores.ask(session, num_texts, is_model=is_model)
-            if num_nodes and session.has_answered:
-                outcome = "hit" if session.has_tree_left(name) else "miss"
-                self._num_looked[name, session.request.task, outcome] += 1
-            self._num_commits[name, session.request.task] += 1
-            self._num_asked[name, session.request.task] += num_nodes
+            self.demand.note(session, name, num_nodes)
             replica.mark(session, num_nodes)
 
     def release(self, session: Session) -> None:
@@ -127,19 +121,16 @@ class DrafterPool:
         session.subscriptions.clear()
         self._subscribed.pop(session.id, None)
 
-    def record_demand(self) -> None:
-        """Export what drafters were asked for since the last call."""
-        for (drafter, task), count in self._num_commits.items():
-            self._recorder.add(metrics.DRAFTER_COMMITS, count, drafter=drafter, task=task)
-        for (drafter, task), num_nodes in self._num_asked.items():
-            self._recorder.add(metrics.DRAFT_DEMAND, num_nodes, drafter=drafter, task=task)
-        for (drafter, task, outcome), count in self._num_looked.items():
-            self._recorder.add(
-                metrics.PRE_DRAFTED, count, drafter=drafter, task=task, outcome=outcome
-            )
-        self._num_commits.clear()
-        self._num_asked.clear()
-        self._num_looked.clear()
+    def num_waiting(self, sessions: Iterable[Session]) -> Counter[str]:
+        """Count by drafter the texts that run and for which its replicas have no room."""
+        full = {replica.name for replica in self if not replica.has_room()}
+        return Counter(
+            name
+            for session in sessions
+            if session.target is not None
+            for name in session.drafters
+            if name in full and name not in session.subscriptions
+        )
 
     def receive(
         self,

@@ -50,7 +50,8 @@ class Controller:
         self._config = config
         self._target = TargetModel(profile, draft_times)
         self._lengths = DraftLength(config.draft_length)
-        self._num_looks = self._num_unserved = 0
+        self._num_looks = self._num_told = 0
+        self.num_unserved = 0  # steps of texts whose rates are out of reach
         self.acceptance = AcceptanceModel()
         merge_trees.prepare()
 
@@ -87,7 +88,7 @@ class Controller:
         self._lengths.set_caps(texts, moment.wall_s, len(texts))
         plan = self._plan(texts, max_depths, max_nodes, moment)
         self._lengths.note(texts, plan.in_flight)
-        self._num_unserved += plan.num_unserved
+        self.num_unserved += plan.num_unserved
         return plan
 
     def _plan(
@@ -203,9 +204,9 @@ class Controller:
     def record(self, samples: Samples) -> None:
         """Export the scores of drafts as metrics; called outside of steps."""
         record_scores(self.acceptance, samples)
-        if self._num_unserved:
-            samples.add(metrics.UNATTAINABLE_RATES, self._num_unserved)
-            self._num_unserved = 0
+        if self.num_unserved > self._num_told:
+            samples.add(metrics.UNATTAINABLE_RATES, self.num_unserved - self._num_told)
+            self._num_told = self.num_unserved
 
     def export(self) -> dict[str, Any]:
         """Return what was learned as a small record of plain values, to keep beside the model."""

@@ -21,6 +21,7 @@ from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.drafting import Drafting
 from cluster.errors import WorkerError
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
+from cluster.plan import autoscaling
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 from cluster.worker.lease import DrafterLoad, DraftLease, News, renamed
@@ -40,7 +41,7 @@ class _Request:
     """A request that the drafter holds.  request_id: its coordinator's name for it.
 
     task: the tree that is wanted, complete or not.  is_told: the coordinator knows that nothing
-    else comes after the last commit.
+    else comes after the last commit.  is_answered: a tree for that was sent.
     """
 
     lease: DraftLease
@@ -48,6 +49,7 @@ class _Request:
     task: DraftTask | None = None
     offered: Proposal | None = None
     is_told: bool = False
+    is_answered: bool = False
 
 
 class DraftWorker:
@@ -79,11 +81,14 @@ class DraftWorker:
         self._mailbox = ThreadMail[DraftLease, CommitFrame]()
         self._leases: set[DraftLease] = set()
         self._is_over = False
+        self._former_pace = (0, 0)  # when `statistics` was last asked
         # Owned by the thread.
         self._requests: dict[str, _Request] = {}  # by the names within the drafter
         self._untold: list[tuple[DraftLease, Commit]] = []
         self._news: defaultdict[DraftLease, list[News]] = defaultdict(list)  # not put yet
         self._told_s = 0.0  # of the drafter's computing time; each second is told to one link
+        self._load = DrafterLoad()
+        self._pace = (0, 0)  # commits, and those of them that were late
 
     def describe(self) -> WorkerDescription:
         return self._description
@@ -92,6 +97,18 @@ class DraftWorker:
     def is_healthy(self) -> bool:
         """True while the thread runs and the drafter has not failed many times in a row."""
         return self._thread.is_alive() and self._breaker.allows(self._clock())
+
+    def statistics(self) -> dict[str, float]:
+        """Return what its autoscaling is to know; shares are of the time since the last call."""
+        load, pace, former = self._load, self._pace, self._former_pace
+        self._former_pace = pace
+        num_commits, num_late = pace[0] - former[0], pace[1] - former[1]
+        return {
+            autoscaling.TEXTS: load.num_requests,
+            autoscaling.PLACES: self._description.max_running_sequences,
+            autoscaling.KV_USE: load.pages_in_use / max(load.pages_total, 1),
+            autoscaling.LATE: num_late / max(num_commits, 1),
+        }
 
     def start(self) -> None:
         self._thread.start()
@@ -186,6 +203,9 @@ class DraftWorker:
         if not untold:
             return
         drafting = self._drafting
+        num_commits, num_late = self._pace
+        late = [self._is_late(lease.inside(commit.request_id)) for lease, commit in untold]
+        self._pace = num_commits + len(late), num_late + sum(late)
         answers = drafting.tell([lease.named(commit) for lease, commit in untold])
         for (lease, commit), answer in zip(untold, answers, strict=True):
             name = commit.request_id
@@ -199,7 +219,13 @@ class DraftWorker:
             if answer.have_len > 0:
                 request = self._requests.setdefault(answer.request_id, _Request(lease, name))
                 request.task, request.is_told = drafting.growing.get(answer.request_id), False
+                request.is_answered = False
         self._grow_again()
+
+    def _is_late(self, name: str) -> bool:
+        """True if the tree for the last commit has not begun to arrive, and may still do so."""
+        request = self._requests.get(name)
+        return request is not None and not request.is_answered and name in self._drafting.growing
 
     def _grow(self) -> None:
         proposals, refusals = self._drafting.grow()
@@ -209,6 +235,7 @@ class DraftWorker:
             if request is None or proposal is request.offered or len(proposal.tree) == 0:
                 continue
             request.offered, request.is_told = proposal, bool(proposal.is_complete)
+            request.is_answered = True
             self._news[request.lease].append(renamed(proposal, request.request_id))
         for refusal in refusals:
             request = self._requests.pop(refusal.request_id, None)
@@ -222,7 +249,7 @@ class DraftWorker:
         if is_idle:
             self._tell_complete()
         news, self._news = self._news, defaultdict(list)
-        load = DrafterLoad(*drafting.pages, len(drafting.held))
+        load = self._load = DrafterLoad(*drafting.pages, len(drafting.held))
         for lease in self._leases.copy():
             # While trees grow, the pages in use change with each slice.
             if news[lease] or (is_idle and load != lease.load):

@@ -20,6 +20,7 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
+from cluster.plan import autoscaling
 from cluster.plan.controller import Controller
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
@@ -65,6 +66,7 @@ class TargetWorker:
         self._controller = controller
         self._silence_s = silence_s
         self._prepare = prepare
+        self._former = (0, 0)  # steps, and the unserved in them, when `statistics` was last asked
         self._mailbox = Mailbox()
         self._loop = StepLoop(
             verifier, residents, controller, self.streams, self._texts, self._mailbox,
@@ -94,6 +96,20 @@ class TargetWorker:
 
     def describe(self) -> WorkerDescription:
         return self._description
+
+    def statistics(self) -> dict[str, float]:
+        """Return what its autoscaling is to know; shares are of the time since the last call."""
+        load, (former_steps, former_unserved) = self.streams.load, self._former
+        self._former = load.num_steps, self._controller.num_unserved
+        num_texts = load.num_running + load.num_waiting
+        num_steps = load.num_steps - former_steps
+        unserved = (self._former[1] - former_unserved) / max(num_steps, 1)  # texts in a step
+        return {
+            autoscaling.TEXTS: num_texts,
+            autoscaling.PLACES: self._description.max_running_sequences,
+            autoscaling.KV_USE: load.pages_in_use / max(load.pages_total, 1),
+            autoscaling.MISSED: min(unserved / max(num_texts, 1), 1.0),
+        }
 
     @property
     def healthy(self) -> bool:

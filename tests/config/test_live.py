@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.config.applications import POLICY
 from cluster.config.file import load
 from cluster.config.live import READ_BY, changed, changed_drafter
 from cluster.config.schema import (
@@ -108,7 +109,10 @@ def test_a_file_is_checked_with_what_its_deployments_say(tmp_path: Path) -> None
 
 
 def test_how_many_replicas_run_may_be_said_of_each_deployment(tmp_path: Path) -> None:
-    scaled = {"autoscaling_config": {"max_replicas": 3}, "max_surge_percent": 100}
+    policy = {"policy_function": POLICY}
+    scaled = {
+        "autoscaling_config": {"max_replicas": 3, "policy": policy}, "max_surge_percent": 100,
+    }  # fmt: skip
     named = [{"name": "coordinator", **scaled}, {"name": "target", "num_replicas": 2}]
     assert load(written(tmp_path, named)).deployments == {
         "coordinator": scaled, "target": {"num_replicas": 2},
@@ -140,6 +144,14 @@ def test_all_may_be_told_the_same(tmp_path: Path) -> None:
         ([{"name": "target"}, {"name": "target"}], "'target' stands twice"),
         ([{"name": "coordinators"}], "did you mean coordinator?"),
         ({"name": "target"}, "a list of deployments"),
+        (
+            [{"name": "target", "autoscaling_config": {"max_replicas": 2}}],
+            r"deployments\[0\].autoscaling_config.policy.policy_function: Ray Serve's own policy",
+        ),
+        (
+            [{"name": "ingress", "autoscaling_config": {"policy": {"policy_function": POLICY}}}],
+            "its replicas share what keys may have by their number; set num_replicas instead",
+        ),
         ([{"name": "target", "user_config": {"x": 1}}], r"deployments\[0\].user_config.x"),
     ],
 )

@@ -1,0 +1,85 @@
+"""The number of replicas that a deployment should have, by what its replicas say of themselves.
+
+A pure function of numbers.  Ray Serve applies bounds and delays (`deployments.autoscaling`);
+docs/autoscaling.md gives the rules and the reasons of the constants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+# Of one replica, by the names below; one that does not know a number leaves it out.
+Statistics = Mapping[str, float]
+
+# Texts that the replica has, those that it takes at most, and those for which there was no place at
+# any replica, which each of them is told.
+TEXTS, PLACES, WAITING = "texts", "places", "waiting"
+# Tokens per second that the trees of all replicas bring.
+WORTH = "worth"
+# Shares: of one core, of the KV pages, of the commits that came before the tree for the one before,
+# of the texts whose speed is out of reach.
+CPU, KV_USE, LATE, MISSED = "cpu", "kv_use", "late", "missed"
+
+# The mean of each share at which the replicas have as much to do as they should.
+_FAIR = {CPU: 0.7, KV_USE: 0.9, LATE: 0.5, MISSED: 0.05}
+_SAID = {
+    CPU: "{:.0%} of a core in use",
+    KV_USE: "{:.0%} of the KV pages in use",
+    LATE: "{:.0%} of the trees late",
+    MISSED: "{:.0%} of the texts slower than promised",
+}
+# A share says that there is too much, not how much: at most so many times the replicas follow.
+_MOST = 2.0
+# More replicas begin above so many times the fair load, fewer below this share of it with one less.
+_TOLERANCE, _SPARE = 1.1, 0.7
+# One more replica must bring so many times its price.
+_MARGIN = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How many replicas there should be, and why."""
+
+    num: int
+    why: str
+
+
+def decide(num: int, replicas: Sequence[Statistics], price: float = 0.0) -> Decision:
+    """Return the decision for `num` replicas, which have said this.
+
+    price: tokens per second that a replica must bring, 0 = it costs nothing.
+    """
+    nothing = 0.0, "nothing is known"
+    load, why = max(_loads(replicas), key=lambda each: each[0], default=nothing)
+    wanted = num
+    if load > _TOLERANCE:
+        wanted = math.ceil(num * load)
+    elif math.ceil(num * load / _SPARE) < num:
+        wanted = num - 1
+    worth = max((each[WORTH] for each in replicas if WORTH in each), default=None)
+    if price and worth is not None:
+        paid = f"they bring {worth:.1f} tokens/s, and the price of one is {price:g}"
+        if worth < price * num:
+            wanted, why = num - 1, paid
+        elif wanted > num and worth < _MARGIN * price * wanted:
+            wanted, why = max(num, int(worth / (_MARGIN * price))), f"{why}, but {paid}"
+    return Decision(max(wanted, 1), why)
+
+
+def _loads(replicas: Sequence[Statistics]) -> list[tuple[float, str]]:
+    """Return how many times the fair load there is, by every statistic, each in words."""
+    found = []
+    places = sum(each.get(PLACES, 0.0) for each in replicas)
+    if places:
+        texts = sum(each.get(TEXTS, 0.0) for each in replicas)
+        waiting = max(each.get(WAITING, 0.0) for each in replicas)
+        said = f"{texts:g} texts in {places:g} places, {waiting:g} waiting"
+        found.append(((texts + waiting) / places, said))
+    for name, fair in _FAIR.items():
+        values = [each[name] for each in replicas if name in each]
+        if values:
+            mean = sum(values) / len(values)
+            found.append((min(mean / fair, _MOST), _SAID[name].format(mean)))
+    return found

@@ -1,0 +1,60 @@
+"""What workers say of themselves to those who decide how many of them there should be."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+
+from cluster.core import EMPTY_TREE, DraftTask, Proposal, SamplingParams
+from tests.support.worker.draft_peer import CountingDrafter, extension, house, opening
+from tests.support.worker.residents import GreedyOracle
+from tests.support.worker.stage import stage, worker_of
+from tests.support.worker.texts import opened
+
+NOTHING = np.zeros(0, dtype=np.float32)
+
+
+class GatedDrafter(CountingDrafter):
+    """Has nothing to offer while the gate is closed, and says that more may come."""
+
+    def __init__(self) -> None:
+        super().__init__(slices=10**9)
+        self.gate = threading.Event()
+
+    def _proposal(self, task: DraftTask) -> Proposal:
+        found = super()._proposal(task)
+        return found if self.gate.is_set() else replace(found, tree=EMPTY_TREE, survival=NOTHING)
+
+
+async def test_a_commit_is_late_if_no_tree_came_since_the_last_one() -> None:
+    drafter = GatedDrafter()
+    async with house(drafter) as running:
+        peer = running.connect()
+        await peer.send(opening("a", [1, 2]))
+        await peer.until(lambda frame: bool(frame.observations))
+        await peer.send(extension("a", [1, 2], [3]))
+        await peer.until(lambda frame: bool(frame.observations))
+        said = running.worker.statistics()
+        assert (said["texts"], said["late"]) == (1, 0.5)
+        drafter.gate.set()
+        await peer.proposal("a")
+        await peer.send(extension("a", [1, 2, 3], [4]))
+        await peer.until(lambda frame: bool(frame.observations))
+        assert running.worker.statistics()["late"] == 0.0
+        assert running.worker.statistics()["late"] == 0.0, "nothing has come since"
+
+
+async def test_a_target_says_which_share_of_its_texts_is_slower_than_promised() -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    async with stage(worker_of({"a": GreedyOracle(4)}, budget="adaptive")) as built:
+        peer = built.connect()
+        await peer.written(opened("slow", params=params))
+        assert built.worker.statistics()["missed"] == 0.0, "nothing was promised"
+        await peer.written(opened("fast", params=params, min_tokens_per_s=1e6))
+        said = built.worker.statistics()
+        assert said["missed"] > 0.05
+        assert said["places"] == 64
+        assert 0.0 <= said["kv_use"] < 0.1
+        assert built.worker.statistics()["missed"] == 0.0, "no step has been made since"
