@@ -1,8 +1,4 @@
-"""The policy by which Ray Serve scales a deployment: `policy` of its `autoscaling_config`.
-
-It stands at each deployment and not at the application: the application's policy is part of the
-version of all its deployments, so a change of a price would restart the targets.
-"""
+"""The policy by which Ray Serve scales a deployment: `policy` of its `autoscaling_config`."""
 
 from __future__ import annotations
 
@@ -24,11 +20,7 @@ class ByStatistics:
     `downscale_delay_s` and the bounds to the answers.
     """
 
-    def __init__(self, price: float = 0.0) -> None:
-        """price: of a drafter's replica, in tokens per second that it must bring; 0 = none."""
-        if isinstance(price, bool) or not isinstance(price, int | float) or not price >= 0:
-            raise ValueError(f"price is {price!r}; set it to tokens per second, 0 or more")
-        self._price = price
+    def __init__(self) -> None:
         self._target: int | None = None
         self._why = ""
 
@@ -46,7 +38,7 @@ class ByStatistics:
             for replica, points in series.items():
                 if points:
                     said.setdefault(replica, {})[name] = points[-1].value
-        decision = decide(num, list(said.values()), self._price)
+        decision = decide(num, list(said.values()))
         wanted = decision.num
         if len(said) < num or num > target or (num < target and wanted > num):
             wanted = target  # new ones have not taken their part yet, or old ones are ending

@@ -12,6 +12,7 @@ from cluster.config.live import changed_drafter
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
+from cluster.plan.autoscaling import PRICE
 from cluster.rpc.link import Link
 from cluster.rpc.server import serve_drafter
 from cluster.worker.build import load_drafter
@@ -82,9 +83,9 @@ class DrafterDeployment(WorkerReplica):
             refused = ""
             try:
                 wanted = changed_drafter(self._given, self._name, user_config)
-                if wanted != self._config:
+                if self._drafts_otherwise(wanted):
                     await self._become(await self._load(wanted))
-                    self._config = wanted
+                self._config = wanted
             except Exception as error:  # noqa: BLE001 - whatever the drafter's own code raises
                 refused = error.message if isinstance(error, ConfigError) else repr(error)
                 log.error("drafter %s stays as it is: %s", self._name, refused)
@@ -92,6 +93,11 @@ class DrafterDeployment(WorkerReplica):
                 self._change_refused = refused[:_MAX_REFUSAL_LEN]
                 if self._worker is not None:
                     self._worker.renew_links()  # the description says it
+
+    def _drafts_otherwise(self, wanted: Config) -> bool:
+        """True if `wanted` is more than another price."""
+        former, later = (each.drafters[self._name] for each in (self._config, wanted))
+        return replace(former, price=later.price) != later
 
     async def _become(self, worker: DraftWorker) -> None:
         if self._worker is None:
@@ -114,7 +120,7 @@ class DrafterDeployment(WorkerReplica):
     def statistics(self) -> dict[str, float]:
         """Return what autoscaling is to know of the drafter as it is now."""
         assert self._worker is not None, "a drafter that is refused does not listen"
-        return self._worker.statistics()
+        return {**self._worker.statistics(), PRICE: self._config.drafters[self._name].price}
 
     async def serve(self, link: Link[ProposalFrame, CommitFrame]) -> None:
         """Serve one coordinator until the link ends, or the drafter is made anew."""

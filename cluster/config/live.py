@@ -49,7 +49,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
 
 # The keys of a drafter of the pool, in the `user_config` of its own deployment; it is made anew
 # inside its process.
-OF_A_DRAFTER = ("kind", "options", "max_nodes", "max_requests")
+OF_A_DRAFTER = ("kind", "options", "max_nodes", "max_requests", "price")
 
 
 def changed(config: Config, user_config: Any, path: str = "user_config") -> Config:

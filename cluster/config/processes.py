@@ -195,6 +195,9 @@ class DrafterConfig:
     """Workers that share the requests."""
     nice: Annotated[int, Range(0, 19)] = 0
     """As in Unix: a drafter with a higher value gets less of a core that others want."""
+    price: NonNegativeFloat = 0.0
+    """Where its deployment is autoscaled: tokens per second that a replica's trees must bring to be
+    worth the device. 0 = only its load counts. See docs/autoscaling.md."""
     shadow: bool = False
     """Its trees are scored by the texts that follow, and never verified."""
     placement: Literal["auto"] | DrafterPlacement = "auto"
@@ -247,6 +250,7 @@ class DrafterConfig:
             "placement": self.placement not in ("auto", DrafterPlacement(host="target")),
             "replicas": self.replicas > 1,
             "nice": self.nice > 0,
+            "price": self.price > 0,
         }
         for key in (key for key, is_set in own.items() if is_set):
             raise ConfigError.at(

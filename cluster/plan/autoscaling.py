@@ -16,8 +16,8 @@ Statistics = Mapping[str, float]
 # Texts that the replica has, those that it takes at most, and those for which there was no place at
 # any replica, which each of them is told.
 TEXTS, PLACES, WAITING = "texts", "places", "waiting"
-# Tokens per second that the trees of all replicas bring.
-WORTH = "worth"
+# Tokens per second that the trees of all replicas bring, and those that one must bring, 0 = any.
+WORTH, PRICE = "worth", "price"
 # Shares: of one core, of the KV pages, of the commits that came before the tree for the one before,
 # of the texts whose speed is out of reach.
 CPU, KV_USE, LATE, MISSED = "cpu", "kv_use", "late", "missed"
@@ -46,11 +46,8 @@ class Decision:
     why: str
 
 
-def decide(num: int, replicas: Sequence[Statistics], price: float = 0.0) -> Decision:
-    """Return the decision for `num` replicas, which have said this.
-
-    price: tokens per second that a replica must bring, 0 = it costs nothing.
-    """
+def decide(num: int, replicas: Sequence[Statistics]) -> Decision:
+    """Return the decision for `num` replicas, which have said this."""
     nothing = 0.0, "nothing is known"
     load, why = max(_loads(replicas), key=lambda each: each[0], default=nothing)
     wanted = num
@@ -58,8 +55,9 @@ def decide(num: int, replicas: Sequence[Statistics], price: float = 0.0) -> Deci
         wanted = math.ceil(num * load)
     elif math.ceil(num * load / _SPARE) < num:
         wanted = num - 1
-    worth = max((each[WORTH] for each in replicas if WORTH in each), default=None)
-    if price and worth is not None:
+    price, worths = max(_said(replicas, PRICE), default=0.0), _said(replicas, WORTH)
+    if price and worths:  # else no coordinator is there, and nothing is known
+        worth = max(worths)
         paid = f"they bring {worth:.1f} tokens/s, and the price of one is {price:g}"
         if worth < price * num:
             wanted, why = num - 1, paid
@@ -78,8 +76,11 @@ def _loads(replicas: Sequence[Statistics]) -> list[tuple[float, str]]:
         said = f"{texts:g} texts in {places:g} places, {waiting:g} waiting"
         found.append(((texts + waiting) / places, said))
     for name, fair in _FAIR.items():
-        values = [each[name] for each in replicas if name in each]
-        if values:
+        if values := _said(replicas, name):
             mean = sum(values) / len(values)
             found.append((min(mean / fair, _MOST), _SAID[name].format(mean)))
     return found
+
+
+def _said(replicas: Sequence[Statistics], name: str) -> list[float]:
+    return [each[name] for each in replicas if name in each]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from cluster.config.applications import POLICY
 from cluster.config.file import load
 from cluster.errors import ConfigError
 from deployments.cli import EXIT_BAD_CONFIG, EXIT_OK, main
@@ -139,15 +138,9 @@ def test_the_first_autoscaling_of_a_deployment_restarts_all(document: Document) 
 
 
 def test_the_price_of_a_drafter_is_live(document: Document) -> None:
-    policy: Document = {"policy_function": POLICY}
-    scaled = {"max_replicas": 3, "policy": policy}
-    document["applications"][0]["deployments"] = [
-        {"name": "drafter-lm", "autoscaling_config": scaled}
-    ]
-    dearer = copy.deepcopy(document)
-    entry = dearer["applications"][0]["deployments"][0]["autoscaling_config"]
-    entry["policy"]["policy_kwargs"] = {"price": 20}
-    assert difference(document, dearer).startswith("live: drafter-lm takes it")
+    dearer = [{"name": "drafter-lm", "user_config": {"price": 20}}]
+    found = after(document, lambda _, app: app.update(deployments=dearer))
+    assert found.startswith("live: drafter-lm takes it")
 
 
 def test_what_serve_does_not_take_is_refused_with_its_reason(document: Document) -> None:

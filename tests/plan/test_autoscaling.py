@@ -59,16 +59,20 @@ def test_the_fullest_statistic_decides(
 def test_a_drafter_that_does_not_bring_its_price_is_not_multiplied(
     num: int, worth: float, wanted: int
 ) -> None:
-    replicas = drafters(num, 8 * num, waiting=8 * (3 - num), worth=worth)
-    decision = decide(num, replicas, price=20.0)
+    full = drafters(num, 8 * num, waiting=8 * (3 - num), worth=worth)
+    decision = decide(num, [{**each, "price": 20.0} for each in full])
     assert decision.num == wanted
     if worth < 75.0 and wanted < 3 and num > 1:
         assert decision.why == f"they bring {worth:.1f} tokens/s, and the price of one is 20"
-    assert decide(num, replicas).num == 3, "without a price the queue alone decides"
+    assert decide(num, full).num == 3, "without a price the queue alone decides"
+
+
+def test_a_price_without_a_coordinator_that_says_what_they_bring_decides_nothing() -> None:
+    assert decide(3, drafters(3, 24, price=20.0)).num == 3
 
 
 def test_the_reason_names_what_was_wanted_and_what_it_is_worth() -> None:
-    why = decide(1, drafters(1, 8, waiting=40, worth=30.0), price=20.0).why
+    why = decide(1, drafters(1, 8, waiting=40, worth=30.0, price=20.0)).why
     assert why.startswith("8 texts in 8 places, 40 waiting, but they bring 30.0 tokens/s")
 
 
@@ -87,8 +91,8 @@ def test_what_a_decision_leads_to_does_not_call_for_the_opposite(
 
 @given(price=st.floats(0.1, 100), worth=st.floats(0, 1e4), num=st.integers(1, 50))
 def test_a_price_does_not_make_it_swing_either(price: float, worth: float, num: int) -> None:
-    full = {"waiting": 8 * num, "worth": worth}
-    first = decide(num, drafters(num, 8 * num, **full), price).num  # type: ignore[arg-type]
-    after = decide(first, drafters(first, 8 * first, **full), price).num  # type: ignore[arg-type]
+    paid = {"worth": worth, "price": price}
+    first = decide(num, drafters(num, 8 * num, 8 * num, **paid)).num
+    after = decide(first, drafters(first, 8 * first, 8 * num, **paid)).num
     assert first >= 1
     assert (after - first) * (first - num) >= 0
