@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import replace
 from typing import Any
 
+from cluster.config.applications import drafter_deployment
 from cluster.config.file import ServeFile, load
 from deployments.app import build
 from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
@@ -211,6 +212,25 @@ def test_one_worker_of_two_can_serve_alone() -> None:
     assert shape.count == 2
     assert placement_problems(config, [replace(shape, count=1)]) == []
     assert 2 * config.target.placement.num_cpus > shape.capacity["CPU"], "or one had both targets"
+
+
+def test_the_most_replicas_of_the_autoscaling_overlay_fit_its_most_workers() -> None:
+    folder, path = MANIFESTS["autoscaling"]
+    file = load(REPOSITORY / path)
+    most = {
+        name: options["autoscaling_config"]["max_replicas"]
+        for name, options in file.deployments.items()
+    }
+    assert set(most) == {"target", "coordinator", drafter_deployment("lm")}
+    keys = {"drafter-lm": "drafters.lm"}
+    overrides = [f"{keys.get(name, name)}.replicas={num}" for name, num in most.items()]
+    service = only("RayService", rendered(REPOSITORY / folder))
+    (shape,) = node_shapes(service)
+    (workers,) = (g["maxReplicas"] for name, g in groups(service).items() if name != "head")
+    config = load(REPOSITORY / path, overrides).config
+    assert placement_problems(config, [replace(shape, count=workers)]) == []
+    seats = config.target.engine.max_running_sequences * most["target"]
+    assert config.coordinator.max_running_sequences == seats, "else more targets bring nothing"
 
 
 def test_the_ray_version_is_the_one_the_image_installs(service: dict[str, Any]) -> None:

@@ -24,8 +24,11 @@ MANIFESTS = {
         "k8s/overlays/high-availability",
         "k8s/overlays/high-availability/serve.yaml",
     ),
-    "autoscaling": ("k8s/overlays/autoscaling", "k8s/base/serve.yaml"),
-    "incremental-upgrade": ("k8s/overlays/incremental-upgrade", "k8s/base/serve.yaml"),
+    "autoscaling": ("k8s/overlays/autoscaling", "k8s/overlays/autoscaling/serve.yaml"),
+    "incremental-upgrade": (
+        "k8s/overlays/incremental-upgrade",
+        "k8s/overlays/autoscaling/serve.yaml",
+    ),
 }
 COMPONENTS = ("gateway", "model-hub", "monitoring", "ray-tls")
 
