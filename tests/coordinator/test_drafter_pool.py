@@ -189,15 +189,8 @@ async def test_a_full_drafter_gets_no_more_requests_than_it_takes(budget: str) -
         ]
         await stage.settle(20)
         assert len(drafter.contexts) == 2
-        assert stage.coordinator.demand()["a"] == {"waiting": 3, "worth": 0}
         target.gate.set()
         await asyncio.gather(*tasks)
-        stage.clock.now += 2.0
-        said = stage.coordinator.demand()["a"]
-        assert said["waiting"] == 0
-        assert said["worth"] > 10.0, "of 160 tokens in two seconds it has guessed some"
-        stage.clock.now += 2.0
-        assert stage.coordinator.demand()["a"]["worth"] == 0.0
 
 
 async def test_a_drafter_that_joins_late_is_told_of_running_requests(budget: str) -> None:

@@ -1,0 +1,35 @@
+"""What the coordinator tells drafters, so that there are as many as are worth it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from cluster.rpc.memory import memory_pair
+from tests.support.coordinator.house import collect, house, request
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, drafter_description, oracle_chain
+
+
+async def test_a_drafter_is_told_of_texts_without_room_and_what_its_trees_are_worth() -> None:
+    async with house() as stage:
+        target = ToyTarget()
+        target.gate.clear()
+        stage.add_target(target)
+        drafter = ToyDrafter("a", oracle_chain())
+        ours, theirs = memory_pair()
+        stage.tasks.append(asyncio.create_task(drafter.serve(theirs)))
+        description = replace(drafter_description("a"), max_running_sequences=2)
+        stage.coordinator.add_drafter("a", "r0", description, ours)
+        tasks = [
+            asyncio.create_task(collect(stage.coordinator, request(id=f"q{i}"))) for i in range(5)
+        ]
+        await stage.settle(20)
+        assert stage.coordinator.demand() == {"a": {"waiting": 3, "worth": 0.0}}
+        target.gate.set()
+        await asyncio.gather(*tasks)
+        stage.clock.now += 2.0
+        said = stage.coordinator.demand()["a"]
+        assert said["waiting"] == 0
+        assert said["worth"] > 10.0, "of 200 tokens in two seconds it has guessed some"
+        stage.clock.now += 2.0
+        assert stage.coordinator.demand()["a"]["worth"] == 0.0
