@@ -225,11 +225,7 @@ async def test_a_lost_workers_gauges_go_with_it(budget: str) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"tokenizer_hash": "other"},
-        {"protocol_version": 99, "oldest_protocol_version": 99},
-        {"role": "target"},
-    ],
+    [{"tokenizer_hash": "other"}, {"oldest_protocol_version": 99}, {"role": "target"}],
     ids=["tokenizer", "protocol", "role"],
 )
 async def test_a_drafter_that_does_not_fit_is_refused_loudly(
