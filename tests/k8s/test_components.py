@@ -19,6 +19,7 @@ from tests.support.k8s.rendering import (
     labels_of,
     of_kind,
     only,
+    pod_of,
     rendered,
     with_components,
 )
@@ -135,3 +136,19 @@ def test_the_components_go_with_every_overlay(overlay: str, tmp_path: Any) -> No
     if "model-hub" in str([item["metadata"]["name"] for item in rendered(REPOSITORY / folder)]):
         return  # It has that component already, which may stand in an overlay once.
     assert of_kind("PrometheusRule", with_components(tmp_path, folder))
+
+
+@pytest.mark.parametrize("overlay", ["base", "overlays/8xh100", "overlays/high-availability"])
+def test_every_pod_has_the_secrets_that_the_page_names(overlay: str) -> None:
+    page = (REPOSITORY / "docs" / "kubernetes.md").read_text("utf-8")
+    named = re.findall(r"^\| `generic (drafthouse-\S+)", page, re.MULTILINE)
+    objects = rendered(REPOSITORY / "k8s" / overlay)
+    for group in groups(only("RayService", objects)).values():
+        (volume,) = (each for each in pod_of(group)["volumes"] if each["name"] == "secrets")
+        sources = [source["secret"] for source in volume["projected"]["sources"]]
+        assert sources == [{"name": name, "optional": True} for name in named]
+        (mount,) = (
+            each for each in container_of(group)["volumeMounts"] if each["name"] == "secrets"
+        )
+        assert mount["mountPath"] == "/etc/drafthouse"
+        assert mount["readOnly"]
