@@ -47,6 +47,8 @@ def prepare_to_start(config: Config, places: Sequence[Path] = ()) -> None:
     # Workers at nice 15, Ray's default, leave drafters no room to stand back behind the target.
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S", "1")
+    # Busy cores do not answer in a tenth of a second, and Serve would say so for each question.
+    os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", "1")
     os.environ.setdefault(MESSAGE_LIMIT, str(message_limit(config.ingress)))
     # Actors that reserve no GPU still see them: `device: auto` uses one without any flag.
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"

@@ -139,7 +139,7 @@ def test_the_first_autoscaling_of_a_deployment_restarts_all(document: Document) 
 
 def test_the_price_of_a_drafter_is_live(document: Document) -> None:
     dearer = [{"name": "drafter-lm", "user_config": {"price": 20}}]
-    found = after(document, lambda _, app: app.update(deployments=dearer))
+    found = after(document, lambda file, _: file["applications"][1].update(deployments=dearer))
     assert found.startswith("live: drafter-lm takes it")
 
 
