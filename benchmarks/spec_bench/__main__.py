@@ -84,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--peer", type=words, default=[], help=f"of {','.join(PEERS)}")
     add("--ways", type=words, default=list(_WAYS), help=f"to ask it: {','.join(_WAYS)}")
     add_program_options(parser)
+    about = "vLLM's, where the target's folder has weights in a form that only ours reads"
+    add("--vllm-model", default="", help=about)
     add("--draft", default="", help="of vLLM's mode draft a model, of eagle3 a head")
     add("--dtype", default="bfloat16", help="vLLM's")
     add("--max-context-len", type=int, default=4096, help="the peers'")
@@ -129,7 +131,7 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Record, list[Run], Setup]:
     settings["draft_tokens"] = {
         f"{TITLES[maker]} {mode}": DRAFT_TOKENS[maker][mode] for maker, mode in wanted
     }
-    model = str(resolve(config.target.engine.model)) if peers else ""
+    model = arguments.vllm_model or (str(resolve(config.target.engine.model)) if peers else "")
     setup = Setup(
         arguments.config, tuple(arguments.overrides), model, arguments.draft, arguments.dtype,
         programs, max(_MIN_SEQUENCES, *arguments.concurrency),
