@@ -133,10 +133,11 @@ class WorkerReplica:
         """Node and devices of the replica."""
         return where()
 
-    async def note_demand(self, coordinator: str, said: Statistics) -> None:
-        """A coordinator says what is asked of all replicas of this kind together."""
-        if hasattr(self, "_server"):
-            self._demand.note(coordinator, said)
+    async def note_demand(self, coordinator: str, said: Statistics) -> bool:
+        """A coordinator says what is asked of all replicas of this kind together.
+
+        Returns True if Serve has asked for it of late."""
+        return hasattr(self, "_server") and self._demand.note(coordinator, said)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve asks for it where the deployment has an `autoscaling_config`.
