@@ -228,7 +228,7 @@ class StepLoop:
             text.answered_at = self._began_at
             answered.append(text)
         for stream, verdicts in frames.items():
-            if verdicts or (stream.counts and not stream.is_parked):
+            if verdicts or stream.gets_reports:
                 told = report if stream.counts else None
                 stream.post(VerdictFrame(tuple(verdicts), report=told))
         self._keeper.take_misses(stepped.missed)

@@ -17,6 +17,9 @@ from cluster.worker.mailbox import LinkEnd, ThreadMail
 _MAX_UNACKNOWLEDGED = 64
 # The frames that it may leave unread, with those that tell every second that the target is there.
 _MAX_UNREAD = 4 * _MAX_UNACKNOWLEDGED
+# The unacknowledged steps up to which it is told of others' steps, too: a busy machine parks the
+# texts of one that counts for a moment, and its counters are to be right afterwards.
+_MAX_UNREPORTED = 3 * _MAX_UNACKNOWLEDGED
 
 
 class TargetStream(LinkEnd):
@@ -41,6 +44,11 @@ class TargetStream(LinkEnd):
     def is_parked(self) -> bool:
         """True if its texts wait until the coordinator acknowledges frames again."""
         return self.serial - self.acknowledged > _MAX_UNACKNOWLEDGED
+
+    @property
+    def gets_reports(self) -> bool:
+        """True if it counts steps, and is not too far behind to be told of those of other texts."""
+        return self.counts and self.serial - self.acknowledged <= _MAX_UNREPORTED
 
     def check_read(self) -> None:
         """Raise CapacityError where the coordinator does not read what it is told."""

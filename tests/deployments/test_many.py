@@ -76,12 +76,17 @@ def written(client: Client, seed: int) -> str:
 
 def test_texts_and_steps_count_once(many: Served) -> None:
     """Plain texts draw one token for each of their sequences in each step."""
+    names = ("batch_size_sum", "output_tokens_total", "requests_total")
+
+    def counted() -> list[float]:
+        return [many.metric(f"drafthouse_{name}") for name in names]
+
+    before = counted()
     with Client(many.own_grpc) as client, ThreadPoolExecutor(8) as pool:
         texts = list(pool.map(lambda seed: written(client, seed), range(8)))
     assert len(set(texts)) == 8
-    wait_until(lambda: many.metric("drafthouse_batch_size_sum") == 8 * NUM_TOKENS)
-    assert many.metric("drafthouse_output_tokens_total") == 8 * NUM_TOKENS
-    assert many.metric("drafthouse_requests_total", finish_reason="length") == 8
+    new = [8 * NUM_TOKENS, 8 * NUM_TOKENS, 8]
+    wait_until(lambda: [now - then for now, then in zip(counted(), before, strict=True)] == new)
     # Both coordinators had requests; both targets had texts, whose steps one coordinator counts.
     assert len(samples(many.http, "drafthouse_requests_total")) == 2
     targets = [
