@@ -253,8 +253,8 @@ async def test_texts_of_others_go_on_while_one_coordinators_are_parked() -> None
     target = ToyTarget()
     muffled = FaultPlan(0, lost=frozenset(range(1, 10)))  # all but what opens its text
     async with house() as first, house() as second:
+        second.add_target(target)  # it counts the steps, so the other is told of its own alone
         first.add_target(target, there=muffled)
-        second.add_target(target)
         parked = asyncio.create_task(collect(first.coordinator, request(params=LONG)))
         await target.wait_for_steps(2)
         for events in await asyncio.gather(
