@@ -218,7 +218,8 @@ class StepReport:
     step_time_s: forward, draw and walk.  period_s: since the step before began, 0 if this one did
     not follow at once.  draft_time_s: residents' time in that period.  num_sequences: texts that
     drew (decode or verify).  num_nodes: draft nodes verified.  num_prefill_tokens: rows of prefill
-    chunks in the same step.
+    chunks in the same step.  num_emitted_tokens: by all texts.  num_preempted: texts that lost
+    their pages to another one.
     """
 
     step_time_s: float = 0.0
@@ -230,6 +231,8 @@ class StepReport:
     num_prefill_tokens: int = 0
     pages_in_use: int = 0
     pages_total: int = 0
+    num_emitted_tokens: int = 0
+    num_preempted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

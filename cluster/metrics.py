@@ -1,17 +1,12 @@
-"""Every metric, declared once, with its definition and unit; and the recorder that holds them.
+"""Every metric with a name of our own, declared once, with its definition and unit.
 
-Names follow vLLM's speculative-decoding counters, with the labels `drafter` and `task` added.
+`cluster.vllm_metrics` has those with vLLM's names, `cluster.recorder` holds the values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector
+from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -20,6 +15,16 @@ _SECONDS = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0
 )  # fmt: skip
 _TOKENS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
+# All bounds that vLLM has, since `cluster.vllm_metrics` tells the same series under its names; and
+# finer ones below them, because small models write a token within a millisecond.
+_TTFT_SECONDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_ITL_SECONDS = (
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
+    0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +42,26 @@ REQUESTS = Metric("drafthouse_requests", "counter", "Finished requests.", ("task
 REJECTED = Metric("drafthouse_rejected_requests", "counter", "Refused requests.", ("code",))
 RUNNING = Metric("drafthouse_running_requests", "gauge", "Requests that are being decoded.")
 QUEUED = Metric("drafthouse_queued_requests", "gauge", "Requests in the queue.")
-PROMPT_TOKENS = Metric("drafthouse_prompt_tokens", "counter", "Prompt tokens.", ("task",))
+PROMPT_TOKENS = Metric(
+    "drafthouse_prompt_tokens",
+    "counter",
+    "Prompt tokens of requests with a first token.",
+    ("task",),
+)
 OUTPUT_TOKENS = Metric("drafthouse_output_tokens", "counter", "Output tokens.", ("task",))
 TTFT = Metric(
     "drafthouse_time_to_first_token_seconds",
     "histogram",
     "Time from a request's arrival to its first token.",
     ("task",),
+    _TTFT_SECONDS,
 )
 ITL = Metric(
     "drafthouse_inter_token_latency_seconds",
     "histogram",
     "Time between two pieces of a stream, divided by the tokens of the later one.",
     ("task",),
+    _ITL_SECONDS,
 )
 STEPS = Metric("drafthouse_target_steps", "counter", "Target steps.", ("target",))
 STEP_TIME = Metric(
@@ -84,6 +96,13 @@ DEFICIT = Metric(
     "Time that speculation has cost, against plain decoding, and not yet saved again.",
     ("target",),
 )
+SPEEDUP = Metric(
+    "drafthouse_estimated_speedup",
+    "gauge",
+    "Time that the latest tokens would have taken without drafts, as measured plain steps tell, "
+    "divided by the time that they took, drafting included. 1 = drafts bring nothing.",
+    ("target",),
+)
 PLAIN_STEPS = Metric(
     "drafthouse_plain_steps",
     "counter",
@@ -112,33 +131,24 @@ SPEC_STEPS = Metric(
     "drafthouse_accepted_draft_tokens / this.",
     ("task",),
 )
-DRAFT_TOKENS = Metric(
-    "drafthouse_draft_tokens",
-    "counter",
-    "Draft tokens verified. Acceptance rate = drafthouse_accepted_draft_tokens / this.",
-    ("task",),
-)
-ACCEPTED_TOKENS = Metric(
-    "drafthouse_accepted_draft_tokens", "counter", "Draft tokens accepted.", ("task",)
-)
 NUM_DRAFTS = Metric(
-    "spec_decode_num_drafts",
+    "drafthouse_drafts",
     "counter",
     "Steps of a sequence that verified at least one draft token of the drafter. A step with drafts "
     "of several counts for each of them; all steps are drafthouse_spec_steps.",
     ("drafter", "task"),
 )
 NUM_DRAFT_TOKENS = Metric(
-    "spec_decode_num_draft_tokens",
+    "drafthouse_draft_tokens",
     "counter",
     "Draft tokens verified. One that several drafters had proposed counts for the one whose drafts "
-    "have been worth most, so that the sum over drafters is drafthouse_draft_tokens.",
+    "have been worth most. Acceptance rate = drafthouse_accepted_draft_tokens / this.",
     ("drafter", "task"),
 )
 NUM_ACCEPTED_TOKENS = Metric(
-    "spec_decode_num_accepted_tokens",
+    "drafthouse_accepted_draft_tokens",
     "counter",
-    "Draft tokens accepted, credited likewise: the sum is drafthouse_accepted_draft_tokens.",
+    "Draft tokens accepted, credited likewise.",
     ("drafter", "task"),
 )
 NUM_SHARED_TOKENS = Metric(
@@ -147,11 +157,12 @@ NUM_SHARED_TOKENS = Metric(
     "Draft tokens accepted that the drafter had proposed too, and that count for another one.",
     ("drafter", "task"),
 )
+# Without the task, because depths may be many.
 NUM_ACCEPTED_PER_POS = Metric(
-    "spec_decode_num_accepted_tokens_per_pos",
+    "drafthouse_accepted_draft_tokens_per_pos",
     "counter",
-    "Draft tokens accepted, by depth in the tree, credited likewise.",
-    ("drafter", "task", "position"),
+    "Draft tokens accepted, by depth in the tree from 0, credited likewise.",
+    ("drafter", "position"),
 )
 CALIBRATION_ERROR = Metric(
     "drafthouse_survival_calibration_error",
@@ -167,6 +178,13 @@ EXPECTED_ACCEPTED = Metric(
     "Tokens that the best four nodes of the drafter's trees would have brought, on average: every "
     "tree at hand is walked along the text that followed, verified or not.",
     ("drafter", "task", "law"),
+)
+BREAKERS_OPEN = Metric(
+    "drafthouse_drafter_breakers_open",
+    "gauge",
+    "Replicas of the drafter that are left alone for a while, after failures or stalls; of one "
+    "inside targets, those targets.",
+    ("drafter",),
 )
 DRAFTER_UP = Metric("drafthouse_drafter_up", "gauge", "Connected replicas.", ("drafter",))
 DRAFTER_FAULTS = Metric(
@@ -262,79 +280,3 @@ ALL: tuple[Metric, ...] = tuple(value for value in globals().values() if isinsta
 
 # What an ingress records of its own; everything else is the coordinators'.
 INGRESS: tuple[Metric, ...] = (REJECTED,)
-
-# Names the process that a sample is of, beside the metric's own labels.
-PROCESS_LABEL = "process"
-
-
-class Recorder:
-    """Holds one process's values.  Cheap enough for the per-round path (microseconds a call)."""
-
-    def __init__(self, process: str = "", only: Sequence[Metric] = ALL) -> None:
-        """process: a name that no other process has or had, written on every sample that is
-        rendered; "" for a process that is alone.  only: the metrics that it records."""
-        self.process = process
-        self.registry = CollectorRegistry()
-        self._rendered = CollectorRegistry()
-        self._rendered.register(_Labelled(self.registry, process))
-        kinds = {"counter": Counter, "gauge": Gauge}
-        self._series: dict[str, Counter | Gauge | Histogram] = {}
-        # prometheus_client takes longer to find a child than to change it.
-        self._children: dict[tuple[str | None, ...], Any] = {}
-        for metric in only:
-            if metric.kind == "histogram":
-                self._series[metric.name] = Histogram(
-                    metric.name, metric.help, metric.labels, buckets=metric.buckets,
-                    registry=self.registry,
-                )  # fmt: skip
-            else:
-                self._series[metric.name] = kinds[metric.kind](
-                    metric.name, metric.help, metric.labels, registry=self.registry
-                )
-
-    def add(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
-        """Increase a counter."""
-        self._child(metric, labels).inc(amount)
-
-    def set(self, metric: Metric, value: float, **labels: str) -> None:
-        """Set a gauge."""
-        self._child(metric, labels).set(value)
-
-    def observe(self, metric: Metric, value: float, **labels: str) -> None:
-        """Add one observation to a histogram."""
-        self._child(metric, labels).observe(value)
-
-    def forget(self, metric: Metric, **labels: str) -> None:
-        """Drop one labelled child, whose drafter or worker is gone."""
-        values = tuple(labels[name] for name in metric.labels)
-        self._children.pop((metric.name, *values), None)
-        self._series[metric.name].remove(*values)
-
-    def _child(self, metric: Metric, labels: dict[str, str]) -> Any:
-        if not labels:
-            return self._series[metric.name]
-        key = (metric.name, *(labels.get(name) for name in metric.labels))
-        child = self._children.get(key) if len(labels) == len(metric.labels) else None
-        if child is None:  # or labelled wrongly, which raises
-            child = self._children[key] = self._series[metric.name].labels(**labels)
-        return child
-
-    def render(self) -> bytes:
-        """The values in Prometheus' text format."""
-        return generate_latest(self._rendered)
-
-
-class _Labelled(Collector):
-    """The families of a registry with the process on every sample."""
-
-    def __init__(self, registry: CollectorRegistry, process: str) -> None:
-        self._registry = registry
-        self._labels = {PROCESS_LABEL: process} if process else {}
-
-    def collect(self) -> Iterator[Family]:
-        for family in self._registry.collect():
-            labelled = Family(family.name, family.documentation, family.type, family.unit)
-            labelled.samples = [
-                sample._replace(labels=sample.labels | self._labels) for sample in family.samples
-            ]
-            yield labelled

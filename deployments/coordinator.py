@@ -19,8 +19,8 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.metrics import Recorder
 from cluster.plan.autoscaling import WAITING, Statistics
+from cluster.recorder import Recorder
 from cluster.rpc.channel import Expectations, connect_drafter, connect_target
 from cluster.rpc.link import Link
 from cluster.rpc.server import serve_coordinator
@@ -49,7 +49,7 @@ class CoordinatorDeployment(WorkerReplica):
         configure_logging()
         self._config = config
         name = process_id("coordinator")
-        recorder = Recorder(name)
+        recorder = Recorder(name, model_name=config.model_name)
         self._coordinator = Coordinator(config, recorder, worker_id=name)
         await self._coordinator.start()
         self._keeping: asyncio.Task[None] | None = None

@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from prometheus_client.metrics_core import Metric as Family
 from ray.util import metrics as ray_metrics
 
-from cluster.metrics import ALL, PROCESS_LABEL, Metric, Recorder
+from cluster.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ _PERIOD_S = 2.0
 
 
 class Exporter:
-    """Copies the values of one `Recorder`; tags are the metric's labels and `process`.
+    """Copies the values of one `Recorder`; tags are the labels.
 
     Counters are passed on as increments.  A histogram becomes gauges with the names, labels and
     values of its `_bucket`, `_sum` and `_count`, because Ray's histograms take single observations
@@ -33,7 +34,6 @@ class Exporter:
     def __init__(self, recorder: Recorder, refresh: Callable[[], object] | None = None) -> None:
         """refresh: called on the event loop before each copy, to bring gauges up to date."""
         self._recorder = recorder
-        self._process = recorder.process
         self._refresh = refresh
         self._series: dict[str, Any] = {}
         self._exported: dict[tuple[str, Labels], float] = {}
@@ -58,42 +58,35 @@ class Exporter:
 
     def export(self) -> None:
         """Copy every value once."""
-        kinds = {metric.name: metric for metric in ALL}
         gone = set(self._gauges)
-        for family in self._recorder.registry.collect():
-            metric = kinds.get(family.name)
-            if metric is None:
-                continue
+        for family in self._recorder.families():
             for sample in family.samples:
-                if not sample.name.endswith("_created"):
-                    gone.discard((sample.name, _key(sample.labels)))
-                    self._export_sample(metric, sample.name, dict(sample.labels), sample.value)
-        for name, labels in gone:
+                # Ray's names have no colon, and its own vLLM's are told likewise.
+                name, labels = sample.name.replace(":", "_"), dict(sample.labels)
+                gone.discard((name, _key(labels)))
+                self._export_sample(family, name, labels, sample.value)
+        for name, tags in gone:
             # Ray's agent would repeat the last value of what is no more, for ever.
-            gauge = self._gauges.pop((name, labels))
-            gauge.set(0.0, tags={**dict(labels), PROCESS_LABEL: self._process})
+            self._gauges.pop((name, tags)).set(0.0, tags=dict(tags))
 
-    def _export_sample(
-        self, metric: Metric, name: str, labels: dict[str, str], value: float
-    ) -> None:
-        tags = {**labels, PROCESS_LABEL: self._process}
-        if metric.kind != "counter":
-            gauge = self._get(metric, name, ray_metrics.Gauge, tuple(tags))
+    def _export_sample(self, family: Family, name: str, tags: dict[str, str], value: float) -> None:
+        if family.type != "counter":
+            gauge = self._get(family, name, ray_metrics.Gauge, tuple(tags))
             gauge.set(value, tags=tags)
-            self._gauges[name, _key(labels)] = gauge
+            self._gauges[name, _key(tags)] = gauge
             return
-        key = (name, _key(labels))
+        key = (name, _key(tags))
         increment = value - self._exported.get(key, 0.0)
         self._exported[key] = value
         if increment > 0:
             # Ray appends `_total` to counters itself.
             name = name.removesuffix("_total")
-            counter = self._get(metric, name, ray_metrics.Counter, tuple(tags))
+            counter = self._get(family, name, ray_metrics.Counter, tuple(tags))
             counter.inc(increment, tags=tags)
 
-    def _get(self, metric: Metric, name: str, kind: Any, tag_keys: tuple[str, ...]) -> Any:
+    def _get(self, family: Family, name: str, kind: Any, tag_keys: tuple[str, ...]) -> Any:
         if name not in self._series:
-            self._series[name] = kind(name, description=metric.help, tag_keys=tag_keys)
+            self._series[name] = kind(name, description=family.documentation, tag_keys=tag_keys)
         return self._series[name]
 
 

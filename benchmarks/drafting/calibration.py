@@ -49,7 +49,7 @@ def errors_of(text: str, drafter: str) -> dict[str, tuple[float, float]]:
                 continue
             if sample.name == "drafthouse_survival_calibration_error":
                 errors[sample.labels["task"]] = sample.value
-            elif sample.name == "spec_decode_num_draft_tokens_total":
+            elif sample.name == "drafthouse_draft_tokens_total":
                 nodes[sample.labels["task"]] = sample.value
     return {task: (error, nodes.get(task, 0.0)) for task, error in errors.items()}
 

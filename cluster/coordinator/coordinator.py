@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from cluster import metrics
 from cluster.config.schema import Config
 from cluster.coordinator.activity import ActivityLog
 from cluster.coordinator.adapters import COORDINATOR_CONFIG, TARGET_CONFIG, AdapterNews, config_of
 from cluster.coordinator.drafters import DrafterPool, SharedDevices
 from cluster.coordinator.engines import record_engines, reported
 from cluster.coordinator.ingress import IngressLink
+from cluster.coordinator.moment import record_moment
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.relay import Relay
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
@@ -46,9 +46,9 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.metrics import Recorder
 from cluster.plan.autoscaling import WAITING, WORTH, Statistics
 from cluster.plan.fence import Fence
+from cluster.recorder import Recorder
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 
@@ -73,7 +73,7 @@ class Coordinator:
         settings = config.coordinator
         # Half of a frame is left for everything that is not tokens.
         max_frame_tokens = settings.max_frame_bytes // (2 * _BYTES_PER_TOKEN)
-        self.recorder = recorder or Recorder()
+        self.recorder = recorder or Recorder(model_name=config.model_name)
         self._config = config
         self._clock = clock
         self._id = worker_id or uuid.uuid4().hex[:12]
@@ -261,9 +261,8 @@ class Coordinator:
         self._log.settle()
         self._pool.demand.record()
         self._log.record_scores()
-        self.recorder.set(metrics.RUNNING, self._table.num_running)
-        self.recorder.set(metrics.QUEUED, self._table.num_waiting)
-        self.recorder.set(metrics.TARGET_UP, len(self._table.seats))
+        adapters = self._adapters.current
+        record_moment(self.recorder, self._config, self._table, self._drafter_states(), adapters)
         return self.recorder.render()
 
     def status(self) -> dict[str, Any]:
@@ -274,10 +273,7 @@ class Coordinator:
             "num_running": self._table.num_running,
             "num_waiting": self._table.num_waiting,
             "targets": [seat.status() for seat in seats],
-            "drafters": [
-                *(replica.status(now) for replica in self._pool),
-                *(resident for seat in seats for resident in seat.resident_states()),
-            ],
+            "drafters": self._drafter_states(),
             "faults": self._faults(),
             "left_alone": sorted(
                 {*self._pool.replicas.left_alone(now)}.union(*(seat.left_alone() for seat in seats))
@@ -287,6 +283,11 @@ class Coordinator:
             "refused": self._refusals(),
             "recent_steps": self._log.recent_steps.report(),
         }
+
+    def _drafter_states(self) -> list[dict[str, object]]:
+        """The pool's replicas, and the residents of each target."""
+        residents = (one for seat in self._targets.seats for one in seat.resident_states())
+        return [*(replica.status(self._clock()) for replica in self._pool), *residents]
 
     def _faults(self) -> dict[str, dict[str, int]]:
         """How many faults drafters had, by name and reason: the pool's, and those in targets."""

@@ -11,6 +11,7 @@ from cluster import metrics
 from cluster.config.schema import Config
 from cluster.coordinator.admission import WaitingLine, check_request, with_law
 from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.finished import record_finished
 from cluster.coordinator.idle import IdleReason, idle_reason
 from cluster.coordinator.placement import Placement
 from cluster.coordinator.session import Deliver, Limits, Session, Status
@@ -24,7 +25,7 @@ from cluster.errors import (
     UnavailableError,
     WorkerError,
 )
-from cluster.metrics import Recorder
+from cluster.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,6 @@ class SessionTable:
             self._config.coordinator.min_tokens_per_s if rate is None else rate
         )
         self.sessions[session_id] = session
-        self._recorder.add(metrics.PROMPT_TOKENS, session.prompt_len, task=request.task)
         session.limit(self.limits)
         if session.remaining <= 0:  # resumed at its very end
             self._line.push(session)
@@ -131,9 +131,10 @@ class SessionTable:
         self._pool.release(session)
         if not session.statistics.has_speculated:
             session.statistics.idle_because = self._idle_reason(session)
-        self._recorder.add(metrics.REQUESTS, task=session.request.task, finish_reason=reason.value)
+        now = self._clock()
+        record_finished(self._recorder, session, reason, now)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            duration_s = self._clock() - session.arrived_at - (session.queue_time_s or 0.0)
+            duration_s = now - session.arrived_at - (session.queue_time_s or 0.0)
             weight = _DURATION_WEIGHT if self._mean_duration_s else 1.0
             self._mean_duration_s += weight * (duration_s - self._mean_duration_s)
 

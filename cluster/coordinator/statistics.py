@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cluster import metrics
 from cluster.core import SpeculationStats
 from cluster.messages import StepReport, TextVerdict
-from cluster.metrics import Recorder
+from cluster.recorder import Recorder
 
 _MAX_RECENT_STEPS = 512
 _STEP_FIELDS = (
@@ -34,8 +34,8 @@ class RequestStatistics:
     _accepted: Counter[int] = field(default_factory=Counter)
     _shared: Counter[int] = field(default_factory=Counter)
     _verified: Counter[int] = field(default_factory=Counter)
-    _first_at: float | None = None
-    _last_at: float = 0.0
+    first_at: float | None = None  # of its verdicts
+    last_at: float = 0.0
 
     @property
     def has_speculated(self) -> bool:
@@ -44,9 +44,9 @@ class RequestStatistics:
     def record_step(self, verdict: TextVerdict, now: float) -> None:
         """One target step that emitted tokens."""
         self._num_steps += 1
-        self._last_at = now
-        if self._first_at is None:
-            self._first_at = now
+        self.last_at = now
+        if self.first_at is None:
+            self.first_at = now
         if verdict.num_nodes == 0:
             return
         num_accepted = len(verdict.sources)
@@ -73,7 +73,7 @@ class RequestStatistics:
             shared_by_drafter=_named(self._shared, names),
             verified_by_drafter=_named(self._verified, names),
             idle_because=self.idle_because,
-            decode_time_s=0.0 if self._first_at is None else self._last_at - self._first_at,
+            decode_time_s=0.0 if self.first_at is None else self.last_at - self.first_at,
         )
 
 
@@ -94,19 +94,15 @@ class Attribution:
     """
 
     def __init__(self) -> None:
-        # Of each task: trees, their nodes, accepted ones.
-        self._totals: dict[str, tuple[int, int, int]] = {}
+        self._num_trees: Counter[str] = Counter()  # by task
         # How many trees were like this: (drafter, task, nodes that count for it, depths accepted of
         # those, accepted nodes of its that count for another).
         self._counts: Counter[tuple[str, str, int, tuple[int, ...], int]] = Counter()
 
     def add(self, task: str, names: Sequence[str], verdict: TextVerdict) -> None:
         """One verified tree of a text whose drafters have these names."""
-        bits, num_accepted = verdict.sources.tolist(), len(verdict.sources)
-        num_trees, num_drafted, num_kept = self._totals.get(task, (0, 0, 0))
-        self._totals[task] = (
-            num_trees + 1, num_drafted + verdict.num_nodes, num_kept + num_accepted
-        )  # fmt: skip
+        bits = verdict.sources.tolist()
+        self._num_trees[task] += 1
         columns = zip(names, verdict.verified, verdict.credited, strict=False)
         for place, (name, num_proposed, num_own) in enumerate(columns):
             if num_proposed:
@@ -117,10 +113,8 @@ class Attribution:
                 self._counts[name, task, num_own, accepted, num_shared] += 1
 
     def record(self, recorder: Recorder) -> None:
-        for task, (num_trees, num_drafted, num_accepted) in self._totals.items():
+        for task, num_trees in self._num_trees.items():
             recorder.add(metrics.SPEC_STEPS, num_trees, task=task)
-            recorder.add(metrics.DRAFT_TOKENS, num_drafted, task=task)
-            recorder.add(metrics.ACCEPTED_TOKENS, num_accepted, task=task)
         for (drafter, task, num_own, accepted, num_shared), count in self._counts.items():
             labels = {"drafter": drafter, "task": task}
             recorder.add(metrics.NUM_DRAFTS, count, **labels)
@@ -130,7 +124,9 @@ class Attribution:
             if num_shared:
                 recorder.add(metrics.NUM_SHARED_TOKENS, count * num_shared, **labels)
             for depth in accepted:
-                recorder.add(metrics.NUM_ACCEPTED_PER_POS, count, **labels, position=str(depth))
+                recorder.add(
+                    metrics.NUM_ACCEPTED_PER_POS, count, drafter=drafter, position=str(depth)
+                )
 
 
 class RecentSteps:

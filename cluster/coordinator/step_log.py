@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster import metrics
+from cluster import metrics, vllm_metrics
 from cluster.coordinator.activity import ActivityLog
 from cluster.coordinator.engines import forget_engines
 from cluster.coordinator.pool_scores import PoolScores
@@ -14,9 +14,9 @@ from cluster.coordinator.session import Session, Status
 from cluster.coordinator.statistics import Attribution, RecentSteps
 from cluster.coordinator.targets import TargetSeat
 from cluster.messages import Sample, StepReport, TextVerdict
-from cluster.metrics import Recorder
 from cluster.plan.fence import Fence
 from cluster.plan.samples import enter
+from cluster.recorder import Recorder
 
 # Labels of gauges that describe one process, and go with it.
 _OF_A_PROCESS = frozenset({"worker", "target"})
@@ -116,6 +116,8 @@ class StepLog:
             self._activity.note_step(verdict)
             if answer.last_event_at is None:
                 self._activity.counts.num_prompt_tokens += session.prompt_len
+                recorder.add(metrics.PROMPT_TOKENS, session.prompt_len, task=task)
+                recorder.add(vllm_metrics.CACHED_TOKENS, session.num_cached)
                 recorder.observe(metrics.TTFT, answer.at - session.arrived_at, task=task)
             elif num_kept:
                 interval_s = (answer.at - answer.last_event_at) / num_kept
@@ -134,6 +136,9 @@ class StepLog:
             recorder.add(metrics.STEPS, target=seat.id)
             recorder.observe(metrics.STEP_TIME, report.step_time_s, target=seat.id)
             recorder.observe(metrics.FORWARD_TIME, report.forward_time_s, target=seat.id)
+            num_tokens = report.num_prefill_tokens + report.num_emitted_tokens
+            recorder.observe(vllm_metrics.STEP_TOKENS, num_tokens)
+            recorder.add(vllm_metrics.PREEMPTIONS, report.num_preempted)
         if report.num_sequences:
             recorder.observe(metrics.BATCH_SIZE, report.num_sequences)
         if report.period_s and report.num_sequences and not report.num_prefill_tokens:

@@ -71,6 +71,11 @@ class Controller:
         """Seconds that speculation has lost and not regained, over all loads."""
         return self._target.deficit_s
 
+    @property
+    def speedup(self) -> float:
+        """The speed of the latest steps as a multiple of plain decoding's, as far as is known."""
+        return self._target.speedup
+
     def plan(
         self,
         texts: Sequence[Text],
@@ -178,6 +183,7 @@ class Controller:
             # The plain equivalent of a plain step is its own time, even if it was slow.
             credited_s = (plain_s if done.num_nodes else step_s) * sum(done.num_tokens) / size
             load.guard.settle(time_s, credited_s, plain_s, is_plain=is_plain)
+            target.note_gain(credited_s, time_s)
             if done.num_nodes:
                 promised, trust = load.promised
                 trust.learn(promised, sum(done.num_tokens) - size)

@@ -132,6 +132,9 @@ class TargetModel:
         self.steps = RoundTimes(step_parts(profile), is_in_seconds=profile is not None)
         self.drafting: ByModels[RoundTimes] = (RoundTimes(draft_parts), RoundTimes(draft_parts))
         self.read_s = 0.0  # running mean of the time in which models read a text
+        self._plain_s = self._spent_s = (
+            0.0  # of the latest rounds: without drafts, and as they were
+        )
         self.first = Turn()  # reading of a prompt by models at a load without history
         self.laws: ByModels[Law] = (Law(), Law())  # greedy, sampled
         self.loads: dict[tuple[bool, int], Load] = {}
@@ -165,6 +168,16 @@ class TargetModel:
                 times_s = np.interp(SIZES, NODE_EDGES, times_s) + num_new * read_s
             found.append(times_s)
         return found[0], found[1]
+
+    def note_gain(self, plain_s: float, time_s: float) -> None:
+        """Enter a round of time_s, whose tokens plain decoding would have emitted in plain_s."""
+        self._plain_s += plain_s - evidence.RECENT * self._plain_s
+        self._spent_s += time_s - evidence.RECENT * self._spent_s
+
+    @property
+    def speedup(self) -> float:
+        """The speed of the latest rounds as a multiple of plain decoding's; 1 before the first."""
+        return self._plain_s / self._spent_s if self._spent_s else 1.0
 
     def measured(self, num_sequences: int, num_nodes: int, step_time_s: float) -> None:
         """Enter the time of a step; 0 = not measured."""

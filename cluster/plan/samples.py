@@ -8,7 +8,8 @@ from typing import Protocol
 
 from cluster import metrics
 from cluster.messages import Sample
-from cluster.metrics import Metric, Recorder
+from cluster.metrics import Metric
+from cluster.recorder import Recorder
 
 
 class Samples(Protocol):

@@ -301,6 +301,7 @@ class StepLoop:
         with self._scoring:
             self._controller.record(samples)
             samples.set(metrics.DEFICIT, self._controller.deficit_s, target=self._worker_id)
+            samples.set(metrics.SPEEDUP, self._controller.speedup, target=self._worker_id)
             state["scores"] = self._controller.acceptance.table()
             state["loads"] = self._controller.states()
         state["residents"] = self._residents.states()

@@ -156,7 +156,7 @@ class Verifier:
                 verdict = replace(verdict, path=entry.sequence.kept[verdict.path])
             verdicts.append(verdict)
         self.release(refused)
-        report = self._report(started_at, batch)
+        report = self._report(started_at, batch, verdicts)
         taps = self._engine.last_step.taps
         self.last_rows = rows_of_step(self._wants, taps, answered, self._sequences.values())
         self._engine.drop_unused_adapters()
@@ -226,7 +226,9 @@ class Verifier:
             refused[text.request_id] = error
         self.release([text.request_id])
 
-    def _report(self, started_at: float, batch: Sequence[Evaluated]) -> StepReport:
+    def _report(
+        self, started_at: float, batch: Sequence[Evaluated], verdicts: Sequence[Verdict]
+    ) -> StepReport:
         engine = self._engine
         return StepReport(
             step_time_s=self._clock() - started_at,
@@ -237,6 +239,8 @@ class Verifier:
             num_prefill_tokens=engine.last_step.num_prefill_rows + self._num_beam_rows,
             pages_in_use=engine.pages_in_use,
             pages_total=engine.pages_total,
+            num_emitted_tokens=sum(len(verdict.token_ids) for verdict in verdicts),
+            num_preempted=engine.last_step.num_preempted,
         )
 
     @property

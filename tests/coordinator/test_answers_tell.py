@@ -166,11 +166,9 @@ async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up() -> N
     drafted = sum(stats.num_draft_tokens for stats in answers)
     accepted = sum(stats.num_accepted_draft_tokens for stats in answers)
     assert total("drafthouse_spec_steps") == steps > 0
-    by_drafter = "spec_decode_num_draft_tokens"
-    assert total("drafthouse_draft_tokens") == total(by_drafter) == drafted >= accepted > 0
-    of_depths = total("spec_decode_num_accepted_tokens_per_pos")
-    by_drafter = "spec_decode_num_accepted_tokens"
-    assert total("drafthouse_accepted_draft_tokens") == total(by_drafter) == of_depths == accepted
+    by_drafter = "drafthouse_accepted_draft_tokens"
+    assert total("drafthouse_draft_tokens") == drafted >= accepted > 0
+    assert total(by_drafter) == total(f"{by_drafter}_per_pos") == accepted
     for name in ("right", "half", "wrong"):
         own = sum(stats.accepted_by_drafter.get(name, 0) for stats in answers)
         shared = sum(stats.shared_by_drafter.get(name, 0) for stats in answers)

@@ -137,9 +137,9 @@ async def test_statistics_follow_the_definitions() -> None:
     assert len(text_of(events)) == stats.num_steps + accepted
     assert stats.num_spec_tokens == len(stats.acceptance_histogram) - 1 > 0
     label = '{drafter="a",task="default"}'
-    assert f"spec_decode_num_drafts_total{label} {float(stats.num_spec_steps)}" in metrics
-    assert f"spec_decode_num_draft_tokens_total{label} {float(sum(trees))}" in metrics
-    assert f"spec_decode_num_accepted_tokens_total{label} {float(accepted)}" in metrics
+    assert f"drafthouse_drafts_total{label} {float(stats.num_spec_steps)}" in metrics
+    assert f"drafthouse_draft_tokens_total{label} {float(sum(trees))}" in metrics
+    assert f"drafthouse_accepted_draft_tokens_total{label} {float(accepted)}" in metrics
 
 
 async def test_each_drafter_is_credited_with_its_own_nodes() -> None:
@@ -153,8 +153,11 @@ async def test_each_drafter_is_credited_with_its_own_nodes() -> None:
     assert stats is not None
     accepted = float(stats.num_accepted_draft_tokens)
     # The oracle proposed every accepted node; the other one hit a few of the same by chance.
-    assert f'num_accepted_tokens_total{{drafter="a",task="default"}} {accepted}' in metrics
-    assert 'num_draft_tokens_total{drafter="b"' in metrics
+    assert (
+        f'drafthouse_accepted_draft_tokens_total{{drafter="a",task="default"}} {accepted}'
+        in metrics
+    )
+    assert 'drafthouse_draft_tokens_total{drafter="b"' in metrics
 
 
 @pytest.mark.parametrize(

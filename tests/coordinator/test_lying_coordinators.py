@@ -149,4 +149,4 @@ def test_a_lying_coordinator_changes_no_text_of_another_and_takes_no_more_than_i
     metrics = stack.stage.coordinator.render_metrics().decode()
     assert "drafthouse_failovers_total 0.0" in metrics
     assert "drafthouse_bookkeeping_faults_total{" not in metrics
-    assert 'spec_decode_num_accepted_tokens_total{drafter="a"' in metrics
+    assert 'drafthouse_accepted_draft_tokens_total{drafter="a"' in metrics

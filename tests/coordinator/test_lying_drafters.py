@@ -74,7 +74,7 @@ class Stack:
         assert "drafthouse_bookkeeping_faults_total{" not in metrics
         assert self.told.num_lies >= 1000
         # Trees were verified, and learned from, between the lies.
-        assert 'spec_decode_num_accepted_tokens_total{drafter="a"' in metrics
+        assert 'drafthouse_accepted_draft_tokens_total{drafter="a"' in metrics
         assert 'drafter_faults_total{drafter="a",why="rubbish"}' in metrics
 
 

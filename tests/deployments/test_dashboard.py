@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import httpx
@@ -36,7 +35,9 @@ def test_our_metrics_reach_rays_metrics_agent(served: Served) -> None:
     node: dict[str, Any] = ray.nodes()[0]
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     wanted = (
-        "ray_spec_decode_num_draft_tokens_total",
+        "ray_drafthouse_draft_tokens_total",
+        "ray_vllm_spec_decode_num_draft_tokens_total",
+        "ray_vllm_request_queue_time_seconds_bucket",
         "ray_drafthouse_output_tokens_total",
         "ray_drafthouse_kv_pages",
         "ray_drafthouse_target_step_seconds_count",
@@ -78,8 +79,6 @@ def test_every_scrape_has_the_series_of_every_process_whichever_answers(served: 
         for name, value in values.items():
             if name.split("{")[0].endswith(("_total", "_count", "_bucket")):
                 assert value >= before.get(name, 0.0)
-            if name.split("{")[0].endswith("_created"):
-                assert value < time.time() + 60, "a date is not added to another"
         before = values
     assert sum(v for name, v in before.items() if name.startswith(rejected)) >= 3
     assert len({name for name in before if name.startswith(rejected)}) >= 1

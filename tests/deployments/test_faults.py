@@ -66,7 +66,7 @@ def kill_while_streaming(served: Served, *deployments: str) -> str:
 
 def accepted(served: Served) -> float:
     """Draft tokens accepted so far, whoever drafted them: who is in time is a matter of chance."""
-    return served.metric("spec_decode_num_accepted_tokens_total")
+    return served.metric("drafthouse_accepted_draft_tokens_total")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import promql_parser
 import pytest
 
 from cluster.errors import SURFACES
-from cluster.metrics import ALL, PROCESS_LABEL
+from cluster.recorder import EVERY_METRIC, PROCESS_LABEL
 from tests.support.k8s.rendering import (
     MANIFESTS,
     REPOSITORY,
@@ -34,8 +34,8 @@ _ADDED = {"namespace", "le", PROCESS_LABEL}
 def exported() -> dict[str, set[str]]:
     """The labels of every series as Ray's agents export it, by its name."""
     return {
-        f"ray_{metric.name}{suffix}": {*metric.labels, *_ADDED}
-        for metric in ALL
+        f"ray_{metric.name.replace(':', '_')}{suffix}": {*metric.labels, *_ADDED}
+        for metric in EVERY_METRIC
         for suffix in _SUFFIXES[metric.kind]
     }
 

@@ -114,7 +114,7 @@ def closed(folder: Path) -> DataPlaneConfig:
     return DataPlaneConfig(str(folder / "secret"), PartsTlsConfig(*named))
 
 
-_LM_ACCEPTED = 'spec_decode_num_accepted_tokens_total{drafter="lm"'
+_LM_ACCEPTED = 'drafthouse_accepted_draft_tokens_total{drafter="lm"'
 
 
 @pytest.mark.parametrize("placement", [OWN, INSIDE], ids=["pool", "inside the target"])

@@ -206,7 +206,7 @@ class TextVerdict(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., context_len: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., sources: _Optional[bytes] = ..., num_nodes: _Optional[int] = ..., verified: _Optional[_Iterable[int]] = ..., why: _Optional[_Union[PlainWhy, str]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ..., owners: _Optional[_Iterable[int]] = ..., credited: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step_time_s", "forward_time_s", "period_s", "num_sequences", "num_nodes", "num_prefill_tokens", "pages_in_use", "pages_total", "draft_time_s")
+    __slots__ = ("step_time_s", "forward_time_s", "period_s", "num_sequences", "num_nodes", "num_prefill_tokens", "pages_in_use", "pages_total", "draft_time_s", "num_emitted_tokens", "num_preempted")
     STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
     FORWARD_TIME_S_FIELD_NUMBER: _ClassVar[int]
     PERIOD_S_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +216,8 @@ class StepReport(_message.Message):
     PAGES_IN_USE_FIELD_NUMBER: _ClassVar[int]
     PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     step_time_s: float
     forward_time_s: float
     period_s: float
@@ -225,4 +227,6 @@ class StepReport(_message.Message):
     pages_in_use: int
     pages_total: int
     draft_time_s: float
-    def __init__(self, step_time_s: _Optional[float] = ..., forward_time_s: _Optional[float] = ..., period_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ..., draft_time_s: _Optional[float] = ...) -> None: ...
+    num_emitted_tokens: int
+    num_preempted: int
+    def __init__(self, step_time_s: _Optional[float] = ..., forward_time_s: _Optional[float] = ..., period_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ..., draft_time_s: _Optional[float] = ..., num_emitted_tokens: _Optional[int] = ..., num_preempted: _Optional[int] = ...) -> None: ...

@@ -11,9 +11,9 @@ TEXT = """\
 drafthouse_survival_calibration_error{drafter="lm",task="code",law="greedy"} 0.02
 drafthouse_survival_calibration_error{drafter="lm",task="prose",law="greedy"} 0.08
 drafthouse_survival_calibration_error{drafter="ngram",task="code",law="greedy"} 0.5
-# TYPE spec_decode_num_draft_tokens_total counter
-spec_decode_num_draft_tokens_total{drafter="lm",task="code"} 300
-spec_decode_num_draft_tokens_total{drafter="lm",task="prose"} 100
+# TYPE drafthouse_draft_tokens_total counter
+drafthouse_draft_tokens_total{drafter="lm",task="code"} 300
+drafthouse_draft_tokens_total{drafter="lm",task="prose"} 100
 """
 
 

@@ -1,0 +1,118 @@
+"""The recorder of one process: it holds the values of metrics and renders them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from cluster import metrics, vllm_metrics
+from cluster.metrics import Metric
+
+EVERY_METRIC = (*metrics.ALL, *vllm_metrics.RECORDED)
+
+# Names the process that a sample is of, beside the metric's own labels.
+PROCESS_LABEL = "process"
+
+
+class Recorder:
+    """Holds one process's values.  Cheap enough for the per-round path (microseconds a call)."""
+
+    def __init__(
+        self, process: str = "", only: Sequence[Metric] = EVERY_METRIC, *, model_name: str = ""
+    ) -> None:
+        """process: a name that no other process has or had, written on every sample; "" for a
+        process that is alone.  only: the metrics that it records.  model_name: on those of
+        vLLM's."""
+        self.process = process
+        self.registry = CollectorRegistry()
+        self._own_labels = {PROCESS_LABEL: process} if process else {}
+        self._vllm_labels = {"model_name": model_name, "engine": process or "0"}
+        self._rendered = CollectorRegistry()
+        self._rendered.register(_Families(self))
+        kinds = {"counter": Counter, "gauge": Gauge}
+        self._series: dict[str, Counter | Gauge | Histogram] = {}
+        # prometheus_client takes longer to find a child than to change it.
+        self._children: dict[tuple[str | None, ...], Any] = {}
+        for metric in only:
+            if metric.kind == "histogram":
+                self._series[metric.name] = Histogram(
+                    metric.name, metric.help, metric.labels, buckets=metric.buckets,
+                    registry=self.registry,
+                )  # fmt: skip
+            else:
+                self._series[metric.name] = kinds[metric.kind](
+                    metric.name, metric.help, metric.labels, registry=self.registry
+                )
+
+    def add(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
+        """Increase a counter."""
+        self._child(metric, labels).inc(amount)
+
+    def set(self, metric: Metric, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        self._child(metric, labels).set(value)
+
+    def observe(self, metric: Metric, value: float, **labels: str) -> None:
+        """Add one observation to a histogram."""
+        self._child(metric, labels).observe(value)
+
+    def forget(self, metric: Metric, **labels: str) -> None:
+        """Drop one labelled child, whose drafter or worker is gone."""
+        values = tuple(labels[name] for name in metric.labels)
+        self._children.pop((metric.name, *values), None)
+        self._series[metric.name].remove(*values)
+
+    def clear(self, metric: Metric) -> None:
+        """Drop all labelled children of a metric that is told anew at every scrape."""
+        for key in [key for key in self._children if key[0] == metric.name]:
+            del self._children[key]
+        self._series[metric.name].clear()
+
+    def _child(self, metric: Metric, labels: dict[str, str]) -> Any:
+        if not labels:
+            return self._series[metric.name]
+        key = (metric.name, *(labels.get(name) for name in metric.labels))
+        child = self._children.get(key) if len(labels) == len(metric.labels) else None
+        if child is None:  # or labelled wrongly, which raises
+            child = self._children[key] = self._series[metric.name].labels(**labels)
+        return child
+
+    def families(self) -> Iterator[Family]:
+        """Yield what there is to read: all that is recorded, and what vLLM's names make of it.
+
+        Without the times of creation, which would double the series of every counter.
+        """
+        recorded = {}
+        for family in self.registry.collect():
+            family.samples = [
+                sample for sample in family.samples if not sample.name.endswith("_created")
+            ]
+            recorded[family.name] = family
+        for family in (*recorded.values(), *vllm_metrics.imitate(recorded)):
+            is_vllms = family.name.startswith(vllm_metrics.PREFIX)
+            labels = self._vllm_labels if is_vllms else self._own_labels
+            yield _labelled(family, labels)
+
+    def render(self) -> bytes:
+        """The values in Prometheus' text format."""
+        return generate_latest(self._rendered)
+
+
+class _Families(Collector):
+    """The families of a recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def collect(self) -> Iterator[Family]:
+        return self._recorder.families()
+
+
+def _labelled(family: Family, labels: dict[str, str]) -> Family:
+    labelled = Family(family.name, family.documentation, family.type, family.unit)
+    labelled.samples = [sample._replace(labels=sample.labels | labels) for sample in family.samples]
+    return labelled

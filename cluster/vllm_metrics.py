@@ -1,0 +1,182 @@
+"""The metrics that have vLLM's names, so that what was made for vLLM reads them unchanged.
+
+Their labels are vLLM's own: `model_name`, `engine`, and what a name adds.  An engine is a process
+that counts requests, so the series of several add up as those of vLLM's engines do.  They are true
+totals: `vllm bench serve` adds up every line of a name.
+
+A fact has one owner.  Where ours has labels that vLLM lacks, vLLM's family is their sum, made when
+somebody reads it (`IMITATED`); the others are recorded under vLLM's name (`RECORDED`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
+
+from cluster import metrics
+from cluster.metrics import Metric
+
+PREFIX = "vllm:"
+
+# vLLM's bounds, and finer ones below them for small models.
+_REQUEST_SECONDS = (
+    0.005, 0.02, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
+    50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_TOKENS = tuple(float(m * 10**exponent) for exponent in range(6) for m in (1, 2, 5))
+_STEP_TOKENS = (1.0, *(float(2**exponent) for exponent in range(3, 15)))
+
+
+def _of_requests(name: str, text: str, buckets: tuple[float, ...] = _REQUEST_SECONDS) -> Metric:
+    return Metric(f"{PREFIX}{name}", "histogram", text, buckets=buckets)
+
+
+KV_USAGE = Metric(
+    "vllm:kv_cache_usage_perc",
+    "gauge",
+    "Share of the targets' KV pages that requests hold, 0 to 1.",
+)
+CACHE_CONFIG = Metric(
+    "vllm:cache_config_info",
+    "gauge",
+    "1, with the KV cache of all targets: tokens per page, and pages.",
+    ("block_size", "num_gpu_blocks", "enable_prefix_caching"),
+)
+LORA_REQUESTS = Metric(
+    "vllm:lora_requests_info",
+    "gauge",
+    "The time of the scrape, with the adapters of running and waiting requests, between commas. "
+    "There where adapters are served. max_lora: their number.",
+    ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+)
+CACHED_TOKENS = Metric(
+    "vllm:prompt_tokens_cached", "counter", "Prompt tokens that the prefix cache had."
+)
+PREEMPTIONS = Metric(
+    "vllm:num_preemptions", "counter", "Times that a text lost its KV pages to another one."
+)
+TIME_PER_OUTPUT_TOKEN = Metric(
+    "vllm:request_time_per_output_token_seconds",
+    "histogram",
+    "Of a finished request, the time from its first token to its last, per token after the first.",
+    buckets=metrics.ITL.buckets,
+)
+E2E_TIME = _of_requests("e2e_request_latency_seconds", "From a request's arrival to its end.")
+QUEUE_TIME = _of_requests(
+    "request_queue_time_seconds", "From a request's arrival to its place at a target."
+)
+PREFILL_TIME = _of_requests(
+    "request_prefill_time_seconds", "From a request's place at a target to its first token."
+)
+DECODE_TIME = _of_requests(
+    "request_decode_time_seconds", "From a request's first token to its last."
+)
+INFERENCE_TIME = _of_requests(
+    "request_inference_time_seconds", "From a request's place at a target to its last token."
+)
+REQUEST_PROMPT_TOKENS = _of_requests(
+    "request_prompt_tokens", "Prompt tokens of a finished request.", _TOKENS
+)
+REQUEST_GENERATION_TOKENS = _of_requests(
+    "request_generation_tokens", "Output tokens of a finished request.", _TOKENS
+)
+STEP_TOKENS = _of_requests(
+    "iteration_tokens_total",
+    "Tokens of a target's step: those of prompts that it read, and those that it emitted.",
+    _STEP_TOKENS,
+)
+
+RECORDED: tuple[Metric, ...] = tuple(
+    value for value in globals().values() if isinstance(value, Metric)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Imitation:
+    """A family under vLLM's name: the sum of the series of one that is recorded.
+
+    label: vLLM's label for our label `of`, "" = none.  words: vLLM's words for the values of ours,
+    with which the series are there from the start; "" = what ours has no label for.
+    """
+
+    name: str
+    source: Metric
+    label: str = ""
+    of: str = ""
+    words: Mapping[str, str] = field(default_factory=dict)
+
+
+IMITATED: tuple[Imitation, ...] = (
+    Imitation("num_requests_running", metrics.RUNNING),
+    Imitation("num_requests_waiting", metrics.QUEUED),
+    # The other reason, which never occurs here, is as in vLLM.
+    Imitation(
+        "num_requests_waiting_by_reason",
+        metrics.QUEUED,
+        "reason",
+        words={"": "capacity", "deferred": "deferred"},
+    ),
+    Imitation("prompt_tokens", metrics.PROMPT_TOKENS),
+    Imitation("generation_tokens", metrics.OUTPUT_TOKENS),
+    Imitation("prefix_cache_queries", metrics.PROMPT_TOKENS),
+    Imitation("prefix_cache_hits", CACHED_TOKENS),
+    Imitation(
+        "request_success",
+        metrics.REQUESTS,
+        "finished_reason",
+        "finish_reason",
+        {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"},
+    ),
+    Imitation("spec_decode_num_drafts", metrics.SPEC_STEPS),
+    Imitation("spec_decode_num_draft_tokens", metrics.NUM_DRAFT_TOKENS),
+    Imitation("spec_decode_num_accepted_tokens", metrics.NUM_ACCEPTED_TOKENS),
+    Imitation(
+        "spec_decode_num_accepted_tokens_per_pos",
+        metrics.NUM_ACCEPTED_PER_POS,
+        "position",
+        "position",
+    ),
+    Imitation("time_to_first_token_seconds", metrics.TTFT),
+    Imitation("inter_token_latency_seconds", metrics.ITL),
+)
+
+
+def imitate(families: Mapping[str, Family]) -> Iterator[Family]:
+    """Yield the imitations of those of `families`, by name, that are there."""
+    for each in IMITATED:
+        source = families.get(each.source.name)
+        if source is not None:
+            yield _sum_of(each, source)
+
+
+def _sum_of(imitation: Imitation, source: Family) -> Family:
+    """Add up the series of `source`; what vLLM shows from the start is there as 0."""
+    sums = dict.fromkeys(_from_the_start(imitation), 0.0)
+    for sample in source.samples:
+        ours = sample.labels.get(imitation.of, "")
+        word = imitation.words.get(ours, ours) if imitation.label else ""
+        key = (sample.name.removeprefix(source.name), sample.labels.get("le", ""), word)
+        sums[key] = sums.get(key, 0.0) + sample.value
+    family = Family(f"{PREFIX}{imitation.name}", source.documentation, source.type)
+    for (suffix, bound, word), value in sums.items():
+        labels = {"le": bound} if bound else {}
+        if imitation.label:
+            labels[imitation.label] = word
+        family.samples.append(Sample(family.name + suffix, labels, value))
+    return family
+
+
+def _from_the_start(imitation: Imitation) -> Iterator[tuple[str, str, str]]:
+    """Yield (suffix, bound, word) of every series that is there before anything has happened."""
+    words = imitation.words.values() if imitation.label else ("",)
+    for word in words:
+        if imitation.source.kind != "histogram":
+            yield ("_total" if imitation.source.kind == "counter" else "", "", word)
+            continue
+        for bound in (*imitation.source.buckets, float("inf")):
+            yield ("_bucket", floatToGoString(bound), word)  # type: ignore[no-untyped-call]
+        yield from (("_count", "", word), ("_sum", "", word))

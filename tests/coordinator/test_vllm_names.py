@@ -1,0 +1,65 @@
+"""A coordinator's requests under vLLM's names, and the gauges of the moment."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.core import TokenEvent
+from cluster.messages import AdapterList, Load
+from tests.support.coordinator.house import House, collect, house, request, text_of
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
+
+
+def page(stage: House) -> dict[str, float]:
+    """Every series of vLLM's names, without the labels that all of them have."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(stage.coordinator.render_metrics().decode()):
+        for sample in family.samples:
+            if family.name.startswith("vllm:"):
+                labels = dict(sample.labels)
+                del labels["model_name"], labels["engine"]
+                found[" ".join((sample.name.removeprefix("vllm:"), *labels.values()))] = (
+                    sample.value
+                )
+    return found
+
+
+async def test_a_finished_request_is_told_with_its_phases() -> None:
+    async with house(["a"]) as stage:
+        stage.add_drafter(ToyDrafter("a", oracle_chain()))
+        stage.clock.now += 1.0
+        events: list[TokenEvent] = []
+        stage.coordinator.open("r", request(), events.append)
+        assert page(stage)["num_requests_waiting_by_reason capacity"] == 1
+        stage.clock.now += 3.0
+        stage.add_target(ToyTarget())
+        await stage.settle()
+        found, num_tokens = page(stage), len(text_of(events))
+    stats = events[-1].stats
+    assert stats is not None
+    assert found["request_success_total stop"] + found["request_success_total length"] == 1
+    assert (found["prompt_tokens_total"], found["prefix_cache_queries_total"]) == (3, 3)
+    assert found["generation_tokens_total"] == found["request_generation_tokens_sum"] == num_tokens
+    assert found["request_queue_time_seconds_sum"] == 3.0
+    assert found["e2e_request_latency_seconds_sum"] == 3.0, "the clock stood still"
+    for phase in ("inference", "prefill", "decode"):
+        assert found[f"request_{phase}_time_seconds_count"] == 1
+        assert found[f"request_{phase}_time_seconds_sum"] == 0.0
+    assert found["spec_decode_num_drafts_total"] == stats.num_spec_steps > 0
+    assert found["spec_decode_num_draft_tokens_total"] == stats.num_draft_tokens
+    assert found["spec_decode_num_accepted_tokens_total"] == stats.num_accepted_draft_tokens
+
+
+async def test_the_moment_has_its_pages_and_its_adapters() -> None:
+    async with house([]) as stage:
+        stage.add_target(ToyTarget())
+        await collect(stage.coordinator, request())
+        (seat,) = stage.coordinator._table.seats.values()
+        seat.note_load(Load(pages_in_use=3, pages_total=12))
+        first = page(stage)
+        stage.coordinator._adapters.said("target-0", AdapterList(("sql@12ab",)))
+        second = page(stage)
+    assert first["kv_cache_usage_perc"] == 0.25
+    assert first["cache_config_info 16 True 12"] == 1
+    assert not any(name.startswith("lora_requests_info") for name in first)
+    assert any(name.startswith("lora_requests_info 1") for name in second)
