@@ -17,6 +17,7 @@ import numpy.typing as npt
 from cluster.records import record
 from cluster.requests.acceptance_law import NO_LAWS, Law, Laws
 from cluster.requests.beam_spec import BeamEnd, BeamSpec
+from cluster.requests.draft_step import DraftStep
 from cluster.requests.grammar_spec import GrammarSpec
 
 TokenArray = npt.NDArray[np.int32]
@@ -107,7 +108,8 @@ class SpeculationOptions:
     latency_class: a name in `coordinator.latency_classes`, which gives the weight of the request's
     speed when a step's nodes are distributed; None = weight 1.
     min_tokens_per_s: the speed for which nodes are granted, None = `coordinator.min_tokens_per_s`.
-    return_draft_sources: events say which drafters had proposed each token.
+    return_draft_sources: events say which drafters had proposed each token; return_draft_trees:
+    they hold every step with the tree that it verified.
     law: how drafts are accepted, None = the first of `coordinator.laws`.
     """
 
@@ -118,6 +120,7 @@ class SpeculationOptions:
     return_draft_sources: bool = False
     min_tokens_per_s: float | None = None
     law: Law | None = None
+    return_draft_trees: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -309,7 +312,8 @@ class TokenEvent:
     """Coordinator to ingress: new tokens of a request, in order; the last one is finished.
 
     position: index of token_ids[0] among the output tokens.  draft_sources: where asked for, one
-    per token: the drafters that had proposed it, () for a token of the target's own.
+    per token: the drafters that had proposed it, () for a token of the target's own.  draft_steps:
+    likewise, the steps that brought the tokens.
     """
 
     request_id: str
@@ -325,3 +329,4 @@ class TokenEvent:
     queue_time_s: float = 0.0  # with the last event: until it first had a place at a target
     num_cached: int = 0  # prompt tokens that the prefix cache had when the request first came
     beams: tuple[BeamEnd, ...] = ()  # as in `Verdict`, in the only event of a beam search
+    draft_steps: tuple[DraftStep, ...] = ()

@@ -31,6 +31,7 @@ from cluster.models.engine_state import EngineState
 from cluster.models.made_for import MadeFor
 from cluster.records import record
 from cluster.requests.beam_spec import BeamEnd
+from cluster.requests.draft_step import DraftStep
 
 # What this release speaks, and the oldest that it still understands: while a cluster is updated,
 # its parts are of two releases.  Peers that share no version refuse each other in Describe.
@@ -46,6 +47,7 @@ class Open:
     order of their bits in trees and verdicts.  max_draft_tokens: limit for one step.
     latency_class: which gives the weight of its speed, "" = weight 1.  min_tokens_per_s: the speed
     for which nodes are granted.  max_len: limit for prompt and output together, fixed at admission.
+    return_draft_trees: its verdicts have a step.
     """
 
     request_id: str
@@ -62,6 +64,7 @@ class Open:
     max_draft_tokens: int = 0
     latency_class: str = ""
     min_tokens_per_s: float = 0.0
+    return_draft_trees: bool = False
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -105,7 +108,8 @@ class TextVerdict:
     its `Open`; owners: the one that it is credited to (`cluster.spec.credit`).  num_nodes: number
     of verified nodes.  verified, credited: by name, how many of these nodes it had proposed, and
     how many are credited to it; empty = none.  why: the reason if num_nodes is 0.
-    num_cached: tokens of the prompt that were found in the prefix cache.
+    num_cached: tokens of the prompt that were found in the prefix cache.  step: where the text
+    asked for it.
     """
 
     request_id: str
@@ -122,6 +126,7 @@ class TextVerdict:
     logprobs: tuple[TokenLogprob, ...] = ()
     num_cached: int = 0
     beams: tuple[BeamEnd, ...] = ()
+    step: DraftStep | None = None
 
 
 @dataclass(frozen=True, slots=True)

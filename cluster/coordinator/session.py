@@ -110,6 +110,11 @@ class Session(Text):
         """True if the output is given, and only its log-probabilities are asked for."""
         return len(self.request.params.forced_ids) > 0
 
+    @property
+    def is_drawn(self) -> bool:
+        """True if the target draws its tokens: it is neither scored nor searched for."""
+        return not self.is_scored and self.request.params.beams is None
+
     def help_by(self, drafters: tuple[str, ...]) -> None:
         """These may draft for it."""
         self.drafters = self.names = drafters[:MAX_DRAFTERS]
@@ -122,6 +127,7 @@ class Session(Text):
             self.prompt_len, request.params, self._max_len, request.task, request.tenant,
             request.adapter, self.names, self.max_draft_tokens,
             request.speculation.latency_class or "", self.min_tokens_per_s,
+            request.speculation.return_draft_trees and self.is_drawn,
         )  # fmt: skip
 
     def event(
@@ -142,7 +148,7 @@ class Session(Text):
         return TokenEvent(
             self.request.id, position, token_ids, verdict.logprobs, finish_reason, stats,
             draft_sources=sources, queue_time_s=queue_time_s, num_cached=self.num_cached,
-            beams=verdict.beams,
+            beams=verdict.beams, draft_steps=() if verdict.step is None else (verdict.step,),
         )  # fmt: skip
 
     def _sources(self, verdict: TextVerdict) -> tuple[tuple[str, ...], ...]:

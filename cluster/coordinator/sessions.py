@@ -96,8 +96,7 @@ class SessionTable:
         options, limit = request.speculation, self._config.coordinator.max_draft_tokens
         if options.max_draft_tokens is not None:
             limit = min(limit, options.max_draft_tokens)
-        is_drawn = not session.is_scored and request.params.beams is None
-        if options.enabled and limit > 0 and is_drawn:
+        if options.enabled and limit > 0 and session.is_drawn:
             session.max_draft_tokens = limit
             names = self._drafters_of(request)
             helpers = tuple(name for name in names if self._may_help(name, request))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cluster.core import EMPTY_TREE, TokenTree
+from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
 from cluster.messages import PlainWhy
 from cluster.plan.texts import NO_SOURCES, SourceBits, Text
 from cluster.records import record
@@ -16,11 +16,13 @@ from cluster.spec.budget import NO_DRAFTS, Ask
 class InFlight:
     """The nodes that a step verifies for a text, and their drafters.
 
-    sources: uint32[n], the drafters that proposed each node, as bits over `Text.names`.
+    sources: uint32[n], the drafters that proposed each node, as bits over `Text.names`.  survival:
+    float32[n], calibrated.
     """
 
     tree: TokenTree = EMPTY_TREE
     sources: SourceBits = field(default_factory=lambda: NO_SOURCES)
+    survival: FloatArray = field(default_factory=lambda: EMPTY_FLOATS)
 
 
 PLAIN = InFlight()

@@ -195,6 +195,8 @@ def in_flight_of(texts: Sequence[Text], offers: Offers | None, nodes: Indices) -
     chosen = offers.keep(is_chosen)
     trees, bounds = chosen.forest.split(), chosen.forest.starts.tolist()
     return [
-        InFlight(tree, chosen.sources[start:stop]) if stop > start else PLAIN
+        InFlight(tree, chosen.sources[start:stop], chosen.survival[start:stop])
+        if stop > start
+        else PLAIN
         for tree, start, stop in zip(trees, bounds, bounds[1:], strict=False)
     ]

@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from cluster.client.generated import common_pb2 as pb
-from cluster.core import FinishReason, SamplingParams, TokenArray, TokenLogprob
+from cluster.core import FinishReason, SamplingParams, TokenArray, TokenLogprob, TokenTree
 from cluster.errors import ProtocolError
 from cluster.messages import WorkerDescription
 from cluster.requests.acceptance_law import Law
 from cluster.requests.beam_spec import BeamEnd, BeamSpec, EarlyStopping
+from cluster.requests.draft_step import DraftStep
 from cluster.rpc.codec_records import ByHand, Codec, enum_codec, record_codec
+from cluster.spec.tree_check import ANY_VOCABULARY, check_tree
 
 
 def _encode_logprobs(logprobs: Sequence[TokenLogprob]) -> pb.Logprobs | None:
@@ -67,6 +71,17 @@ def _decode_bias(message: pb.SamplingParams) -> tuple[tuple[int, float], ...]:
             "logit_bias_values; one value per id"
         )
     return tuple(zip(ids, values, strict=True))
+
+
+def _decode_step(message: pb.DraftStep) -> DraftStep:
+    step = _STEP.decode(message)
+    check_tree(TokenTree(step.token_ids, step.parents), ANY_VOCABULARY)
+    size = step.num_nodes
+    if not len(step.survival) == len(step.sources) == size or not np.isfinite(step.survival).all():
+        raise ProtocolError(f"a step has {size} nodes and other survivals or sources")
+    if len(step.path) and not 0 <= step.path.min() <= step.path.max() < size:
+        raise ProtocolError(f"a step's path leaves its {size} nodes")
+    return step
 
 
 _EARLY_STOPPING: Codec[EarlyStopping] = enum_codec(
@@ -124,6 +139,7 @@ PARAMS = record_codec(
         ),
     },
 )
+_STEP = record_codec(DraftStep, pb.DraftStep)
 DESCRIPTION = record_codec(WorkerDescription, pb.DescribeResponse)
 # Of what several records hold.
 PARTS: Sequence[Codec[Any]] = (
@@ -133,6 +149,7 @@ PARTS: Sequence[Codec[Any]] = (
     _LAW,
     PARAMS,
     BEAM_SPEC,
+    _STEP.read_by(_decode_step),
     record_codec(BeamEnd, pb.BeamEnd, names={"is_stopped": "stopped"}),
 )
 

@@ -38,10 +38,10 @@ _SCALARS = {
     FieldDescriptor.TYPE_UINT64: int,
 }
 # With the type of the repeated field that holds such an array; each can also be bytes.
-_ARRAYS: dict[Any, tuple[ArrayCodec[Any], int | None]] = {
+_ARRAYS: dict[Any, tuple[ArrayCodec[Any], int]] = {
     np.int32: (TOKENS, FieldDescriptor.TYPE_SFIXED32),
     np.float32: (FLOATS, FieldDescriptor.TYPE_FLOAT),
-    np.uint32: (BITS, None),
+    np.uint32: (BITS, FieldDescriptor.TYPE_FIXED32),
 }
 
 

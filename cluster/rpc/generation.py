@@ -18,6 +18,7 @@ from cluster.core import (
 )
 from cluster.records import record
 from cluster.requests.beam_spec import BeamSpec
+from cluster.requests.draft_step import DraftStep
 from cluster.requests.grammar_spec import GrammarSpec
 
 
@@ -93,7 +94,8 @@ class ChoiceDelta:
     """New text and tokens of one choice; the last delta has a finish_reason.
 
     draft_sources: where asked for (`SpeculationOptions`), the drafters of each token.
-    cumulative_logprob: of a beam search's whole text.
+    draft_steps: likewise, those that brought the tokens; draft_steps_dropped: those that were left
+    out so far.  cumulative_logprob: of a beam search's whole text.
     """
 
     index: int
@@ -104,6 +106,8 @@ class ChoiceDelta:
     stop: str | None = None
     draft_sources: tuple[tuple[str, ...], ...] = ()
     cumulative_logprob: float | None = None
+    draft_steps: tuple[DraftStep, ...] = ()
+    draft_steps_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

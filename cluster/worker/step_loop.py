@@ -35,6 +35,7 @@ from cluster.plan.samples import Tally
 from cluster.requests.acceptance_law import NO_LAWS
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.worker.containment import Containment
+from cluster.worker.draft_steps import with_step
 from cluster.worker.residents import NOTHING_DRAFTED, Residents
 from cluster.worker.target_stream import Mail, Mailbox, TargetStream, TargetStreams
 from cluster.worker.text_keeper import TextKeeper
@@ -221,7 +222,9 @@ class StepLoop:
         frames: dict[TargetStream, list[TextVerdict]] = {stream: [] for stream in self._streams}
         for verdict in stepped.verdicts:
             text = self._texts[verdict.request_id]
-            said = text.take(verdict, why)
+            in_flight, said = text.in_flight, text.take(verdict, why)
+            if text.opened.return_draft_trees:
+                said = with_step(said, text.names, in_flight or PLAIN, verdict.path, report)
             frames.setdefault(text.stream, []).append(said)
             if said.why:
                 self._tally.add(metrics.PLAIN_STEPS, why=said.why.name.lower())

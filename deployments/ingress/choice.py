@@ -16,6 +16,7 @@ from cluster.core import (
     TokenLogprob,
 )
 from cluster.records import record
+from cluster.requests.draft_step import DraftStep
 from cluster.text.beam_texts import beam_event
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
@@ -32,6 +33,7 @@ class Delta:
     with FinishReason.STOP.  reasoning, calls: of a chat, which said the reasoning before the text
     and the text before the calls; has_calls: some came, now or before; is_cut: as of
     `Reading`.  cumulative_logprob: of the whole text, where a beam search has found it.
+    draft_steps: if asked for; num_steps_dropped: those that were left out so far.
     """
 
     choice: int
@@ -46,6 +48,8 @@ class Delta:
     has_calls: bool = False
     is_cut: bool = False
     cumulative_logprob: float | None = None
+    draft_steps: Sequence[DraftStep] = ()
+    num_steps_dropped: int = 0
 
     @property
     def says_only_text(self) -> bool:
@@ -117,6 +121,7 @@ class Choice:
             if self.reading.is_plain
             else _in_order(self.reading.push(text, is_last=reason is not None))
         )
+        trace = None if self.ticket is None else self.ticket.trace
         deltas = [
             Delta(self.index, one.text, reasoning=one.reasoning, calls=one.calls) for one in first
         ]
@@ -124,6 +129,7 @@ class Choice:
             self.index, last.text, event.token_ids[:kept], event.logprobs[:kept], reason, stop,
             event.draft_sources[:kept], last.reasoning, last.calls, self.reading.has_calls,
             self.reading.is_cut, event.beams[0].logprob if event.beams else None,
+            event.draft_steps, trace.num_dropped if trace is not None else 0,
         ))  # fmt: skip
         return deltas
 

@@ -181,7 +181,7 @@ def _response(
             ChoiceDelta(
                 delta.choice, delta.text, delta.token_ids, tuple(delta.logprobs),
                 delta.finish_reason, delta.stop, tuple(map(tuple, delta.draft_sources)),
-                delta.cumulative_logprob,
+                delta.cumulative_logprob, tuple(delta.draft_steps), delta.num_steps_dropped,
             )
             for delta in deltas
         ),

@@ -38,6 +38,7 @@ _NAMES = {
         for name in (*_SAME, "max_tokens", "logprobs", "logit_bias", "stop", "stop_token_ids")
     },
     **{f"structured_outputs.{kind}": _GRAMMAR for kind in KINDS},
+    "return_draft_trees": "speculation.return_draft_trees",
     **{name: f"sampling.beam_search.{name}" for name in ("length_penalty", "early_stopping")},
 }
 
@@ -87,6 +88,7 @@ def _spec(request: GenerationRequest, limits: Limits, names: Names) -> Generatio
         "metadata": dict(request.metadata),
         "speculation": _speculation(request),
         "return_draft_sources": request.speculation.return_draft_sources,
+        "return_draft_trees": request.speculation.return_draft_trees,
         "cache_salt": request.cache_salt or None,
     }
     fields = Fields(values)

@@ -13,6 +13,7 @@ from cluster.errors import DrafthouseError
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece
 from deployments.ingress.choice import Delta
+from deployments.ingress.draft_steps import written
 from deployments.ingress.generation import Generation
 from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets, joined
 from deployments.ingress.openai_error import error_event
@@ -52,6 +53,7 @@ class Answer:
             or request.continuous_usage
             or request.return_token_ids
             or request.spec.speculation.return_draft_sources
+            or request.spec.speculation.return_draft_trees
         )
         self._frames: dict[int, tuple[str, str]] = {}
 
@@ -144,6 +146,11 @@ class Answer:
             choice["cumulative_logprob"] = last.cumulative_logprob
         if request.spec.speculation.return_draft_sources:
             choice["draft_sources"] = [one for part in parts for one in self._sources(part)]
+        if request.spec.speculation.return_draft_trees:
+            steps = (step for part in parts for step in part.draft_steps)
+            choice["draft_steps"] = [written(step, self._tokenizer) for step in steps]
+            if last.num_steps_dropped:
+                choice["draft_steps_dropped"] = last.num_steps_dropped
         if request.return_token_ids:
             choice["token_ids"] = token_ids
             if is_whole and not request.is_chat:

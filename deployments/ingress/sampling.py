@@ -8,7 +8,7 @@ from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import ForbiddenError, RequestError
 from cluster.requests.acceptance_law import Law
 from cluster.requests.seeds import asked_seed
-from cluster.requests.tenant import tenant_of
+from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
 from deployments.ingress.api.table import (
     MAX_LOGIT_BIAS,
     MAX_METADATA,
@@ -45,6 +45,7 @@ def read_spec(
             f"{min_tokens} exceeds the {max_tokens} tokens that may be generated; lower it",
         )
     defaults, (grammar, grammar_field) = limits.defaults, read_grammar(fields)
+    tenant = _tenant(fields, limits)
     params = SamplingParams(
         temperature=fields.number("temperature", defaults.temperature, 0.0, 2.0),
         top_p=_top_p(fields, defaults.top_p),
@@ -78,8 +79,9 @@ def read_spec(
         speculation=dataclasses.replace(
             _speculation(fields.object("speculation"), limits),
             return_draft_sources=fields.boolean("return_draft_sources", default=False),
+            return_draft_trees=_returns_trees(fields, tenant),
         ),
-        tenant=_tenant(fields, limits),
+        tenant=tenant,
         adapter=limits.adapter_of(fields.string("model", "")),
         is_prompt_only=max_tokens == 0,
         grammar_field=grammar_field,
@@ -105,6 +107,18 @@ def _tenant(fields: Fields, limits: Limits) -> bytes:
             "cache_salt", "it must be text that is not empty; send some or remove it"
         )
     return tenant_of(fields.string("cache_salt", "", MAX_SALT_LEN), limits.owner)
+
+
+def _returns_trees(fields: Fields, tenant: bytes) -> bool:
+    name = "return_draft_trees"
+    is_asked = fields.boolean(name, default=False)
+    if is_asked and tenant == DEFAULT_TENANT:
+        raise RequestError.at(
+            name,
+            "rejected drafts of stores that all share show other people's text; send a cache_salt "
+            "of your own with it",
+        )
+    return is_asked
 
 
 def _top_p(fields: Fields, default: float) -> float:

@@ -23,6 +23,7 @@ from cluster.messages import (
     WorkerDescription,
 )
 from cluster.rpc.link import Link
+from deployments.ingress.draft_steps import StepTrace
 
 # A client who reads at the pace of a model has one or two pieces waiting.
 MAX_PIECES = 64
@@ -49,6 +50,7 @@ def _merged(events: Sequence[TokenEvent]) -> TokenEvent:
         token_ids=np.concatenate([event.token_ids for event in events]),
         logprobs=tuple(one for event in events for one in event.logprobs),
         draft_sources=tuple(one for event in events for one in event.draft_sources),
+        draft_steps=tuple(one for event in events for one in event.draft_steps),
     )
 
 
@@ -58,7 +60,8 @@ CoordinatorStream = Link[SubmitFrame, EventFrame]
 class Ticket:
     """One running request.  `take` returns its new events; `Coordinators.close` must be called.
 
-    arrived: set whenever an event arrives; several tickets may share it.
+    arrived: set whenever an event arrives; several tickets may share it.  trace: of a request that
+    asks for its draft trees.
     """
 
     def __init__(self, request: Request, arrived: asyncio.Event) -> None:
@@ -74,6 +77,7 @@ class Ticket:
         self._arrived: list[TokenEvent] = []
         self._error: DrafthouseError | None = None
         self._is_answered = False
+        self.trace = StepTrace() if request.speculation.return_draft_trees else None
         self._signal = arrived
 
     def is_admitted(self) -> bool:
@@ -93,7 +97,10 @@ class Ticket:
                 token_ids=event.token_ids[overlap:],
                 logprobs=event.logprobs[overlap:],
                 draft_sources=event.draft_sources[overlap:],
+                draft_steps=(),
             )
+        if self.trace is not None:
+            event = dataclasses.replace(event, draft_steps=self.trace.take(event.draft_steps))
         if len(event.token_ids):
             self._output.append(event.token_ids)
             self._output = compacted_tokens(self._output)

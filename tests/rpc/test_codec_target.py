@@ -10,7 +10,7 @@ import pytest
 from cluster.client.generated import common_pb2
 from cluster.core import TokenTree
 from cluster.errors import ProtocolError
-from cluster.messages import PoolTree, Refusal, StepFrame, TextName
+from cluster.messages import PoolTree, Refusal, StepFrame, TextName, VerdictFrame
 from cluster.rpc.codec_coordinator import EVENT
 from cluster.rpc.codec_target import STEPS, VERDICT
 from cluster.rpc.generated import coordinator_pb2, target_pb2
@@ -81,6 +81,30 @@ def test_a_pool_tree_with_a_torn_array_is_left_out(field: str) -> None:
     assert len(STEPS.decode(message.SerializeToString()).frame.trees) == 1
     setattr(message.trees[0], field, bytes(5))
     assert STEPS.decode(message.SerializeToString()).frame.trees == ()
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"parents": [1]}, "parent"),
+        ({"token_ids": [3, 4], "survival": [0.5, 0.5], "sources": [1, 1]}, "parents"),
+        ({"survival": [float("nan")]}, "other survivals"),
+        ({"sources": []}, "other survivals"),
+        ({"path": [1]}, "path"),
+    ],
+)
+def test_a_step_that_is_none_refuses_its_text(bad: dict[str, Any], said: str) -> None:
+    good: dict[str, Any] = {
+        "token_ids": [3], "parents": [-1], "survival": [0.5], "sources": [1], "path": [0],
+    }  # fmt: skip
+
+    def decoded(step: dict[str, Any]) -> VerdictFrame:
+        verdict = target_pb2.TextVerdict(request_id="a", step=common_pb2.DraftStep(**step))
+        return VERDICT.decode(target_pb2.VerdictFrame(verdicts=[verdict]).SerializeToString()).frame
+
+    assert decoded(good).verdicts[0].step is not None
+    (refusal,) = decoded(good | bad).refusals
+    assert said in refusal.message
 
 
 @pytest.mark.parametrize("field", ["token_ids", "sources"])

@@ -247,3 +247,33 @@ class Refusal(_message.Message):
     code: str
     message: str
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class DraftStep(_message.Message):
+    __slots__ = ("drafters", "token_ids", "parents", "survival", "sources", "path", "own_token_ids", "draft_time_s", "step_time_s", "num_sequences", "why", "number", "at_s")
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    SURVIVAL_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    OWN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    drafters: _containers.RepeatedScalarFieldContainer[str]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    survival: _containers.RepeatedScalarFieldContainer[float]
+    sources: _containers.RepeatedScalarFieldContainer[int]
+    path: _containers.RepeatedScalarFieldContainer[int]
+    own_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    draft_time_s: float
+    step_time_s: float
+    num_sequences: int
+    why: str
+    number: int
+    at_s: float
+    def __init__(self, drafters: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., survival: _Optional[_Iterable[float]] = ..., sources: _Optional[_Iterable[int]] = ..., path: _Optional[_Iterable[int]] = ..., own_token_ids: _Optional[_Iterable[int]] = ..., draft_time_s: _Optional[float] = ..., step_time_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., why: _Optional[str] = ..., number: _Optional[int] = ..., at_s: _Optional[float] = ...) -> None: ...

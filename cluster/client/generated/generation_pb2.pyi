@@ -170,7 +170,7 @@ class SamplingOptions(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[_Union[_common_pb2.Grammar, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., beam_search: _Optional[_Union[_common_pb2.BeamSearch, _Mapping]] = ...) -> None: ...
 
 class SpeculationRequest(_message.Message):
-    __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class", "return_draft_sources", "min_tokens_per_s", "law")
+    __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class", "return_draft_sources", "min_tokens_per_s", "law", "return_draft_trees")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,7 @@ class SpeculationRequest(_message.Message):
     RETURN_DRAFT_SOURCES_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     LAW_FIELD_NUMBER: _ClassVar[int]
+    RETURN_DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     max_draft_tokens: int
     drafters: _common_pb2.DrafterNames
@@ -185,7 +186,8 @@ class SpeculationRequest(_message.Message):
     return_draft_sources: bool
     min_tokens_per_s: float
     law: _common_pb2.AcceptanceLaw
-    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[_common_pb2.DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ..., return_draft_sources: _Optional[bool] = ..., min_tokens_per_s: _Optional[float] = ..., law: _Optional[_Union[_common_pb2.AcceptanceLaw, str]] = ...) -> None: ...
+    return_draft_trees: bool
+    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[_common_pb2.DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ..., return_draft_sources: _Optional[bool] = ..., min_tokens_per_s: _Optional[float] = ..., law: _Optional[_Union[_common_pb2.AcceptanceLaw, str]] = ..., return_draft_trees: _Optional[bool] = ...) -> None: ...
 
 class ResumedChoice(_message.Message):
     __slots__ = ("index", "token_ids", "finished")
@@ -216,7 +218,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., seed: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[ChoiceDelta, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculative_decoding: _Optional[_Union[SpeculativeDecoding, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class ChoiceDelta(_message.Message):
-    __slots__ = ("index", "text", "token_ids", "logprobs", "finish_reason", "stop", "draft_sources", "cumulative_logprob")
+    __slots__ = ("index", "text", "token_ids", "logprobs", "finish_reason", "stop", "draft_sources", "cumulative_logprob", "draft_steps", "draft_steps_dropped")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +227,8 @@ class ChoiceDelta(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     DRAFT_SOURCES_FIELD_NUMBER: _ClassVar[int]
     CUMULATIVE_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_STEPS_DROPPED_FIELD_NUMBER: _ClassVar[int]
     index: int
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -233,7 +237,9 @@ class ChoiceDelta(_message.Message):
     stop: str
     draft_sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.DrafterNames]
     cumulative_logprob: float
-    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., draft_sources: _Optional[_Iterable[_Union[_common_pb2.DrafterNames, _Mapping]]] = ..., cumulative_logprob: _Optional[float] = ...) -> None: ...
+    draft_steps: _containers.RepeatedCompositeFieldContainer[_common_pb2.DraftStep]
+    draft_steps_dropped: int
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., draft_sources: _Optional[_Iterable[_Union[_common_pb2.DrafterNames, _Mapping]]] = ..., cumulative_logprob: _Optional[float] = ..., draft_steps: _Optional[_Iterable[_Union[_common_pb2.DraftStep, _Mapping]]] = ..., draft_steps_dropped: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens", "cached_tokens")

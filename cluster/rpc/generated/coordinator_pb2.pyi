@@ -41,7 +41,7 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., task: _Optional[str] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., output_ids: _Optional[bytes] = ..., was_admitted: _Optional[bool] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class", "return_draft_sources", "min_tokens_per_s", "law")
+    __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class", "return_draft_sources", "min_tokens_per_s", "law", "return_draft_trees")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class SpeculationOptions(_message.Message):
     RETURN_DRAFT_SOURCES_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     LAW_FIELD_NUMBER: _ClassVar[int]
+    RETURN_DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     max_draft_tokens: int
     drafters: _common_pb2.DrafterNames
@@ -56,7 +57,8 @@ class SpeculationOptions(_message.Message):
     return_draft_sources: bool
     min_tokens_per_s: float
     law: _common_pb2.AcceptanceLaw
-    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[_common_pb2.DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ..., return_draft_sources: _Optional[bool] = ..., min_tokens_per_s: _Optional[float] = ..., law: _Optional[_Union[_common_pb2.AcceptanceLaw, str]] = ...) -> None: ...
+    return_draft_trees: bool
+    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[_common_pb2.DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ..., return_draft_sources: _Optional[bool] = ..., min_tokens_per_s: _Optional[float] = ..., law: _Optional[_Union[_common_pb2.AcceptanceLaw, str]] = ..., return_draft_trees: _Optional[bool] = ...) -> None: ...
 
 class EventFrame(_message.Message):
     __slots__ = ("events", "adapters", "load")
@@ -69,7 +71,7 @@ class EventFrame(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., adapters: _Optional[_Union[_target_pb2.AdapterList, _Mapping]] = ..., load: _Optional[_Union[_target_pb2.Load, _Mapping]] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("request_id", "position", "token_ids", "logprobs", "finish_reason", "stats", "error_code", "error_message", "retry_after_s", "draft_sources", "queue_time_s", "num_cached", "beams")
+    __slots__ = ("request_id", "position", "token_ids", "logprobs", "finish_reason", "stats", "error_code", "error_message", "retry_after_s", "draft_sources", "queue_time_s", "num_cached", "beams", "draft_steps")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +85,7 @@ class TokenEvent(_message.Message):
     QUEUE_TIME_S_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
     BEAMS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_STEPS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     position: int
     token_ids: bytes
@@ -96,7 +99,8 @@ class TokenEvent(_message.Message):
     queue_time_s: float
     num_cached: int
     beams: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamEnd]
-    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., draft_sources: _Optional[_Iterable[_Union[_common_pb2.DrafterNames, _Mapping]]] = ..., queue_time_s: _Optional[float] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ...) -> None: ...
+    draft_steps: _containers.RepeatedCompositeFieldContainer[_common_pb2.DraftStep]
+    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., draft_sources: _Optional[_Iterable[_Union[_common_pb2.DrafterNames, _Mapping]]] = ..., queue_time_s: _Optional[float] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ..., draft_steps: _Optional[_Iterable[_Union[_common_pb2.DraftStep, _Mapping]]] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
     __slots__ = ("num_steps", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram", "accepted_by_drafter", "idle_because", "verified_by_drafter", "shared_by_drafter", "decode_time_s")

@@ -76,7 +76,7 @@ class Load(_message.Message):
     def __init__(self, seats: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_steps: _Optional[int] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("request_id", "generation", "token_ids", "prefix_hash", "prompt_len", "params", "max_len", "task", "tenant", "adapter", "drafters", "max_draft_tokens", "latency_class", "min_tokens_per_s")
+    __slots__ = ("request_id", "generation", "token_ids", "prefix_hash", "prompt_len", "params", "max_len", "task", "tenant", "adapter", "drafters", "max_draft_tokens", "latency_class", "min_tokens_per_s", "return_draft_trees")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class Open(_message.Message):
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    RETURN_DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     token_ids: bytes
@@ -105,7 +106,8 @@ class Open(_message.Message):
     max_draft_tokens: int
     latency_class: str
     min_tokens_per_s: float
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., prefix_hash: _Optional[int] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_len: _Optional[int] = ..., task: _Optional[str] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., latency_class: _Optional[str] = ..., min_tokens_per_s: _Optional[float] = ...) -> None: ...
+    return_draft_trees: bool
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., prefix_hash: _Optional[int] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_len: _Optional[int] = ..., task: _Optional[str] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., latency_class: _Optional[str] = ..., min_tokens_per_s: _Optional[float] = ..., return_draft_trees: _Optional[bool] = ...) -> None: ...
 
 class PoolTree(_message.Message):
     __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "token_ids", "parents", "survival", "sources", "weights")
@@ -174,7 +176,7 @@ class AdapterList(_message.Message):
     def __init__(self, served: _Optional[_Iterable[str]] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class TextVerdict(_message.Message):
-    __slots__ = ("request_id", "generation", "context_len", "token_ids", "sources", "num_nodes", "verified", "why", "finish_reason", "logprobs", "num_cached", "beams", "owners", "credited")
+    __slots__ = ("request_id", "generation", "context_len", "token_ids", "sources", "num_nodes", "verified", "why", "finish_reason", "logprobs", "num_cached", "beams", "owners", "credited", "step")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +191,7 @@ class TextVerdict(_message.Message):
     BEAMS_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
     CREDITED_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     context_len: int
@@ -203,7 +206,8 @@ class TextVerdict(_message.Message):
     beams: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamEnd]
     owners: _containers.RepeatedScalarFieldContainer[int]
     credited: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., context_len: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., sources: _Optional[bytes] = ..., num_nodes: _Optional[int] = ..., verified: _Optional[_Iterable[int]] = ..., why: _Optional[_Union[PlainWhy, str]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ..., owners: _Optional[_Iterable[int]] = ..., credited: _Optional[_Iterable[int]] = ...) -> None: ...
+    step: _common_pb2.DraftStep
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., context_len: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., sources: _Optional[bytes] = ..., num_nodes: _Optional[int] = ..., verified: _Optional[_Iterable[int]] = ..., why: _Optional[_Union[PlainWhy, str]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ..., owners: _Optional[_Iterable[int]] = ..., credited: _Optional[_Iterable[int]] = ..., step: _Optional[_Union[_common_pb2.DraftStep, _Mapping]] = ...) -> None: ...
 
 class StepReport(_message.Message):
     __slots__ = ("step_time_s", "forward_time_s", "period_s", "num_sequences", "num_nodes", "num_prefill_tokens", "pages_in_use", "pages_total", "draft_time_s", "num_emitted_tokens", "num_preempted")

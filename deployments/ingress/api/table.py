@@ -65,6 +65,7 @@ SPECULATION = (
         "on the drafts",
     ),
     supported("return_draft_sources", BOOLEAN, "whose drafts each token was"),
+    supported("return_draft_trees", BOOLEAN, "each step's tree; only with a cache_salt or a key"),
 )
 
 # What holds an answer to a grammar; vLLM's older names of it.

@@ -76,7 +76,7 @@ MESSAGES = Endpoint(
         supported("seed", integer(-(2**63), 2**64 - 1), "with it the same request has the same "
                   "text"),
         supported("cache_salt", text(512, 1), "only texts under the same salt help this one"),
-        *(rule for rule in SPECULATION if rule.name != "return_draft_sources"),
+        *(rule for rule in SPECULATION if not rule.name.startswith("return_")),
         ignored("service_tier", "there is one tier", "auto", "standard_only"),
         ignored("inference_geo", "there is one place"),
         ignored("diagnostics", "see /metrics"),

@@ -116,7 +116,7 @@ async def place(tokenizer: Tokenizer, config: Config, **settings: Any) -> AsyncI
             patch.setattr(module, "VOCAB_SIZE", tokenizer.vocab_size)
         toy_law.forget()
         async with (
-            house((), **settings) as rooms,
+            house(tuple(config.drafters), **settings) as rooms,
             httpx.AsyncClient(transport=transport, base_url="http://here", timeout=60) as client,
         ):
             toy = setting.add("a", rooms)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cluster import core, messages
 from cluster.messages import EventFrame, SubmitFrame
 from cluster.requests.acceptance_law import LAWS
+from cluster.requests.draft_step import DraftStep
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import monotone
@@ -42,6 +43,10 @@ def trees() -> st.SearchStrategy[core.TokenTree]:
 def survivals(tree: core.TokenTree) -> st.SearchStrategy[core.FloatArray]:
     values = st.lists(st.floats(0.0, 1.0, width=32), min_size=len(tree), max_size=len(tree))
     return values.map(lambda numbers: monotone(tree.parents, np.array(numbers, np.float32)))
+
+
+def several(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(strategy, max_size=4).map(tuple)
 
 
 grammars = st.builds(
@@ -83,6 +88,7 @@ speculation = st.builds(
     return_draft_sources=st.booleans(),
     min_tokens_per_s=st.none() | doubles,
     law=st.none() | st.sampled_from(LAWS),
+    return_draft_trees=st.booleans(),
 )
 
 logprob = st.builds(
@@ -100,7 +106,7 @@ def logprobs(size: int) -> st.SearchStrategy[tuple[core.TokenLogprob, ...]]:
 opens = st.builds(
     messages.Open, ids, generations, tokens(1), hashes, lengths, params, lengths, texts,
     st.binary(max_size=16), texts, st.lists(ids, max_size=3).map(tuple), lengths, ids,
-    doubles,
+    doubles, st.booleans(),
 )  # fmt: skip
 names = st.builds(messages.TextName, ids, generations)
 
@@ -120,6 +126,17 @@ def pool_trees(draw: st.DrawFn) -> messages.PoolTree:
 
 
 @st.composite
+def draft_steps(draw: st.DrawFn) -> DraftStep:
+    tree = draw(trees())
+    path = draw(st.lists(st.integers(0, len(tree) - 1), max_size=3)) if len(tree) else []
+    return DraftStep(
+        draw(several(ids)), tree.token_ids, tree.parents, draw(survivals(tree)),
+        draw(sources(len(tree))), core.token_array(path), draw(tokens(0, 1)), draw(doubles),
+        draw(doubles), draw(lengths), draw(texts), draw(lengths), draw(doubles),
+    )  # fmt: skip
+
+
+@st.composite
 def verdicts(draw: st.DrawFn) -> messages.TextVerdict:
     size = draw(st.integers(0, 6))
     return messages.TextVerdict(
@@ -128,7 +145,7 @@ def verdicts(draw: st.DrawFn) -> messages.TextVerdict:
         draw(lengths), draw(st.lists(lengths, max_size=3).map(tuple)),
         draw(st.lists(lengths, max_size=3).map(tuple)), draw(st.sampled_from(messages.PlainWhy)),
         draw(st.none() | st.sampled_from(core.FinishReason)),
-        draw(logprobs(size)) if size else (), draw(lengths),
+        draw(logprobs(size)) if size else (), draw(lengths), (), draw(st.none() | draft_steps()),
     )  # fmt: skip
 
 
@@ -185,12 +202,8 @@ def events(draw: st.DrawFn) -> core.TokenEvent:
         draw(st.none() | st.sampled_from(core.FinishReason)), draw(st.none() | stats), draw(ids),
         draw(ids), draw(st.floats(0.0, 60.0)),
         draw(st.just(()) | st.tuples(*[several(ids)] * len(array))), draw(st.floats(0.0, 60.0)),
-        draw(lengths),
+        draw(lengths), (), draw(several(draft_steps())),
     )  # fmt: skip
-
-
-def several(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.lists(strategy, max_size=4).map(tuple)
 
 
 beats = st.builds(messages.Heartbeat, several(names), lengths)

@@ -1,0 +1,152 @@
+"""`return_draft_trees`: what an answer shows of its steps, to whom, and how much of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+
+from cluster.client.generated import generation_pb2
+from cluster.config.schema import Config, DrafterConfig
+from cluster.core import token_array
+from cluster.requests.draft_step import DraftStep
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.draft_steps import MAX_NODES, StepTrace, written
+from tests.support.coordinator.toys import ToyDrafter, oracle_chain
+from tests.support.deployments.place import generate, place, write_keys
+from tests.support.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
+
+CONFIG = Config(drafters={"right": DrafterConfig(kind="prompt_lookup")})
+PATHS = ["/v1/completions", "/v1/chat/completions"]
+ASKED: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "seed": 3}
+TREES: dict[str, Any] = {"return_draft_trees": True, "cache_salt": "mine"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
+
+
+def chunks(answer: httpx.Response) -> list[dict[str, Any]]:
+    assert answer.status_code == 200, answer.text
+    lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+
+
+def tokens_of(step: dict[str, Any]) -> list[int]:
+    path = [step["nodes"][node][1] for node in step["path"]]
+    return path if step["own"] is None else [*path, step["own"][0]]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_the_steps_are_the_text_whole_and_streamed(tokenizer: Tokenizer, path: str) -> None:
+    async with place(tokenizer, CONFIG) as here:
+        here.rooms.add_drafter(ToyDrafter("right", oracle_chain(3)))
+        plain = (await here.ask(path, **ASKED, return_token_ids=True)).json()["choices"][0]
+        shown = (await here.ask(path, **ASKED, **TREES, return_token_ids=True)).json()["choices"][0]
+        streamed = chunks(await here.ask(path, **ASKED, **TREES, stream=True))
+    steps = shown["draft_steps"]
+    tokens = [token for step in steps for token in tokens_of(step)]
+    assert tokens == shown["token_ids"] == plain["token_ids"]
+    assert "draft_steps" not in plain
+    assert [step["n"] for step in steps] == list(range(len(steps)))
+    assert all(step["drafters"] == ["right"] for step in steps)
+    assert any(step["path"] for step in steps)
+    assert {tuple(step) for step in steps} == {
+        ("n", "at_ms", "drafters", "nodes", "path", "own", "ms", "batch", "why")
+    }
+    for step in steps:
+        for parent, token, text, survival, bits in step["nodes"]:
+            assert (text, bits) == (tokenizer.token_text(token), 1)
+            assert -1 <= parent < len(step["nodes"])
+            assert 0.0 <= survival <= 1.0
+    times = [step["at_ms"] for step in steps]
+    assert times == sorted(times)
+    again = [step for chunk in streamed for step in chunk.get("draft_steps", [])]
+    assert [tokens_of(step) for step in again] == [tokens_of(step) for step in steps]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_only_a_tenant_is_shown_trees(
+    tokenizer: Tokenizer, path: str, tmp_path: Path
+) -> None:
+    async with place(tokenizer, CONFIG) as here:
+        refused = await here.ask(path, return_draft_trees=True)
+        assert (await here.ask(path, **TREES)).status_code == 200
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "return_draft_trees")
+    assert "cache_salt" in error["message"]
+    keys = write_keys(tmp_path / "keys.yaml", alice={})
+    async with place(tokenizer, replace(CONFIG, access=keys)) as here:
+        answer = await here.ask(path, key="alice", return_draft_trees=True)
+        assert answer.json()["choices"][0]["draft_steps"]
+
+
+async def test_grpc_shows_the_same_to_the_same(tokenizer: Tokenizer) -> None:
+    trees = generation_pb2.SpeculationRequest(return_draft_trees=True)
+    async with place(tokenizer, CONFIG) as here, here.listening() as (channel, _):
+        answers = [
+            generation_pb2.GenerateResponse.FromString(answer)
+            async for answer in generate(channel, speculation=trees, cache_salt="mine")
+        ]
+        with pytest.raises(grpc.aio.AioRpcError, match="cache_salt") as caught:
+            await generate(channel, speculation=trees).read()
+    at_fault = ("drafthouse-param", "speculation.return_draft_trees")
+    assert at_fault in list(caught.value.trailing_metadata())
+    deltas = [choice for answer in answers for choice in answer.choices]
+    tokens = [token for delta in deltas for token in delta.token_ids]
+    steps = [step for delta in deltas for step in delta.draft_steps]
+    assert [step.number for step in steps] == list(range(len(steps)))
+    assert [step.own_token_ids[0] for step in steps] == tokens
+
+
+def step(num_nodes: int) -> DraftStep:
+    chain = np.arange(num_nodes, dtype=np.int32)
+    return DraftStep(
+        ("a",), chain, chain - 1, np.ones(num_nodes, np.float32), np.ones(num_nodes, np.uint32)
+    )
+
+
+@pytest.mark.parametrize("num_nodes", [0, 1, 60])
+def test_what_a_choice_shows_is_bounded_and_has_no_holes(num_nodes: int) -> None:
+    trace = StepTrace()
+    kept = [each for _ in range(5000) for each in trace.take([step(num_nodes)])]
+    assert len(kept) == MAX_NODES // max(num_nodes, 1)
+    assert trace.num_dropped == 5000 - len(kept)
+    assert [each.number for each in kept] == list(range(len(kept)))
+    assert trace.take([step(0)]) == ()
+
+
+async def test_an_answer_says_how_many_steps_it_left_out(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.ingress.draft_steps.MAX_NODES", 3)
+    async with place(tokenizer, CONFIG) as here:
+        whole = (await here.ask(PATHS[0], **ASKED, **TREES)).json()["choices"][0]
+        streamed = chunks(await here.ask(PATHS[0], **ASKED, **TREES, stream=True))
+    assert (len(whole["draft_steps"]), whole["draft_steps_dropped"]) == (3, 21)
+    assert streamed[-1]["draft_steps_dropped"] == 21
+    assert sum(len(chunk["draft_steps"]) for chunk in streamed) == 3
+
+
+@pytest.mark.parametrize("make", [byte_level_folder, byte_fallback_folder])
+def test_a_piece_of_a_character_is_text_in_json(make: Any, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(make(tmp_path))
+    ids = tokenizer.encode("\N{OGHAM LETTER BEITH}", add_special_tokens=False)
+    assert len(ids) > 1
+    shown = written(
+        DraftStep(
+            ("a",), ids, token_array(range(-1, len(ids) - 1)), np.ones(len(ids), np.float32),
+            np.ones(len(ids), np.uint32), own_token_ids=ids[:1],
+        ),
+        tokenizer,
+    )  # fmt: skip
+    assert json.loads(json.dumps(shown)) == json.loads(json.dumps(shown, ensure_ascii=False))
+    assert all(isinstance(node[2], str) for node in shown["nodes"])
+    assert "\N{REPLACEMENT CHARACTER}" in {node[2] for node in shown["nodes"]}
