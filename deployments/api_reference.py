@@ -20,6 +20,7 @@ from cluster.reference import DOCS, renew, row
 from deployments.ingress.api.contract import Endpoint, Rule, Schema
 from deployments.ingress.api.endpoints import ENDPOINTS, PAGES
 from deployments.ingress.api.table_statistics import STATISTICS, STATISTICS_PATH, WORDS
+from deployments.ingress.api.unserved import UNSERVED
 
 PAGE = DOCS / "api.md"
 REQUESTS = DOCS / "requests.md"
@@ -136,7 +137,8 @@ def missing() -> list[str]:
 def page() -> str:
     """docs/api.md as it should be."""
     pages = [f"| {one.method.upper()} `{one.path}` | {one.summary} |\n" for one in PAGES]
-    return _HEAD + "".join(pages) + "".join(map(_section, ENDPOINTS)) + _statistics_section()
+    sections = "".join(map(_section, ENDPOINTS))
+    return _HEAD + "".join(pages) + sections + _statistics_section() + _unserved_section()
 
 
 def statistics_table() -> str:
@@ -161,6 +163,16 @@ def _statistics_section() -> str:
         "\n## What an answer says of its drafts\n\n"
         "Every answer of the endpoints that generate has it, a stream in its last chunk, in "
         "`message_delta` or in `response.completed`.\n\n" + statistics_table()
+    )
+
+
+def _unserved_section() -> str:
+    rows = (f"| `{path}` | {what} | {remedy} |\n" for path, (what, remedy) in UNSERVED.items())
+    return (
+        "\n## What is not served\n\n"
+        "Paths that other servers have, with or without `/v1` before them. They are answered 404 "
+        "with the last column.\n\n| path | what it is for elsewhere | |\n|---|---|---|\n"
+        + "".join(rows)
     )
 
 

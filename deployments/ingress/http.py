@@ -28,6 +28,7 @@ from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.api.table import CHAT, COMPLETIONS
 from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.table_responses import RESPONSES
+from deployments.ingress.api.unserved import reason_of
 from deployments.ingress.body import read_object
 from deployments.ingress.choice import Delta
 from deployments.ingress.event_stream import EventStream, Writer, while_connected
@@ -244,7 +245,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
     path, method, request_id = request.url.path[:200], request.method, request_id_of(request)
     if status == 404:
-        return error_response(NotFoundError(f"{path}: no such path; see /"), request_id)
+        reason = reason_of(path) or "no such path; see /"
+        return error_response(NotFoundError(f"{path}: {reason}"), request_id)
     headers = dict(getattr(error, "headers", None) or {}) | {"Allow": _allowed(request)}
     if method == "OPTIONS":
         return Response(status_code=204, headers=headers)

@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deployments.ingress.api.endpoints import ENDPOINTS
+from deployments.ingress.api.endpoints import ENDPOINTS, PAGES
+from deployments.ingress.api.unserved import UNSERVED, reason_of
 from tests.support.deployments.server import serving, tiny_config
 
 NAME = "tiny & <small>"
@@ -64,6 +65,24 @@ def test_browsers_read_the_same_with_links_that_lead_somewhere(
     assert all(f"POST {endpoint.path}" in read.text for endpoint in ENDPOINTS)
     assert {"/v1/models", "/health", "/openapi.json"} <= set(read.links)
     assert all(http.get(link).status_code != 404 for link in read.links)
+
+
+@pytest.mark.parametrize("path", [f"/v1{path}" for path in UNSERVED] + ["/v2/rerank", "/score"])
+@pytest.mark.parametrize("below", ["", "/a/b"])
+def test_what_other_servers_have_is_refused_with_what_this_one_does(
+    http: httpx.Client, path: str, below: str
+) -> None:
+    answer = http.post(f"{path}{below}", json={"model": NAME, "input": "x"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (404, "not_found_error")
+    what, remedy = UNSERVED["/" + path.split("/", 2)[2] if path[:2] == "/v" else path]
+    assert error["message"] == f"{path}{below}: {what}: not served here; {remedy}"
+
+
+def test_no_path_that_is_served_is_among_them(http: httpx.Client) -> None:
+    served = {endpoint.path for endpoint in ENDPOINTS} | {page.path for page in PAGES}
+    assert [path for path in served if reason_of(path)] == []
+    assert reason_of("/v1/embeddingsx") == ""
 
 
 def test_a_wrong_path_is_told_where_to_look(http: httpx.Client) -> None:
