@@ -40,6 +40,14 @@ class Metric:
 
 REQUESTS = Metric("drafthouse_requests", "counter", "Finished requests.", ("task", "finish_reason"))
 REJECTED = Metric("drafthouse_rejected_requests", "counter", "Refused requests.", ("code",))
+KEY_TOKENS = Metric(
+    "drafthouse_key_tokens",
+    "counter",
+    "Tokens of requests that have ended, by the name of their API key. kind: prompt, cached (those "
+    "of prompt that were in the prefix cache), output. The first 100 keys that ask an ingress "
+    "process have their names here, all others are `other`.",
+    ("key", "kind"),
+)
 RUNNING = Metric("drafthouse_running_requests", "gauge", "Requests that are being decoded.")
 QUEUED = Metric("drafthouse_queued_requests", "gauge", "Requests in the queue.")
 PROMPT_TOKENS = Metric(
@@ -279,4 +287,4 @@ ALL: tuple[Metric, ...] = tuple(value for value in globals().values() if isinsta
 
 
 # What an ingress records of its own; everything else is the coordinators'.
-INGRESS: tuple[Metric, ...] = (REJECTED,)
+INGRESS: tuple[Metric, ...] = (REJECTED, KEY_TOKENS)

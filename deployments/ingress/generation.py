@@ -18,6 +18,7 @@ from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.choice import Choice, Delta, Reading, combined, skips_specials
 from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.key_usage import Tokens
 from deployments.ingress.predicted import prediction_ids
 from deployments.ingress.prompt_logprobs import PromptLogprobs, PromptScore
 from deployments.ingress.prompts import max_tokens, read_prompts, stop_token_ids
@@ -320,7 +321,8 @@ class Generation:
         if self._alarm is not None:
             self._alarm.cancel()
         if self._use is not None:
-            self._use.leave(self.num_output_tokens)
+            used = Tokens(self.num_prompt_tokens, self.num_cached_tokens, self.num_output_tokens)
+            self._use.leave(used if self._choices else None)
         for one in self._running():
             if one.ticket is not None:
                 self._coordinators.close(one.ticket)

@@ -26,6 +26,7 @@ from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.draining import Draining
 from deployments.ingress.generation import Generation
 from deployments.ingress.grammar_check import GrammarCheck
+from deployments.ingress.key_usage import KeyUsage
 from deployments.ingress.keys import ANYBODY, Caller, KeyRing
 from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody
 from deployments.ingress.prompts import check_lengths, encode_all
@@ -60,7 +61,7 @@ class Ingress:
         self.recorder = Recorder(process, only=metrics.INGRESS)
         self._others = others
         self.keys = KeyRing(config)
-        self._quotas = Quotas(self.keys, config.ingress.replicas)
+        self._quotas = Quotas(self.keys, config.ingress.replicas, KeyUsage(self.recorder))
         self._watching: asyncio.Task[None] | None = None
         settings = config.coordinator
         self.coordinators = Coordinators(

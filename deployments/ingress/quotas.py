@@ -19,6 +19,7 @@ from limits.aio.strategies import FixedWindowRateLimiter
 
 from cluster.config.access import RateLimits
 from cluster.errors import CapacityError, TooLargeError
+from deployments.ingress.key_usage import KeyUsage, Tokens
 from deployments.ingress.keys import Caller, KeyRing
 
 _What = Literal["requests", "tokens"]
@@ -42,9 +43,10 @@ class _Account:
 class Quotas:
     """The counts of one ingress process."""
 
-    def __init__(self, keys: KeyRing, num_processes: int) -> None:
-        """num_processes: ingress processes, which share every limit."""
+    def __init__(self, keys: KeyRing, num_processes: int, usage: KeyUsage) -> None:
+        """num_processes: ingress processes, which share every limit.  usage: of each key."""
         self._keys = keys
+        self._usage = usage
         self.num_processes = num_processes
         # Each count has the storage look at all that it holds: so one for each account.
         self._windows: defaultdict[str, FixedWindowRateLimiter] = defaultdict(
@@ -70,7 +72,7 @@ class Quotas:
         for account in accounts:
             self._running[account.name] += 1
             await self._count(account, "requests", 1)
-        return Use(self, accounts)
+        return Use(self, accounts, caller.name)
 
     async def take_tokens(self, accounts: Sequence[_Account], num_tokens: int) -> None:
         """Count the tokens of a prompt; raises CapacityError where they do not fit."""
@@ -79,12 +81,14 @@ class Quotas:
         for account in accounts:
             await self._count(account, "tokens", num_tokens)
 
-    def leave(self, accounts: Sequence[_Account], num_tokens: int) -> None:
-        """A request is over, with so many tokens of output."""
+    def leave(self, accounts: Sequence[_Account], name: str, tokens: Tokens | None) -> None:
+        """A request of a key is over; tokens: what it used, None = it never began."""
+        if tokens is not None:
+            self._usage.count(name, tokens)
         for account in accounts:
             self._running[account.name] -= 1
-            if num_tokens and account.limits.tokens_per_minute:
-                task = asyncio.create_task(self._count(account, "tokens", num_tokens))
+            if tokens and tokens.output and account.limits.tokens_per_minute:
+                task = asyncio.create_task(self._count(account, "tokens", tokens.output))
                 self._charging.add(task)
                 task.add_done_callback(self._charging.discard)
 
@@ -136,15 +140,19 @@ def _limit(account: _Account, what: _What) -> int | None:
 class Use:
     """What one request has of its key's and its class's limits, until it leaves."""
 
-    def __init__(self, quotas: Quotas, accounts: Sequence[_Account]) -> None:
+    def __init__(self, quotas: Quotas, accounts: Sequence[_Account], name: str) -> None:
+        """name: of the key."""
         self._quotas = quotas
         self._accounts = accounts
+        self._name = name
+        self._is_over = False
 
     async def take_tokens(self, num_tokens: int) -> None:
         """Count the tokens of its prompts; raises CapacityError where they do not fit."""
         await self._quotas.take_tokens(self._accounts, num_tokens)
 
-    def leave(self, num_tokens: int = 0) -> None:
-        """It is over, with so many tokens of output; once more does nothing."""
-        accounts, self._accounts = self._accounts, ()
-        self._quotas.leave(accounts, num_tokens)
+    def leave(self, tokens: Tokens | None = None) -> None:
+        """It is over, and has used so much, None = it never began; once more does nothing."""
+        if not self._is_over:
+            self._is_over = True
+            self._quotas.leave(self._accounts, self._name, tokens)

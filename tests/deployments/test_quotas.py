@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from cluster.client.generated import generation_pb2
 from cluster.config.schema import Config, CoordinatorConfig, IngressConfig
 from cluster.errors import ConfigError
+from cluster.metrics import KEY_TOKENS
 from cluster.text.tokenizer import Tokenizer
 from tests.support.deployments.place import Place, generate, place, write_keys
 from tests.support.text.tokenizers_for_tests import byte_level_folder
@@ -157,3 +159,33 @@ async def test_classes_and_limits_change_under_the_keys(tokenizer: Tokenizer, wr
         assert await statuses(here, "alice", 1) == [200]
         here.ingress.refuse_config("a reason")
         assert (await here.ingress.health())["refused"] == {"ingress.user_config": "a reason"}
+
+
+async def test_tokens_are_counted_under_the_names_of_keys(
+    tokenizer: Tokenizer, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.ingress.key_usage.MAX_NAMES", 2)
+    async with place(tokenizer, write(a={}, b={}, c={}, d={})) as here:
+        used = Counter[tuple[str, str]]()
+        for key in ("a", "b", "a", "c", "d"):
+            usage = (await here.ask(PATH, key=key)).json()["usage"]
+            name = key if key in ("a", "b") else "other"
+            used[name, "prompt"] += usage["prompt_tokens"]
+            used[name, "output"] += usage["completion_tokens"]
+            used[name, "cached"] += usage["prompt_tokens_details"]["cached_tokens"]
+        refused = await here.ask(PATH, key="a", max_tokens=-1)
+        assert refused.status_code == 400
+        found = {
+            (sample.labels["key"], sample.labels["kind"]): sample.value
+            for family in here.ingress.recorder.registry.collect()
+            for sample in family.samples
+            if sample.name == f"{KEY_TOKENS.name}_total"
+        }
+        assert found == dict(used)
+        assert used["a", "output"] > used["b", "output"] > 0
+
+
+async def test_without_keys_there_is_nobody_to_count_for(tokenizer: Tokenizer) -> None:
+    async with place(tokenizer, Config()) as here:
+        assert (await here.ask(PATH)).status_code == 200
+        assert f"{KEY_TOKENS.name}_total{{" not in here.ingress.recorder.render().decode()

@@ -1,0 +1,39 @@
+"""Counts what each key's requests have used, under the key's name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster import metrics
+from cluster.metrics import Recorder
+
+# Each name is three series; a file may have thousands of keys.
+MAX_NAMES = 100
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Of one request.  cached: of those of its prompts, the ones in the prefix cache."""
+
+    prompt: int
+    cached: int
+    output: int
+
+
+class KeyUsage:
+    """The counts of one ingress process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._names: set[str] = set()
+
+    def count(self, name: str, tokens: Tokens) -> None:
+        """Count a request that has ended; without a name there are no keys to tell apart."""
+        if not name:
+            return
+        if name not in self._names and len(self._names) >= MAX_NAMES:
+            name = OTHER
+        self._names.add(name)
+        for kind in ("prompt", "cached", "output"):
+            self._recorder.add(metrics.KEY_TOKENS, getattr(tokens, kind), key=name, kind=kind)
