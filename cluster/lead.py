@@ -15,6 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from cluster import logs
 from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
@@ -33,12 +34,12 @@ _LAST_RETRY_S = 5.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a coordinator; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=arguments.log_level, format=LOG_FORMAT, stream=sys.stderr)
     return exit_code(lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> None:
     config = load(arguments.config, arguments.overrides).config
+    logs.configure(config.log_format, LOG_FORMAT, arguments.log_level)
     drafters = [_drafter_address(text, config) for text in arguments.drafter]
     asyncio.run(_lead(config, arguments, drafters))
 

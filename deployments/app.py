@@ -37,7 +37,6 @@ _COMMON: Mapping[str, Any] = {
     "health_check_timeout_s": 10,
     # A model that cannot be loaded will not load at the twentieth attempt either.
     "max_constructor_retry_count": 3,
-    "logging_config": {"enable_access_log": False},
 }
 
 # Replicas that other parts call by gRPC; through Serve they are only found and asked for health.
@@ -65,6 +64,7 @@ def build_with(
     Serve does not take."""
     config = parse_arguments(resolved(arguments))
     target = _deployment(
+        config,
         TargetDeployment,
         TARGET,
         overrides,
@@ -78,6 +78,7 @@ def build_with(
         if name not in config.elsewhere
     }
     coordinator = _deployment(
+        config,
         CoordinatorDeployment,
         COORDINATOR,
         overrides,
@@ -86,6 +87,7 @@ def build_with(
         **replica_options(config.coordinator.placement),
     ).bind(config, target, drafters)
     ingress = _deployment(
+        config,
         serve.ingress()(IngressDeployment),
         INGRESS,
         overrides,
@@ -119,6 +121,7 @@ def build_pool_with(
 def _drafter(config: Config, name: str, overrides: Mapping[str, Mapping[str, Any]]) -> Any:
     drafter = config.drafters[name]
     return _deployment(
+        config,
         DrafterDeployment,
         drafter_deployment(name),
         overrides,
@@ -128,10 +131,21 @@ def _drafter(config: Config, name: str, overrides: Mapping[str, Mapping[str, Any
     )
 
 
+def serves_logging(config: Config) -> dict[str, Any]:
+    """Return what Serve's own messages are logged by."""
+    # Access logs cost time per request and hold what clients asked for.
+    return {"enable_access_log": False, "encoding": config.log_format.upper()}
+
+
 def _deployment(
-    kind: Any, name: str, overrides: Mapping[str, Mapping[str, Any]], **options: Any
+    config: Config,
+    kind: Any,
+    name: str,
+    overrides: Mapping[str, Mapping[str, Any]],
+    **options: Any,
 ) -> Any:
     given = dict(overrides.get(name, {}))
+    options["logging_config"] = serves_logging(config)
     if given.get("autoscaling_config") is not None:
         del options["num_replicas"]  # it begins with what the autoscaling says
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import NoReturn
 
+from cluster import logs
 from cluster.config import file as config_file
 from cluster.config.file import ServeFile, in_file
 from cluster.draft import registry
@@ -43,9 +44,8 @@ EXIT_INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the process's exit code."""
     arguments = _parse(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
-    )
+    form: logs.LogFormat = getattr(arguments, "log_format", None) or "text"
+    logs.configure(form, "%(levelname)s %(name)s: %(message)s")
     return _guarded(lambda: _run(arguments))
 
 
@@ -56,10 +56,10 @@ def _guarded(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except ConfigError as error:
-        _say(_on_one_line(error))
+        _say(_on_one_line(error), logging.ERROR)
         return EXIT_BAD_CONFIG
     except DrafthouseError as error:
-        _say(_on_one_line(error))
+        _say(_on_one_line(error), logging.ERROR)
         return EXIT_FAILED
 
 
@@ -97,6 +97,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return EXIT_OK
     if arguments.verb == "simulate":
         return _simulate(Path(arguments.file))
+    if getattr(arguments, "log_format", None):
+        arguments.overrides.append(f"log_format={arguments.log_format}")
     file = load(arguments.file or DEMONSTRATION, arguments.overrides)
     # Ray takes seconds to import: only for those who need it.
     if arguments.verb == "check":
@@ -108,6 +110,8 @@ def _run(arguments: argparse.Namespace) -> int:
             found = inspect(file.config, is_here=is_here, is_plan=True)
         print(plan(file.config, found), end="")
         return EXIT_OK
+    if file.config.log_format == "json":
+        logs.use_json()
     if arguments.address is not None:
         return _serve_joined(file, arguments)
     from deployments.ports import check_free
@@ -229,8 +233,8 @@ def _on_one_line(error: DrafthouseError) -> str:
     return " ".join(error.message.split())
 
 
-def _say(text: str) -> None:
-    print(f"drafthouse: {text}", file=sys.stderr, flush=True)
+def _say(text: str, level: int = logging.INFO) -> None:
+    print(logs.said(text, level), file=sys.stderr, flush=True)
 
 
 def _version() -> str:
@@ -252,6 +256,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     serve = verbs.add_parser("serve", help="start the cluster and serve until Ctrl-C")
     _add_file(serve)
+    serve.add_argument(
+        "--log-format", choices=("text", "json"), help="of every process, as log_format"
+    )
     serve.add_argument(
         "--address", help="join a running Ray cluster (`auto` or HOST:PORT) instead of starting one"
     )

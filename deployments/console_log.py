@@ -6,6 +6,7 @@ Ray keeps each replica's stderr in a file of its own, and those files end with i
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -13,18 +14,29 @@ from pathlib import Path
 
 _POLL_S = 0.5
 # As `deployments.replica.configure_logging` writes them.
-_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+ \S+ ((?:cluster|deployments)[.\w]*): ")
+_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+ \S+ ([.\w]+): ")
+_OURS = ("cluster", "deployments")
 # Of these, what is ordinary as well: a line for each request, and what the coordinator does.
 _TALKERS = ("deployments.ingress.request_log", "cluster.coordinator.activity")
 
 
+
 def is_wanted(line: str) -> bool:
-    """Whether a line of a replica's log belongs on the console."""
-    found = _LINE.match(line)
-    if found is None:
+    """True if a line of a replica's log belongs on the console."""
+    level, logger = _level_and_logger(line)
+    if not logger.startswith(_OURS):
         return False
-    level, logger = found.groups()
     return level not in ("DEBUG", "INFO") or (level == "INFO" and logger in _TALKERS)
+
+
+def _level_and_logger(line: str) -> tuple[str, str]:
+    """Return both in either form of our log; "" for a line in none."""
+    if line.startswith("{"):
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            return str(record.get("level", "")), str(record.get("logger", ""))
+    found = _LINE.match(line)
+    return (found[1], found[2]) if found else ("", "")
 
 
 class LogFollower:

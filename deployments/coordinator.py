@@ -46,7 +46,7 @@ class CoordinatorDeployment(WorkerReplica):
 
     async def __init__(self, config: Config, target: Any, drafters: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         """target, drafters: Serve handles; they only say where the replicas listen."""
-        configure_logging()
+        configure_logging(config.log_format)
         self._config = config
         name = process_id("coordinator")
         recorder = Recorder(name, model_name=config.model_name)

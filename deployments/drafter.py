@@ -35,7 +35,7 @@ class DrafterDeployment(WorkerReplica):
 
     async def __init__(self, config: Config, name: str, others: Sequence[Any] = ()) -> None:  # type: ignore[misc]  # awaited
         """others: handles of drafters, where these are deployed with this one."""
-        configure_logging()
+        configure_logging(config.log_format)
         self._given, self._config, self._name, self._id = (
             config,
             config,

@@ -15,12 +15,12 @@ import ray
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.config.schema import TargetConfig
+from cluster.config.schema import Config, TargetConfig
 from cluster.errors import WorkerError
 from cluster.worker.build import follow_target
 from deployments.addresses import LOOPBACK
 from deployments.placement import actor_options
-from deployments.replica import where
+from deployments.replica import configure_logging, where
 
 T = TypeVar("T")
 _NUM_LOOKS = 4
@@ -31,11 +31,10 @@ GpusOfRanks = tuple[tuple[str, ...], ...]
 class RankActor:
     """One process of the group: it repeats what rank 0 does until rank 0 closes its engine."""
 
-    async def follow(
-        self, target: TargetConfig, rank: int, address: str, gpus: GpusOfRanks
-    ) -> None:
+    async def follow(self, config: Config, rank: int, address: str, gpus: GpusOfRanks) -> None:
         """Join the group at rank 0's `address`, load, and follow; returns when it is over."""
-        await asyncio.to_thread(_follow, target, rank, address, gpus)
+        configure_logging(config.log_format)
+        await asyncio.to_thread(_follow, config.target, rank, address, gpus)
 
     async def where(self) -> dict[str, Any]:
         return where()
@@ -113,11 +112,13 @@ async def silent_for(silence_s: float, ask: Callable[[], Awaitable[Any]]) -> Non
 class RankGroup:
     """Ranks 1 and up of this replica's target; empty when it has no tensor parallelism."""
 
-    def __init__(self, config: TargetConfig) -> None:
+    def __init__(self, config: Config) -> None:
         """Start the actors in the bundles after the replica's own."""
         self._config = config
         self.address = f"{LOOPBACK}:{_free_port()}"
-        self._actors = [self._start(rank) for rank in range(1, config.engine.tensor_parallel)]
+        self._actors = [
+            self._start(rank) for rank in range(1, config.target.engine.tensor_parallel)
+        ]
         self._following: list[Future[Any]] = []
 
     async def begin(self) -> GpusOfRanks:
@@ -136,7 +137,7 @@ class RankGroup:
 
     def _start(self, rank: int) -> Any:
         # The group's bundles select the node; the actor asks for what its bundle holds.
-        placement = dataclasses.replace(self._config.placement, labels={})
+        placement = dataclasses.replace(self._config.target.placement, labels={})
         strategy = PlacementGroupSchedulingStrategy(
             get_current_placement_group(), placement_group_bundle_index=rank
         )

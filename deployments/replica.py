@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from cluster import logs
 from cluster.config.live import changed
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
@@ -28,14 +29,12 @@ log = logging.getLogger(__name__)
 _STOP_GRACE_S = 1.0
 
 
-def configure_logging() -> None:
+def configure_logging(form: logs.LogFormat) -> None:
     """Our own messages go to the replica's stderr, which Ray keeps in a file of its own.
 
     Serve configures only its own logger.
     """
-    logging.basicConfig(
-        level=logging.INFO, format="%(levelname)s %(asctime)s %(name)s: %(message)s"
-    )
+    logs.configure(form, "%(levelname)s %(asctime)s %(name)s: %(message)s")
     # It logs every request to its own hub or server at INFO.
     logging.getLogger("httpx").setLevel(logging.WARNING)
 

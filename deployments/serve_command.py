@@ -25,9 +25,10 @@ from cluster.config.applications import is_pool
 from cluster.config.file import ServeFile
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
+from cluster.logs import said
 from deployments.access import access_lines
 from deployments.addresses import from_here, joined
-from deployments.app import build_pool_with, build_with
+from deployments.app import build_pool_with, build_with, serves_logging
 from deployments.configured_models import has_chat_template
 from deployments.console_log import following
 from deployments.local_ray import JoinedRay, LocalRay
@@ -83,8 +84,9 @@ def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginni
             for line in access_lines(file.config):
                 _progress(line)
             engines = engine_line(ask())
-            _say(ready_line(file.config, _route_prefix(file), engines), sys.stdout)
-            _say(what_to_try(file.config, url), sys.stderr)
+            ready = ready_line(file.config, _route_prefix(file), engines)
+            _say(said(ready, beginning=""), sys.stdout)
+            _say(said(what_to_try(file.config, url), beginning=""), sys.stderr)
             signals.wait()
     except (_Stop, SystemExit, KeyboardInterrupt):
         _progress("stopping")
@@ -174,8 +176,7 @@ def refuse_unserved_keys(file: ServeFile) -> None:
 
 def logging_options(file: ServeFile, application: Mapping[str, Any]) -> LoggingConfig:
     """Serve's logging as the file wants it, the application's keys before the file's own."""
-    # Access logs cost time per request and hold what clients asked for.
-    wanted = {"enable_access_log": False}
+    wanted = serves_logging(file.config)
     wanted |= file.document.get("logging_config") or {}
     wanted |= application.get("logging_config") or {}
     try:
@@ -253,7 +254,7 @@ def _log(line: str) -> None:
 
 
 def _progress(text: str) -> None:
-    _say(f"drafthouse: {text}", sys.stderr)
+    _say(said(text), sys.stderr)
 
 
 def _say(text: str, stream: TextIO) -> None:

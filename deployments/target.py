@@ -27,10 +27,10 @@ class TargetDeployment(WorkerReplica):
     """One target replica: its engine in a thread, and a gRPC server for the coordinators."""
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
-        configure_logging()
+        configure_logging(config.log_format)
         self._config = config
         self._changing = asyncio.Lock()
-        self._ranks = RankGroup(config.target)
+        self._ranks = RankGroup(config)
         # Loading takes from seconds to minutes, measuring steps two seconds, and Serve asks for the
         # state meanwhile.
         gpus = await self._ranks.begin()

@@ -21,7 +21,7 @@ POLICY = "deployments.autoscaling:ByStatistics"
 # How the import path of an application of drafters alone ends.
 _OF_A_POOL = ":build_pool"
 # The keys of its arguments: its drafters, and what of the target's must be the same here.
-SHARED = ("network", "data_plane", "coordinator.max_frame_bytes")
+SHARED = ("network", "data_plane", "coordinator.max_frame_bytes", "log_format")
 
 _DEPLOYMENT_KEYS = (
     "name",

@@ -36,6 +36,7 @@ from cluster.config.processes import (
     TargetConfig,
 )
 from cluster.errors import ConfigError, NotFoundError
+from cluster.logs import LogFormat
 
 __all__ = [
     "AccessConfig", "AnswersConfig", "ApiConfig", "Config", "CoordinatorConfig", "DashboardConfig",
@@ -174,6 +175,9 @@ class Config:
     tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each task class, the drafters that serve it, best first. The class `default` is for
     requests that name no class or an unknown one; without it, such requests have every drafter."""
+    log_format: LogFormat = "text"
+    """How every process writes its log. json = one object a line, with time, level, logger, message
+    and, where it is known, request_id."""
     coordinator: CoordinatorConfig = field(default_factory=CoordinatorConfig)
     ingress: IngressConfig = field(default_factory=IngressConfig)
     answers: AnswersConfig = field(default_factory=AnswersConfig)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from cluster import logs
 from cluster.config.file import load
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
@@ -33,12 +33,12 @@ _RANK_GRACE_S = 10.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one worker; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=arguments.log_level, format=LOG_FORMAT, stream=sys.stderr)
     return exit_code(lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> None:
     file = load(arguments.config, arguments.overrides)
+    logs.configure(file.config.log_format, LOG_FORMAT, arguments.log_level)
     registry.search_in(Path.cwd(), file.path.parent)
     if arguments.role == "target":
         asyncio.run(_target(file.config, arguments))

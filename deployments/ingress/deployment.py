@@ -37,7 +37,7 @@ class IngressDeployment:
 
     async def __init__(self, config: Config, coordinator: Any) -> None:  # type: ignore[misc]  # awaited
         """coordinator: a Serve handle, used only to find the coordinators' addresses."""
-        configure_logging()
+        configure_logging(config.log_format)
         self._config = config
         tokenizer, defaults = await asyncio.to_thread(_load_text, config)
         process = process_id("ingress")

@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2
 
 from cluster.client.generated import generation_pb2
 from cluster.errors import DrafthouseError, NotFoundError
+from cluster.logs import REQUEST_ID
 from cluster.rpc.codec_generation import RESPONSE, decode_request
 from cluster.rpc.generation import (
     ChoiceDelta,
@@ -69,6 +70,7 @@ class GrpcApi:
             request = decode_request(message)
             spec = to_spec(request, self._ingress.limits_of(caller))
             request_id = request_name(request)
+            REQUEST_ID.set(request_id)
             resumptions = [
                 Resumption(one.index, one.token_ids, one.is_finished) for one in request.resume
             ]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cluster.core import FinishReason, SpeculationStats
+from cluster.logs import UNKNOWN
 
 log = logging.getLogger(__name__)
 
@@ -52,20 +53,24 @@ class RequestLine:
             for reason in self.finish_reasons
         }
         times = self.times
-        ttft = "-"
+        ttft_ms: int | str = UNKNOWN
         if times.first_token_at is not None:
-            ttft = f"{1000.0 * (times.first_token_at - times.arrived_at):.0f}"
+            ttft_ms = round(1000.0 * (times.first_token_at - times.arrived_at))
         log.info(
-            "request id=%s task=%s prompt_tokens=%d output_tokens=%d queue_ms=%.0f ttft_ms=%s "
-            "total_ms=%.0f finish=%s accepted_drafts=%d/%d",
-            self.request_id,
-            self.task,
-            self.num_prompt_tokens,
-            self.num_output_tokens,
-            1000.0 * self.queue_time_s,
-            ttft,
-            1000.0 * (times.clock() - times.arrived_at),
-            ",".join(sorted(reasons)),
-            self.stats.num_accepted_draft_tokens,
-            self.stats.num_draft_tokens,
+            "request id=%(id)s task=%(task)s prompt_tokens=%(prompt_tokens)d "
+            "output_tokens=%(output_tokens)d queue_ms=%(queue_ms)d ttft_ms=%(ttft_ms)s "
+            "total_ms=%(total_ms)d finish=%(finish)s "
+            "accepted_drafts=%(accepted_drafts)d/%(draft_tokens)d",
+            {
+                "id": self.request_id,
+                "task": self.task,
+                "prompt_tokens": self.num_prompt_tokens,
+                "output_tokens": self.num_output_tokens,
+                "queue_ms": round(1000.0 * self.queue_time_s),
+                "ttft_ms": ttft_ms,
+                "total_ms": round(1000.0 * (times.clock() - times.arrived_at)),
+                "finish": ",".join(sorted(reasons)),
+                "accepted_drafts": self.stats.num_accepted_draft_tokens,
+                "draft_tokens": self.stats.num_draft_tokens,
+            },
         )

@@ -11,8 +11,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster import logs
 from cluster.config.http import HttpConfig
 from cluster.errors import HeadTooLargeError, RequestError
+from cluster.logs import UNKNOWN
 from deployments.ingress.http_protocol import check_head, size_of
 from deployments.ingress.openai_error import error_response
 
@@ -49,6 +51,7 @@ class RequestScope:
         scope = {**scope, "headers": headers}
         request_id = _id_in(scope) or uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        named = logs.REQUEST_ID.set(request_id)
         started_at, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:
@@ -70,14 +73,18 @@ class RequestScope:
                 # Of the path only what the application itself knows: the rest is a client's text.
                 caller = scope["state"].get("caller")
                 log.info(
-                    "http id=%s method=%s path=%s status=%s total_ms=%.0f key=%s",
-                    request_id,
-                    scope["method"] if scope["method"].isalpha() else "?",
-                    scope["state"].get("route", "?"),
-                    status or "-",
-                    1000.0 * (time.monotonic() - started_at),
-                    (caller and caller.name) or "-",
+                    "http id=%(id)s method=%(method)s path=%(path)s status=%(status)s "
+                    "total_ms=%(total_ms)d key=%(key)s",
+                    {
+                        "id": request_id,
+                        "method": scope["method"] if scope["method"].isalpha() else "?",
+                        "path": scope["state"].get("route", "?"),
+                        "status": status or UNKNOWN,
+                        "total_ms": round(1000.0 * (time.monotonic() - started_at)),
+                        "key": (caller and caller.name) or UNKNOWN,
+                    },
                 )
+            logs.REQUEST_ID.reset(named)
 
 
 def _id_in(scope: Scope) -> str | None:

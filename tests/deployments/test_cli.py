@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import os
 import re
 import shlex
@@ -167,16 +168,28 @@ def test_whoever_is_signalled_nothing_is_left_behind(command: Command, whom: str
 def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path) -> None:
     settings = dict(zip(("http.port", "grpc.port", "dashboard.port"), free_ports(3), strict=True))
     overrides = [word for name in settings for word in ("--set", f"{name}={settings[name]}")]
-    command = Command(tmp_path, *overrides, **without_a_model(tmp_path))
+    command = Command(tmp_path, "--log-format=json", *overrides, **without_a_model(tmp_path))
     try:
         command.wait_for("Drafthouse is ready:")
-        (told,) = (line for line in command.stderr.read_text().splitlines() if "cannot be" in line)
-        assert told == (
-            "drafthouse: smollm2-135m-instruct cannot be had here, so configs/tiny.yaml is served "
+        lines = [json.loads(line) for line in command.stderr.read_text().splitlines()]
+        (told,) = (line for line in lines if "cannot be" in line["message"])
+        assert told["logger"] == "drafthouse"
+        assert told["message"] == (
+            "smollm2-135m-instruct cannot be had here, so configs/tiny.yaml is served "
             "instead; `drafthouse fetch smollm2-135m-instruct` says why"
         )
-        models = httpx.get(f"http://127.0.0.1:{settings['http.port']}/v1/models", timeout=60)
+        (ready,) = command.stdout.read_text().splitlines()
+        assert json.loads(ready)["message"].startswith("Drafthouse is ready:")
+        url = f"http://127.0.0.1:{settings['http.port']}/v1"
+        models = httpx.get(f"{url}/models", timeout=60)
         assert models.json()["data"][0]["id"] == "drafthouse-demo"
+        body = {"model": "drafthouse-demo", "prompt": "x", "max_tokens": 4, "stream": True}
+        httpx.post(f"{url}/completions", json=body, headers={"X-Request-Id": "mine"}, timeout=60)
+        command.wait_for('"request_id": "mine"')
+        lines = [json.loads(line) for line in command.stderr.read_text().splitlines()]
+        (line,) = (line for line in lines if line.get("request_id") == "mine")
+        assert line["logger"] == "deployments.ingress.request_log"
+        assert (line["id"], line["output_tokens"]) == ("cmpl-mine", 4)
     finally:
         os.killpg(command.process.pid, signal.SIGTERM)
         assert command.process.wait(DEADLINE_S) == 0

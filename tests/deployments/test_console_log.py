@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 
 import pytest
 
+from cluster.logs import JsonLines
 from deployments.console_log import LogFollower, following, is_wanted
 
 TIME = "2026-01-02 03:04:05,678"
 REQUEST = f"INFO {TIME} deployments.ingress.request_log: request id=a task=default"
 ACTIVITY = f"INFO {TIME} cluster.coordinator.activity: running 1 requests, waiting 0"
+
+
+def as_json(level: str, logger: str) -> str:
+    record = logging.LogRecord(logger, getattr(logging, level), "x", 1, "m", (), None)
+    return JsonLines().format(record)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +33,11 @@ ACTIVITY = f"INFO {TIME} cluster.coordinator.activity: running 1 requests, waiti
         (f"ERROR {TIME} ray.serve: x", False),
         ("INFO 2026 deployments", False),
         ("  File x, line 3", False),
+        (as_json("INFO", "deployments.ingress.request_log"), True),
+        (as_json("WARNING", "cluster.engine.device"), True),
+        (as_json("INFO", "cluster.coordinator.target_links"), False),
+        (as_json("ERROR", "ray.serve"), False),
+        ("{no object", False),
     ],
 )
 def test_the_console_has_warnings_requests_and_activity(line: str, expected: bool) -> None:

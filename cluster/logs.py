@@ -1,0 +1,72 @@
+"""The form of our processes' logs: lines for people, or one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+LogFormat = Literal["text", "json"]
+
+# Set while a request is served: its id is then on each line that is written meanwhile.
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+
+# In a line for people, what is not known.  An object has no key for it.
+UNKNOWN = "-"
+
+
+class JsonLines(logging.Formatter):
+    """Formats a record as an object on one line.
+
+    Where a message's arguments have names (`"%(tokens)d", {"tokens": 3}`), each is a key of its
+    own.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without its end."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id := REQUEST_ID.get():
+            line["request_id"] = request_id
+        if isinstance(record.args, Mapping):
+            line |= {key: value for key, value in record.args.items() if value != UNKNOWN}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure(form: LogFormat, text: str, level: int | str = logging.INFO) -> None:
+    """Let this process log to stderr, unless it does already.  text: the format for people."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(text))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def use_json() -> None:
+    """Go on in JSON, for a process that logged before it had read how."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonLines())
+
+
+def is_json() -> bool:
+    """True if this process logs JSON."""
+    return any(isinstance(each.formatter, JsonLines) for each in logging.getLogger().handlers)
+
+
+def said(text: str, level: int = logging.INFO, *, beginning: str = "drafthouse: ") -> str:
+    """Return as a line of this process's log what the program itself says to people.
+
+    beginning: of the line for people."""
+    if not is_json():
+        return beginning + text
+    return JsonLines().format(
+        logging.LogRecord("drafthouse", level, __file__, 0, text, args=None, exc_info=None)
+    )

@@ -1,0 +1,63 @@
+"""Both forms of a log, and what each line has as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from cluster import logs
+
+
+def line(message: str, *arguments: object, **more: Any) -> dict[str, Any]:
+    record = logging.LogRecord("a.b", logging.WARNING, "x.py", 1, message, arguments, None, **more)
+    found = logs.JsonLines().format(record)
+    assert "\n" not in found
+    return dict(json.loads(found))
+
+
+def test_a_line_is_an_object_with_time_level_logger_and_message() -> None:
+    found = line("one %s\ntwo", "x")
+    assert datetime.fromisoformat(found.pop("time")).tzinfo is not None
+    assert found == {"level": "WARNING", "logger": "a.b", "message": "one x\ntwo"}
+
+
+def test_arguments_with_names_are_keys_and_what_is_unknown_is_left_out() -> None:
+    found = line("%(n)d of %(m)s", {"n": 3, "m": logs.UNKNOWN})
+    assert (found["message"], found["n"]) == ("3 of -", 3)
+    assert "m" not in found
+
+
+def test_the_request_that_is_served_is_on_each_line() -> None:
+    assert "request_id" not in line("x")
+    named = logs.REQUEST_ID.set("abc")
+    assert line("x")["request_id"] == "abc"
+    logs.REQUEST_ID.reset(named)
+    assert "request_id" not in line("x")
+
+
+def test_an_exception_is_part_of_its_line() -> None:
+    try:
+        raise ValueError("why")
+    except ValueError as error:
+        record = logging.LogRecord("a", 40, "x", 1, "m", (), (ValueError, error, None))
+    assert json.loads(logs.JsonLines().format(record))["exception"].endswith("ValueError: why")
+
+
+def test_a_process_says_all_in_the_form_that_it_was_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Pytest's own are there only while the test itself runs.
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    logs.configure("text", "%(levelname)s: %(message)s")
+    logging.getLogger("x").info("hello")
+    assert capsys.readouterr().err == "INFO: hello\n"
+    assert logs.said("ready") == "drafthouse: ready"
+    logs.use_json()
+    logging.getLogger("x").info("hello")
+    assert json.loads(capsys.readouterr().err)["message"] == "hello"
+    said = json.loads(logs.said("failed", logging.ERROR))
+    assert (said["logger"], said["level"], said["message"]) == ("drafthouse", "ERROR", "failed")
