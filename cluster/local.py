@@ -1,6 +1,6 @@
-"""A whole cluster in one process, without Ray: `LLM(config).generate(prompts)`.
+"""A whole cluster in one process, without Ray: `LLM(model, draft=...).generate(prompts)`.
 
-    with LLM("configs/local.yaml") as llm:
+    with LLM("smollm2-135m-instruct", draft="suffix") as llm:
         for completion in llm.generate(["def fib(n):"], SamplingParams(temperature=0.0)):
             print(completion.text)
 
@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from cluster.config.file import load
+from cluster import by_name
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.coordinator.stream import EventStream
@@ -44,19 +44,35 @@ from cluster.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """Loads everything that `config` names; use it as a context manager, or call `close`.
+    """Loads a target with its drafters; use it as a context manager, or call `close`.
 
-    config: a Config, or the path of a Serve config file.  default_params: the checkpoint's sampling
-    defaults (`target.generation_config`); derive your own parameters from them.
+    default_params: the checkpoint's sampling defaults (`target.generation_config`); derive your own
+    parameters from them.
     """
 
-    def __init__(self, config: Config | str | Path) -> None:
+    def __init__(
+        self,
+        model: Config | str | Path,
+        *,
+        draft: str | Sequence[str] = (),
+        settings: Sequence[str] = (),
+    ) -> None:
+        """model: a model as `target.engine.model` has it; or a Config, or a Serve config file, both
+        of which name their drafters.  draft: what drafts for a model, as `drafthouse serve --draft`
+        has it.  settings: overrides, such as `target.engine.dtype=float32`."""
         from cluster.worker.host import load_target_engine
 
-        self.config = config if isinstance(config, Config) else load(config).config
+        drafts = [draft] if isinstance(draft, str) else draft
+        if isinstance(model, Config):
+            if drafts or settings:
+                raise ConfigError("draft and settings are for a model's name; a Config has its own")
+            self.config = model
+        else:
+            self.config = by_name.read(model, drafts, settings).config
         target = self.config.target
         engine = load_target_engine(self.config)
         folder = resolve(target.engine.model)
@@ -95,6 +111,28 @@ class LLM:
             ignore_eos=ignore_eos,
         )  # fmt: skip
         return [completions[0] for completions in found]
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        task: str = "default",
+        cache_salt: str | None = None,
+        adapter: str = "",
+        speculation: SpeculationOptions | None = None,
+        stop: Sequence[str] = (),
+    ) -> list[Completion]:
+        """Answer one conversation, or several, in OpenAI's format; the rest as in `generate`."""
+        if self.tokenizer is None:
+            raise RequestError("the model's folder has no tokenizer", param="messages")
+        found = cast(Sequence[Any], messages)
+        several = [found] if found and isinstance(found[0], Mapping) else found
+        prompts = [self.tokenizer.apply_chat_template(each).tolist() for each in several]
+        return self.generate(
+            prompts, params, task=task, cache_salt=cache_salt, adapter=adapter,
+            speculation=speculation, stop=stop,
+        )  # fmt: skip
 
     def beam_search(
         self,

@@ -16,24 +16,22 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 from cluster import logs
-from cluster.config import file as config_file
 from cluster.config.file import ServeFile, in_file
-from cluster.draft import registry
 from cluster.errors import ConfigError, DrafthouseError
+from deployments import vllm_options
 from deployments.access import new_key
-from deployments.configured_models import (
-    check_models,
-    engines,
-    fetch_model,
-    fetch_models,
-    models_table,
+from deployments.asked import (
+    DEMONSTRATION,
+    asked,
+    check_api_key,
+    load,
+    places_of_drafters,
+    with_api_keys,
+    with_models,
 )
+from deployments.configured_models import fetch_model, models_table
 from deployments.preflight import inspect
 from deployments.supervisor import supervised
-
-# What `drafthouse serve` serves where no file is named, and where its model cannot be had.
-DEMONSTRATION = "configs/local.yaml"
-EMBEDDED = "configs/tiny.yaml"
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -43,7 +41,8 @@ EXIT_INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the process's exit code."""
-    arguments = _parse(sys.argv[1:] if argv is None else argv)
+    given = sys.argv[1:] if argv is None else argv
+    arguments = parser_for(given).parse_args(given)
     form: logs.LogFormat = getattr(arguments, "log_format", None) or "text"
     logs.configure(form, "%(levelname)s %(name)s: %(message)s")
     return _guarded(lambda: _run(arguments))
@@ -97,9 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return EXIT_OK
     if arguments.verb == "simulate":
         return _simulate(Path(arguments.file))
-    if getattr(arguments, "log_format", None):
-        arguments.overrides.append(f"log_format={arguments.log_format}")
-    file = load(arguments.file or DEMONSTRATION, arguments.overrides)
+    file = asked(arguments)
     # Ray takes seconds to import: only for those who need it.
     if arguments.verb == "check":
         from deployments.plan import plan
@@ -112,13 +109,14 @@ def _run(arguments: argparse.Namespace) -> int:
         return EXIT_OK
     if file.config.log_format == "json":
         logs.use_json()
+    check_api_key(file, arguments)
     if arguments.address is not None:
         return _serve_joined(file, arguments)
     from deployments.ports import check_free
     from deployments.ray_environment import prepare_to_start
 
     check_free(file.config)
-    prepare_to_start(file.config, _places_of_drafters(file))
+    prepare_to_start(file.config, places_of_drafters(file))
     return supervised(lambda folder: _guarded(lambda: _serve(file, arguments, folder)))
 
 
@@ -137,7 +135,8 @@ def _simulate(path: Path) -> int:
 def _serve(file: ServeFile, arguments: argparse.Namespace, folder: Path) -> int:
     from deployments.ray_environment import keep_temporary_files_in
 
-    file = _with_models(file, arguments)
+    with _terminable():
+        file = with_models(with_api_keys(file, arguments, folder), arguments, _say)
     keep_temporary_files_in(folder)
     from deployments.serve_command import serve_own
 
@@ -148,7 +147,8 @@ def _serve_joined(file: ServeFile, arguments: argparse.Namespace) -> int:
     from deployments.ray_environment import prepare_to_join
 
     prepare_to_join()
-    file = _with_models(file, arguments)
+    with _terminable():
+        file = with_models(file, arguments, _say)
     from deployments.serve_command import serve_joined
 
     return serve_joined(file, arguments.address)
@@ -166,52 +166,6 @@ def _try(arguments: argparse.Namespace) -> int:
         api_key=arguments.api_key,
     )
     return try_server(arguments.url, question, sys.stdout, say=_say)
-
-
-def _with_models(file: ServeFile, arguments: argparse.Namespace) -> ServeFile:
-    """`file`, when its models are here and fit it; the embedded ones where nobody named any, and
-    the demonstration's cannot be had."""
-    with _terminable():
-        try:
-            with in_file(file.path):
-                fetch_models(file.config, _say)
-        except ConfigError:
-            if arguments.file is not None or _models(file) != _models(load(DEMONSTRATION, ())):
-                raise  # whoever names a model wants that one
-            model = file.config.target.engine.model
-            _say(
-                f"{model} cannot be had here, so {EMBEDDED} is served instead; "
-                f"`drafthouse fetch {model}` says why"
-            )
-            file = load(EMBEDDED, arguments.overrides)
-        with in_file(file.path):
-            inspect(file.config, is_here=arguments.address is None)
-    return file
-
-
-def _models(file: ServeFile) -> list[str]:
-    return [engine.model for engine in engines(file.config).values()]
-
-
-def load(path: str, overrides: Sequence[str]) -> ServeFile:
-    """Read a configuration and check what can be checked before anything is started.
-
-    Raises ConfigError with `file: path of the key: what is wrong and the remedy`.
-    """
-    file = config_file.load(path, overrides)
-    registry.search_in(*_places_of_drafters(file))
-    with in_file(file.path):
-        for name, drafter in file.config.drafters.items():
-            registry.check(name, drafter)
-        check_models(file.config)
-    return file
-
-
-def _places_of_drafters(file: ServeFile) -> tuple[Path, ...]:
-    """Where the modules of external drafters may lie, beside where all modules are."""
-    if not any(":" in drafter.kind for drafter in file.config.drafters.values()):
-        return ()
-    return Path.cwd(), file.path.resolve().parent
 
 
 @contextlib.contextmanager
@@ -248,7 +202,8 @@ def _training() -> ModuleType:
     return importlib.import_module("cluster.train.cli")
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of a command line; `train`'s options are known to that of `train` alone."""
     parser = argparse.ArgumentParser(
         prog="drafthouse", description="A serving cluster for speculative decoding."
     )
@@ -256,6 +211,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     serve = verbs.add_parser("serve", help="start the cluster and serve until Ctrl-C")
     _add_file(serve)
+    serve.add_argument(
+        "--api-key", nargs="+", default=[], help="what clients must send; see also access.keys_file"
+    )
     serve.add_argument(
         "--log-format", choices=("text", "json"), help="of every process, as log_format"
     )
@@ -286,12 +244,16 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     # torch takes seconds to import: only for the verb that needs it.
     if argv and argv[0] == "train":
         _training().configure(train)
-    return parser.parse_args(argv)
+    return parser
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
-    about = f"a Ray Serve config file; without one {DEMONSTRATION}, the demonstration"
-    parser.add_argument("file", metavar="FILE", nargs="?", help=about)
+    about = (
+        "a Ray Serve config file, or a model: a folder, a GGUF file, owner/name on the hub, or one "
+        f"of `drafthouse models`; without any {DEMONSTRATION}, the demonstration"
+    )
+    parser.add_argument("file", metavar="FILE|MODEL", nargs="?", help=about)
+    vllm_options.add_options(parser)
     parser.add_argument(
         "--set",
         dest="overrides",

@@ -75,6 +75,15 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
         return _checked(path, read_document(path), overrides)
 
 
+def from_document(place: str, document: dict[str, Any], overrides: Sequence[str] = ()) -> ServeFile:
+    """Check what a file would contain, where there is none.
+
+    place: what errors name instead.  document: is changed by the overrides."""
+    path = Path(place)
+    with in_file(path):
+        return _checked(path, document, overrides)
+
+
 @contextmanager
 def in_file(path: Path) -> Iterator[None]:
     """Inside, errors name the configuration file."""

@@ -87,7 +87,7 @@ def test_the_pages_drafter_makes_answers_faster_and_does_not_change_them(
     bias = ((9, 50.0), (8, 50.0))
     # So many tokens, because no step waits for a drafter, which may be slow on a busy machine.
     params = SamplingParams(temperature=0.7, seed=3, max_tokens=400, logit_bias=bias)
-    with LLM(config=config) as llm:
+    with LLM(config) as llm:
         plain, drafted = (
             llm.generate([prompt], params, speculation=SpeculationOptions(enabled=enabled))[0]
             for enabled in (False, True)

@@ -1,0 +1,84 @@
+"""A configuration without a file: from the name of a model, and of what drafts for it.
+
+`drafthouse serve MODEL --draft M` and `LLM(model, draft=M)` have it from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.config import file as config_file
+from cluster.config.file import ServeFile
+from cluster.draft.registry import KINDS
+from cluster.errors import ConfigError
+
+# Named in errors, in the place of a file.
+COMMAND_LINE = "the command line"
+# Drafts that cost nothing until a request has what they are for, a grammar or a prediction.
+_ALWAYS = ("grammar", "prediction")
+# Without any `--draft`: it needs no model, and costs next to nothing where texts repeat nothing.
+_DEFAULT = ("suffix",)
+_OF_FILES = (".yaml", ".yml", ".json")
+
+
+def read(name: str | Path, drafts: Sequence[str] = (), overrides: Sequence[str] = ()) -> ServeFile:
+    """Return the configuration in a file, or that of a model with drafters.
+
+    name: a Serve config file; or a model as `target.engine.model` has it.  drafts: only for a
+    model, see `drafters_of`.  overrides: `key.path=value`.  Raises ConfigError.
+    """
+    if is_file(name):
+        if drafts:
+            raise ConfigError(f"{name}: the file names its drafters; write {drafts[0]} in there")
+        return config_file.load(name, overrides)
+    # Shares of a CPU are only Ray's book-keeping here: everything fits a machine with two.
+    arguments = {
+        "target": {"engine": {"model": str(name)}, "placement": {"num_cpus": 0.3}},
+        "drafters": drafters_of(drafts or _DEFAULT, str(name)),
+        "coordinator": {"placement": {"num_cpus": 0.1}},
+        "ingress": {"placement": {"num_cpus": 0.1}},
+    }
+    application = {"name": "drafthouse", "import_path": "deployments.app:build", "args": arguments}
+    document = {"proxy_location": "Disabled", "applications": [application]}
+    return config_file.from_document(COMMAND_LINE, document, overrides)
+
+
+def is_file(name: str | Path) -> bool:
+    """True for the name of a Serve config file, False for that of a model."""
+    path = Path(name)
+    return path.suffix in _OF_FILES or (path.is_file() and path.suffix != ".gguf")
+
+
+def drafters_of(drafts: Sequence[str], target: str) -> dict[str, dict[str, Any]]:
+    """Return the `drafters` of a configuration.
+
+    drafts: each a kind that needs no model (`suffix`), a draft model, `KIND=MODEL` for one of
+    another kind (`eagle3=FOLDER`), or `module:Class`.  target: its model, part of which `mtp` is.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for draft in dict.fromkeys((*drafts, *_ALWAYS)):
+        kind, _, model = draft.rpartition("=")
+        if not kind:
+            kind, model = (draft, "") if draft in KINDS or _is_class(draft) else ("lm", draft)
+        options: dict[str, Any] = {}
+        if kind == "lm":
+            options = {"engine": {"model": model, "memory_fraction": 0.1}}
+        elif model or kind == "mtp":
+            options = {"model": model or target}
+        found[_free_name(kind.rpartition(":")[2], found)] = {"kind": kind, "options": options}
+    return found
+
+
+def _is_class(draft: str) -> bool:
+    module, _, name = draft.partition(":")
+    return name.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def _free_name(name: str, taken: Mapping[str, Any]) -> str:
+    number = 2
+    free = name
+    while free in taken:
+        free, number = f"{name}{number}", number + 1
+    return free

@@ -1,0 +1,120 @@
+"""Options as vLLM's users type them become settings of ours, or errors that name the remedy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.config.schema import Config
+from cluster.errors import ConfigError
+from deployments import cli
+from deployments.access import check_access
+from deployments.asked import asked, with_api_keys
+
+
+def config(*arguments: str) -> Config:
+    return asked(parsed(*arguments)).config
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    command = ["serve", *arguments]
+    return cli.parser_for(command).parse_args(command)
+
+
+def test_each_option_has_its_settings() -> None:
+    found = config(
+        "demo-target", "--draft", "suffix", "--host", "0.0.0.0", "--port", "8123",
+        "--max-model-len", "512", "-tp", "1", "--dtype", "half", "--max-num-seqs", "8",
+        "--gpu-memory-utilization", "0.5", "--max-num-batched-tokens", "256",
+        "--served-model-name", "first", "1", "--log-format", "json",
+    )  # fmt: skip
+    engine = found.target.engine
+    assert (found.http.host, found.http.port) == ("0.0.0.0", 8123)
+    assert (engine.max_context_len, engine.tensor_parallel, engine.dtype) == (512, 1, "float16")
+    assert (engine.memory_fraction, engine.max_batch_tokens) == (0.5, 256)
+    assert engine.max_running_sequences == found.coordinator.max_running_sequences == 8
+    assert (found.model_name, found.api.served_model_names) == ("first", ("1",))
+    assert found.log_format == "json"
+
+
+def test_they_hold_for_a_file_too_and_set_is_the_last_word() -> None:
+    found = config("configs/tiny.yaml", "--port", "8123", "--set", "http.port=8124")
+    assert found.http.port == 8124
+    assert [*found.drafters] == ["lm", "code", "prose", "suffix", "ngram"]
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "options"),
+    [
+        (
+            {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+            "prompt_lookup",
+            {"max_ngram": 4, "min_ngram": 2},
+        ),
+        ({"method": "suffix"}, "suffix", {}),
+        (
+            {"model": "demo-draft"},
+            "lm",
+            {"engine": {"model": "demo-draft", "memory_fraction": 0.1}},
+        ),
+        ({"method": "eagle3", "model": "a/b"}, "eagle3", {"model": "a/b"}),
+        ({"method": "deepseek_mtp"}, "mtp", {"model": "demo-target"}),
+    ],
+)
+def test_a_speculative_config_is_a_drafter(
+    given: dict[str, Any], name: str, options: dict[str, Any]
+) -> None:
+    text = json.dumps({**given, "num_speculative_tokens": 3})
+    found = config("demo-target", "--speculative-config", text)
+    assert found.drafters[name].options == options
+    assert found.coordinator.max_draft_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "a JSON object is expected"),
+        ('{"method": "eagle"}', "the method 'eagle' is not served here (did you mean eagle3?)"),
+        ('{"method": "medusa"}', "the method medusa needs a model"),
+        ('{"method": "suffix", "prompt_lookup_max": 2}', "prompt_lookup_max has no counterpart"),
+        ('{"model": "a/b", "draft_tensor_parallel_size": 2}', "leave it out"),
+    ],
+)
+def test_what_has_no_counterpart_is_named_with_the_remedy(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config("demo-target", "--speculative-config", text)
+    assert refused.value.message.startswith("--speculative-config: ")
+    assert reason in refused.value.message
+
+
+def test_an_api_key_is_kept_as_its_hash_alone(tmp_path: Path) -> None:
+    arguments = parsed("demo-target", "--api-key", "secret-1", "secret-2")
+    file = with_api_keys(asked(arguments), arguments, tmp_path)
+    check_access(file.config)
+    written = Path(file.config.access.keys_file).read_text()
+    assert "secret" not in written
+    assert [*yaml.safe_load(written)["keys"]] == ["key1", "key2"]
+
+
+def test_an_api_key_is_for_a_server_whose_file_names_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = f"access.keys_file={tmp_path}/keys.yaml"
+    assert cli.main(["serve", "demo-target", "--api-key", "k", "--set", keys]) == 2
+    assert cli.main(["serve", "demo-target", "--api-key", "k", "--address", "auto"]) == 2
+    assert capsys.readouterr().err.count("`drafthouse key NAME` makes an entry") == 2
+
+
+def test_a_model_is_checked_as_a_file_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "demo-target", "--draft", "demo-draft", "--draft", "suffix"]) == 0
+    said = capsys.readouterr().out
+    assert "the tokenizers of target and 1 draft models are the same" in said
+    assert "drafter lm: inside the target" in said
+    assert cli.main(["check", "demo-target", "--draft", "eagle3"]) == 2
+    assert "drafters.eagle3.options.model: missing" in capsys.readouterr().err
