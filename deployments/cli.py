@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.metadata
+import json
 import logging
 import os
 import signal
@@ -99,13 +100,16 @@ def _run(arguments: argparse.Namespace) -> int:
     file = asked(arguments)
     # Ray takes seconds to import: only for those who need it.
     if arguments.verb == "check":
-        from deployments.plan import plan
+        from deployments.plan import facts, plan
 
         # On loopback all parts run on one machine, which is taken to be this one.
         is_here = file.config.network.interface == "loopback"
         with in_file(file.path):
             found = inspect(file.config, is_here=is_here, is_plan=True)
-        print(plan(file.config, found), end="")
+        if arguments.json:
+            print(json.dumps(facts(file.config, found), indent=2))
+        else:
+            print(plan(file.config, found), end="")
         return EXIT_OK
     if file.config.log_format == "json":
         logs.use_json()
@@ -220,7 +224,9 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     serve.add_argument(
         "--address", help="join a running Ray cluster (`auto` or HOST:PORT) instead of starting one"
     )
-    _add_file(verbs.add_parser("check", help="check a configuration and print the plan"))
+    check = verbs.add_parser("check", help="check a configuration and print the plan")
+    _add_file(check)
+    check.add_argument("--json", action="store_true", help="print it as one JSON object")
     diff = verbs.add_parser("diff", help="say what each changed key of a configuration restarts")
     diff.add_argument("old", metavar="OLD", help="the file that is served")
     diff.add_argument("new", metavar="NEW", help="the file that is to be applied")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from cluster.config.schema import Config, CoordinatorConfig, EngineConfig, PlacementConfig
+from cluster.config.schema import Config, EngineConfig, PlacementConfig
 from deployments.access import access_lines
 from deployments.configured_models import engines
 from deployments.placement import total_resources
@@ -16,49 +17,119 @@ _GPU_SIZES_GB = (24, 48, 80, 141)
 
 def plan(config: Config, found: Mapping[str, Inspected]) -> str:
     """The plan as text for people.  found: what the models on this machine are."""
-    return "\n".join(_lines(config, found)) + "\n"
+    return "\n".join(_lines(facts(config, found))) + "\n"
 
 
-def _lines(config: Config, found: Mapping[str, Inspected]) -> Iterator[str]:
-    yield f"model {config.model_name}"
-    yield ""
-    yield f"{'deployment':<20} {'replicas':>8}  each replica reserves"
-    ranks = config.target.engine.tensor_parallel
-    yield _row("ingress", config.ingress.replicas, config.ingress.placement)
-    yield _row("coordinator", config.coordinator.replicas, config.coordinator.placement)
-    yield _row("target", config.target.replicas, config.target.placement, ranks)
+def facts(config: Config, found: Mapping[str, Inspected]) -> dict[str, Any]:
+    """The plan for programs: all that the text says, sizes in bytes."""
+    parts = {
+        "ingress": (config.ingress.replicas, config.ingress.placement),
+        "coordinator": (config.coordinator.replicas, config.coordinator.placement),
+        "target": (config.target.replicas, config.target.placement),
+    }
     for name in config.pool:
         drafter = config.drafters[name]
-        yield _row(f"drafter-{name}", drafter.replicas, drafter.reserved)
-    total = total_resources(config)
-    yield f"{'in all':<20} {'':>8}  " + _amounts(total)
-    if config.coordinator.replicas > 1:
-        yield _shares(config.coordinator)
+        parts[f"drafter-{name}"] = drafter.replicas, drafter.reserved
+    ranks = config.target.engine.tensor_parallel
+    limits = config.coordinator
+    compared = sum(each.is_here for each in found.values()) - 1
+    return {
+        "model": config.model_name,
+        "deployments": [
+            _deployment(name, *part, ranks if name == "target" else 1)
+            for name, part in parts.items()
+        ],
+        "reserved": total_resources(config),
+        "coordinators": {
+            "replicas": limits.replicas,
+            "max_running_sequences": limits.max_running_sequences,
+            "max_queued_requests": limits.max_queued_requests,
+        },
+        "engines": [
+            _engine(config, path, engine, found.get(path))
+            for path, engine in engines(config).items()
+        ],
+        "compared_tokenizers": compared if TARGET in found and found[TARGET].is_here else 0,
+        "drafters": {name: _place(config, name) for name in config.drafters},
+        "access": [*access_lines(config)],
+        "tasks": {task: [*config.drafters_of(task)] for task in config.tasks or ("default",)},
+    }
+
+
+def _deployment(name: str, replicas: int, placement: PlacementConfig, ranks: int) -> dict[str, Any]:
+    wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
+    return {
+        "name": name,
+        "replicas": replicas,
+        "ranks": ranks,
+        "reserves": {key: amount for key, amount in wanted.items() if amount > 0},
+        "labels": dict(placement.labels),
+    }
+
+
+def _engine(
+    config: Config, path: str, engine: EngineConfig, found: Inspected | None
+) -> dict[str, Any]:
+    """What is known of one engine; sizes only where its configuration is."""
+    known: dict[str, Any] = {"path": path, "model": engine.model, "is_here": False}
+    if found is None:
+        return known
+    sizes = found.sizes
+    known |= {
+        "is_here": found.is_here,
+        "architecture": found.architecture,
+        "weights_format": found.weights,
+        "weights_bytes": sizes.weights,
+        "kv_bytes_per_token": sizes.kv_per_token,
+        "max_context_len": found.max_context_len,
+        "vocab_size": found.vocab_size,
+    }
+    if sizes.kv_cache:
+        tokens = sizes.kv_cache // sizes.kv_per_token
+        return known | {"kv_cache_bytes": sizes.kv_cache, "kv_cache_tokens": tokens}
+    if any(path.startswith(f"drafters.{name}.") for name in config.hosted):
+        return known
+    return known | {
+        "rank_weights_bytes": sizes.rank_weights,
+        "ranks": engine.tensor_parallel,
+        "kv_tokens_by_gpu_gb": {
+            str(size): sizes.room(engine, size * 1e9) for size in _GPU_SIZES_GB
+        },
+    }
+
+
+def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
+    yield f"model {plan['model']}"
+    yield ""
+    yield f"{'deployment':<20} {'replicas':>8}  each replica reserves"
+    yield from map(_row, plan["deployments"])
+    yield f"{'in all':<20} {'':>8}  " + _amounts(plan["reserved"])
+    if plan["coordinators"]["replicas"] > 1:
+        yield _shares(plan["coordinators"])
     yield ""
     columns = f"{'weights':>10} {'KV, 1k tokens':>14} {'context':>9} {'tokens':>9}"
     yield f"{'engine':<32} {columns}  model"
-    for path, engine in engines(config).items():
-        yield _engine_row(path, engine, found.get(path))
-    for path, inspected in found.items():
-        if inspected.weights:
-            yield f"{path}: {inspected.weights}"
-    yield from _caches(config, found)
-    compared = sum(each.is_here for each in found.values()) - 1
-    if TARGET in found and found[TARGET].is_here and compared > 0:
+    yield from map(_engine_row, plan["engines"])
+    for engine in plan["engines"]:
+        if engine.get("weights_format"):
+            yield f"{engine['path']}: {engine['weights_format']}"
+    yield from _caches(plan["engines"])
+    if plan["compared_tokenizers"] > 0:
+        compared = plan["compared_tokenizers"]
         yield f"the tokenizers of target and {compared} draft models are the same"
     yield ""
-    for name in config.drafters:
-        yield f"drafter {name}: {_place(config, name)}"
+    for name, place in plan["drafters"].items():
+        yield f"drafter {name}: {place}"
     yield ""
-    yield from access_lines(config)
-    for task in config.tasks or {"default": ()}:
-        yield f"task {task}: " + (", ".join(config.drafters_of(task)) or "no drafters")
+    yield from plan["access"]
+    for task, names in plan["tasks"].items():
+        yield f"task {task}: " + (", ".join(names) or "no drafters")
 
 
-def _shares(limits: CoordinatorConfig) -> str:
+def _shares(limits: Mapping[str, int]) -> str:
     return (
-        f"the {limits.replicas} coordinators share {limits.max_running_sequences} running and "
-        f"{limits.max_queued_requests} queued requests"
+        f"the {limits['replicas']} coordinators share {limits['max_running_sequences']} running "
+        f"and {limits['max_queued_requests']} queued requests"
     )
 
 
@@ -78,53 +149,48 @@ def _place(config: Config, name: str) -> str:
     return f"in the pool (auto: its engine is on {drafter.device}, the target's on {target})"
 
 
-def _row(name: str, replicas: int, placement: PlacementConfig, ranks: int = 1) -> str:
-    wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
-    text = _amounts({key: amount for key, amount in wanted.items() if amount > 0})
-    if ranks > 1:
-        text = f"{ranks} ranks on one node, each: {text}"
-    if placement.labels:
-        text += "; nodes with " + ", ".join(f"{k}={v}" for k, v in placement.labels.items())
-    return f"{name:<20} {replicas:>8}  {text}"
+def _row(deployment: Mapping[str, Any]) -> str:
+    text = _amounts(deployment["reserves"])
+    if deployment["ranks"] > 1:
+        text = f"{deployment['ranks']} ranks on one node, each: {text}"
+    if deployment["labels"]:
+        text += "; nodes with " + ", ".join(f"{k}={v}" for k, v in deployment["labels"].items())
+    return f"{deployment['name']:<20} {deployment['replicas']:>8}  {text}"
 
 
-def _engine_row(path: str, engine: EngineConfig, found: Inspected | None) -> str:
-    if found is None:
+def _engine_row(engine: Mapping[str, Any]) -> str:
+    path, model = engine["path"], engine["model"]
+    if "weights_bytes" not in engine:
         unknown = f"{'unknown':>10} {'unknown':>14} {'unknown':>9} {'unknown':>9}"
-        return f"{path:<32} {unknown}  {engine.model} (not on this machine, so not compared)"
-    weights, kv = _size(found.sizes.weights), _size(found.sizes.kv_per_token * 1024)
-    limits = f"{found.max_context_len:>9,} {found.vocab_size:>9,}"
-    what = found.architecture
-    if not found.is_here:
+        return f"{path:<32} {unknown}  {model} (not on this machine, so not compared)"
+    weights, kv = _size(engine["weights_bytes"]), _size(engine["kv_bytes_per_token"] * 1024)
+    limits = f"{engine['max_context_len']:>9,} {engine['vocab_size']:>9,}"
+    what = engine["architecture"]
+    if not engine["is_here"]:
         what += ", not on this machine: sized by its configuration, not compared"
-    return f"{path:<32} {weights:>10} {kv:>14} {limits}  {engine.model} ({what})"
+    return f"{path:<32} {weights:>10} {kv:>14} {limits}  {model} ({what})"
 
 
-def _caches(config: Config, found: Mapping[str, Inspected]) -> Iterator[str]:
+def _caches(engines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The size of each KV cache; on a GPU, what cards of some sizes have left for it."""
-    on_gpus = []
-    for path, engine in engines(config).items():
-        if path not in found:
-            continue
-        sizes = found[path].sizes
-        if sizes.kv_cache:
-            tokens = sizes.kv_cache // sizes.kv_per_token
-            yield f"{path}: a KV cache of {_size(sizes.kv_cache)}, {tokens:,} tokens"
-        elif not any(path.startswith(f"drafters.{name}.") for name in config.hosted):
-            on_gpus.append((path, engine, sizes))
+    for engine in engines:
+        if "kv_cache_bytes" in engine:
+            size, tokens = _size(engine["kv_cache_bytes"]), engine["kv_cache_tokens"]
+            yield f"{engine['path']}: a KV cache of {size}, {tokens:,} tokens"
+    on_gpus = [engine for engine in engines if "kv_tokens_by_gpu_gb" in engine]
     if not on_gpus:
         return
     yield ""
     columns = "".join(f"{f'{size} GB':>11}" for size in _GPU_SIZES_GB)
     yield f"{'tokens of KV cache on GPUs of':<32}{columns}  beside weights of"
-    for path, engine, sizes in on_gpus:
-        rooms = [sizes.room(engine, size * 1e9) for size in _GPU_SIZES_GB]
+    for engine in on_gpus:
+        rooms = engine["kv_tokens_by_gpu_gb"].values()
         columns = "".join(f"{f'{room:,}' if room else 'none':>11}" for room in rooms)
-        ranks = f" on each of {engine.tensor_parallel} GPUs" * (engine.tensor_parallel > 1)
-        yield f"{path:<32}{columns}  {_size(sizes.rank_weights)}{ranks}"
+        ranks = f" on each of {engine['ranks']} GPUs" * (engine["ranks"] > 1)
+        yield f"{engine['path']:<32}{columns}  {_size(engine['rank_weights_bytes'])}{ranks}"
 
 
-def _amounts(resources: dict[str, float]) -> str:
+def _amounts(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in resources.items()) or "nothing"
 
 

@@ -151,3 +151,20 @@ def test_check_says_what_the_cache_on_a_cpu_will_be(
     assert main(["check", "configs/own-model.yaml", "--set", setting, "--set", pages]) == 0
     assert "target.engine: a KV cache of" in (text := capsys.readouterr().out)
     assert "1,024 tokens" in text
+
+
+def test_the_plan_for_programs_has_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "configs/tiny.yaml", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(["check", "configs/tiny.yaml"]) == 0
+    text = capsys.readouterr().out
+    assert f"model {found['model']}\n" in text
+    for deployment in found["deployments"]:
+        assert f"{deployment['name']:<20} {deployment['replicas']:>8}" in text
+    for engine in found["engines"]:
+        assert f"a KV cache of {engine['kv_cache_bytes'] / 2**20:.4g} MiB" in text
+        assert f"{engine['kv_cache_tokens']:,} tokens" in text
+    for name, place in found["drafters"].items():
+        assert f"drafter {name}: {place}\n" in text
+    assert found["tasks"]["code"] == ["code", "suffix", "ngram"]
+    assert found["reserved"] == {"CPU": 0.6}
