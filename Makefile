@@ -17,7 +17,7 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help serve test test-application test-commands test-nightly test-clients check check-native check-gpu-offline format docs lint-protos lock mutation sbom stubs train clean
+.PHONY: help serve test test-application test-commands test-nightly test-clients check check-native check-gpu-offline format docs lint-protos lock mutation sbom stubs train wheel clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -112,6 +112,11 @@ mutation: $(VENV)/.dev-installed ## change the code in thousands of small ways a
 lock: build/supply/.installed ## renew requirements.lock after a change of pyproject.toml or constraints.txt
 	build/supply/bin/uv pip compile pyproject.toml --extra serve -c constraints.txt --universal --python-version 3.11 \
 		--generate-hashes --no-emit-package torch --no-annotate --no-header --quiet --output-file requirements.lock
+
+# A whole product: its configurations and the demonstration's models are in it.
+wheel: $(VENV)/.created ## build dist/drafthouse-VERSION-py3-none-any.whl
+	@rm -rf build/lib build/bdist.*
+	$(PIP) wheel --no-deps --wheel-dir dist .
 
 sbom: $(VENV)/.serve-installed build/supply/.installed ## what is installed, as a bill of materials in build/sbom.json (CycloneDX)
 	build/supply/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json $(BIN)/python

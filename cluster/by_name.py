@@ -13,6 +13,7 @@ from cluster.config import file as config_file
 from cluster.config.file import ServeFile
 from cluster.draft.registry import KINDS
 from cluster.errors import ConfigError
+from cluster.models.catalogue import REPOSITORY
 
 # Named in errors, in the place of a file.
 COMMAND_LINE = "the command line"
@@ -32,7 +33,7 @@ def read(name: str | Path, drafts: Sequence[str] = (), overrides: Sequence[str] 
     if is_file(name):
         if drafts:
             raise ConfigError(f"{name}: the file names its drafters; write {drafts[0]} in there")
-        return config_file.load(name, overrides)
+        return config_file.load(_place_of(Path(name)), overrides)
     # Shares of a CPU are only Ray's book-keeping here: everything fits a machine with two.
     arguments = {
         "target": {"engine": {"model": str(name)}, "placement": {"num_cpus": 0.3}},
@@ -49,6 +50,12 @@ def is_file(name: str | Path) -> bool:
     """True for the name of a Serve config file, False for that of a model."""
     path = Path(name)
     return path.suffix in _OF_FILES or (path.is_file() and path.suffix != ".gguf")
+
+
+def _place_of(file: Path) -> Path:
+    """Where the file is: below the working directory, or among those that we ship."""
+    shipped = REPOSITORY / file
+    return shipped if shipped.is_file() and not file.exists() else file
 
 
 def drafters_of(drafts: Sequence[str], target: str) -> dict[str, dict[str, Any]]:

@@ -55,6 +55,11 @@ def _guarded(command: Callable[[], int]) -> int:
         return command()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except ModuleNotFoundError as error:
+        if error.name not in ("ray", "fastapi", "uvicorn", "httpx", "limits"):
+            raise
+        _say(f"{error.name} is not installed; pip install 'drafthouse[serve]'", logging.ERROR)
+        return EXIT_FAILED
     except ConfigError as error:
         _say(_on_one_line(error), logging.ERROR)
         return EXIT_BAD_CONFIG

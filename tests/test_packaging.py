@@ -1,14 +1,25 @@
-"""What is installed: the pins and what pyproject.toml asks for must agree."""
+"""What is installed: the pins and what pyproject.toml asks for agree; the wheel is whole."""
 
 import importlib.metadata
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
+import sysconfig
 import tomllib
+import venv
+import zipfile
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+# What pip does, without an environment of its own, for which it would need the network.
+_BUILD = "from setuptools import build_meta; build_meta.build_wheel({!r})"
 
 
 def pins() -> dict[str, Version]:
@@ -88,3 +99,61 @@ def test_the_image_installs_by_the_lock_and_lists_what_it_holds() -> None:
     assert "pip install --no-deps --require-hashes -r requirements.lock" in image
     assert "cyclonedx-py environment" in image
     assert {"cyclonedx-bom", "uv"} <= pins().keys()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `make wheel` builds it, from a copy: a build leaves files beside the sources."""
+    copy, dist = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist")
+    for name in ("LICENSE", "README.md", "pyproject.toml"):
+        shutil.copy(REPOSITORY / name, copy)
+    for name in ("cluster", "deployments", "configs", "models"):
+        ignored = shutil.ignore_patterns("__pycache__", "ahead", "smollm2-135m-eagle3")
+        shutil.copytree(REPOSITORY / name, copy / name, ignore=ignored)
+    command = (sys.executable, "-c", _BUILD.format(str(dist)))
+    subprocess.run(command, cwd=copy, check=True, capture_output=True)
+    (found,) = dist.glob("*.whl")
+    return found
+
+
+def test_the_wheel_has_the_sources_of_kernels_the_demonstration_and_no_test(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    shared = {name.partition(".data/data/share/drafthouse/")[2] for name in names} - {""}
+    modules = [name for name in names if name not in shared and ".d" not in name.split("/")[0]]
+    assert {name.split("/")[0] for name in modules} == {"cluster", "deployments"}
+    for folder in ("cluster", "deployments"):
+        listed = subprocess.run(
+            ["git", "ls-files", folder], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        ).stdout.split()
+        # The client is a package of its own as well, with a page and a description of its own.
+        left_out = {name for name in listed if name.startswith("cluster/client/")}
+        left_out &= {"cluster/client/README.md", "cluster/client/pyproject.toml"}
+        assert sorted(set(listed) - set(names) - left_out) == []
+    configs = {f"configs/{path.name}" for path in (REPOSITORY / "configs").glob("*.yaml")}
+    assert configs <= shared
+    text = "".join((REPOSITORY / name).read_text("utf-8") for name in configs)
+    for model in re.findall(r"models/[\w.-]+", text):
+        assert {f"{model}/{path.name}" for path in (REPOSITORY / model).glob("*")} <= shared
+
+
+def test_the_demonstration_can_be_served_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+    """Checked here, by the program that it installs, in a folder that has nothing of ours."""
+    venv.create(tmp_path / "venv")
+    python, elsewhere = tmp_path / "venv" / "bin" / "python", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
+    subprocess.run([*pip, "--no-index", str(wheel)], check=True, capture_output=True)
+    # What it needs is installed here; a path of a .pth file reads no .pth file itself, so that
+    # this checkout, if it is installed in place, is not found.
+    where = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
+    (where / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(python.with_name("drafthouse")), "check", "configs/tiny.yaml", "--json"],
+        cwd=elsewhere, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert all(engine["is_here"] for engine in plan["engines"])
+    assert plan["compared_tokenizers"] == 3

@@ -5,11 +5,21 @@ An entry is pinned: the same name gives the same weights on every machine and on
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 
 from cluster.models.sources import FolderSource, HubSource, KnownModel, WheelSource
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+
+def _shipped() -> Path:
+    """The folder of our `configs` and `models`: a checkout, or where the wheel has put them."""
+    checkout = Path(__file__).resolve().parents[2]
+    if (checkout / "configs").is_dir():
+        return checkout
+    return Path(sysconfig.get_path("data"), "share", "drafthouse")
+
+
+REPOSITORY = _shipped()
 
 
 def _demonstration(name: str, num_parameters: int, about: str) -> KnownModel:
