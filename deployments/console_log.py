@@ -19,6 +19,7 @@ _OURS = ("cluster", "deployments")
 # Of these, what is ordinary as well: a line for each request, and what the coordinator does.
 _TALKERS = ("deployments.ingress.request_log", "cluster.coordinator.activity")
 
+_PROGRESS = "cluster.engine.loading.progress"
 
 
 def is_wanted(line: str) -> bool:
@@ -39,11 +40,22 @@ def _level_and_logger(line: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("", "")
 
 
+def _message(line: str) -> str:
+    """Return the message of a line in either form of our log."""
+    if line.startswith("{"):
+        return str(json.loads(line)["message"])
+    return line.partition(": ")[2]
+
+
 class LogFollower:
-    """Reads what is new in the replicas' files below one folder."""
+    """Reads what is new in the replicas' files below one folder.
+
+    progress: what a model that loads has said last of how far it is.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.progress = ""
         self._read: dict[Path, int] = {}  # bytes, up to the end of a line
 
     def new_lines(self) -> list[str]:
@@ -57,14 +69,17 @@ class LogFollower:
                 end = data.rfind(b"\n") + 1
                 self._read[path] = offset + end
                 lines += data[:end].decode("utf-8", "replace").splitlines()
+        for line in lines:
+            if _level_and_logger(line)[1] == _PROGRESS:
+                self.progress = _message(line)
         return [line for line in lines if is_wanted(line)]
 
 
 @contextlib.contextmanager
-def following(folder: Path | None, say: Callable[[str], None]) -> Iterator[None]:
+def following(folder: Path | None, say: Callable[[str], None]) -> Iterator[LogFollower | None]:
     """Inside, `say` is told the wanted lines, from another thread; None: there is no folder."""
     if folder is None:
-        yield
+        yield None
         return
     follower, is_over = LogFollower(folder), threading.Event()
 
@@ -76,7 +91,7 @@ def following(folder: Path | None, say: Callable[[str], None]) -> Iterator[None]
     thread = threading.Thread(target=follow, name="console log", daemon=True)
     thread.start()
     try:
-        yield
+        yield follower
     finally:
         is_over.set()
         thread.join()

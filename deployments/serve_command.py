@@ -25,17 +25,19 @@ from cluster.config.applications import is_pool
 from cluster.config.file import ServeFile
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
-from cluster.logs import said
+from cluster.logs import is_json, said
 from deployments.access import access_lines
 from deployments.addresses import from_here, joined
 from deployments.app import build_pool_with, build_with, serves_logging
 from deployments.configured_models import has_chat_template
-from deployments.console_log import following
+from deployments.console_log import LogFollower, following
 from deployments.local_ray import JoinedRay, LocalRay
 from deployments.readiness import base_url, engine_line, health, wait_until_connected
 
 _POLL_S = 0.25
 _REPORT_S = 10.0
+# Back to the line's beginning, and nothing behind it.
+_CLEAR = "\r\x1b[K"
 # The last line of a traceback: the error's class, with its module unless it is Python's own.
 _ERROR = re.compile(r"^(?:cluster\.errors\.)?([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)
 _MAX_REASON_LEN = 500
@@ -71,9 +73,9 @@ def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginni
         with signals.interrupt():
             _progress(beginning)
             cluster.start()
-        with signals.interrupt(), following(cluster.log_folder(), _log):
+        with signals.interrupt(), following(cluster.log_folder(), _log) as follower:
             _deploy(file)
-            _wait_until_running(_names(file), signals)
+            _wait_until_running(_names(file), signals, follower)
             is_serving = True
             url = base_url(file.config, _route_prefix(file))
             ask = asking(url, _names(file)[0])
@@ -210,8 +212,14 @@ def _deploy(file: ServeFile) -> None:
     serve.run_many(targets, wait_for_applications_running=False)
 
 
-def _wait_until_running(names: Sequence[str], signals: _Signals) -> None:
-    """Report progress until every deployment runs; raises WorkerError when one never will."""
+def _wait_until_running(
+    names: Sequence[str], signals: _Signals, follower: LogFollower | None
+) -> None:
+    """Report progress until every deployment runs; raises WorkerError when one never will.
+
+    A terminal has it in one line, all else a line for each change and every ten seconds.
+    follower: of the log in which a model that loads says how far it is."""
+    is_renewed = sys.stderr.isatty() and not is_json()
     last, reported = "", 0.0
     while True:
         signals.check()
@@ -223,8 +231,10 @@ def _wait_until_running(names: Sequence[str], signals: _Signals) -> None:
         text = f"loading: {total - len(waiting)} of {total} deployments ready"
         if waiting:
             text += f", waiting for {', '.join(waiting)}"
-        if total and (text != last or time.monotonic() - reported > _REPORT_S):
-            _progress(text)
+        is_due = text != last or time.monotonic() - reported > _REPORT_S
+        if total and (is_due or is_renewed):
+            phase = f" ({follower.progress})" if waiting and follower and follower.progress else ""
+            _say(said(text + phase), sys.stderr, end="" if is_renewed and waiting else "\n")
             last, reported = text, time.monotonic()
         if all(each.status == ApplicationStatus.RUNNING for each in applications):
             return
@@ -257,8 +267,9 @@ def _progress(text: str) -> None:
     _say(said(text), sys.stderr)
 
 
-def _say(text: str, stream: TextIO) -> None:
-    stream.write(text + "\n")
+def _say(text: str, stream: TextIO, end: str = "\n") -> None:
+    # A terminal may show a line that is to be renewed.
+    stream.write(_CLEAR * stream.isatty() + text + end)
     stream.flush()
 
 

@@ -29,7 +29,7 @@ from cluster.engine.graphs.capture import Capture
 from cluster.engine.graphs.forward import reserved_bytes
 from cluster.engine.growth import ResidentGrowth
 from cluster.engine.limits import Limits, unserved
-from cluster.engine.loading import self_check
+from cluster.engine.loading import progress, self_check
 from cluster.engine.loading.identity import identify
 from cluster.engine.loading.model import ExtraLayers, LoadedModel, load_model
 from cluster.engine.loading.profile import profile_steps
@@ -156,6 +156,7 @@ class Engine:
         """Capture all graphs of steps that ask for these taps now, so that no step waits for it;
         nothing where there are none."""
         if self.forward.graphs is not None:
+            progress.begin("warm")
             self.forward.graphs.capture_ahead(taps=self.model.resolve_taps(taps))
 
     @property

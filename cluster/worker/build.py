@@ -38,6 +38,7 @@ _MAX_REFUSAL_LEN = 1000
 
 def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetWorker:
     """A target worker around a loaded engine, not yet started."""
+    from cluster.engine.loading import progress
     from cluster.plan.controller import Controller
     from cluster.worker.draft_profile import profile_drafting
     from cluster.worker.target import TargetWorker
@@ -46,6 +47,8 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     settings, pace = config.target.engine, config.coordinator
     # A fixed budget does not use step times.
     is_asked = pace.budget == "adaptive"
+    if is_asked:
+        progress.begin("profile")
     profile = engine.profile_steps() if is_asked else None
     compiler = create_compiler(
         resolve(settings.model), config.answers, engine.vocab_size, engine.eos_token_ids

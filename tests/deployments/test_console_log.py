@@ -58,6 +58,20 @@ def test_every_line_is_told_once_and_when_it_is_whole(tmp_path: Path) -> None:
     assert follower.new_lines() == [ACTIVITY]
 
 
+@pytest.mark.parametrize("is_json", [False, True])
+def test_the_progress_of_loading_is_the_last_that_was_said(tmp_path: Path, is_json: bool) -> None:
+    logger = "cluster.engine.loading.progress"
+    follower, file = LogFollower(tmp_path), tmp_path / "worker-1.err"
+    assert follower.progress == ""
+    for message in ("phase load: 1 of 4 MB of weights read", "phase profile"):
+        record = logging.LogRecord(logger, logging.INFO, "x", 1, message, (), None)
+        line = JsonLines().format(record) if is_json else f"INFO {TIME} {logger}: {message}"
+        with file.open("a") as lines:
+            lines.write(f"{line}\n")
+        assert follower.new_lines() == []
+        assert follower.progress == message
+
+
 def test_what_comes_while_it_follows_is_told(tmp_path: Path) -> None:
     told: list[str] = []
     came = threading.Event()

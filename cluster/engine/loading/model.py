@@ -42,6 +42,7 @@ from cluster.engine.loading.inspection import check_compile, describe, quantizat
 from cluster.engine.loading.model_config import BAD_VALUES
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.loading.probe import probe_layers
+from cluster.engine.loading.progress import telling_of_weights
 from cluster.engine.loading.reproducible import check_reproducible
 from cluster.engine.module_forward import ModuleForward
 from cluster.engine.paths import Path, StepInputs, StepOutputs
@@ -134,7 +135,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     device = resolve_device(config.device)
     check_few_bits(config, device)
     dtype = weights_dtype(config, device, getattr(text_config, "dtype", None))
-    module = _load_module(source, config, device, dtype)
+    with telling_of_weights(Folder(source)):
+        module = _load_module(source, config, device, dtype)
     module.eval()
     module.requires_grad_(False)
     input_device = module.get_input_embeddings().weight.device
