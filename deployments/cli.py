@@ -43,7 +43,12 @@ EXIT_INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the process's exit code."""
     given = sys.argv[1:] if argv is None else argv
-    arguments = parser_for(given).parse_args(given)
+    parser = parser_for(given)
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow; this ends the process
+        from argcomplete import autocomplete
+
+        autocomplete(parser)
+    arguments = parser.parse_args(given)
     form: logs.LogFormat = getattr(arguments, "log_format", None) or "text"
     logs.configure(form, "%(levelname)s %(name)s: %(message)s")
     return _guarded(lambda: _run(arguments))
@@ -56,7 +61,7 @@ def _guarded(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except ModuleNotFoundError as error:
-        if error.name not in ("ray", "fastapi", "uvicorn", "httpx", "limits"):
+        if error.name not in ("ray", "fastapi", "uvicorn", "httpx", "limits", "argcomplete"):
             raise
         _say(f"{error.name} is not installed; pip install 'drafthouse[serve]'", logging.ERROR)
         return EXIT_FAILED
@@ -87,6 +92,11 @@ def _run(arguments: argparse.Namespace) -> int:
         return EXIT_OK
     if arguments.verb == "key":
         print(new_key(arguments.name), end="")
+        return EXIT_OK
+    if arguments.verb == "completion":
+        from argcomplete.shell_integration import shellcode
+
+        print(shellcode(["drafthouse"], shell=arguments.shell))
         return EXIT_OK
     if arguments.verb == "fetch":
         with _terminable():
@@ -249,6 +259,10 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     _add_question(
         verbs.add_parser("try", help="ask a server one question, with drafts and without")
     )
+    completion = verbs.add_parser(
+        "completion", help="print what lets a shell complete this command; docs/serving.md"
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     train = verbs.add_parser(
         "train", help="train drafters of a chat model, or the demonstration models"
     )
