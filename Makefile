@@ -72,6 +72,7 @@ check: $(VENV)/.dev-installed ## lint, format, types, layers, generated files
 	@if command -v buf >/dev/null; then buf lint protos; else echo "buf is not installed: its lint of protos/ is left to \`make lint-protos\`"; fi
 	$(BIN)/python -m cluster.reference --check
 	$(BIN)/python -m deployments.api_reference --check
+	$(BIN)/python -m deployments.dashboards --check
 
 # The interpreter is no sanitized program, so the library must be there before it; leaks at
 # its end are not checked.  ThreadSanitizer gets a program of its own.
@@ -94,9 +95,10 @@ format: $(VENV)/.dev-installed ## rewrite the sources in the one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.dev-installed ## regenerate docs/configuration.md, docs/metrics.md and docs/api.md
+docs: $(VENV)/.dev-installed ## regenerate docs/configuration.md, docs/metrics.md and docs/api.md, dashboards and the PrometheusRule
 	$(BIN)/python -m cluster.reference
 	$(BIN)/python -m deployments.api_reference
+	$(BIN)/python -m deployments.dashboards
 
 # Buf is no Python package; npx fetches it where it is not installed, which no other target does.
 lint-protos: ## lint the gRPC contract with buf (fetched by npx where absent)

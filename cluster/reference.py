@@ -101,13 +101,7 @@ _METRICS = """\
 all processes: those of the ingress replicas and of the coordinators. Beside the labels below every
 series has the label `process`, or, under vLLM's names, `model_name` and `engine`. A restarted
 process has another name, so counters never fall; add up with `sum without (process) (rate(...))`.
-One scrape target is enough:
-
-```yaml
-scrape_configs:
-  - job_name: drafthouse
-    static_configs: [{targets: ["HOST:8000"]}]
-```
+One scrape target is enough: [monitoring.md](monitoring.md), with alerts and dashboards.
 
 A process that does not answer within five seconds is missing in that scrape;
 `drafthouse_missing_processes` counts it. Ray's metrics agents export the same series with the
@@ -306,10 +300,10 @@ def renew(wanted: Mapping[Path, str], *, check: bool) -> list[str]:
         if not path.exists() or path.read_text("utf-8") != text
     }
     if check:
-        return [f"docs/{path.name} is stale; run: make docs" for path in stale]
+        return [f"{path.relative_to(DOCS.parent)} is stale; run: make docs" for path in stale]
     for path, text in stale.items():
         path.write_text(text, encoding="utf-8")
-        sys.stdout.write(f"wrote docs/{path.name}\n")
+        sys.stdout.write(f"wrote {path.relative_to(DOCS.parent)}\n")
     return []
 
 

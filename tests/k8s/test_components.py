@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import promql_parser
@@ -11,6 +13,8 @@ import pytest
 
 from cluster.errors import SURFACES
 from cluster.recorder import EVERY_METRIC, PROCESS_LABEL
+from deployments.dashboards.__main__ import DASHBOARDS
+from deployments.dashboards.panels import document
 from tests.support.k8s.rendering import (
     MANIFESTS,
     REPOSITORY,
@@ -27,14 +31,14 @@ from tests.support.k8s.rendering import (
 Objects = list[dict[str, Any]]
 
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
-# Beside the labels of a series: those that Prometheus and Ray's agents add.
-_ADDED = {"namespace", "le", PROCESS_LABEL}
+# Beside the labels of a series: those of a histogram and those that Prometheus adds.
+_ADDED = {"namespace", "job", "le", PROCESS_LABEL}
 
 
 def exported() -> dict[str, set[str]]:
-    """The labels of every series as Ray's agents export it, by its name."""
+    """The labels of every series of our own, by its name."""
     return {
-        f"ray_{metric.name.replace(':', '_')}{suffix}": {*metric.labels, *_ADDED}
+        f"{metric.name}{suffix}": {*metric.labels, *_ADDED}
         for metric in EVERY_METRIC
         for suffix in _SUFFIXES[metric.kind]
     }
@@ -61,8 +65,8 @@ def grouping_labels(expression: str) -> set[str]:
 
 @pytest.fixture(scope="session")
 def alerts(everything: Objects) -> list[dict[str, Any]]:
-    (group,) = only("PrometheusRule", everything)["spec"]["groups"]
-    return list(group["rules"])
+    groups = only("PrometheusRule", everything)["spec"]["groups"]
+    return [rule for group in groups for rule in group["rules"]]
 
 
 def test_every_alert_asks_of_series_and_labels_that_exist(alerts: list[dict[str, Any]]) -> None:
@@ -83,19 +87,58 @@ def test_every_alert_asks_of_series_and_labels_that_exist(alerts: list[dict[str,
         assert set(re.findall(r"\$labels\.(\w+)", written)) <= together
 
 
-def test_every_alert_says_what_is_wrong_and_what_to_do(alerts: list[dict[str, Any]]) -> None:
+def test_every_alert_says_what_is_wrong_and_where_to_read_on(
+    alerts: list[dict[str, Any]],
+) -> None:
     for alert in alerts:
-        assert alert["annotations"].keys() == {"summary", "remedy"}
+        assert alert["annotations"].keys() == {"summary", "runbook"}
         assert alert["labels"]["severity"] in ("critical", "warning", "info")
 
 
-def test_the_monitor_scrapes_every_pod_at_a_port_that_it_has(everything: Objects) -> None:
-    spec = only("PodMonitor", everything)["spec"]
-    (endpoint,) = spec["podMetricsEndpoints"]
-    for name, group in groups(only("RayService", everything)).items():
-        assert spec["selector"]["matchLabels"].items() <= labels_of(name, group).items()
-        ports = {port["name"] for port in container_of(group)["ports"]}
-        assert endpoint["port"] in ports
+def test_our_page_is_scraped_at_the_head_and_rays_agents_at_every_pod(everything: Objects) -> None:
+    monitors = {
+        each["metadata"]["name"]: each["spec"] for each in of_kind("PodMonitor", everything)
+    }
+    for monitor, scraped in (
+        ("drafthouse", {"head"}),
+        ("drafthouse-ray", set(groups(only("RayService", everything)))),
+    ):
+        spec = monitors.pop(monitor)
+        (endpoint,) = spec["podMetricsEndpoints"]
+        selected = spec["selector"]["matchLabels"].items()
+        found = set()
+        for name, group in groups(only("RayService", everything)).items():
+            if selected <= labels_of(name, group).items():
+                found.add(name)
+                assert endpoint["port"] in {each["name"] for each in container_of(group)["ports"]}
+        assert found == scraped
+    assert not monitors
+
+
+def test_grafana_finds_every_dashboard(everything: Objects) -> None:
+    (found,) = (
+        each
+        for each in of_kind("ConfigMap", everything)
+        if each["metadata"]["name"] == "drafthouse-dashboards"
+    )
+    assert found["metadata"]["labels"] == {"grafana_dashboard": "1"}
+    for dashboard in DASHBOARDS:
+        assert found["data"][f"{dashboard.name}.json"] == document(dashboard)
+
+
+def test_the_overlay_of_the_page_labels_monitors_and_gives_prometheus_a_key(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
+    fence = re.search(r"```yaml\n# kustomization.yaml\n(.*?)```", page, re.DOTALL)
+    assert fence is not None
+    there = os.path.relpath(REPOSITORY, tmp_path.resolve())
+    (tmp_path / "kustomization.yaml").write_text(fence[1].replace("../..", there), "utf-8")
+    objects = rendered(tmp_path)
+    for kind in ("PodMonitor", "PrometheusRule"):
+        for each in of_kind(kind, objects):
+            assert "release" in each["metadata"]["labels"]
+    ours, rays = (each["spec"]["podMetricsEndpoints"][0] for each in of_kind("PodMonitor", objects))
+    assert ours["authorization"]["credentials"].keys() == {"name", "key"}
+    assert "authorization" not in rays
 
 
 def test_the_gateway_leads_to_ports_of_the_service_by_a_listener_each(everything: Objects) -> None:

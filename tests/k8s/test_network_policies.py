@@ -50,7 +50,7 @@ ALL_PORTS = (GCS, DASHBOARD, METRICS, DATA_PLANE, HTTP, GRPC)
         (OPERATOR, (DASHBOARD, HTTP)),
         (pod_in("elsewhere", "kuberay-operator"), ()),
         (pod_in("kuberay-system", "something-else"), ()),
-        (PROMETHEUS, (METRICS,)),
+        (PROMETHEUS, (METRICS, HTTP)),
         (pod_in("elsewhere", "prometheus"), ()),
         (pod_in("monitoring", "grafana"), ()),
         (pod_in("elsewhere", "drafthouse"), ()),

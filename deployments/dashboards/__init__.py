@@ -1,0 +1,1 @@
+"""Grafana's dashboards and the PrometheusRule, written by `python -m deployments.dashboards`."""
