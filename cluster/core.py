@@ -19,6 +19,7 @@ from cluster.requests.acceptance_law import NO_LAWS, Law, Laws
 from cluster.requests.beam_spec import BeamEnd, BeamSpec
 from cluster.requests.draft_step import DraftStep
 from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.redraw import Redraw
 
 TokenArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -276,6 +277,7 @@ class Verdict:
     logprobs: tuple[TokenLogprob, ...] = ()
     num_cached: int = 0  # tokens that were found in the prefix cache
     beams: tuple[BeamEnd, ...] = ()  # only of a beam search: token_ids are all its texts
+    redraws: tuple[Redraw, ...] = ()  # only of an audit
 
 
 @dataclass(frozen=True, slots=True)

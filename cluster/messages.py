@@ -32,6 +32,7 @@ from cluster.models.made_for import MadeFor
 from cluster.records import record
 from cluster.requests.beam_spec import BeamEnd
 from cluster.requests.draft_step import DraftStep
+from cluster.requests.redraw import Redraw
 
 # What this release speaks, and the oldest that it still understands: while a cluster is updated,
 # its parts are of two releases.  Peers that share no version refuse each other in Describe.
@@ -47,7 +48,8 @@ class Open:
     order of their bits in trees and verdicts.  max_draft_tokens: limit for one step.
     latency_class: which gives the weight of its speed, "" = weight 1.  min_tokens_per_s: the speed
     for which nodes are granted.  max_len: limit for prompt and output together, fixed at admission.
-    return_draft_trees: its verdicts have a step.
+    return_draft_trees: its verdicts have a step.  is_audit: the text is given, as `forced_ids`, and
+    its verdicts name the places where the target draws other tokens.
     """
 
     request_id: str
@@ -65,6 +67,7 @@ class Open:
     latency_class: str = ""
     min_tokens_per_s: float = 0.0
     return_draft_trees: bool = False
+    is_audit: bool = False
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -109,7 +112,7 @@ class TextVerdict:
     of verified nodes.  verified, credited: by name, how many of these nodes it had proposed, and
     how many are credited to it; empty = none.  why: the reason if num_nodes is 0.
     num_cached: tokens of the prompt that were found in the prefix cache.  step: where the text
-    asked for it.
+    asked for it.  redraws: of an audit, among token_ids.
     """
 
     request_id: str
@@ -127,6 +130,7 @@ class TextVerdict:
     num_cached: int = 0
     beams: tuple[BeamEnd, ...] = ()
     step: DraftStep | None = None
+    redraws: tuple[Redraw, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

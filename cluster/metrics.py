@@ -48,6 +48,14 @@ KEY_TOKENS = Metric(
     "process have their names here, all others are `other`.",
     ("key", "kind"),
 )
+AUDITED = Metric(
+    "drafthouse_audited_texts",
+    "counter",
+    "Finished texts that were verified once more (coordinator.audit).  outcome: equal, near_tie "
+    "(the text's token would have been drawn from logits that differ by rounding), mismatch, "
+    "failed (no target could say), skipped (too many were waiting).",
+    ("outcome",),
+)
 RUNNING = Metric("drafthouse_running_requests", "gauge", "Requests that are being decoded.")
 QUEUED = Metric("drafthouse_queued_requests", "gauge", "Requests in the queue.")
 PROMPT_TOKENS = Metric(

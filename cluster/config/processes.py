@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.parse import NameOf, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, Share
+from cluster.config.proof import AuditConfig, SwitchbackConfig
 from cluster.errors import ConfigError
 from cluster.requests.acceptance_law import Law
 
@@ -309,6 +310,8 @@ class CoordinatorConfig:
     where it is what the model draws itself: the text is the same with any drafts. The others are
     the textbook's, and there the text depends on the drafts: rejection = speculative sampling of
     chains, multi_step = of siblings drawn without replacement, block = block verification."""
+    audit: AuditConfig = field(default_factory=AuditConfig)
+    switchback: SwitchbackConfig = field(default_factory=SwitchbackConfig)
     keep_learned: bool = True
     """Keep what the control loop has learned (step times, scores of drafters) in the cache of
     models, and begin with it at the next start of the same models on the same machine."""

@@ -310,7 +310,7 @@ class Coordinator:
         """Act on everything that is overdue; called every half second by the watch."""
         now = self._clock()
         self._targets.tick(now)
-        self._table.fail_unserved(now, self._config.coordinator.target_timeout_s)
+        self._table.tick(now)
         for session in self._pool.move_stalled(now):
             self._pool.commit(session, now)
         self._activity.tick(now, self.load(), [seat.load for seat in self._targets.seats])

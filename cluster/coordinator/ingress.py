@@ -8,8 +8,7 @@ from collections import deque
 from typing import Protocol
 
 from cluster.coordinator.adapters import AdapterNews
-from cluster.coordinator.session import Deliver
-from cluster.coordinator.sessions import error_event
+from cluster.coordinator.session import Deliver, error_event
 from cluster.core import EMPTY_TOKENS, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, WorkerError
 from cluster.messages import AdapterList, EventFrame, Load, SubmitFrame

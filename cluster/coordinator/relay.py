@@ -88,7 +88,10 @@ class Relay:
             session.has_answered = True
             session.num_cached = session.num_cached or min(verdict.num_cached, session.prompt_len)
         session.num_retries = session.num_reopened = 0
-        self._log.note_verdict(session, verdict, now)
+        if session.is_audit:
+            session.redraws += verdict.redraws
+        else:
+            self._log.note_verdict(session, verdict, now)
         session.last_event_at = now
         if reason is not None:
             seat.ended(session)

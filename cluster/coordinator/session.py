@@ -13,8 +13,10 @@ import numpy as np
 from cluster.coordinator.replica import Subscription
 from cluster.coordinator.statistics import RequestStatistics
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenArray, TokenEvent
+from cluster.errors import CapacityError, DrafthouseError
 from cluster.messages import Open, PlainWhy, PoolTree, TextVerdict
 from cluster.plan.texts import MAX_DRAFTERS, Text
+from cluster.requests.redraw import Redraw
 from cluster.spec.acceptance import group_of
 from cluster.spec.token_log import TokenLog
 
@@ -70,6 +72,8 @@ class Session(Text):
         self.arrival = arrival
         self.arrived_at = now
         self.shunned_target = ""  # the one that failed it last
+        self.is_audit = False  # its text is another one's, and nothing of it is counted
+        self.redraws: list[Redraw] = []  # of an audit
         self.last_event_at: float | None = None
         self.prompt_len = len(request.prompt_ids)
         self.status = Status.WAITING
@@ -127,7 +131,7 @@ class Session(Text):
             self.prompt_len, request.params, self._max_len, request.task, request.tenant,
             request.adapter, self.names, self.max_draft_tokens,
             request.speculation.latency_class or "", self.min_tokens_per_s,
-            request.speculation.return_draft_trees and self.is_drawn,
+            request.speculation.return_draft_trees and self.is_drawn, self.is_audit,
         )  # fmt: skip
 
     def event(
@@ -167,3 +171,20 @@ class Session(Text):
             )
         ]
         return (*found, *[()] * (num_tokens - len(found)))
+
+
+def error_event(
+    request_id: str, error: DrafthouseError, session: Session | None = None
+) -> TokenEvent:
+    """The last event of a request that ends with `error`."""
+    return TokenEvent(
+        request_id=request_id,
+        position=session.num_output_tokens if session else 0,
+        token_ids=EMPTY_TOKENS,
+        finish_reason=FinishReason.ERROR,
+        stats=session.statistics.snapshot(session.names) if session else None,
+        queue_time_s=(session.queue_time_s or 0.0) if session else 0.0,
+        error_code=error.code,
+        error_message=error.message,
+        retry_after_s=error.retry_after_s if isinstance(error, CapacityError) else 0.0,
+    )

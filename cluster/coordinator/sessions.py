@@ -10,13 +10,14 @@ from dataclasses import replace
 from cluster import metrics
 from cluster.config.schema import Config
 from cluster.coordinator.admission import WaitingLine, check_request, with_law
+from cluster.coordinator.audit import Auditor
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.finished import record_finished
 from cluster.coordinator.idle import IdleReason, idle_reason
 from cluster.coordinator.placement import Placement
-from cluster.coordinator.session import Deliver, Limits, Session, Status
+from cluster.coordinator.session import Deliver, Limits, Session, Status, error_event
 from cluster.coordinator.targets import TargetSeat
-from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
+from cluster.core import FinishReason, Request
 from cluster.draft.registry import has_laws
 from cluster.errors import (
     CapacityError,
@@ -65,10 +66,12 @@ class SessionTable:
         self.sessions: dict[str, Session] = {}
         self.seats: dict[str, TargetSeat] = {}
         self.limits = Limits()
+        self.auditor = Auditor(config, recorder, clock)
 
     def use(self, config: Config) -> None:
         """Open requests by another configuration from now on; limits hold at once."""
         self._config = config
+        self.auditor.use(config)
         self.admit()
 
     @property
@@ -115,6 +118,18 @@ class SessionTable:
         self._line.push(session)
         self.admit()
 
+    def audit(self, request: Request, deliver: Deliver, shunned_target: str) -> Session:
+        """Run a text that is given; nothing of it is counted.
+
+        shunned_target: at another target, if there is one."""
+        session = Session(request.id, request, deliver, next(self._arrivals), self._clock())
+        session.is_audit, session.shunned_target = True, shunned_target
+        self.sessions[session.id] = session
+        session.limit(self.limits)
+        self._line.push(session)
+        self.admit()
+        return session
+
     def cancel(self, session_id: str) -> None:
         """Free everything held for a session; unknown and finished ones are no error."""
         session = self.sessions.get(session_id)
@@ -125,12 +140,16 @@ class SessionTable:
     def finish(self, session: Session, reason: FinishReason) -> None:
         """Free what is held for `session` here, at its target and at its drafters."""
         del self.sessions[session.id]
+        if not session.is_audit:
+            self.auditor.note(session, reason)
         self._leave(session)
         session.status = Status.FINISHED
         self._pool.release(session)
         if not session.statistics.has_speculated:
             session.statistics.idle_because = self._idle_reason(session)
         now = self._clock()
+        if session.is_audit:
+            return
         record_finished(self._recorder, session, reason, now)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             duration_s = now - session.arrived_at - (session.queue_time_s or 0.0)
@@ -199,9 +218,11 @@ class SessionTable:
                 return
             self._place(self._line.pop(), seat)
 
-    def fail_unserved(self, now: float, timeout_s: float) -> None:
-        """Without any target, let those go who have waited for so long."""
+    def tick(self, now: float) -> None:
+        """Without any target, let those go who have waited for too long; with some, audit."""
+        timeout_s = self._config.coordinator.target_timeout_s
         if self.seats:
+            self.auditor.tick(self)
             return
         for session in list(self._line):
             if now - max(session.arrived_at, self._unserved_since) >= timeout_s:
@@ -326,20 +347,3 @@ class SessionTable:
             self._placement.remember(seat, session)
         elif session.status is Status.WAITING and session in self._line:
             self._line.remove(session)
-
-
-def error_event(
-    request_id: str, error: DrafthouseError, session: Session | None = None
-) -> TokenEvent:
-    """The last event of a request that ends with `error`."""
-    return TokenEvent(
-        request_id=request_id,
-        position=session.num_output_tokens if session else 0,
-        token_ids=EMPTY_TOKENS,
-        finish_reason=FinishReason.ERROR,
-        stats=session.statistics.snapshot(session.names) if session else None,
-        queue_time_s=(session.queue_time_s or 0.0) if session else 0.0,
-        error_code=error.code,
-        error_message=error.message,
-        retry_after_s=error.retry_after_s if isinstance(error, CapacityError) else 0.0,
-    )

@@ -8,6 +8,8 @@ from cluster.coordinator.session import Session
 from cluster.core import TokenArray
 from cluster.messages import TextVerdict
 
+_MAX_VOCABULARY = 2**31
+
 
 def problem_of(verdict: TextVerdict, session: Session, vocab_size: int) -> str | None:
     """Why a verdict cannot be one of the session's text, which it continues; None = it can."""
@@ -32,6 +34,15 @@ def problem_of(verdict: TextVerdict, session: Session, vocab_size: int) -> str |
         verdict.token_ids
     ):
         return f"it has {len(verdict.logprobs)} log-probabilities"
+    first, end = session.num_output_tokens, session.num_output_tokens + len(verdict.token_ids)
+    if not all(
+        session.is_audit
+        and first <= each.position < end
+        and 0 <= each.token_id < (vocab_size or _MAX_VOCABULARY)
+        and each.gap >= 0.0
+        for each in verdict.redraws
+    ):
+        return "it draws tokens anew where it has none"
     return None
 
 
@@ -48,5 +59,5 @@ def _problem_of_beams(verdict: TextVerdict, num_beams: int) -> str | None:
 
 def _are_in(token_ids: TokenArray, vocab_size: int) -> bool:
     return not len(token_ids) or bool(
-        0 <= token_ids.min() <= token_ids.max() < (vocab_size or 2**31)
+        0 <= token_ids.min() <= token_ids.max() < (vocab_size or _MAX_VOCABULARY)
     )

@@ -15,6 +15,7 @@ from cluster.messages import (
     TextVerdict,
     VerdictFrame,
 )
+from cluster.requests.redraw import Redraw
 from cluster.rpc.codec import PARTS, check_beams, check_logprobs
 from cluster.rpc.codec_arrays import TOKENS, make_tree
 from cluster.rpc.codec_records import ByHand, enum_codec, record_codec
@@ -69,7 +70,8 @@ _TREE = record_codec(
     by_hand={"tree": ByHand(("token_ids", "parents"), _encode_nodes, _decode_nodes)},
 )
 _WHY = enum_codec(PlainWhy, pb.PlainWhy, "why", {why: why.value for why in PlainWhy})
-_VERDICT = record_codec(TextVerdict, pb.TextVerdict, [*PARTS, _WHY])
+_REDRAW = record_codec(Redraw, pb.Redraw)
+_VERDICT = record_codec(TextVerdict, pb.TextVerdict, [*PARTS, _WHY, _REDRAW])
 _SAMPLE = record_codec(
     Sample,
     pb.Sample,

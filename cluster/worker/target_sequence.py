@@ -14,7 +14,9 @@ from cluster.core import EMPTY_TOKENS, EMPTY_TREE, TokenArray, TokenTree, token_
 from cluster.engine.beam_search import BeamRun
 from cluster.engine.draw.native import DrawKernels, DrawShare
 from cluster.errors import RequestError, WorkerError
+from cluster.requests.redraw import Redraw
 from cluster.spec.draw import DrawRows, FusedDraw, Indices, draw, winner_among
+from cluster.spec.gap import gap_of
 from cluster.spec.logits_hook import LogitsHook, TokenMask, forbid
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
@@ -28,7 +30,7 @@ class TargetSequence:
 
     is_pending: the engine has not answered its work yet.  tree: the nodes of that work, which are
     those that the hook allows.  kept: their places in the tree that was submitted, None = all.
-    search: the beam search, if the text is one.
+    search: the beam search, if the text is one.  redraws: of an audit, in the present step.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class TargetSequence:
         self.failure: RequestError | None = None  # raised by the hook; the request ends with it
         self.adapter = adapter
         self.forced = token_array(params.forced_ids) if params.forced_ids else None
+        self.redraws: tuple[Redraw, ...] = ()
         self.bias = TokenBias.of(params.logit_bias, device) if params.logit_bias else None
         stops = [token for token in params.stop_token_ids if 0 <= token < vocab_size]
         self.banned = (
@@ -160,8 +163,25 @@ def _forced(entry: Evaluated, draws: TokenArray) -> TokenArray:
     positions = entry.positions
     # A row without a valid law has no log-probabilities either, so it fails as in other sequences.
     rows = np.flatnonzero((positions < len(given)) & (draws >= 0))
-    draws[rows] = given[positions[rows]]
+    wanted = given[positions[rows]]
+    if entry.sequence.text.is_audit:
+        entry.sequence.redraws = _redraws(entry, rows[draws[rows] != wanted], draws)
+    draws[rows] = wanted
     return draws
+
+
+def _redraws(entry: Evaluated, rows: Indices, draws: TokenArray) -> tuple[Redraw, ...]:
+    """Return what is drawn at rows whose given token is another one."""
+    sequence, given = entry.sequence, entry.sequence.forced
+    if given is None or not len(rows):
+        return ()
+    logits, params, found = adjusted(entry), sequence.params, []
+    for row, position in zip(rows.tolist(), entry.positions[rows].tolist(), strict=True):
+        drawn = int(draws[row])
+        triple = (sequence.seed, position, params.stream)
+        gap = gap_of(logits[row], drawn, int(given[position]), params, triple)
+        found.append(Redraw(position, drawn, gap))
+    return tuple(found)
 
 
 def _draw_all(

@@ -18,6 +18,7 @@ class TextRecord:
     held_len: the tokens that the engine holds of it; the verifier notes them.
     draft_nodes: nodes wanted after the last verdict.  only_look_ups: they are wanted of look-ups
     alone.  is_over: no draft can be of use any more.  laws: of the nodes in flight.
+    is_audit: as in `Open`.
     """
 
     request_id: str
@@ -34,6 +35,7 @@ class TextRecord:
     only_look_ups: bool = False
     is_over: bool = False
     laws: Laws = field(default_factory=lambda: NO_LAWS)
+    is_audit: bool = False
 
     @property
     def output_len(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cluster.core import (
     EMPTY_TREE,
@@ -72,7 +73,7 @@ class TargetText(Text):
         self.record = TextRecord(
             self.id, opened.generation, opened.prompt_len, params, opened.task, opened.tenant,
             frozenset(name for name in self.names if name in residents), self.tokens,
-            opened.adapter,
+            opened.adapter, is_audit=opened.is_audit,
         )  # fmt: skip
 
     @property
@@ -148,7 +149,7 @@ class TargetText(Text):
             self.end,
             verdict.logprobs if verdict.beams else verdict.logprobs[:num_kept],
             self.num_cached,
-            verdict.beams,
+            verdict.beams, redraws=verdict.redraws,
         )  # fmt: skip
 
     def _append(self, token_ids: TokenArray) -> tuple[int, FinishReason | None]:
@@ -228,6 +229,8 @@ class TextTable(dict[str, TargetText]):
             raise ProtocolError(
                 f"max_len is {opened.max_len} and there are {len(tokens)} tokens; the text is over"
             )
-        check_params(opened.params, self.vocab_size)
+        # An audit is given the text that was written under its grammar.
+        params = replace(opened.params, grammar=None) if opened.is_audit else opened.params
+        check_params(params, self.vocab_size)
         if len(set(opened.drafters)) != len(opened.drafters):
             raise ProtocolError("drafters names one twice")

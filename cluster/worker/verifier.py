@@ -204,7 +204,10 @@ class Verifier:
         self._engine.retain(text.request_id, path.tolist())
         text.held_len = context_len + len(path)
         logprobs = _logprobs(entry, path, token_ids)
-        return Verdict(text.request_id, context_len, path, token_ids, logprobs, num_cached)
+        return Verdict(
+            text.request_id, context_len, path, token_ids, logprobs, num_cached,
+            redraws=sequence.redraws,
+        )  # fmt: skip
 
     def _search(
         self, sequence: TargetSequence, output: Output, verdicts: list[Verdict],

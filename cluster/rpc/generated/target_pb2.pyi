@@ -76,7 +76,7 @@ class Load(_message.Message):
     def __init__(self, seats: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_steps: _Optional[int] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("request_id", "generation", "token_ids", "prefix_hash", "prompt_len", "params", "max_len", "task", "tenant", "adapter", "drafters", "max_draft_tokens", "latency_class", "min_tokens_per_s", "return_draft_trees")
+    __slots__ = ("request_id", "generation", "token_ids", "prefix_hash", "prompt_len", "params", "max_len", "task", "tenant", "adapter", "drafters", "max_draft_tokens", "latency_class", "min_tokens_per_s", "return_draft_trees", "is_audit")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class Open(_message.Message):
     LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     RETURN_DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
+    IS_AUDIT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     token_ids: bytes
@@ -107,7 +108,8 @@ class Open(_message.Message):
     latency_class: str
     min_tokens_per_s: float
     return_draft_trees: bool
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., prefix_hash: _Optional[int] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_len: _Optional[int] = ..., task: _Optional[str] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., latency_class: _Optional[str] = ..., min_tokens_per_s: _Optional[float] = ..., return_draft_trees: _Optional[bool] = ...) -> None: ...
+    is_audit: bool
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., prefix_hash: _Optional[int] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_len: _Optional[int] = ..., task: _Optional[str] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., latency_class: _Optional[str] = ..., min_tokens_per_s: _Optional[float] = ..., return_draft_trees: _Optional[bool] = ..., is_audit: _Optional[bool] = ...) -> None: ...
 
 class PoolTree(_message.Message):
     __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "token_ids", "parents", "survival", "sources", "weights")
@@ -176,7 +178,7 @@ class AdapterList(_message.Message):
     def __init__(self, served: _Optional[_Iterable[str]] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class TextVerdict(_message.Message):
-    __slots__ = ("request_id", "generation", "context_len", "token_ids", "sources", "num_nodes", "verified", "why", "finish_reason", "logprobs", "num_cached", "beams", "owners", "credited", "step")
+    __slots__ = ("request_id", "generation", "context_len", "token_ids", "sources", "num_nodes", "verified", "why", "finish_reason", "logprobs", "num_cached", "beams", "owners", "credited", "step", "redraws")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +194,7 @@ class TextVerdict(_message.Message):
     OWNERS_FIELD_NUMBER: _ClassVar[int]
     CREDITED_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    REDRAWS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     context_len: int
@@ -207,7 +210,18 @@ class TextVerdict(_message.Message):
     owners: _containers.RepeatedScalarFieldContainer[int]
     credited: _containers.RepeatedScalarFieldContainer[int]
     step: _common_pb2.DraftStep
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., context_len: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., sources: _Optional[bytes] = ..., num_nodes: _Optional[int] = ..., verified: _Optional[_Iterable[int]] = ..., why: _Optional[_Union[PlainWhy, str]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ..., owners: _Optional[_Iterable[int]] = ..., credited: _Optional[_Iterable[int]] = ..., step: _Optional[_Union[_common_pb2.DraftStep, _Mapping]] = ...) -> None: ...
+    redraws: _containers.RepeatedCompositeFieldContainer[Redraw]
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., context_len: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., sources: _Optional[bytes] = ..., num_nodes: _Optional[int] = ..., verified: _Optional[_Iterable[int]] = ..., why: _Optional[_Union[PlainWhy, str]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ..., owners: _Optional[_Iterable[int]] = ..., credited: _Optional[_Iterable[int]] = ..., step: _Optional[_Union[_common_pb2.DraftStep, _Mapping]] = ..., redraws: _Optional[_Iterable[_Union[Redraw, _Mapping]]] = ...) -> None: ...
+
+class Redraw(_message.Message):
+    __slots__ = ("position", "token_id", "gap")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    GAP_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    token_id: int
+    gap: float
+    def __init__(self, position: _Optional[int] = ..., token_id: _Optional[int] = ..., gap: _Optional[float] = ...) -> None: ...
 
 class StepReport(_message.Message):
     __slots__ = ("step_time_s", "forward_time_s", "period_s", "num_sequences", "num_nodes", "num_prefill_tokens", "pages_in_use", "pages_total", "draft_time_s", "num_emitted_tokens", "num_preempted")

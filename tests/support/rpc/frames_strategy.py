@@ -14,6 +14,7 @@ from cluster.messages import EventFrame, SubmitFrame
 from cluster.requests.acceptance_law import LAWS
 from cluster.requests.draft_step import DraftStep
 from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.redraw import Redraw
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import monotone
 from tests.support.spec.trees import token_trees
@@ -106,7 +107,7 @@ def logprobs(size: int) -> st.SearchStrategy[tuple[core.TokenLogprob, ...]]:
 opens = st.builds(
     messages.Open, ids, generations, tokens(1), hashes, lengths, params, lengths, texts,
     st.binary(max_size=16), texts, st.lists(ids, max_size=3).map(tuple), lengths, ids,
-    doubles, st.booleans(),
+    doubles, st.booleans(), st.booleans(),
 )  # fmt: skip
 names = st.builds(messages.TextName, ids, generations)
 
@@ -136,6 +137,9 @@ def draft_steps(draw: st.DrawFn) -> DraftStep:
     )  # fmt: skip
 
 
+redraws = st.builds(Redraw, lengths, lengths, st.floats(min_value=0.0))
+
+
 @st.composite
 def verdicts(draw: st.DrawFn) -> messages.TextVerdict:
     size = draw(st.integers(0, 6))
@@ -146,6 +150,7 @@ def verdicts(draw: st.DrawFn) -> messages.TextVerdict:
         draw(st.lists(lengths, max_size=3).map(tuple)), draw(st.sampled_from(messages.PlainWhy)),
         draw(st.none() | st.sampled_from(core.FinishReason)),
         draw(logprobs(size)) if size else (), draw(lengths), (), draw(st.none() | draft_steps()),
+        draw(several(redraws)),
     )  # fmt: skip
 
 

@@ -1,0 +1,37 @@
+"""The sections of what proves in production that drafts pay, and change no text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from cluster.config.parse import NonNegativeFloat, Range, Share
+
+
+@dataclass(frozen=True, slots=True)
+class AuditConfig:
+    """Finished texts that are checked once more; see docs/proof.md."""
+
+    share: Share = 0.0
+    """Share of the finished texts that a target verifies again, in idle time where there is some,
+    at another target if there is one. 0 = none."""
+    tie_margin: NonNegativeFloat = 0.05
+    """A token counts as a near-tie, and not as a mismatch, if logits that differ by so much would
+    have given it: other batches round otherwise. With target.engine.reproducible it is 0."""
+    folder: str = ""
+    """Mismatches are kept here with their token ids, as files that the owner alone may read, 64 at
+    most. Empty = the log and the metrics alone tell of them, without any text."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchbackConfig:
+    """Windows without drafts, in which plain decoding is measured; see docs/proof.md."""
+
+    period_s: Annotated[float, Range(0, 86_400)] = 0.0
+    """In every period of this length there is one plain window, at the same time at all
+    coordinators. 0 = none."""
+    window_s: Annotated[float, Range(0.1, 3_600)] = 10.0
+    """The length of a plain window."""
+    request_share: Share = 0.0
+    """Share of the requests that get no drafts at all, and are counted apart. They share batches
+    with the others, so the windows are the fairer measure."""

@@ -1,0 +1,162 @@
+"""Audits: a text that the target would not write again is found, and nothing else is counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster import metrics
+from cluster.config.proof import AuditConfig
+from cluster.core import SamplingParams, token_array
+from cluster.messages import VerdictFrame
+from tests.support.coordinator.house import (
+    GREEDY,
+    SEEDED,
+    House,
+    collect,
+    house,
+    request,
+    text_of,
+)
+from tests.support.coordinator.toys import VOCAB_SIZE, ToyDrafter, ToyTarget, random_tree
+
+ALL = AuditConfig(share=1.0)
+Says = Callable[[VerdictFrame], VerdictFrame | None]
+
+
+def outcomes(stage: House) -> dict[str, float]:
+    """How many texts were audited, by outcome."""
+    found = {}
+    for line in stage.coordinator.render_metrics().decode().splitlines():
+        if line.startswith("drafthouse_audited_texts_total{"):
+            outcome = line.split('outcome="')[1].split('"')[0]
+            found[outcome] = float(line.rsplit(" ", 1)[1])
+    return found
+
+
+def changed_once(wrong: list[int]) -> Says:
+    """The first token of the text `r` comes as another one; wrong: which."""
+
+    def says(frame: VerdictFrame) -> VerdictFrame:
+        verdicts = list(frame.verdicts)
+        for place, verdict in enumerate(verdicts):
+            if verdict.request_id == "r" and verdict.finish_reason is not None and not wrong:
+                last = (int(verdict.token_ids[-1]) + 1) % VOCAB_SIZE
+                wrong.append(last)
+                told = token_array([*verdict.token_ids[:-1].tolist(), last])
+                verdicts[place] = replace(verdict, token_ids=told)
+        return replace(frame, verdicts=tuple(verdicts))
+
+    return says
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        SEEDED,
+        replace(SEEDED, top_p=0.8, top_k=9),
+        replace(SEEDED, frequency_penalty=0.7, logit_bias=((3, 1.5),), stop_token_ids=(5,)),
+        replace(SEEDED, stream=3, min_tokens=20, stop_token_ids=tuple(range(8))),
+    ],
+    ids=["greedy", "seeded", "truncated", "penalties", "stops"],
+)
+async def test_texts_are_what_would_be_drawn_again(params: SamplingParams) -> None:
+    async with house(audit=ALL) as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("a", random_tree(2)))
+        for seed in range(8):
+            await collect(stage.coordinator, request((1, seed), replace(params, seed=seed)))
+            await stage.pass_time(1.0)
+        assert outcomes(stage) == {"equal": 8.0}
+
+
+async def test_a_text_that_nobody_drew_is_found_named_and_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong: list[int] = []
+    async with house(audit=replace(ALL, folder=str(tmp_path / "kept"))) as stage:
+        stage.add_target(ToyTarget(says=changed_once(wrong)))
+        told = text_of(await collect(stage.coordinator, request(params=SEEDED)))
+        await stage.pass_time(1.0)
+        assert outcomes(stage) == {"mismatch": 1.0}
+    assert told[-1:] == wrong
+    assert (
+        f"request=r target=target-0 is not what is drawn now: place={len(told) - 1}" in caplog.text
+    )
+    (kept,) = (tmp_path / "kept").iterdir()
+    assert kept.stat().st_mode & 0o077 == 0
+    record = json.loads(kept.read_text())
+    assert (record["prompt_ids"], record["output_ids"]) == ([1, 2, 3], told)
+    assert [each["position"] for each in record["redraws"]] == [len(told) - 1]
+
+
+async def test_a_token_that_rounding_could_give_is_a_near_tie() -> None:
+    async with house(audit=replace(ALL, tie_margin=1000.0)) as stage:
+        stage.add_target(ToyTarget(says=changed_once([])))
+        await collect(stage.coordinator, request(params=SEEDED))
+        await stage.pass_time(1.0)
+        assert outcomes(stage) == {"near_tie": 1.0}
+
+
+async def test_another_target_looks_where_there_is_one() -> None:
+    async with house(audit=ALL) as stage:
+        targets = {name: ToyTarget() for name in ("one", "two")}
+        for name, toy in targets.items():
+            stage.add_target(toy, name)
+        await collect(stage.coordinator, request())
+        (writer,) = (name for name, toy in targets.items() if toy.items)
+        await stage.pass_time(1.0)
+        (reader,) = set(targets) - {writer}
+        audited = {item.request_id for item in targets[reader].items}
+        assert len(audited) == 1
+        assert outcomes(stage) == {"equal": 1.0}
+
+
+async def test_nothing_of_an_audit_is_counted_as_a_request() -> None:
+    seen = []
+    for share in (0.0, 1.0):
+        async with house(audit=AuditConfig(share=share)) as stage:
+            stage.add_target(ToyTarget())
+            await collect(stage.coordinator, request(params=SEEDED))
+            await stage.pass_time(2.0)
+            lines = stage.coordinator.render_metrics().decode().splitlines()
+            named = (metrics.REQUESTS, metrics.PROMPT_TOKENS, metrics.OUTPUT_TOKENS)
+            seen.append([each for each in lines if each.startswith(tuple(m.name for m in named))])
+            assert bool(outcomes(stage)) is bool(share)
+    assert seen[0] == seen[1]
+    assert seen[0]
+
+
+async def test_a_share_of_the_texts_is_looked_at_and_beams_and_scores_never() -> None:
+    async with house(audit=AuditConfig(share=0.25)) as stage:
+        stage.add_target(ToyTarget())
+        scored = replace(GREEDY, max_tokens=3, forced_ids=(1, 2, 3))
+        for number in range(8):
+            await collect(stage.coordinator, request((1, number)))
+            await collect(stage.coordinator, request((1, number), scored))
+            await stage.pass_time(1.0)
+        assert outcomes(stage) == {"equal": 2.0}
+
+
+async def test_an_audit_waits_for_idle_time_but_not_for_ever() -> None:
+    async with house(audit=ALL) as stage:
+        toy = ToyTarget()
+        stage.add_target(toy)
+        await collect(stage.coordinator, request())
+        toy.gate.clear()
+        running = stage.coordinator.submit(request((9,), replace(GREEDY, max_tokens=2000), "busy"))
+        first = anext(aiter(running))
+        toy.gate.set()
+        await first
+        toy.gate.clear()
+        await stage.pass_time(10.0)
+        assert not any(name.startswith("audit/") for name in stage.coordinator._table.sessions)
+        await stage.pass_time(25.0)
+        assert any(name.startswith("audit/") for name in stage.coordinator._table.sessions)
+        toy.gate.set()
+        await running.aclose()

@@ -1,0 +1,136 @@
+"""Audits at the target: a fault of the engine that has changed a text is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.core import SamplingParams
+from cluster.engine.engine import Engine
+from cluster.engine.work import Output
+from cluster.requests.redraw import Redraw
+from tests.support.engine.adapters import write_adapter
+from tests.support.engine.driver import load_engine, prompt
+from tests.support.worker.steps import Steps, steps
+from tests.support.worker.texts import opened
+
+NUM_TEXTS = 100
+SEEDS = range(20)
+MAX_TEXTS = 50
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+# What a fault does to the engine, before each step of a text.
+Fault = Callable[[Engine, np.random.Generator], None]
+
+
+@pytest.fixture(scope="module")
+def engine(
+    checkpoint_factory: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Engine:
+    base = checkpoint_factory("llama")
+    adapter = write_adapter(base, tmp_path_factory.mktemp("adapters") / "a", seed=1)
+    return load_engine(base, adapters={"a": str(adapter)})
+
+
+async def write(
+    target: Steps, name: str, params: SamplingParams, before: Callable[[], None] = lambda: None,
+    **fields: object,
+) -> list[int]:  # fmt: skip
+    """Let the target write a text; returns its output."""
+    desk = target.connect()
+    desk.post(opened(name, prompt(10, seed=params.noise_key).tolist(), params, **fields))
+    await target.turn()
+    while target.loop.has_work:
+        before()
+        await target.turn()
+    return desk.text(name)
+
+
+async def audit(
+    target: Steps, name: str, params: SamplingParams, output: Sequence[int], **fields: object
+) -> list[Redraw]:
+    desk = target.connect()
+    given = replace(params, forced_ids=tuple(output), max_tokens=len(output))
+    tokens = prompt(10, seed=params.noise_key).tolist()
+    desk.post(opened(name, tokens, given, is_audit=True, tenant=name.encode(), **fields))
+    await target.run()
+    assert desk.text(name) == list(output)
+    return [each for verdict in desk.verdicts[name] for each in verdict.redraws]
+
+
+def wrong_row(engine: Engine, generator: np.random.Generator) -> None:
+    """The logits of one row are those of nobody."""
+    real = type(engine).step
+
+    def step(taps: Sequence[int] = ()) -> list[Output]:
+        del engine.step  # type: ignore[method-assign]
+        outputs = real(engine, taps)
+        for output in outputs:
+            if output.logits is not None:
+                with torch.inference_mode():
+                    output.logits[-1] = torch.randn(engine.vocab_size)
+        return outputs
+
+    engine.step = step  # type: ignore[method-assign]
+
+
+def stale_page(engine: Engine, generator: np.random.Generator) -> None:
+    """A page of a text holds what another position had."""
+    for sequence in engine.page_owners.sequences.values():
+        pages = sequence.tables[0].pages
+        if len(pages) > 1:
+            size = engine.cache.page_size
+            source, place = (int(each) for each in generator.choice(len(pages), 2, replace=False))
+            slots = np.arange(size, dtype=np.int64)
+            engine.cache.move(0, pages[source] * size + slots, pages[place] * size + slots)
+
+
+def one_of(turns: Iterator[int], at: int, act: Callable[[], None]) -> None:
+    """Act at one of the turns."""
+    if next(turns) == at:
+        act()
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+async def test_texts_are_drawn_again_token_by_token(engine: Engine, params: SamplingParams) -> None:
+    async with steps(engine, max_rows=64) as target:
+        for seed in range(NUM_TEXTS):
+            own = replace(params, seed=seed, frequency_penalty=0.5 * (seed % 2))
+            adapter = "a" if seed % 3 == 0 else ""
+            output = await write(target, f"r{seed}", own, adapter=adapter)
+            assert await audit(target, f"a{seed}", own, output, adapter=adapter) == []
+
+
+@pytest.mark.parametrize("fault", [wrong_row, stale_page], ids=["wrong row", "stale page"])
+async def test_a_fault_of_one_step_is_found(engine: Engine, fault: Fault) -> None:
+    async with steps(engine, max_rows=64) as target:
+        for seed in SEEDS:
+            generator = np.random.default_rng(seed)
+            for number in range(MAX_TEXTS):
+                params = replace(SAMPLED, seed=1000 * seed + number)
+                at = int(generator.integers(0, 4))
+                before = partial(one_of, iter(range(100)), at, partial(fault, engine, generator))
+                output = await write(target, f"r{number}", params, before)
+                if await audit(target, f"a{number}", params, output):
+                    break
+            else:
+                pytest.fail(f"seed {seed}: no audit of {MAX_TEXTS} has seen it")
+            engine.forget_prefixes()
+
+
+async def test_a_swapped_adapter_is_found(engine: Engine) -> None:
+    async with steps(engine, max_rows=64) as target:
+        for seed in SEEDS:
+            for number in range(MAX_TEXTS):
+                params = replace(SAMPLED, seed=1000 * seed + number)
+                output = await write(target, f"r{number}", params)  # and nobody asked for none
+                if await audit(target, f"a{number}", params, output, adapter="a"):
+                    break
+            else:
+                pytest.fail(f"seed {seed}: no audit of {MAX_TEXTS} has seen it")
