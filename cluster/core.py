@@ -332,3 +332,4 @@ class TokenEvent:
     num_cached: int = 0  # prompt tokens that the prefix cache had when the request first came
     beams: tuple[BeamEnd, ...] = ()  # as in `Verdict`, in the only event of a beam search
     draft_steps: tuple[DraftStep, ...] = ()
+    prefill_time_s: float = 0.0  # with the last event: from its place to its first tokens

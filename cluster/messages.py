@@ -111,8 +111,8 @@ class TextVerdict:
     its `Open`; owners: the one that it is credited to (`cluster.spec.credit`).  num_nodes: number
     of verified nodes.  verified, credited: by name, how many of these nodes it had proposed, and
     how many are credited to it; empty = none.  why: the reason if num_nodes is 0.
-    num_cached: tokens of the prompt that were found in the prefix cache.  step: where the text
-    asked for it.  redraws: of an audit, among token_ids.
+    num_cached: tokens of the prompt found in the prefix cache.  step: where it was asked for.
+    redraws: of an audit, among token_ids.
     """
 
     request_id: str
@@ -226,9 +226,8 @@ class StepReport:
 
     step_time_s: forward, draw and walk.  period_s: since the step before began, 0 if this one did
     not follow at once.  draft_time_s: residents' time in that period.  num_sequences: texts that
-    drew (decode or verify).  num_nodes: draft nodes verified.  num_prefill_tokens: rows of prefill
-    chunks in the same step.  num_emitted_tokens: by all texts.  num_preempted: texts that lost
-    their pages to another one.
+    drew.  num_nodes: draft nodes verified.  num_prefill_tokens: rows of prefill chunks in the same
+    step.  num_emitted_tokens: of all texts.  num_preempted: texts whose pages were taken.
     """
 
     step_time_s: float = 0.0
@@ -334,12 +333,13 @@ class VerdictFrame:
 class SubmitFrame:
     """Ingress to coordinator: new requests, and ids of requests whose client went away.
 
+    ended: ids of those whose text is complete, at a stop string.  Unknown ids are no error.
     A request that cannot be admitted is answered by a finished TokenEvent with an error code.
-    Cancelling an unknown or finished request is no error.
     """
 
     requests: tuple[Request, ...] = ()
     cancelled: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

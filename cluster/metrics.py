@@ -65,6 +65,12 @@ PROMPT_TOKENS = Metric(
     ("task",),
 )
 OUTPUT_TOKENS = Metric("drafthouse_output_tokens", "counter", "Output tokens.", ("task",))
+TOKEN_RATE = Metric(
+    "drafthouse_tokens_per_second",
+    "gauge",
+    "Tokens per second in the last ten seconds. kind: prompt or output.",
+    ("kind",),
+)
 TTFT = Metric(
     "drafthouse_time_to_first_token_seconds",
     "histogram",

@@ -21,6 +21,7 @@ from deployments.ingress.api.contract import Endpoint, Rule, Schema
 from deployments.ingress.api.endpoints import ENDPOINTS, PAGES
 from deployments.ingress.api.table_statistics import STATISTICS, STATISTICS_PATH, WORDS
 from deployments.ingress.api.unserved import UNSERVED
+from deployments.ingress.times import TIMES
 
 PAGE = DOCS / "api.md"
 REQUESTS = DOCS / "requests.md"
@@ -142,13 +143,18 @@ def page() -> str:
 
 
 def statistics_table() -> str:
-    """What every answer says of its drafts."""
+    """What every answer says of its times and of its drafts."""
+    times = "".join(f"| `{name}` | number or null | {text} |\n" for name, text in TIMES.items())
     rows = []
     for rule in STATISTICS:
         rows.append(f"| `{rule.name}` | {_values(rule)} | {rule.note} |\n")
         for word, meaning in WORDS.get(rule.name, {}).items():
             rows.append(f"| | `{json.dumps(word)}` | {meaning} |\n")
-    return f"| `{STATISTICS_PATH}` | values | |\n|---|---|---|\n" + "".join(rows)
+    head = "|---|---|---|\n"
+    return (
+        f"| `metrics` | values | |\n{head}{times}\n"
+        f"| `{STATISTICS_PATH}` | values | |\n{head}{''.join(rows)}"
+    )
 
 
 def requests_page(text: str) -> str:

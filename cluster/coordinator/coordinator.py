@@ -36,7 +36,7 @@ from cluster.coordinator.workers import (
     note_foreign,
     run_link,
 )
-from cluster.core import Request, TokenEvent
+from cluster.core import FinishReason, Request, TokenEvent
 from cluster.errors import ProtocolError
 from cluster.messages import (
     EventFrame,
@@ -228,9 +228,9 @@ class Coordinator:
         finally:
             self.cancel(request.id)
 
-    def cancel(self, session_id: str) -> None:
+    def cancel(self, session_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Free a request's state everywhere; unknown and finished ones are no error."""
-        self._table.cancel(session_id)
+        self._table.cancel(session_id, reason)
         self._table.admit()
 
     def load(self) -> Load:

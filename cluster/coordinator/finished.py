@@ -14,12 +14,11 @@ def record_finished(recorder: Recorder, session: Session, reason: FinishReason, 
     first_at, last_at = session.statistics.first_at, session.statistics.last_at
     if first_at is None:
         return
-    e2e_s, queue_s = now - session.arrived_at, session.queue_time_s or 0.0
-    prefill_s, decode_s = first_at - session.arrived_at - queue_s, last_at - first_at
+    prefill_s, decode_s = session.prefill_time_s, last_at - first_at
     num_more = session.num_output_tokens - 1
     for metric, value in (
-        (vllm_metrics.E2E_TIME, e2e_s),
-        (vllm_metrics.QUEUE_TIME, queue_s),
+        (vllm_metrics.E2E_TIME, now - session.arrived_at),
+        (vllm_metrics.QUEUE_TIME, session.queue_time_s or 0.0),
         (vllm_metrics.PREFILL_TIME, prefill_s),
         (vllm_metrics.DECODE_TIME, decode_s),
         (vllm_metrics.INFERENCE_TIME, prefill_s + decode_s),

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cluster.coordinator.adapters import AdapterNews
 from cluster.coordinator.session import Deliver, error_event
-from cluster.core import EMPTY_TOKENS, Request, TokenEvent
+from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, WorkerError
 from cluster.messages import AdapterList, EventFrame, Load, SubmitFrame
 from cluster.rpc.duplex import run_until_first_ends
@@ -30,7 +30,7 @@ class RequestTaker(Protocol):
 
     def open(self, session_id: str, request: Request, deliver: Deliver) -> None: ...
 
-    def cancel(self, session_id: str) -> None: ...
+    def cancel(self, session_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None: ...
 
     def load(self) -> Load: ...
 
@@ -73,6 +73,8 @@ class IngressLink:
                 self._submit(request)
             for request_id in frame.cancelled:
                 self._taker.cancel(self._prefix + request_id)
+            for request_id in frame.ended:
+                self._taker.cancel(self._prefix + request_id, FinishReason.STOP)
 
     def _submit(self, request: Request) -> None:
         if request.id not in self._live:

@@ -95,6 +95,12 @@ class Session(Text):
         self._is_limited = False
 
     @property
+    def prefill_time_s(self) -> float:
+        """From its first place at a target to its first tokens, 0 before them."""
+        first_at = self.statistics.first_at
+        return 0.0 if first_at is None else first_at - self.arrived_at - (self.queue_time_s or 0.0)
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.prompt_len
 
@@ -140,10 +146,12 @@ class Session(Text):
         """The tokens of a verdict, which begin at output `position`, as the client's event."""
         stats = self.statistics.snapshot(self.names) if finish_reason else None
         queue_time_s = (self.queue_time_s or 0.0) if finish_reason else 0.0
+        prefill_time_s = self.prefill_time_s if finish_reason else 0.0
         if verdict is None:
             return TokenEvent(
                 self.request.id, position, EMPTY_TOKENS, finish_reason=finish_reason, stats=stats,
-                queue_time_s=queue_time_s, num_cached=self.num_cached,
+                queue_time_s=queue_time_s, prefill_time_s=prefill_time_s,
+                num_cached=self.num_cached,
             )  # fmt: skip
         token_ids: TokenArray = verdict.token_ids
         sources: tuple[tuple[str, ...], ...] = ()
@@ -151,8 +159,9 @@ class Session(Text):
             sources = self._sources(verdict)
         return TokenEvent(
             self.request.id, position, token_ids, verdict.logprobs, finish_reason, stats,
-            draft_sources=sources, queue_time_s=queue_time_s, num_cached=self.num_cached,
-            beams=verdict.beams, draft_steps=() if verdict.step is None else (verdict.step,),
+            draft_sources=sources, queue_time_s=queue_time_s, prefill_time_s=prefill_time_s,
+            num_cached=self.num_cached, beams=verdict.beams,
+            draft_steps=() if verdict.step is None else (verdict.step,),
         )  # fmt: skip
 
     def _sources(self, verdict: TextVerdict) -> tuple[tuple[str, ...], ...]:

@@ -130,12 +130,12 @@ class SessionTable:
         self.admit()
         return session
 
-    def cancel(self, session_id: str) -> None:
+    def cancel(self, session_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Free everything held for a session; unknown and finished ones are no error."""
         session = self.sessions.get(session_id)
         if session is not None:
-            self.finish(session, FinishReason.CANCELLED)
-            session.deliver(session.event(session.num_output_tokens, None, FinishReason.CANCELLED))
+            self.finish(session, reason)
+            session.deliver(session.event(session.num_output_tokens, None, reason))
 
     def finish(self, session: Session, reason: FinishReason) -> None:
         """Free what is held for `session` here, at its target and at its drafters."""

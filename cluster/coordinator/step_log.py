@@ -86,8 +86,10 @@ class StepLog:
             self._scores.score(ended, ends=True)
 
     def record_scores(self) -> None:
-        """Export what drafts are worth; not on the way of a token."""
+        """Export what drafts are worth and how fast tokens come; not on the way of a token."""
         self._scores.record(self._recorder)
+        for kind, rate in self._activity.rates.items():
+            self._recorder.set(metrics.TOKEN_RATE, rate, kind=kind)
 
     def forget(self, seat: TargetSeat) -> None:
         """The target has left: what it last said of itself is not true any more."""

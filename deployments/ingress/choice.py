@@ -83,7 +83,7 @@ class Choice:
         self.waiting = waiting
         self.done = ticket is None and waiting is None
         self.stats = SpeculationStats()
-        self.queue_time_s = 0.0
+        self.queue_time_s = self.prefill_time_s = 0.0
         self.num_cached: int | None = None  # tokens of its prompt, as its first event says
         self.finish_reason: FinishReason | None = None
 
@@ -101,6 +101,7 @@ class Choice:
             event = beam_event(event, self._rank)
         if event.stats is not None:
             self.stats, self.queue_time_s = event.stats, event.queue_time_s
+            self.prefill_time_s = event.prefill_time_s
         if self.done:
             return []
         piece = self.text.push(event.token_ids)

@@ -7,6 +7,7 @@ already have.  The text does not depend on the coordinator, so the client only s
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Mapping
 
@@ -136,15 +137,16 @@ class Coordinators:
             peer.cancelled.append(ticket.wire_id)
             peer.wake.set()
 
-    def cancel(self, ticket: Ticket) -> None:
-        """Ask for the end of the request; its last event still arrives, with the statistics."""
+    def end(self, ticket: Ticket) -> None:
+        """Ask for the end of a request whose text is complete; its last event still arrives, with
+        the statistics."""
         ticket.cancelled = True
         if ticket.finished:
             return
         if ticket.peer is None:  # its coordinator was lost, and with it the statistics
             ticket.end()
         else:
-            ticket.peer.cancelled.append(ticket.wire_id)
+            ticket.peer.ended.append(ticket.wire_id)
             ticket.peer.wake.set()
 
     async def wait_connected(self) -> None:
@@ -196,20 +198,19 @@ class Coordinators:
             peer.wake.clear()
             requests, peer.requests = tuple(peer.requests), []
             cancelled, peer.cancelled = tuple(peer.cancelled), []
-            if requests or cancelled:
-                await self._send(peer, requests, cancelled)
+            ended, peer.ended = tuple(peer.ended), []
+            if requests or cancelled or ended:
+                await self._send(peer, SubmitFrame(requests, cancelled, ended))
 
-    async def _send(
-        self, peer: Peer, requests: tuple[Request, ...], cancelled: tuple[str, ...]
-    ) -> None:
+    async def _send(self, peer: Peer, frame: SubmitFrame) -> None:
         try:
-            await peer.link.send(SubmitFrame(requests, cancelled))
+            await peer.link.send(frame)
             return
         except TooLargeError:
             # Nothing of the frame was sent.  One request is at fault; the others must keep their
             # stream.
             pass
-        for request in requests:
+        for request in frame.requests:
             try:
                 await peer.link.send(SubmitFrame((request,)))
             except TooLargeError as error:
@@ -217,7 +218,7 @@ class Coordinators:
                 if ticket is not None:
                     ticket.peer = None
                     ticket.fail(error)
-        await peer.link.send(SubmitFrame((), cancelled))
+        await peer.link.send(dataclasses.replace(frame, requests=()))
 
     async def _watch(self, peer: Peer) -> None:
         """Return when the coordinator has said nothing for too long."""

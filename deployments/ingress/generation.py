@@ -69,9 +69,9 @@ class Generation:
         self._coordinators = coordinators
         self._max_chars_per_token = max_chars_per_token
         self._news = asyncio.Event()
-        self._choices: list[Choice] = []
+        self.choices: list[Choice] = []
         self._scores: list[PromptScore] = []  # one per prompt, where they are asked for
-        self._times = RequestTimes()
+        self.times = RequestTimes()
         self._error_code = ""
         self._failure: DrafthouseError | None = None
         self.closed = asyncio.Event()
@@ -101,12 +101,12 @@ class Generation:
         if self._scores:
             return 0
         # Other samples of a prompt find what the first one has computed.
-        return sum(one.num_cached or 0 for one in self._choices[:: self._spec.num_choices])
+        return sum(one.num_cached or 0 for one in self.choices[:: self._spec.num_choices])
 
     @property
     def num_output_tokens(self) -> int:
         """Output tokens of all choices, up to the end of a stop string."""
-        return sum(choice.text.num_tokens for choice in self._choices)
+        return sum(choice.text.num_tokens for choice in self.choices)
 
     def prompt_logprobs(self, choice: int) -> PromptLogprobs:
         """Of the choice's prompt, once the choice has begun; () where they are not asked for."""
@@ -120,12 +120,12 @@ class Generation:
     @property
     def is_over(self) -> bool:
         """Whether every choice has ended, so that usage and statistics are final."""
-        return all(choice.done for choice in self._choices)
+        return all(choice.done for choice in self.choices)
 
     @property
     def stats(self) -> SpeculationStats:
         """The speculation statistics of all choices together."""
-        return combined([choice.stats for choice in self._choices])
+        return combined([choice.stats for choice in self.choices])
 
     async def start(self, resumptions: Sequence[Resumption] = ()) -> None:
         """Tokenise and submit; raises RequestError for prompts that do not fit, before any work."""
@@ -196,11 +196,11 @@ class Generation:
         rank = index % self._spec.num_choices
         ticket = None
         if request.params.beams is not None and rank > 0:
-            ticket = self._choices[index - rank].ticket  # one search finds all texts
+            ticket = self.choices[index - rank].ticket  # one search finds all texts
         elif not (is_over or self._waits):
             ticket = await self._coordinators.submit(request, self._news)
         waiting = request if self._waits and not is_over else None
-        self._choices.append(Choice(index, text, reading, ticket, waiting, rank=rank))
+        self.choices.append(Choice(index, text, reading, ticket, waiting, rank=rank))
 
     async def _go_on_after_scores(self) -> list[Delta]:
         """Submit the samples whose prompts are scored; returns the ends of those without any."""
@@ -208,7 +208,7 @@ class Generation:
             if not score.is_complete:
                 self._noted(score.take)
         ended: list[Delta] = []
-        for choice in self._choices:
+        for choice in self.choices:
             request, number = choice.waiting, choice.index // self._spec.num_choices
             if request is None or (self._scores and not self._scores[number].is_complete):
                 continue
@@ -235,7 +235,7 @@ class Generation:
         return bool(self._scores) or self._spec.is_prompt_only
 
     def _running(self) -> list[Choice | PromptScore]:
-        return [*self._choices, *self._scores]
+        return [*self.choices, *self._scores]
 
     def _noted(self, ask: Callable[[], Answer]) -> Answer:
         """Return what `ask` does; an error that ends the request is said in its line of the log."""
@@ -286,7 +286,7 @@ class Generation:
 
     def _take(self) -> list[Delta]:
         pieces: list[Delta] = []
-        for choice in self._choices:
+        for choice in self.choices:
             if choice.ticket is None:
                 continue
             if choice.done:
@@ -300,15 +300,15 @@ class Generation:
             if choice.done:
                 # Without this the coordinator would continue after a stop string; its last event
                 # has the statistics.
-                self._coordinators.cancel(choice.ticket)
-        if self._times.first_token_at is None and any(len(one.token_ids) for one in pieces):
-            self._times.note_tokens()
+                self._coordinators.end(choice.ticket)
+        if self.times.first_token_at is None and any(len(one.token_ids) for one in pieces):
+            self.times.note_tokens()
         return pieces
 
     async def _wait_for_last_events(self) -> None:
         try:
             async with asyncio.timeout(_LAST_EVENT_PATIENCE_S):
-                while not all(one.ticket is None or one.ticket.finished for one in self._choices):
+                while not all(one.ticket is None or one.ticket.finished for one in self.choices):
                     await self._news.wait()
                     self._news.clear()
         except TimeoutError:
@@ -322,11 +322,11 @@ class Generation:
             self._alarm.cancel()
         if self._use is not None:
             used = Tokens(self.num_prompt_tokens, self.num_cached_tokens, self.num_output_tokens)
-            self._use.leave(used if self._choices else None)
+            self._use.leave(used if self.choices else None)
         for one in self._running():
             if one.ticket is not None:
                 self._coordinators.close(one.ticket)
-        if self._is_logged and self._choices:
+        if self._is_logged and self.choices:
             self._is_logged = False
             self._line().write()
 
@@ -336,9 +336,9 @@ class Generation:
             self._spec.task,
             self.num_prompt_tokens,
             self.num_output_tokens,
-            max(choice.queue_time_s for choice in self._choices),
-            self._times,
-            [choice.finish_reason for choice in self._choices],
+            max(choice.queue_time_s for choice in self.choices),
+            self.times,
+            [choice.finish_reason for choice in self.choices],
             self._error_code,
             self.stats,
         )

@@ -49,8 +49,8 @@ from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest
 
 # Encoding this many takes about two milliseconds.
 _INLINE_LOGPROBS = 512
-# Load balancers have no key; the last two tell others than operators little or nothing.
-_FOR_ALL = ("/ping", "/health", "/metrics")
+# Load balancers have no key; the others tell others than operators little or nothing.
+_FOR_ALL = ("/ping", "/health", "/metrics", "/stats")
 
 Handler = Callable[[Request], Awaitable[Response]]
 

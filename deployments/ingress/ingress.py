@@ -32,6 +32,7 @@ from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody
 from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.quotas import Quotas
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt, Resumption
+from deployments.ingress.stats import stats_of
 
 log = logging.getLogger(__name__)
 
@@ -297,6 +298,11 @@ class Ingress:
         num_others = self.config.ingress.replicas - 1
         others = self._others if num_others else nobody
         return await metrics_page(self.recorder, dict(self._links), others, num_others)
+
+    async def stats(self) -> dict[str, Any]:
+        """The same as a few totals."""
+        page = await self.render_metrics()
+        return await asyncio.to_thread(stats_of, page, self.config.model_name)
 
     async def _ask(self, question: Any) -> list[Any]:
         """The answers of those coordinators that answered."""

@@ -28,7 +28,7 @@ TIMEOUT = "X-Request-Timeout-Ms"
 _GOOD_TIMEOUT = re.compile(r"[0-9]{1,12}")
 _WHITE_SPACE = b" \t"
 # Asked every few seconds, by machines.
-_SILENT = ("/health", "/metrics", "/ping")
+_SILENT = ("/health", "/metrics", "/ping", "/stats")
 
 
 class RequestScope:

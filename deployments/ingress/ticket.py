@@ -172,6 +172,7 @@ class Peer:
         self.tickets: dict[str, Ticket] = {}
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
+        self.ended: list[str] = []
         self.wake = asyncio.Event()
 
     @property

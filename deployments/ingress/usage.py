@@ -6,6 +6,7 @@ from typing import Any
 
 from deployments.ingress.generation import Generation
 from deployments.ingress.predicted import prediction_counts, prediction_idle
+from deployments.ingress.times import times
 
 
 def usage(generation: Generation) -> dict[str, Any]:
@@ -29,9 +30,11 @@ def usage(generation: Generation) -> dict[str, Any]:
 
 
 def metrics(generation: Generation) -> dict[str, Any]:
-    """What `api.table_statistics.STATISTICS` says, for the top level of every answer."""
+    """What `times.TIMES` and `api.table_statistics.STATISTICS` say, for the top level of every
+    answer."""
     stats = generation.stats
     return {
+        **times(generation),
         "speculative_decoding": {
             "mean_acceptance_length": stats.mean_acceptance_length,
             "draft_acceptance_rate": stats.draft_acceptance_rate,
@@ -46,5 +49,5 @@ def metrics(generation: Generation) -> dict[str, Any]:
             "decode_time_s": stats.decode_time_s,
             "idle_because": stats.idle_because or None,
             **prediction_idle(generation.spec),
-        }
+        },
     }

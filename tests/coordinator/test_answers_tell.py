@@ -187,3 +187,4 @@ async def test_the_last_event_says_how_long_the_request_queued() -> None:
         await stage.settle()
     assert events[-1].finish_reason is not None
     assert [event.queue_time_s for event in events] == [0.0] * (len(events) - 1) + [3.0]
+    assert events[-1].prefill_time_s == 0.0, "the clock stood still"

@@ -126,7 +126,7 @@ class Talkative:
         for position in range(_MAX_UNREAD + 1000):
             deliver(TokenEvent(request.id, position, EMPTY_TOKENS))
 
-    def cancel(self, session_id: str) -> None:
+    def cancel(self, session_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         self.cancelled = session_id
 
     def load(self) -> Load:

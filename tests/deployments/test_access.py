@@ -213,6 +213,8 @@ async def test_what_operators_see_needs_their_key_or_their_port(
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             health = await here.client.get("/health", headers=headers)
             metrics = await here.client.get("/metrics", headers=headers)
+            stats = await here.client.get("/stats", headers=headers)
+            assert stats.status_code == metrics.status_code
             return metrics.status_code, list(health.json())
 
         assert await seen() == (401, ["status"])
@@ -240,7 +242,8 @@ async def test_without_keys_metrics_leave_the_public_port_for_one_of_their_own(
     tokenizer: Tokenizer, config: Config, status: int
 ) -> None:
     async with place(tokenizer, config) as here:
-        assert (await here.client.get("/metrics")).status_code == status
+        for path in ("/metrics", "/stats"):
+            assert (await here.client.get(path)).status_code == status
         shown = (await here.client.get("/health")).json()
         assert ("engines" in shown) == (status == 200)
         assert (await here.ask("/v1/completions")).status_code == 200

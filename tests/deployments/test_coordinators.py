@@ -108,7 +108,7 @@ async def test_closing_a_ticket_frees_the_request_at_the_coordinator() -> None:
         assert only.coordinator.status()["num_running"] == 0
 
 
-async def test_cancelling_still_brings_the_last_event_with_statistics() -> None:
+async def test_a_text_that_is_complete_brings_the_last_event_with_statistics() -> None:
     async with stage() as setting, house() as only:
         toy = setting.add("a", only)
         await asyncio.sleep(0)
@@ -116,11 +116,12 @@ async def test_cancelling_still_brings_the_last_event_with_statistics() -> None:
         toy.gate.clear()
         ticket = await setting.ingress.submit(request(params=PARAMS), arrived)
         await toy.wait_for_frames(1)
-        setting.ingress.cancel(ticket)
+        setting.ingress.end(ticket)
         await only.settle()
         last = ticket.take()[-1]
-        assert last.finish_reason is FinishReason.CANCELLED
+        assert last.finish_reason is FinishReason.STOP
         assert last.stats is not None
+        assert 'finish_reason="stop"' in only.coordinator.render_metrics().decode()
 
 
 async def test_a_refusal_is_raised_as_its_own_error() -> None:
@@ -214,9 +215,9 @@ async def test_a_cancelled_request_does_not_run_again_elsewhere(is_lost_first: b
         if is_lost_first:
             setting.links["a"].sever()
             await first.settle()
-            setting.ingress.cancel(ticket)
+            setting.ingress.end(ticket)
         else:
-            setting.ingress.cancel(ticket)
+            setting.ingress.end(ticket)
             setting.links["a"].sever()
         await first.settle()
         assert ticket.finished

@@ -9,12 +9,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SubmitFrame(_message.Message):
-    __slots__ = ("requests", "cancelled")
+    __slots__ = ("requests", "cancelled", "ended")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedCompositeFieldContainer[Request]
     cancelled: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, requests: _Optional[_Iterable[_Union[Request, _Mapping]]] = ..., cancelled: _Optional[_Iterable[str]] = ...) -> None: ...
+    ended: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, requests: _Optional[_Iterable[_Union[Request, _Mapping]]] = ..., cancelled: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("id", "prompt_ids", "params", "task", "speculation", "output_ids", "was_admitted", "tenant", "adapter", "timeout_s")
@@ -71,7 +73,7 @@ class EventFrame(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., adapters: _Optional[_Union[_target_pb2.AdapterList, _Mapping]] = ..., load: _Optional[_Union[_target_pb2.Load, _Mapping]] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("request_id", "position", "token_ids", "logprobs", "finish_reason", "stats", "error_code", "error_message", "retry_after_s", "draft_sources", "queue_time_s", "num_cached", "beams", "draft_steps")
+    __slots__ = ("request_id", "position", "token_ids", "logprobs", "finish_reason", "stats", "error_code", "error_message", "retry_after_s", "draft_sources", "queue_time_s", "num_cached", "beams", "draft_steps", "prefill_time_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +88,7 @@ class TokenEvent(_message.Message):
     NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
     BEAMS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TIME_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     position: int
     token_ids: bytes
@@ -100,7 +103,8 @@ class TokenEvent(_message.Message):
     num_cached: int
     beams: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamEnd]
     draft_steps: _containers.RepeatedCompositeFieldContainer[_common_pb2.DraftStep]
-    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., draft_sources: _Optional[_Iterable[_Union[_common_pb2.DrafterNames, _Mapping]]] = ..., queue_time_s: _Optional[float] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ..., draft_steps: _Optional[_Iterable[_Union[_common_pb2.DraftStep, _Mapping]]] = ...) -> None: ...
+    prefill_time_s: float
+    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., draft_sources: _Optional[_Iterable[_Union[_common_pb2.DrafterNames, _Mapping]]] = ..., queue_time_s: _Optional[float] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ..., draft_steps: _Optional[_Iterable[_Union[_common_pb2.DraftStep, _Mapping]]] = ..., prefill_time_s: _Optional[float] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
     __slots__ = ("num_steps", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram", "accepted_by_drafter", "idle_because", "verified_by_drafter", "shared_by_drafter", "decode_time_s")

@@ -35,6 +35,7 @@ PAGES = (
     Page("/ping", "200, for load balancers", ""),
     Page("/health", "Who serves, and whether that suffices", statuses=("200", "503")),
     Page("/metrics", "Prometheus' metrics", "text/plain"),
+    Page("/stats", "The most important metrics, as JSON"),
     Page("/openapi.json", "This document"),
 )
 

@@ -11,6 +11,7 @@ from deployments.ingress.api.endpoints import ENDPOINTS, PAGES, Page
 from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.table_statistics import STATISTICS_PATH, statistics_schema
 from deployments.ingress.spec import Limits
+from deployments.ingress.times import times_schema
 
 _ERROR = {
     "type": "object",
@@ -108,10 +109,10 @@ def _endpoint(endpoint: Endpoint, limits: Limits) -> dict[str, Any]:
 
 
 def _statistics() -> dict[str, Any]:
-    """The properties of an answer that hold what it says of its drafts."""
+    """The properties of an answer that hold what it says of its times and of its drafts."""
     outer, inner = STATISTICS_PATH.split(".")
     schema = {"$ref": f"#/components/schemas/{_STATISTICS}"}
-    return {outer: {"type": "object", "properties": {inner: schema}}}
+    return {outer: {"type": "object", "properties": {**times_schema(), inner: schema}}}
 
 
 def _error(name: str) -> dict[str, Any]:

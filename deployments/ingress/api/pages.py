@@ -59,6 +59,7 @@ class Pages:
             ("GET", "/ping", self.ping),
             ("GET", "/health", self.health),
             ("GET", "/metrics", self.metrics),
+            ("GET", "/stats", self.stats),
             ("GET", "/openapi.json", self.openapi),
             ("POST", TOKENIZE.path, self.tokenize),
             ("POST", DETOKENIZE.path, self.detokenize),
@@ -121,6 +122,10 @@ class Pages:
     async def metrics(self, request: Request) -> Response:
         self._operators.check(request)
         return Response(await self._ingress.render_metrics(), media_type=CONTENT_TYPE_LATEST)
+
+    async def stats(self, request: Request) -> Response:
+        self._operators.check(request)
+        return JSONResponse(await self._ingress.stats())
 
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(openapi(self._ingress.limits, _VERSION))

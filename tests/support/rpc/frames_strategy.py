@@ -157,7 +157,7 @@ def verdicts(draw: st.DrawFn) -> messages.TextVerdict:
 refusals = st.builds(messages.Refusal, ids, generations, ids, texts)
 reports = st.builds(
     messages.StepReport, doubles, doubles, doubles, doubles, lengths, lengths, lengths, lengths,
-    lengths,
+    lengths, lengths, lengths,
 )  # fmt: skip
 samples = st.builds(
     messages.Sample, ids, st.sampled_from(["add", "set"]), st.lists(ids, max_size=3).map(tuple),
@@ -207,7 +207,7 @@ def events(draw: st.DrawFn) -> core.TokenEvent:
         draw(st.none() | st.sampled_from(core.FinishReason)), draw(st.none() | stats), draw(ids),
         draw(ids), draw(st.floats(0.0, 60.0)),
         draw(st.just(()) | st.tuples(*[several(ids)] * len(array))), draw(st.floats(0.0, 60.0)),
-        draw(lengths), (), draw(several(draft_steps())),
+        draw(lengths), (), draw(several(draft_steps())), draw(doubles),
     )  # fmt: skip
 
 
@@ -237,7 +237,7 @@ verdict_frames = st.builds(
     texts,
     st.none() | loads,
 )
-submit_frames = st.builds(SubmitFrame, several(requests), several(ids))
+submit_frames = st.builds(SubmitFrame, several(requests), several(ids), several(ids))
 event_frames = st.builds(
     EventFrame, several(events()), st.none() | adapter_lists,
     st.none() | loads,

@@ -1,0 +1,147 @@
+"""What was made for vLLM reads a live server: its benchmark's way with /metrics; and /stats."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.config.schema import Config, DrafterConfig
+from cluster.coordinator.coordinator import Coordinator
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.times import TIMES, times_schema
+from tests.support.coordinator.toys import ToyDrafter, oracle_chain
+from tests.support.deployments.place import Place, place
+from tests.support.text.tokenizers_for_tests import byte_level_folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
+
+
+def spec_decode(page: str) -> Counter[str]:
+    """Add up a page as `vllm bench serve` does: every line whose name begins with
+    vllm:spec_decode and ends in _total counts, whatever its labels are."""
+    sums: Counter[str] = Counter()
+    for line in page.splitlines():
+        name, _, rest = line.partition("{")
+        if not name.startswith("vllm:spec_decode") or not name.endswith("_total"):
+            continue
+        value = int(float(rest.rpartition(" ")[2]))
+        kinds = ("num_drafts", "num_draft_tokens", "num_accepted_tokens_per_pos",
+                 "num_accepted_tokens")  # fmt: skip
+        kind = next(kind for kind in kinds if kind in name)
+        place = re.search(r'position="(\d+)"', rest)
+        sums[f"at {place.group(1)}" if place else kind] += value
+    return sums
+
+
+class Link:
+    """The way to the coordinator of a place, which is connected by hand."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def metrics(self, timeout_s: float) -> bytes:
+        return self._coordinator.render_metrics()
+
+
+@asynccontextmanager
+async def served(tokenizer: Tokenizer) -> AsyncIterator[Place]:
+    """A toy target with a drafter that guesses right."""
+    config = Config(drafters={"a": DrafterConfig(kind="prompt_lookup")})
+    async with place(tokenizer, config) as here:
+        here.ingress._links["a"] = Link(here.rooms.coordinator)  # type: ignore[assignment]
+        here.rooms.add_drafter(ToyDrafter("a", oracle_chain()))
+        yield here
+
+
+async def get(here: Place, path: str) -> Any:
+    answer = await here.client.get(path)
+    assert answer.status_code == 200
+    return answer
+
+
+async def test_the_benchmarks_way_of_adding_up_gives_what_the_answers_say(
+    tokenizer: Tokenizer,
+) -> None:
+    async with served(tokenizer) as here:
+        before = spec_decode((await get(here, "/metrics")).text)
+        assert before == Counter(num_drafts=0, num_draft_tokens=0, num_accepted_tokens=0)
+        assert set(before) == {"num_drafts", "num_draft_tokens", "num_accepted_tokens"}
+        told: Counter[str] = Counter()
+        for prompt in ("hello", "abc abc"):
+            body = {"model": "toy", "prompt": prompt, "max_tokens": 30, "temperature": 0}
+            answer = (await here.client.post("/v1/completions", json=body)).json()
+            stats = answer["metrics"]["speculative_decoding"]
+            told["num_drafts"] += stats["num_spec_steps"]
+            told["num_draft_tokens"] += stats["num_draft_tokens"]
+            told["num_accepted_tokens"] += stats["num_accepted_draft_tokens"]
+        after = spec_decode((await get(here, "/metrics")).text)
+    assert told["num_accepted_tokens"] > 0
+    assert {kind: after[kind] for kind in told} == told
+    places = [count for kind, count in after.items() if kind.startswith("at ")]
+    assert sum(places) == told["num_accepted_tokens"]
+
+
+async def test_stats_are_the_totals_of_the_metrics(tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as here:
+        body = {"model": "toy", "prompt": "hello", "max_tokens": 30, "temperature": 0}
+        answer = (await here.client.post("/v1/completions", json=body)).json()
+        stats = (await get(here, "/stats")).json()
+        sums = spec_decode((await get(here, "/metrics")).text)
+    told = stats["spec_decode"]
+    for kind in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+        assert told[kind] == sums[kind] > 0
+    assert told["acceptance_rate"] == told["num_accepted_tokens"] / told["num_draft_tokens"]
+    length = 1 + told["num_accepted_tokens"] / told["num_drafts"]
+    assert told["mean_acceptance_length"] == length
+    assert sum(told["num_accepted_tokens_per_pos"]) == told["num_accepted_tokens"]
+    assert told["by_drafter"]["a"]["num_draft_tokens"] == told["num_draft_tokens"]
+    assert told["estimated_speedup"] > 0
+    usage = answer["usage"]
+    assert stats["tokens"]["prompt"] == usage["prompt_tokens"]
+    assert stats["tokens"]["generation"] == usage["completion_tokens"] > 0
+    assert stats["requests"]["finished"] == {"stop": 1}
+    assert (stats["requests"]["running"], stats["requests"]["waiting"]) == (0, 0)
+    assert stats["missing_processes"] == 0
+
+
+async def test_a_text_that_ends_at_a_stop_string_counts_as_stopped(tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as here:
+        body = {"model": "toy", "prompt": "hello", "max_tokens": 5, "temperature": 0}
+        text = (await here.client.post("/v1/completions", json=body)).json()["choices"][0]["text"]
+        await here.client.post("/v1/completions", json=body | {"stop": [text[1:2]]})
+        stats = (await get(here, "/stats")).json()
+    assert stats["requests"]["finished"] == {"length": 1, "stop": 1}
+
+
+async def test_an_answer_says_its_times_as_vllm_does_and_of_several_choices_nothing(
+    tokenizer: Tokenizer,
+) -> None:
+    async with served(tokenizer) as here:
+        body = {"model": "toy", "prompt": "hello", "max_tokens": 8}
+        one = (await here.client.post("/v1/completions", json=body)).json()["metrics"]
+        two = (await here.client.post("/v1/completions", json=body | {"n": 2})).json()["metrics"]
+    assert list(TIMES) == list(times_schema()) == [name for name in one if name in TIMES]
+    assert one["e2e_time_ms"] >= 0.0
+    assert one["queue_time_ms"] >= 0.0
+    assert one["arrival_time"] > 1e9
+    assert {two[name] for name in TIMES} == {None}
+
+
+async def test_every_sample_of_a_page_is_there_once(tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as here:
+        page = (await get(here, "/metrics")).text
+    found = [
+        (sample.name, *sorted(sample.labels.items()))
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    ]
+    assert len(found) == len(set(found))
