@@ -68,7 +68,7 @@ OUTPUT_TOKENS = Metric("drafthouse_output_tokens", "counter", "Output tokens.", 
 TOKEN_RATE = Metric(
     "drafthouse_tokens_per_second",
     "gauge",
-    "Tokens per second in the last ten seconds. kind: prompt or output.",
+    "Tokens per second in the last ten full seconds. kind: prompt or output.",
     ("kind",),
 )
 TTFT = Metric(

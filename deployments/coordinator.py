@@ -58,6 +58,8 @@ class CoordinatorDeployment(WorkerReplica):
         self._exporter = Exporter(recorder, self._coordinator.render_metrics)
         self._exporter.start()
         self._target, self._handles = target, drafters
+        context = serve.get_replica_context()
+        self._own = serve.get_deployment_handle(context.deployment, app_name=context.app_name)
         self._targets = Connections(
             "target", ServeEndpoints(target), self._connect_target, self._use_target
         )
@@ -109,7 +111,12 @@ class CoordinatorDeployment(WorkerReplica):
         demand = self._coordinator.demand()
         waiting = {WAITING: self._coordinator.load().num_waiting}
         drafters = ((handle, demand.get(name)) for (name, _), handle in self._asked.items())
-        return [(self._target, waiting), *((handle, said) for handle, said in drafters if said)]
+        return [
+            # Ray's own dashboard has rows only for replicas that were called by a handle.
+            (self._own, {}),
+            (self._target, waiting),
+            *((handle, said) for handle, said in drafters if said),
+        ]
 
     async def _connect_target(self, endpoint: Endpoint) -> tuple[WorkerDescription, TargetLink]:
         return await connect_target(

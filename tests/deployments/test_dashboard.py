@@ -50,7 +50,7 @@ def test_our_metrics_reach_rays_metrics_agent(served: Served) -> None:
         # a single draft, so there is a request before every look.
         httpx.post(f"{served.http}/v1/completions", json=body, timeout=120).raise_for_status()
         text = httpx.get(url, timeout=60).text
-        return all(f"\n{name}{{" in text for name in wanted)
+        return all(f"\n{name}{{" in text for name in wanted) and is_joined(text)
 
     wait_until(exported)
     buckets: dict[str, float] = {}
@@ -62,6 +62,18 @@ def test_our_metrics_reach_rays_metrics_agent(served: Served) -> None:
     counts = [buckets[bound] for bound in sorted(buckets, key=float)]
     assert counts == sorted(counts), "they are cumulative"
     assert counts[-1] > 0
+
+
+def is_joined(page: str) -> bool:
+    """True if the panels of Ray's own LLM dashboard have a row: they join vLLM's names, by the
+    worker, with the requests that it has served as a replica."""
+
+    def workers(series: str, label: str) -> set[str]:
+        lines = [line for line in page.splitlines() if line.startswith(series) and label in line]
+        return set(re.findall(r'WorkerId="(\w+)"', "\n".join(lines)))
+
+    counted = workers("ray_serve_deployment_request_counter_total{", 'deployment="coordinator"')
+    return bool(workers("ray_vllm_generation_tokens_total{", "") & counted)
 
 
 def test_every_scrape_has_the_series_of_every_process_whichever_answers(served: Served) -> None:
