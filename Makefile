@@ -118,7 +118,7 @@ lock: build/supply/.installed ## renew requirements.lock after a change of pypro
 # A whole product: its configurations and the demonstration's models are in it.
 wheel: $(VENV)/.created ## build dist/drafthouse-VERSION-py3-none-any.whl
 	@rm -rf build/lib build/bdist.*
-	$(PIP) wheel --no-deps --wheel-dir dist .
+	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
 sbom: $(VENV)/.serve-installed build/supply/.installed ## what is installed, as a bill of materials in build/sbom.json (CycloneDX)
 	build/supply/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json $(BIN)/python

@@ -101,6 +101,12 @@ def test_the_image_installs_by_the_lock_and_lists_what_it_holds() -> None:
     assert {"cyclonedx-bom", "uv"} <= pins().keys()
 
 
+def test_make_asks_pip_for_a_wheel() -> None:
+    command = ("make", "--dry-run", "--old-file=.venv/.created", "wheel")
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert "-m pip wheel " in done.stdout
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `make wheel` builds it, from a copy: a build leaves files beside the sources."""
