@@ -46,10 +46,10 @@ class Open:
 
     token_ids: prompt and output so far.  prefix_hash: poly64 of them.  drafters: names, in the
     order of their bits in trees and verdicts.  max_draft_tokens: limit for one step.
-    latency_class: which gives the weight of its speed, "" = weight 1.  min_tokens_per_s: the speed
-    for which nodes are granted.  max_len: limit for prompt and output together, fixed at admission.
-    return_draft_trees: its verdicts have a step.  is_audit: the text is given, as `forced_ids`, and
-    its verdicts name the places where the target draws other tokens.
+    latency_class: gives the weight of its speed, "" = weight 1.  min_tokens_per_s: for which nodes
+    are granted.  max_len: limit for prompt and output.  return_draft_trees: verdicts have a step.
+    is_audit: the text is given, as `forced_ids`, and its verdicts name the places where the target
+    draws other tokens.
     """
 
     request_id: str
@@ -228,6 +228,7 @@ class StepReport:
     not follow at once.  draft_time_s: residents' time in that period.  num_sequences: texts that
     drew.  num_nodes: draft nodes verified.  num_prefill_tokens: rows of prefill chunks in the same
     step.  num_emitted_tokens: of all texts.  num_preempted: texts whose pages were taken.
+    why: of a text without nodes.
     """
 
     step_time_s: float = 0.0
@@ -241,6 +242,7 @@ class StepReport:
     pages_total: int = 0
     num_emitted_tokens: int = 0
     num_preempted: int = 0
+    why: PlainWhy = PlainWhy.NONE
 
 
 @dataclass(frozen=True, slots=True)

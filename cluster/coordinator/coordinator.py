@@ -11,8 +11,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 from cluster.config.schema import Config
@@ -30,9 +29,11 @@ from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.step_log import StepLog
 from cluster.coordinator.stream import EventStream
 from cluster.coordinator.target_links import TargetLinks
+from cluster.coordinator.watch import Watches
 from cluster.coordinator.workers import (
     check_drafter,
     describe_coordinator,
+    faults_of,
     note_foreign,
     run_link,
 )
@@ -82,7 +83,8 @@ class Coordinator:
         self._pool = DrafterPool(settings, self.recorder, scores, fence, config.shadows)
         self._table = SessionTable(config, self._pool, self.recorder, max_frame_tokens, clock)
         self._activity = ActivityLog(clock())
-        self._log = StepLog(self.recorder, scores, fence, self._activity)
+        self._watches = Watches(self.describe, self.status, clock)
+        self._log = StepLog(self.recorder, scores, fence, self._activity, self._watches)
         self._relay = Relay(self._table, self._pool, self._log, fence, clock)
         self._adapters = AdapterNews()
         self._targets = TargetLinks(
@@ -274,7 +276,7 @@ class Coordinator:
             "num_waiting": self._table.num_waiting,
             "targets": [seat.status() for seat in seats],
             "drafters": self._drafter_states(),
-            "faults": self._faults(),
+            "faults": faults_of(self._pool.replicas, seats),
             "left_alone": sorted(
                 {*self._pool.replicas.left_alone(now)}.union(*(seat.left_alone() for seat in seats))
             ),
@@ -289,14 +291,6 @@ class Coordinator:
         residents = (one for seat in self._targets.seats for one in seat.resident_states())
         return [*(replica.status(self._clock()) for replica in self._pool), *residents]
 
-    def _faults(self) -> dict[str, dict[str, int]]:
-        """How many faults drafters had, by name and reason: the pool's, and those in targets."""
-        found = {name: Counter(own) for name, own in self._pool.replicas.faults().items()}
-        for seat in self._targets.seats:
-            for name, own in seat.faults().items():
-                found.setdefault(name, Counter()).update(own)
-        return {name: dict(own) for name, own in found.items()}
-
     def _refusals(self) -> dict[str, str]:
         """Why drafters take no part, by name, and why a change of the configuration was refused."""
         adapters = self._adapters.current
@@ -305,6 +299,10 @@ class Coordinator:
             COORDINATOR_CONFIG: self._config_refused,
         }
         return {**self._refused, **{name: why for name, why in changes.items() if why}}
+
+    def watch(self) -> AsyncGenerator[tuple[str, str], None]:
+        """Yield events, each with its name and as JSON (`cluster.coordinator.watch`)."""
+        return self._watches.events()
 
     def tick(self) -> None:
         """Act on everything that is overdue; called every half second by the watch."""
@@ -334,6 +332,8 @@ class Coordinator:
             self._pool.receive(
                 replica, frame, self._table.sessions, self._clock(), self._table.limits.vocab_size
             )
+            for watch in self._watches.open:
+                watch.drafted(replica, frame)
 
     def _lose_drafter(self, replica: DrafterReplica, *, failed: bool) -> None:
         now = self._clock()

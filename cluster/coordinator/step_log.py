@@ -13,6 +13,7 @@ from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.session import Session, Status
 from cluster.coordinator.statistics import Attribution, RecentSteps
 from cluster.coordinator.targets import TargetSeat
+from cluster.coordinator.watch import Watches
 from cluster.messages import Sample, StepReport, TextVerdict
 from cluster.plan.fence import Fence
 from cluster.plan.samples import enter
@@ -38,11 +39,17 @@ class StepLog:
     """Metrics, recent steps, and what the pool's drafts turned out to be worth."""
 
     def __init__(
-        self, recorder: Recorder, scores: PoolScores, fence: Fence, activity: ActivityLog
+        self,
+        recorder: Recorder,
+        scores: PoolScores,
+        fence: Fence,
+        activity: ActivityLog,
+        watches: Watches,
     ) -> None:
         self._recorder = recorder
         self._scores = scores
         self._activity = activity
+        self._watches = watches
         self._metrics = fence.section("metrics")
         self._scoring = fence.section("scores")
         self._answers: list[_Answer] = []
@@ -135,6 +142,8 @@ class StepLog:
     def _enter_report(self, seat: TargetSeat, report: StepReport) -> None:
         recorder = self._recorder
         if report.num_sequences or report.num_prefill_tokens:
+            for watch in self._watches.open:
+                watch.stepped(seat.id, report)
             recorder.add(metrics.STEPS, target=seat.id)
             recorder.observe(metrics.STEP_TIME, report.step_time_s, target=seat.id)
             recorder.observe(metrics.FORWARD_TIME, report.forward_time_s, target=seat.id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,23 @@ class CoordinatorLink(StreamLink[SubmitFrame, EventFrame]):
             (await self._ask("Status", request, answer, timeout_s)).json
         )
         return status
+
+    async def watch(self) -> AsyncGenerator[tuple[str, str], None]:
+        """Yield the coordinator's events, each with its name and as JSON, while it lives."""
+        client, method = self._client, f"/{COORDINATOR.name}/Watch"
+        request, answer = coordinator_pb2.WatchRequest(), coordinator_pb2.WatchResponse
+        ask = client.channel.unary_stream(
+            method, request_serializer=type(request).SerializeToString,
+            response_deserializer=answer.FromString,
+        )  # fmt: skip
+        call = ask(request, metadata=client.sign(method))
+        try:
+            async for told in call:
+                yield told.event, told.json
+        except grpc.RpcError as error:
+            raise _failure(error, client.address) from error
+        finally:
+            call.cancel()
 
     async def _ask(self, name: str, request: Any, answer: Any, timeout_s: float) -> Any:
         client, method = self._client, f"/{COORDINATOR.name}/{name}"

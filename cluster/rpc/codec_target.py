@@ -87,4 +87,6 @@ STEPS = FrameCodec(
     StepFrame, pb.StepFrame, [refusing(_OPEN, _decode_open), _TREE.read_by(_decode_tree)]
 )
 # To the coordinator, an unreadable verdict is a refusal of its text.
-VERDICT = FrameCodec(VerdictFrame, pb.VerdictFrame, [refusing(_VERDICT, _decode_verdict), _SAMPLE])
+VERDICT = FrameCodec(
+    VerdictFrame, pb.VerdictFrame, [refusing(_VERDICT, _decode_verdict), _SAMPLE, _WHY]
+)

@@ -51,8 +51,9 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
 
     def _asking_for_role(self, handler: Any, method: str) -> Any:
         """Return `handler`, which first looks at the peer's certificate."""
-        is_stream = handler.request_streaming
-        behaviour = handler.stream_stream if is_stream else handler.unary_unary
+        sides = (handler.request_streaming, handler.response_streaming)
+        kind = "_".join("stream" if is_stream else "unary" for is_stream in sides)
+        behaviour = getattr(handler, kind)
         wanted = dns_name(self._caller)
 
         async def checked(request: Any, context: Any) -> Any:
@@ -65,11 +66,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
             return await behaviour(request, context)
 
-        make = (
-            grpc.stream_stream_rpc_method_handler
-            if is_stream
-            else grpc.unary_unary_rpc_method_handler
-        )
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(checked, handler.request_deserializer, handler.response_serializer)
 
     def _note(self, method: str, reason: str) -> None:

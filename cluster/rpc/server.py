@@ -6,9 +6,10 @@ Each server also answers `grpc.health.v1.Health/Check`, so probes work directly.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -69,6 +70,8 @@ class ServesCoordinator(Serves[EventFrame, SubmitFrame], Protocol):
     def render_metrics(self) -> bytes: ...
 
     def status(self) -> Mapping[str, Any]: ...
+
+    def watch(self) -> AsyncGenerator[tuple[str, str], None]: ...
 
 
 class RunningServer:
@@ -134,6 +137,13 @@ async def serve_coordinator(
     async def status(_request: Any, _context: Any) -> Any:
         return coordinator_pb2.StatusResponse(json=json.dumps(coordinator.status()))
 
+    async def watch(_request: Any, context: Any) -> None:
+        # At once, though nothing may happen for a while.
+        await context.send_initial_metadata(())
+        async with contextlib.aclosing(coordinator.watch()) as events:
+            async for event, told in events:
+                await context.write(coordinator_pb2.WatchResponse(event=event, json=told))
+
     methods = _methods(coordinator, COORDINATOR, ANSWER_AS_COORDINATOR, place)
     methods["Metrics"] = grpc.unary_unary_rpc_method_handler(
         metrics,
@@ -144,6 +154,11 @@ async def serve_coordinator(
         status,
         coordinator_pb2.StatusRequest.FromString,
         coordinator_pb2.StatusResponse.SerializeToString,
+    )
+    methods["Watch"] = grpc.unary_stream_rpc_method_handler(
+        watch,
+        coordinator_pb2.WatchRequest.FromString,
+        coordinator_pb2.WatchResponse.SerializeToString,
     )
     return await _start(COORDINATOR, coordinator, methods, place)
 

@@ -219,6 +219,7 @@ class StepLoop:
         """Commit and send the answers of the step.  Returns the texts with a verdict."""
         answered: list[TargetText] = []
         self._streams.note_step(report)
+        plain_why = PlainWhy.NONE
         frames: dict[TargetStream, list[TextVerdict]] = {stream: [] for stream in self._streams}
         for verdict in stepped.verdicts:
             text = self._texts[verdict.request_id]
@@ -227,9 +228,11 @@ class StepLoop:
                 said = with_step(said, text.names, in_flight or PLAIN, verdict.path, report)
             frames.setdefault(text.stream, []).append(said)
             if said.why:
+                plain_why = said.why
                 self._tally.add(metrics.PLAIN_STEPS, why=said.why.name.lower())
             text.answered_at = self._began_at
             answered.append(text)
+        report = replace(report, why=plain_why)
         for stream, verdicts in frames.items():
             if verdicts or stream.gets_reports:
                 told = report if stream.counts else None

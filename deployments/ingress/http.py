@@ -16,6 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from cluster.config.addresses import is_loopback
+from cluster.config.schema import Config
 from cluster.errors import DrafthouseError, NotFoundError, RequestError
 from deployments.ingress.api.contract import Endpoint, warning_header
 from deployments.ingress.api.messages import error_body as messages_error
@@ -51,6 +53,7 @@ from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest
 _INLINE_LOGPROBS = 512
 # Load balancers have no key; the others tell others than operators little or nothing.
 _FOR_ALL = ("/ping", "/health", "/metrics", "/stats")
+EVENTS = "/ui/events"
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -91,6 +94,8 @@ def create_app(ingress: Ingress) -> FastAPI:
     pages = Pages(ingress, int(time.time()), store, Operators(ingress.config, ingress.keys))
     for method, path, page in pages.routes():
         app.add_route(path, answering(ingress, path, page), methods=[method])
+    if has_page(ingress.config):
+        app.add_route(EVENTS, answering(ingress, EVENTS, pages.events), methods=["GET"])
     counted = answering(ingress, COUNT_TOKENS.path, pages.count_tokens, messages_error)
     app.add_route(COUNT_TOKENS.path, counted, methods=["POST"])
     for face in faces(ingress, store):
@@ -119,6 +124,11 @@ def create_admin_app(ingress: Ingress) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(RequestScope, ingress.config.http, is_logged=False)
     return app
+
+
+def has_page(config: Config) -> bool:
+    """True if browsers get the page at `/`."""
+    return config.http.listener == "ingress" and is_loopback(config.http.host)
 
 
 def faces(ingress: Ingress, store: ResponseStore) -> list[Face]:

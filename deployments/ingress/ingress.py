@@ -33,6 +33,7 @@ from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.quotas import Quotas
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt, Resumption
 from deployments.ingress.stats import stats_of
+from deployments.ingress.watchers import Watchers
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Ingress:
         )
         self._links: dict[str, CoordinatorLink] = {}
         self._draining = Draining()
+        self.watchers = Watchers(self._links, self.coordinators, self._draining)
         self._grammars = GrammarCheck(tokenizer, config.answers)
         self._dialect = dialect_of(
             tokenizer, config.answers.tool_parser, config.answers.reasoning_parser

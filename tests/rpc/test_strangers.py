@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import time
@@ -186,6 +187,24 @@ async def test_who_shows_no_valid_certificate_is_refused(kind: Kind, tmp_path: P
         for trust in (TRUSTED, *strangers):
             with pytest.raises(WorkerError, match=r"data_plane\.tls"):
                 await server.link(trust)
+
+
+async def test_only_an_ingress_may_watch(tmp_path: Path) -> None:
+    kind = KINDS["coordinator"]
+    of_server, of_caller, authority = folders(tmp_path, kind)
+    serving, calling = both(kind, of_server, of_caller)
+    folder = authority.write(tmp_path / "drafter", "drafter.drafthouse")
+    foreign = trusting(SECRET, folder=folder, role="drafter")
+    async with kind.running(serving) as server:
+        link = await server.link(calling)
+        async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(link.watch()) as events:
+            assert await anext(events) == ("rounds", "0")
+        await link.close()
+        method = server.method("Watch")
+        async with foreign.channel(server.address, kind.service.role, []) as channel:
+            metadata = server.token(foreign, method)
+            code, _ = await status(channel.unary_stream(method)(b"", metadata=metadata))
+    assert code is grpc.StatusCode.PERMISSION_DENIED
 
 
 @kinds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from typing import Any
 
@@ -67,6 +68,20 @@ async def test_an_ingress_submits_and_reads_events_metrics_and_status() -> None:
         assert b"drafthouse_running_requests 0" in await link.metrics()
         assert await link.status() == {"targets": ["w-1"], "running": 0}
         await link.close()
+
+
+async def test_a_watcher_reads_events_until_it_leaves_and_no_other_call_waits() -> None:
+    toy = EchoCoordinator()
+    async with stopping(await serve_coordinator(toy)) as server:
+        _, link = await connect_coordinator(server.address)
+        async with asyncio.timeout(PATIENCE_S):
+            async with contextlib.aclosing(link.watch()) as events:
+                told = [await anext(events) for _ in range(3)]
+                assert await link.status() == {"targets": ["w-1"], "running": 0}
+                assert not toy.left.is_set()
+            await toy.left.wait()
+        await link.close()
+    assert told == [("rounds", "0"), ("rounds", "1"), ("rounds", "2")]
 
 
 async def test_closing_the_link_ends_the_workers_iteration_after_all_frames() -> None:

@@ -151,6 +151,18 @@ class SpeculationStats(_message.Message):
     decode_time_s: float
     def __init__(self, num_steps: _Optional[int] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., accepted_by_drafter: _Optional[_Mapping[str, int]] = ..., idle_because: _Optional[str] = ..., verified_by_drafter: _Optional[_Mapping[str, int]] = ..., shared_by_drafter: _Optional[_Mapping[str, int]] = ..., decode_time_s: _Optional[float] = ...) -> None: ...
 
+class WatchRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("event", "json")
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    event: str
+    json: str
+    def __init__(self, event: _Optional[str] = ..., json: _Optional[str] = ...) -> None: ...
+
 class MetricsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -55,6 +55,11 @@ class CoordinatorServiceStub:
                 request_serializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
                 response_deserializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/drafthouse.internal.v1.CoordinatorService/Watch',
+                request_serializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.WatchRequest.SerializeToString,
+                response_deserializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.WatchResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServiceServicer:
@@ -88,6 +93,13 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """What targets and drafters do, for a page that shows it; it never ends by itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +122,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.StatusRequest.FromString,
                     response_serializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.StatusResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.WatchRequest.FromString,
+                    response_serializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.WatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -220,6 +237,33 @@ class CoordinatorService:
             '/drafthouse.internal.v1.CoordinatorService/Status',
             drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
             drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/drafthouse.internal.v1.CoordinatorService/Watch',
+            drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.WatchRequest.SerializeToString,
+            drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

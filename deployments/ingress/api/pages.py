@@ -127,6 +127,11 @@ class Pages:
         self._operators.check(request)
         return JSONResponse(await self._ingress.stats())
 
+    async def events(self, request: Request) -> Response:
+        """How targets and drafters do, to operators: it never ends by itself."""
+        self._operators.check(request)
+        return self._ingress.watchers.stream()
+
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(openapi(self._ingress.limits, _VERSION))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -103,6 +104,9 @@ class EchoDrafter:
 class EchoCoordinator:
     """Answers each request with its own prompt."""
 
+    def __init__(self) -> None:
+        self.left = asyncio.Event()  # a watcher has
+
     def describe(self) -> WorkerDescription:
         return replace(TARGET, worker_id="c-1", role="coordinator")
 
@@ -119,6 +123,15 @@ class EchoCoordinator:
 
     def status(self) -> Mapping[str, Any]:
         return {"targets": ["w-1"], "running": 0}
+
+    async def watch(self) -> AsyncGenerator[tuple[str, str], None]:
+        """Count for ever."""
+        try:
+            for number in itertools.count():
+                yield "rounds", str(number)
+                await asyncio.sleep(0)
+        finally:
+            self.left.set()
 
 
 @asynccontextmanager

@@ -1,0 +1,250 @@
+"""The events of `/ui/events`: how targets and drafters do; never a text, nor a request's name."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from cluster.coordinator.replica import DrafterReplica
+from cluster.messages import ProposalFrame, StepReport, WorkerDescription
+
+ROUNDS_EVERY_S = 0.1
+_TICKS_OF_STATE, _TICKS_OF_SCORES = 10, 50
+# Of one event: with numbers of any size about 20 kB.
+_MAX_STEPS, _MAX_DRAFTERS = 256, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first event of every coordinator, also of one that comes later."""
+
+    coordinator: str
+    """Which one says it; so in every event. Each target's steps are told by one of them."""
+    model: str
+    """The served model."""
+    drafters: list[str]
+    """Names of those that are connected, or run inside a target."""
+    targets: list[str]
+    """Ids of those that are connected."""
+
+
+class Step(NamedTuple):
+    """A step of a target, an array in this order."""
+
+    ago_ms: float
+    """How long before the event its end was known."""
+    step_ms: float
+    """Forward pass, draws, walks."""
+    draft_ms: float
+    """What drafters inside the target took before it."""
+    texts: int
+    """Texts that drew."""
+    rows: int
+    """Rows of the forward pass: texts, draft nodes and prompt tokens."""
+    nodes: int
+    """Draft nodes among them; 0 = a plain step."""
+    accepted: int
+    """Of these, how many became text."""
+    why: str
+    """Why it was plain, as in `drafthouse_plain_steps`; empty = it was not, or had to be."""
+
+
+class Drafts(NamedTuple):
+    """What a replica of the pool sent since the last event, an array in this order."""
+
+    name: str
+    """The drafter."""
+    id: str
+    """Its replica."""
+    trees: int
+    """Trees."""
+    nodes: int
+    """Their nodes."""
+    draft_ms: float
+    """Time that it says it has computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Ten times a second, where anything happened. At most 256 steps and 64 replicas."""
+
+    coordinator: str
+    """As in `hello`."""
+    at_ms: float
+    """When the event was made, in milliseconds since 1970."""
+    steps: Mapping[str, list[Step]]
+    """By the target's id."""
+    drafts: list[Drafts]
+    """Of the pool."""
+    skipped: int
+    """Steps that were too many for an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafters:
+    """Once a second."""
+
+    coordinator: str
+    """As in `hello`."""
+    drafters: list[dict[str, Any]]
+    """Each replica with its `name`, its `id` (of one inside a target, the target's), the texts that
+    it drafts for (`sessions`), and its circuit `breaker`: closed, open, resting or half_open."""
+    left_alone: list[str]
+    """Names of those that are asked for nothing for a while."""
+    refused: Mapping[str, str]
+    """Why drafters take no part."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Once a second."""
+
+    coordinator: str
+    """As in `hello`."""
+    running: int
+    """Its requests that a target runs."""
+    waiting: int
+    """Its requests without a place at one."""
+    targets: list[dict[str, Any]]
+    """Each with its `id`, this coordinator's texts there (`sessions`), and its `load` by the texts
+    of all of them: `num_running`, `num_waiting`, `num_steps`, `pages_in_use`, `pages_total`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Every five seconds."""
+
+    coordinator: str
+    """As in `hello`."""
+    pool: list[dict[str, Any]]
+    """By drafter, task and law (greedy or sampled): the `accepted` tokens that the best 1, 2, 4,
+    ... nodes of a tree would have brought of late, whether they were verified or not, and their
+    `calibration_error`."""
+    targets: Mapping[str, list[dict[str, Any]]]
+    """The same by the target's id, of the drafters inside it and of the pool's trees as a whole."""
+
+
+# By the name of the event.
+EVENTS: Mapping[str, type[Any]] = {
+    "hello": Hello, "rounds": Rounds, "drafters": Drafters, "state": State, "scores": Scores,
+}  # fmt: skip
+Event = Hello | Rounds | Drafters | State | Scores
+_NAMES = {kind: name for name, kind in EVENTS.items()}
+
+
+def encoded(event: Event) -> tuple[str, str]:
+    """The event's name, and its fields as JSON."""
+    values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    return _NAMES[type(event)], json.dumps(values, separators=(",", ":"))
+
+
+class Watch:
+    """What happened since the last event of one watcher."""
+
+    def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._clock, self._wall = clock, wall
+        self._steps: deque[tuple[str, float, StepReport]] = deque(maxlen=_MAX_STEPS)
+        self._drafts: dict[tuple[str, str], tuple[int, int, float]] = {}
+        self._num_steps = 0
+
+    def stepped(self, target_id: str, report: StepReport) -> None:
+        """A target has made a step."""
+        self._num_steps += 1
+        self._steps.append((target_id, self._clock(), report))
+
+    def drafted(self, replica: DrafterReplica, frame: ProposalFrame) -> None:
+        """A replica of the pool has sent trees."""
+        key = replica.name, replica.id
+        if key not in self._drafts and len(self._drafts) >= _MAX_DRAFTERS:
+            return
+        trees, nodes, draft_ms = self._drafts.get(key, (0, 0, 0.0))
+        nodes += sum(len(each.tree) for each in frame.proposals)
+        trees += len(frame.proposals)
+        self._drafts[key] = trees, nodes, draft_ms + 1000.0 * frame.draft_time_s
+
+    def take(self, coordinator: str) -> Rounds | None:
+        """Return the event since the last call; None = nothing has happened."""
+        if not self._num_steps and not self._drafts:
+            return None
+        now, steps = self._clock(), dict[str, list[Step]]()
+        for target_id, at, report in self._steps:
+            steps.setdefault(target_id, []).append(_step(now - at, report))
+        skipped = self._num_steps - len(self._steps)
+        drafts = [
+            Drafts(*key, trees, nodes, round(draft_ms, 2))
+            for key, (trees, nodes, draft_ms) in self._drafts.items()
+        ]
+        self._steps.clear()
+        self._drafts, self._num_steps = {}, 0
+        return Rounds(coordinator, round(1000.0 * self._wall(), 1), steps, drafts, skipped)
+
+
+def _step(ago_s: float, report: StepReport) -> Step:
+    texts, nodes = report.num_sequences, report.num_nodes
+    return Step(
+        round(1000.0 * ago_s, 1), round(1000.0 * report.step_time_s, 2),
+        round(1000.0 * report.draft_time_s, 2), texts, texts + nodes + report.num_prefill_tokens,
+        nodes, max(min(report.num_emitted_tokens - texts, nodes), 0),
+        report.why.name.lower() if report.why else "",
+    )  # fmt: skip
+
+
+class Watches:
+    """The watchers of one coordinator.  open: empty = nothing is noted for anybody."""
+
+    def __init__(
+        self,
+        describe: Callable[[], WorkerDescription],
+        status: Callable[[], Mapping[str, Any]],
+        clock: Callable[[], float],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.open: tuple[Watch, ...] = ()
+        self._describe, self._status = describe, status
+        self._clock, self._wall = clock, wall
+
+    async def events(
+        self, every_s: float = ROUNDS_EVERY_S
+    ) -> AsyncGenerator[tuple[str, str], None]:
+        """Yield the events of one watcher, until it leaves: name and JSON.  every_s: between two of
+        `rounds`."""
+        watch = Watch(self._clock, self._wall)
+        self.open += (watch,)
+        try:
+            description, status = self._describe(), self._status()
+            name = description.worker_id
+            drafters = sorted({each["name"] for each in status["drafters"]})
+            targets = [each["id"] for each in status["targets"]]
+            yield encoded(Hello(name, description.name, drafters, targets))
+            for tick in itertools.count():
+                if (rounds := watch.take(name)) is not None:
+                    yield encoded(rounds)
+                if tick % _TICKS_OF_STATE == 0:
+                    status = self._status()
+                    for event in _of_status(name, status, has_scores=tick % _TICKS_OF_SCORES == 0):
+                        yield encoded(event)
+                await asyncio.sleep(every_s)
+        finally:
+            self.open = tuple(each for each in self.open if each is not watch)
+
+
+def _of_status(name: str, status: Mapping[str, Any], *, has_scores: bool) -> list[Event]:
+    drafters = status["drafters"], status["left_alone"], status["refused"]
+    targets = [
+        {key: target[key] for key in ("id", "sessions", "load")} for target in status["targets"]
+    ]
+    events: list[Event] = [
+        Drafters(name, *drafters),
+        State(name, status["num_running"], status["num_waiting"], targets),
+    ]
+    if has_scores:
+        inside = {target["id"]: target.get("scores", []) for target in status["targets"]}
+        events.append(Scores(name, status["scores"], inside))
+    return events

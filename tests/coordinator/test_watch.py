@@ -1,0 +1,125 @@
+"""What watchers of a coordinator are told, and that nothing is noted where there are none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from cluster.coordinator.coordinator import Coordinator
+from cluster.coordinator.watch import EVENTS, Drafts, Step, Watch, encoded
+from cluster.messages import ProposalFrame, StepReport
+from tests.support.coordinator.house import collect, house, request, text_of
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
+
+Told = list[tuple[str, dict[str, Any]]]
+PATIENCE_S = 60.0
+
+
+class Watcher:
+    """Reads a coordinator's events."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.told: Told = []
+        self.events: AsyncGenerator[tuple[str, str], None] = coordinator.watch()
+
+    async def until(self, is_so: Callable[[Told], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not is_so(self.told):
+                name, told = await anext(self.events)
+                self.told.append((name, json.loads(told)))
+
+    def all(self, name: str) -> list[dict[str, Any]]:
+        return [event for each, event in self.told if each == name]
+
+
+def names(told: Told) -> set[str]:
+    return {name for name, _ in told}
+
+
+async def test_a_watcher_sees_every_step_and_what_drafters_brought() -> None:
+    async with house(["right"]) as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("right", oracle_chain(4)))
+        watcher = Watcher(stage.coordinator)
+        await watcher.until(lambda told: {"drafters", "state", "scores"} <= names(told))
+        events = await collect(stage.coordinator, request())
+        stats = events[-1].stats
+        assert stats is not None
+
+        def num_steps(told: Told) -> int:
+            rounds = [event for name, event in told if name == "rounds"]
+            return sum(len(steps) for event in rounds for steps in event["steps"].values())
+
+        await watcher.until(lambda told: num_steps(told) >= stats.num_steps)
+        await watcher.events.aclose()
+    name, hello = watcher.told[0]
+    assert (name, hello["drafters"], hello["targets"]) == ("hello", ["right"], ["target-0"])
+    steps = [Step(*step) for event in watcher.all("rounds") for step in event["steps"]["target-0"]]
+    assert len(steps) == stats.num_steps
+    assert sum(step.accepted for step in steps) == stats.num_accepted_draft_tokens > 0
+    assert sum(step.nodes for step in steps) == stats.num_draft_tokens
+    assert {step.texts for step in steps} == {1}
+    assert all(step.rows >= step.texts + step.nodes for step in steps)
+    drafts = [Drafts(*each) for event in watcher.all("rounds") for each in event["drafts"]]
+    assert {(each.name, each.id) for each in drafts} == {("right", "r0")}
+    assert sum(each.trees for each in drafts) > 0
+    for each, event in watcher.told:
+        assert list(event) == list(EVENTS[each].__annotations__)
+        assert event["coordinator"] == hello["coordinator"]
+
+
+async def test_a_plain_step_says_why() -> None:
+    async with house(["right"]) as stage:
+        stage.add_target(ToyTarget())
+        watcher = Watcher(stage.coordinator)
+        await watcher.until(lambda told: "scores" in names(told))
+        await collect(stage.coordinator, request())
+        await watcher.until(lambda told: "rounds" in names(told))
+        await watcher.events.aclose()
+    whys = {step[-1] for event in watcher.all("rounds") for step in event["steps"]["target-0"]}
+    assert whys == {"", "no_drafts"}  # the step of the prompt could have none
+
+
+async def test_nothing_is_noted_without_watchers_and_the_text_is_the_same() -> None:
+    async with house(["right"]) as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("right", oracle_chain(4)))
+        watches = stage.coordinator._watches
+        assert watches.open == ()
+        before = text_of(await collect(stage.coordinator, request()))
+        first, second = Watcher(stage.coordinator), Watcher(stage.coordinator)
+        for each in (first, second):
+            await each.until(lambda told: bool(told))
+        assert len(watches.open) == 2
+        assert text_of(await collect(stage.coordinator, request())) == before
+        await first.events.aclose()
+        assert len(watches.open) == 1
+        await second.events.aclose()
+        assert watches.open == ()
+
+
+def test_an_event_is_bounded_and_keeps_the_newest_steps() -> None:
+    clock = iter(range(10**6))
+    watch = Watch(lambda: float(next(clock)), lambda: 1e9)
+
+    class Replica:
+        name = "a-drafter-with-a-long-name"
+
+        def __init__(self, number: int) -> None:
+            self.id = f"replica-{number}"
+
+    for number in range(5000):
+        watch.stepped(f"target-{number % 7}", StepReport(12345.678901, num_sequences=number))
+        watch.drafted(Replica(number), ProposalFrame())  # type: ignore[arg-type]
+    rounds = watch.take("c")
+    assert rounds is not None
+    _, told = encoded(rounds)
+    assert len(told) < 32_768
+    event = json.loads(told)
+    steps = [Step(*step) for steps in event["steps"].values() for step in steps]
+    assert event["skipped"] == 5000 - len(steps) == 5000 - 256
+    assert max(step.texts for step in steps) == 4999
+    assert len(event["drafts"]) == 64
+    assert watch.take("c") is None

@@ -1,0 +1,204 @@
+"""`/ui/events`: who may watch, how many, and whose events they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config.schema import Config, HttpConfig
+from cluster.core import SamplingParams
+from cluster.errors import WorkerError
+from cluster.rpc.server import serve_coordinator
+from cluster.text.tokenizer import Tokenizer
+from deployments.endpoints import Endpoint
+from deployments.ingress.http import create_app
+from deployments.ingress.ingress import Ingress
+from deployments.ingress.watchers import MAX_WATCHERS
+from tests.support.coordinator.house import collect, house, request
+from tests.support.coordinator.toys import ToyTarget
+from tests.support.deployments.place import write_keys
+from tests.support.rpc.toys import stopping
+from tests.support.text.tokenizers_for_tests import byte_level_folder
+
+CONFIG = Config(model_name="toy")
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
+
+
+@dataclass
+class Places:
+    """Where coordinators are; later on, others."""
+
+    found: frozenset[Endpoint] = frozenset()
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+        while True:
+            yield self.found
+            await self.changed.wait()
+            self.changed.clear()
+
+
+@dataclass
+class Viewer:
+    """One GET of /ui/events."""
+
+    task: asyncio.Task[None]
+    leave: asyncio.Event
+    body: bytes = b""
+    status: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        whole = self.body.rpartition(b"\n\n")[0].decode().split("\n\n")
+        start = f"event: {name}\ndata: "
+        return [json.loads(each.removeprefix(start)) for each in whole if each.startswith(start)]
+
+    def coordinators(self, name: str) -> set[str]:
+        return {event["coordinator"] for event in self.events(name)}
+
+    async def until(self, is_so: Any) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not is_so():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def gone(self) -> None:
+        self.leave.set()
+        await self.task
+
+
+def viewer(app: Any, key: str = "") -> Viewer:
+    leave = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        seen.status = message.get("status", seen.status)
+        seen.body += message.get("body", b"")
+        seen.changed.set()
+
+    scope = {
+        "type": "http", "method": "GET", "path": "/ui/events", "query_string": b"",
+        "root_path": "", "headers": [(b"x-api-key", key.encode())] if key else [],
+    }  # fmt: skip
+    seen = Viewer(asyncio.ensure_future(app(scope, receive, send)), leave)
+    return seen
+
+
+@asynccontextmanager
+async def ingress_of(
+    tokenizer: Tokenizer, places: Places, config: Config = CONFIG
+) -> AsyncIterator[Ingress]:
+    ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), places)
+    ingress.start()
+    try:
+        yield ingress
+    finally:
+        await ingress.stop()
+
+
+async def test_the_events_of_all_coordinators_come_in_one_stream(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "hash", "t")  # the toy's
+    places = Places()
+    async with house(()) as first, house(()) as second, ingress_of(tokenizer, places) as ingress:
+        for stage in (first, second):
+            stage.add_target(ToyTarget())
+        seen = viewer(create_app(ingress))
+        await seen.until(lambda: b"watching" in seen.body)
+        async with (
+            stopping(await serve_coordinator(first.coordinator)) as one,
+            stopping(await serve_coordinator(second.coordinator)) as other,
+        ):
+            servers = [one, other]
+            ids = [stage.coordinator.describe().worker_id for stage in (first, second)]
+            endpoints = [
+                Endpoint(name, server.address, name)
+                for name, server in zip(ids, servers, strict=True)
+            ]
+            for count in (1, 2):  # the second one comes while it is watched
+                places.found = frozenset(endpoints[:count])
+                places.changed.set()
+                await seen.until(
+                    lambda count=count: seen.coordinators("scores") == set(ids[:count])
+                )
+            for stage in (first, second):
+                await collect(stage.coordinator, request())
+            await seen.until(lambda: seen.coordinators("rounds") == set(ids))
+            assert all(stage.coordinator._watches.open for stage in (first, second))
+            await seen.gone()
+            async with asyncio.timeout(PATIENCE_S):
+                while any(stage.coordinator._watches.open for stage in (first, second)):
+                    await first.settle()
+    assert seen.status == 200
+    assert seen.coordinators("hello") == set(ids)
+
+
+class Quiet:
+    """A coordinator that says hello and breaks, or goes on for ever."""
+
+    def __init__(self, *, breaks: bool = False) -> None:
+        self._breaks = breaks
+
+    async def watch(self) -> AsyncGenerator[tuple[str, str], None]:
+        yield "hello", "{}"
+        if self._breaks:
+            raise WorkerError("gone")
+        await asyncio.Event().wait()
+
+
+async def test_the_ninth_is_told_why_not_and_a_place_is_free_again(tokenizer: Tokenizer) -> None:
+    ingress = Ingress(CONFIG, tokenizer, SamplingParams(max_tokens=0), Places())
+    ingress._links["a"] = Quiet()  # type: ignore[assignment]
+    ingress._links["b"] = Quiet(breaks=True)  # type: ignore[assignment]
+    app = create_app(ingress)
+    seen = [viewer(app) for _ in range(MAX_WATCHERS)]
+    for each in seen:
+        await each.until(lambda each=each: len(each.events("hello")) == 2)
+    refused = viewer(app)
+    await refused.task
+    assert refused.status == 503
+    assert "8 watch already" in json.loads(refused.body)["error"]["message"]
+    await seen[0].gone()
+    again = viewer(app)
+    await again.until(lambda: bool(again.events("hello")))
+    # A server that stops ends the streams: nobody need leave.
+    await ingress.drain()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(again.task, *(each.task for each in seen))
+    assert {each.status for each in (again, *seen)} == {200}
+    late = viewer(app)
+    await late.task
+    assert late.status == 503
+
+
+async def test_only_operators_watch_and_only_where_the_page_is(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    keys = write_keys(tmp_path / "keys.yaml", alice={}, root={"admin": True})
+    here = replace(CONFIG, access=keys)
+    for config, key, status in (
+        (here, "alice", 200),  # only this machine reaches it
+        (here, "", 401),
+        (replace(here, http=HttpConfig(host="0.0.0.0")), "root", 404),
+    ):
+        app = create_app(Ingress(config, tokenizer, SamplingParams(max_tokens=0), Places()))
+        seen = viewer(app, key)
+        await seen.until(lambda seen=seen: seen.status != 0)
+        await seen.gone()
+        assert seen.status == status
