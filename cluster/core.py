@@ -133,6 +133,7 @@ class Request:
     tenant: see `cluster.requests.tenant`; only the tenant's own earlier texts may help.
     adapter: the adapter to run with, as in an `AdapterList` or by name alone, "" = none.
     timeout_s: what the client allows from now on, queueing included; 0 = any time.
+    segment: a label of its metrics, "" = none are configured.
     """
 
     id: str
@@ -145,6 +146,7 @@ class Request:
     tenant: bytes = b""
     adapter: str = ""
     timeout_s: float = 0.0
+    segment: str = ""
 
 
 @record(frozen=True, slots=True, eq=False)

@@ -26,6 +26,9 @@ _ITL_SECONDS = (
     0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
 
+# Few: there are as many histograms as segments.
+_SEGMENT_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -38,7 +41,9 @@ class Metric:
     buckets: tuple[float, ...] = _SECONDS
 
 
-REQUESTS = Metric("drafthouse_requests", "counter", "Finished requests.", ("task", "finish_reason"))
+REQUESTS = Metric(
+    "drafthouse_requests", "counter", "Finished requests.", ("task", "segment", "finish_reason")
+)
 REJECTED = Metric("drafthouse_rejected_requests", "counter", "Refused requests.", ("code",))
 KEY_TOKENS = Metric(
     "drafthouse_key_tokens",
@@ -62,9 +67,9 @@ PROMPT_TOKENS = Metric(
     "drafthouse_prompt_tokens",
     "counter",
     "Prompt tokens of requests with a first token.",
-    ("task",),
+    ("task", "segment"),
 )
-OUTPUT_TOKENS = Metric("drafthouse_output_tokens", "counter", "Output tokens.", ("task",))
+OUTPUT_TOKENS = Metric("drafthouse_output_tokens", "counter", "Output tokens.", ("task", "segment"))
 TOKEN_RATE = Metric(
     "drafthouse_tokens_per_second",
     "gauge",
@@ -84,6 +89,33 @@ ITL = Metric(
     "Time between two pieces of a stream, divided by the tokens of the later one.",
     ("task",),
     _ITL_SECONDS,
+)
+# Both labels on each of these would be more series than all others together.
+SEGMENT_TTFT = Metric(
+    "drafthouse_segment_time_to_first_token_seconds",
+    "histogram",
+    "drafthouse_time_to_first_token_seconds by segment, where segments are configured.",
+    ("segment",),
+    _SEGMENT_SECONDS,
+)
+SEGMENT_ITL = Metric(
+    "drafthouse_segment_inter_token_latency_seconds",
+    "histogram",
+    "drafthouse_inter_token_latency_seconds by segment, where segments are configured.",
+    ("segment",),
+    tuple(bound / 10.0 for bound in _SEGMENT_SECONDS),
+)
+SEGMENT_DRAFT_TOKENS = Metric(
+    "drafthouse_segment_draft_tokens",
+    "counter",
+    "Draft tokens verified, where segments are configured.",
+    ("segment",),
+)
+SEGMENT_ACCEPTED_TOKENS = Metric(
+    "drafthouse_segment_accepted_draft_tokens",
+    "counter",
+    "Draft tokens accepted, where segments are configured.",
+    ("segment",),
 )
 STEPS = Metric("drafthouse_target_steps", "counter", "Target steps.", ("target",))
 STEP_TIME = Metric(

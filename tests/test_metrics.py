@@ -1,3 +1,4 @@
+import itertools
 import re
 
 import pytest
@@ -91,3 +92,22 @@ def test_a_forgotten_series_is_gone_and_starts_anew() -> None:
     rendered = recorder.render().decode()
     assert f'{metrics.DEFICIT.name}{{target="a"}} 5.0' in rendered
     assert f'{metrics.DEFICIT.name}{{target="b"}} 3.0' in rendered
+
+
+# What metrics can have at most, beside 32 segments and `other`, five drafters and ten tasks.
+SIZES = {
+    "segment": 33, "drafter": 5, "task": 10, "law": 2, "outcome": 2, "finish_reason": 4, "kind": 3,
+    "key": 101, "why": 8, "code": 14, "part": 6, "position": 16, "worker": 6,
+}  # fmt: skip
+
+
+def test_there_are_at_most_five_thousand_series() -> None:
+    recorder = Recorder("c-1", model_name="m")
+    for metric in EVERY_METRIC:
+        enter = {"counter": recorder.add, "gauge": recorder.set, "histogram": recorder.observe}
+        values = [[f"{name}-{n}" for n in range(SIZES.get(name, 1))] for name in metric.labels]
+        for combination in itertools.product(*values):
+            labels = dict(zip(metric.labels, combination, strict=True))
+            enter[metric.kind](metric, 1.0, **labels)
+    lines = recorder.render().decode().splitlines()
+    assert sum(not line.startswith("#") for line in lines) <= 5000

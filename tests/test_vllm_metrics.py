@@ -114,7 +114,7 @@ def test_a_total_is_the_sum_over_our_labels() -> None:
         recorder.add(metrics.NUM_ACCEPTED_PER_POS, 2, drafter=drafter, position="3")
     for task, time_s in (("code", 0.5), ("prose", 0.03125)):
         recorder.observe(metrics.TTFT, time_s, task=task)
-    recorder.add(metrics.REQUESTS, 7, task="code", finish_reason="cancelled")
+    recorder.add(metrics.REQUESTS, 7, task="code", segment="", finish_reason="cancelled")
     drafted, at_place = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens_per_pos"
     assert value(recorder, f"vllm:{drafted}_total") == 12
     assert value(recorder, f"vllm:{at_place}_total", position="3") == 4

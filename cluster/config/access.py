@@ -86,6 +86,9 @@ class ClientKey(RateLimits):
     """The class of its requests that name none."""
     default_task: str = ""
     """The task class of its requests that name none."""
+    segment: str = ""
+    """The one of ingress.segments that its requests belong to, whatever they say. Empty = they say
+    it."""
     admin: bool = False
     """It may see /metrics and the whole of /health."""
 
@@ -100,11 +103,15 @@ class KeysFile:
     """The limits of a latency class, for all keys together."""
 
     def check(
-        self, classes: Collection[str], public: Collection[str], tasks: Collection[str]
+        self,
+        classes: Collection[str],
+        public: Collection[str],
+        tasks: Collection[str],
+        segments: Collection[str],
     ) -> None:
         """Raise ConfigError for the first entry that cannot be used.
 
-        classes, public, tasks: the latency classes, those that anybody may name, the task classes.
+        classes, public: the latency classes, those that anybody may name.
         """
         if not self.keys:
             raise ConfigError.at(
@@ -129,6 +136,8 @@ class KeysFile:
                 _check_named(key.default_class, allowed, "class", f"{path}.default_class")
             if key.default_task:
                 _check_named(key.default_task, tasks, "task", f"{path}.default_task")
+            if key.segment:
+                _check_named(key.segment, segments, "segment", f"{path}.segment")
         for name in self.classes:
             _check_named(name, classes, "class", f"classes.{name}")
 

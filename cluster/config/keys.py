@@ -31,5 +31,6 @@ def read_keys(config: Config) -> KeysFile:
             config.coordinator.latency_classes,
             config.public_latency_classes,
             (*config.tasks, "default"),
+            config.ingress.segments,
         )
     return keys

@@ -37,6 +37,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "ingress.max_sequences_per_request": (INGRESS,),
     "ingress.max_chars_per_token": (INGRESS,),
     "ingress.public_latency_classes": (INGRESS,),
+    "ingress.segments": (INGRESS,),
     "ingress.max_choices": (INGRESS,),
     "ingress.max_logprobs": (INGRESS,),
     "ingress.max_stop_strings": (INGRESS,),

@@ -45,6 +45,11 @@ __all__ = [
 ]  # fmt: skip
 
 
+# Metrics have a series for each of them and each task.
+MAX_SEGMENTS = 32
+OTHER_SEGMENT = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class IngressConfig:
     """The HTTP and gRPC front end, and its limits."""
@@ -64,6 +69,10 @@ class IngressConfig:
     public_latency_classes: tuple[str, ...] | None = None
     """The coordinator.latency_classes that requests may name. null = those that count at most 1, so
     that no client can go before others."""
+    segments: tuple[Annotated[str, NameOf("a segment's")], ...] = ()
+    """Names of the kinds of traffic that metrics tell apart, at most 32. A request belongs to that
+    of its API key, else of its header X-Drafthouse-Segment, its metadata.segment or its user; all
+    others are `other`. Empty = there are none."""
     max_choices: PositiveInt = 16
     """Upper bound of `n`."""
     max_logprobs: NonNegativeInt = 20
@@ -278,6 +287,10 @@ class Config:
             if name not in classes:
                 reason = f"{name!r} is no class; classes: {', '.join(classes) or 'none'}"
                 raise ConfigError.at("ingress.public_latency_classes", reason)
+        segments = self.ingress.segments
+        if len(segments) > MAX_SEGMENTS or OTHER_SEGMENT in segments:
+            reason = f"{len(segments)} names; name at most {MAX_SEGMENTS}, none of them `other`"
+            raise ConfigError.at("ingress.segments", reason)
         for task, names in self.tasks.items():
             for position, name in enumerate(names):
                 if name in names[:position]:

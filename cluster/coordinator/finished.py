@@ -10,7 +10,10 @@ from cluster.recorder import Recorder
 
 def record_finished(recorder: Recorder, session: Session, reason: FinishReason, now: float) -> None:
     """Count the request, and enter its times and lengths if it had a first token."""
-    recorder.add(metrics.REQUESTS, task=session.request.task, finish_reason=reason.value)
+    request = session.request
+    recorder.add(
+        metrics.REQUESTS, task=request.task, segment=request.segment, finish_reason=reason.value
+    )
     first_at, last_at = session.statistics.first_at, session.statistics.last_at
     if first_at is None:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,9 @@ from cluster.coordinator.session import Session, Status
 from cluster.coordinator.statistics import Attribution, RecentSteps
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.watch import Watches
+from cluster.core import Request
 from cluster.messages import Sample, StepReport, TextVerdict
+from cluster.metrics import Metric
 from cluster.plan.fence import Fence
 from cluster.plan.samples import enter
 from cluster.recorder import Recorder
@@ -116,28 +119,35 @@ class StepLog:
     def _enter_answers(self, answers: Sequence[_Answer]) -> None:
         """One entry per series, not per answer: a step answers a whole batch."""
         recorder = self._recorder
-        num_tokens: dict[str, int] = {}
+        num_tokens: Counter[tuple[str, str]] = Counter()
         attribution = Attribution()
         for answer in answers:
             session, verdict = answer.session, answer.verdict
-            task, num_kept = session.request.task, len(verdict.token_ids)
-            num_tokens[task] = num_tokens.get(task, 0) + num_kept
+            request, num_kept = session.request, len(verdict.token_ids)
+            num_tokens[request.task, request.segment] += num_kept
             self._activity.note_step(verdict)
             if answer.last_event_at is None:
                 self._activity.counts.num_prompt_tokens += session.prompt_len
-                recorder.add(metrics.PROMPT_TOKENS, session.prompt_len, task=task)
+                labels = {"task": request.task, "segment": request.segment}
+                recorder.add(metrics.PROMPT_TOKENS, session.prompt_len, **labels)
                 recorder.add(vllm_metrics.CACHED_TOKENS, session.num_cached)
-                recorder.observe(metrics.TTFT, answer.at - session.arrived_at, task=task)
+                ttft_s = answer.at - session.arrived_at
+                self._observe(metrics.TTFT, metrics.SEGMENT_TTFT, ttft_s, request)
             elif num_kept:
                 interval_s = (answer.at - answer.last_event_at) / num_kept
-                recorder.observe(metrics.ITL, interval_s, task=task)
+                self._observe(metrics.ITL, metrics.SEGMENT_ITL, interval_s, request)
             if verdict.num_nodes:
-                attribution.add(task, session.names, verdict)
-        for task, count in num_tokens.items():
-            recorder.add(metrics.OUTPUT_TOKENS, count, task=task)
+                attribution.add(request.task, session.names, verdict, request.segment)
+        for (task, segment), count in num_tokens.items():
+            recorder.add(metrics.OUTPUT_TOKENS, count, task=task, segment=segment)
         attribution.record(recorder)
         if answers:
             self._enter_batch([answer.session.request.task for answer in answers])
+
+    def _observe(self, metric: Metric, of_segment: Metric, value: float, request: Request) -> None:
+        self._recorder.observe(metric, value, task=request.task)
+        if request.segment:
+            self._recorder.observe(of_segment, value, segment=request.segment)
 
     def _enter_report(self, seat: TargetSeat, report: StepReport) -> None:
         recorder = self._recorder

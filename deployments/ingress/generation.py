@@ -166,6 +166,7 @@ class Generation:
                     tenant=spec.tenant,
                     adapter=spec.adapter,
                     timeout_s=self._left_s() or 0.0,
+                    segment=spec.segment,
                 )
                 if spec.prompt_logprobs is not None and sample == 0:
                     self._scores.append(

@@ -26,6 +26,7 @@ from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import Caller
 from deployments.ingress.openai_error import hidden
 from deployments.ingress.predicted import prediction_counts, prediction_idle
+from deployments.ingress.request_scope import SEGMENT
 from deployments.ingress.servicers import GENERATION
 from deployments.ingress.spec import Resumption
 
@@ -68,7 +69,8 @@ class GrpcApi:
             caller = self._caller(context)
             message = read_message(generation_pb2.GenerateRequest, body, self._ingress)
             request = decode_request(message)
-            spec = to_spec(request, self._ingress.limits_of(caller))
+            segment = dict(context.invocation_metadata() or ()).get(SEGMENT.lower(), "")
+            spec = to_spec(request, self._ingress.limits_of(caller, segment))
             request_id = request_name(request)
             REQUEST_ID.set(request_id)
             resumptions = [

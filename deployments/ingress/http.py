@@ -42,6 +42,7 @@ from deployments.ingress.openai_request import parse_chat, parse_completion
 from deployments.ingress.openai_response import Answer
 from deployments.ingress.request_scope import (
     REQUEST_ID,
+    SEGMENT,
     TIMEOUT,
     RequestScope,
     request_id_of,
@@ -194,7 +195,7 @@ def _generating(ingress: Ingress, face: Face) -> Handler:
 async def _generate(ingress: Ingress, request: Request, face: Face) -> Response:
     request_id = request_id_of(request)
     caller = request.state.caller
-    limits = ingress.limits_of(caller)
+    limits = ingress.limits_of(caller, request.headers.get(SEGMENT, ""))
     try:
         timeout_s = timeout_of(request)
         asked: Asked = await read_object(

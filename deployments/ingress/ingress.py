@@ -107,6 +107,7 @@ class Ingress:
             max_stop_strings=limits.max_stop_strings,
             max_draft_tokens=settings.max_draft_tokens,
             latency_classes=config.public_latency_classes,
+            segments=limits.segments,
             laws=settings.laws,
             compatibility=config.api.compatibility,
             dialect=self._dialect,
@@ -138,9 +139,11 @@ class Ingress:
             self._limits = dataclasses.replace(self._limits, adapters=adapters)
         return self._limits
 
-    def limits_of(self, caller: Caller) -> Limits:
-        """Return the limits of a key's requests."""
+    def limits_of(self, caller: Caller, segment: str = "") -> Limits:
+        """Return the limits of a key's request.  segment: what its header says."""
         limits, key = self.limits, caller.key
+        if segment := key.segment or segment:
+            limits = dataclasses.replace(limits, segment=segment)
         if self.keys.is_open:
             return limits
         classes = limits.latency_classes if key.classes is None else key.classes

@@ -25,6 +25,7 @@ _REQUEST_ID = REQUEST_ID.lower().encode()
 # It goes into headers, logs and JSON as it is.
 _GOOD_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 TIMEOUT = "X-Request-Timeout-Ms"
+SEGMENT = "X-Drafthouse-Segment"
 _GOOD_TIMEOUT = re.compile(r"[0-9]{1,12}")
 _WHITE_SPACE = b" \t"
 # Asked every few seconds, by machines.

@@ -36,7 +36,7 @@ def read_spec(
 
     max_tokens: None = not given, 0 = nothing is generated.
     """
-    fields.string("user", "")
+    user, (task, segment) = fields.string("user", ""), _metadata(fields)
     _check_sequences(len(prompts), num_choices, limits)
     min_tokens = fields.integer("min_tokens", 0, 0, MAX_TOKENS) or 0
     if max_tokens is not None and min_tokens > max_tokens:
@@ -75,7 +75,8 @@ def read_spec(
         truncate_prompt_tokens=fields.integer("truncate_prompt_tokens", 0, -1, MAX_TOKENS) or 0,
         ignore_eos=fields.boolean("ignore_eos", default=False),
         add_special_tokens=fields.boolean("add_special_tokens", default=True),
-        task=limits.task_class(_task(fields) or limits.default_task),
+        task=limits.task_class(task or limits.default_task),
+        segment=limits.segment_of(segment, user),
         speculation=dataclasses.replace(
             _speculation(fields.object("speculation"), limits),
             return_draft_sources=fields.boolean("return_draft_sources", default=False),
@@ -173,10 +174,11 @@ def _stop(fields: Fields, limits: Limits) -> tuple[str, ...]:
     return stop
 
 
-def _task(fields: Fields) -> str:
+def _metadata(fields: Fields) -> tuple[str, str]:
+    """Return what the metadata say of the task class and of the segment."""
     metadata = fields.object("metadata")
     if metadata is None:
-        return ""
+        return "", ""
     keys = list(metadata.values())
     if len(keys) > MAX_METADATA:
         raise RequestError.at("metadata", f"{len(keys)} keys; send at most {MAX_METADATA}")
@@ -187,7 +189,8 @@ def _task(fields: Fields) -> str:
             )
         encodable(key, "metadata")
         metadata.string(key, "", max_len=MAX_METADATA_VALUE_LEN)
-    return metadata.string("task", "", max_len=64)
+    segment = metadata.string("segment", "", max_len=MAX_METADATA_VALUE_LEN)
+    return metadata.string("task", "", max_len=64), segment
 
 
 def _speculation(fields: Fields | None, limits: Limits) -> SpeculationOptions:

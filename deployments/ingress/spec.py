@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cluster.config.schema import OTHER_SEGMENT
 from cluster.core import SamplingParams, SpeculationOptions, TokenArray
 from cluster.requests.acceptance_law import Law
 from cluster.requests.tenant import DEFAULT_TENANT
@@ -72,6 +73,7 @@ class GenerationSpec:
     ignore_eos: bool = False
     add_special_tokens: bool = True
     task: str = "default"
+    segment: str = ""
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     tenant: bytes = DEFAULT_TENANT
     chat: ChatUse | None = None
@@ -131,6 +133,7 @@ class Limits:
     dialect: how the model writes its reasoning and its tool calls.
     latency_classes, laws: those that requests may use.  withheld_classes: those of other keys.
     owner: the name of the key, "" = anybody's; default_class, default_task: of its requests.
+    segments: that requests may belong to; segment: what key or header say of this one.
     predictors: names of the drafters that draft from a request's prediction; drafters_of: those
     that serve a task class, where it is not all.
     aliases, compatibility: `api.served_model_names` and `api.compatibility`.
@@ -152,6 +155,8 @@ class Limits:
     owner: str = ""
     default_class: str = ""
     default_task: str = ""
+    segments: tuple[str, ...] = ()
+    segment: str = ""
     laws: tuple[Law, ...] = ("coupled",)
     predictors: frozenset[str] = frozenset()
     drafters_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -190,3 +195,9 @@ class Limits:
         series.
         """
         return name if name in self.tasks else "default"
+
+    def segment_of(self, *names: str) -> str:
+        """The segment of a request: what key or header say, else the first of `names` that is not
+        empty.  Unknown ones are `other`, as with task classes; "" where none are configured."""
+        name = next(filter(None, (self.segment, *names)), "")
+        return name if name in self.segments else OTHER_SEGMENT if self.segments else ""

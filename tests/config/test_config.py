@@ -149,6 +149,18 @@ def test_the_minimal_configuration_obeys_the_rules() -> None:
         ({"http": {"port": 70000}}, "http.port: 70000 is out of range; it must be between 1 and"),
         ({"ingress": {"replicas": 0}}, "ingress.replicas: 0 is out of range"),
         (
+            {"ingress": {"segments": [f"s{number}" for number in range(33)]}},
+            "ingress.segments: 33 names; name at most 32",
+        ),
+        (
+            {"ingress": {"segments": ["web", "other"]}},
+            "none of them `other`",
+        ),
+        (
+            {"ingress": {"segments": ["a b"]}},
+            "a segment's name may hold letters",
+        ),
+        (
             {"ingress": {"public_latency_classes": ["urgent"]}},
             "public_latency_classes: 'urgent' is no class; classes: throughput, interactive",
         ),

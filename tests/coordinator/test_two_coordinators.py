@@ -152,10 +152,10 @@ async def test_a_step_with_texts_of_both_counts_once() -> None:
             'drafthouse_target_steps_total{target="target-0"}': len(target.steps),
             'drafthouse_target_step_seconds_count{target="target-0"}': len(target.steps),
             "drafthouse_batch_size_sum": sum(map(len, target.steps)),
-            'drafthouse_output_tokens_total{task="default"}': sum(
+            'drafthouse_output_tokens_total{segment="",task="default"}': sum(
                 len(text) for found in texts for text in found
             ),
-            'drafthouse_requests_total{finish_reason="length",task="default"}': 6,
+            'drafthouse_requests_total{finish_reason="length",segment="",task="default"}': 6,
         }.items():
             assert sum(metric(each, series) for each in houses) == expected, series
 

@@ -42,16 +42,16 @@ def value(series: Series, name: str, **labels: str) -> float | None:
 
 async def test_series_of_several_processes_stand_side_by_side() -> None:
     first, second = Coordinator("c-1"), Coordinator("c-2")
-    first.recorder.add(OUTPUT_TOKENS, 5.0, task="code")
-    second.recorder.add(OUTPUT_TOKENS, 7.0, task="code")
+    first.recorder.add(OUTPUT_TOKENS, 5.0, task="code", segment="app")
+    second.recorder.add(OUTPUT_TOKENS, 7.0, task="code", segment="app")
     first.recorder.observe(TTFT, 0.2, task="code")
     own = Recorder("i-1", only=INGRESS)
     own.add(REJECTED, code="x")
     page = await metrics_page(own, {"a": first, "b": second}, nobody, 0)
     series = read(page)
     tokens = "drafthouse_output_tokens_total"
-    assert value(series, tokens, task="code", process="c-1") == 5.0
-    assert value(series, tokens, task="code", process="c-2") == 7.0
+    assert value(series, tokens, task="code", segment="app", process="c-1") == 5.0
+    assert value(series, tokens, task="code", segment="app", process="c-2") == 7.0
     assert value(series, "drafthouse_rejected_requests_total", code="x", process="i-1") == 1.0
     ttft = "drafthouse_time_to_first_token_seconds_bucket"
     assert value(series, ttft, task="code", le="0.25", process="c-1") == 1.0
@@ -67,7 +67,7 @@ async def test_what_an_ingress_never_records_is_not_shown_as_zero() -> None:
 async def test_a_process_that_does_not_answer_is_absent_and_counted() -> None:
     slow, quick = Coordinator("c-1"), Coordinator("c-2")
     for one in (slow, quick):
-        one.recorder.add(OUTPUT_TOKENS, 5.0, task="code")
+        one.recorder.add(OUTPUT_TOKENS, 5.0, task="code", segment="app")
     links, own = {"a": slow, "b": quick}, Recorder("i-1", only=INGRESS)
     whole = read(await metrics_page(own, links, nobody, 0))
     slow.is_reachable = False
@@ -75,7 +75,8 @@ async def test_a_process_that_does_not_answer_is_absent_and_counted() -> None:
     for key, counted in partial.items():
         if key[0] != "drafthouse_missing_processes":
             assert whole[key] == counted, "what is there is what it was"
-    assert value(partial, "drafthouse_output_tokens_total", task="code", process="c-1") is None
+    tokens = "drafthouse_output_tokens_total"
+    assert value(partial, tokens, task="code", segment="app", process="c-1") is None
     assert value(whole, "drafthouse_missing_processes", role="coordinator") == 0.0
     assert value(partial, "drafthouse_missing_processes", role="coordinator") == 1.0
     assert value(partial, "drafthouse_missing_processes", role="ingress") == 1.0

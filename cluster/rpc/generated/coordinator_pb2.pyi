@@ -19,7 +19,7 @@ class SubmitFrame(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[Request, _Mapping]]] = ..., cancelled: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "prompt_ids", "params", "task", "speculation", "output_ids", "was_admitted", "tenant", "adapter", "timeout_s")
+    __slots__ = ("id", "prompt_ids", "params", "task", "speculation", "output_ids", "was_admitted", "tenant", "adapter", "timeout_s", "segment")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class Request(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     id: str
     prompt_ids: bytes
     params: _common_pb2.SamplingParams
@@ -40,7 +41,8 @@ class Request(_message.Message):
     tenant: bytes
     adapter: str
     timeout_s: float
-    def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., task: _Optional[str] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., output_ids: _Optional[bytes] = ..., was_admitted: _Optional[bool] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    segment: str
+    def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., task: _Optional[str] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., output_ids: _Optional[bytes] = ..., was_admitted: _Optional[bool] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., timeout_s: _Optional[float] = ..., segment: _Optional[str] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
     __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class", "return_draft_sources", "min_tokens_per_s", "law", "return_draft_trees")

@@ -168,7 +168,7 @@ _SAMPLING = (
     supported("stream_options.include_usage", BOOLEAN, "a last chunk with the usage"),
     supported("stream_options.continuous_usage_stats", BOOLEAN, "with it, every chunk has some"),
     ignored("stream_options.include_obfuscation", "chunks are never padded"),
-    supported("user", text(MAX_NAME_LEN), "checked and not kept"),
+    supported("user", text(MAX_NAME_LEN), "the segment, where it is one; it is not kept"),
     supported(
         "metadata",
         {
@@ -176,7 +176,8 @@ _SAMPLING = (
             "additionalProperties": text(MAX_METADATA_VALUE_LEN),
             "maxProperties": MAX_METADATA,
         },
-        "`task` names the task class, which selects drafters; other keys are not kept",
+        "`task` names the task class, which selects drafters, `segment` one of ingress.segments; "
+        "other keys are not kept",
     ),
     supported("cache_salt", text(MAX_SALT_LEN, 1), "only texts under the same salt help this one"),
     supported("add_special_tokens", BOOLEAN, "whether text prompts get the model's own"),
