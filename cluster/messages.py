@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -32,6 +31,7 @@ from cluster.models.made_for import MadeFor
 from cluster.records import record
 from cluster.requests.beam_spec import BeamEnd
 from cluster.requests.draft_step import DraftStep
+from cluster.requests.plain_why import PlainWhy
 from cluster.requests.redraw import Redraw
 
 # What this release speaks, and the oldest that it still understands: while a cluster is updated,
@@ -87,19 +87,6 @@ class PoolTree:
     survival: FloatArray
     sources: npt.NDArray[np.uint32]
     weights: tuple[float, ...] = ()
-
-
-class PlainWhy(enum.IntEnum):
-    """The reason why a step verified no drafts for a text."""
-
-    NONE = 0  # it verified some, or none were wanted
-    GUARD = 1  # drafts have lost as much time as the guard allows
-    NO_DRAFTS = 2  # none were at hand
-    NOT_WORTH_IT = 3  # verifying the drafts at hand, or making some, would not have paid
-    TIMED = 4  # a plain step was timed, to measure the gain of drafts
-    UNMEASURED = 5  # step times are not known yet
-    FAULT = 6  # the choice of nodes failed, or a step with drafts did
-    SCHEDULE = 7  # the draft-length schedule allows the text none at this time
 
 
 @record(frozen=True, slots=True, eq=False)

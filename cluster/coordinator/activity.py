@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cluster.messages import Load, PlainWhy, TextVerdict
+from cluster.messages import Load, TextVerdict
+from cluster.requests.plain_why import PlainWhy
 
 log = logging.getLogger(__name__)
 

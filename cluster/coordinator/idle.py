@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from cluster.messages import PlainWhy
+from cluster.requests.plain_why import PlainWhy
 
 # Drafters that are not there so long after the coordinator's start do not just load.
 _LOADING_S = 120.0

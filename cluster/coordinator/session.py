@@ -14,8 +14,9 @@ from cluster.coordinator.replica import Subscription
 from cluster.coordinator.statistics import RequestStatistics
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenArray, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError
-from cluster.messages import Open, PlainWhy, PoolTree, TextVerdict
+from cluster.messages import Open, PoolTree, TextVerdict
 from cluster.plan.texts import MAX_DRAFTERS, Text
+from cluster.requests.plain_why import PlainWhy
 from cluster.requests.redraw import Redraw
 from cluster.spec.acceptance import group_of
 from cluster.spec.token_log import TokenLog

@@ -18,7 +18,6 @@ import numpy as np
 
 from cluster import metrics
 from cluster.config.schema import CoordinatorConfig
-from cluster.messages import PlainWhy
 from cluster.plan import step_choice
 from cluster.plan.draft_length import DraftLength
 from cluster.plan.in_flight import Moment, Plan, Round
@@ -27,6 +26,7 @@ from cluster.plan.offers import Offers, gather, in_flight_of, look_at, plain_ite
 from cluster.plan.samples import Samples
 from cluster.plan.step_choice import StepChoice
 from cluster.plan.texts import Text
+from cluster.requests.plain_why import PlainWhy
 from cluster.spec import evidence, merge_trees
 from cluster.spec.acceptance import AcceptanceModel, Fate, law_name
 from cluster.spec.budget import NO_DRAFTS, Ask

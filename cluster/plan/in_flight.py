@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
-from cluster.messages import PlainWhy
 from cluster.plan.texts import NO_SOURCES, SourceBits, Text
 from cluster.records import record
+from cluster.requests.plain_why import PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
 
 

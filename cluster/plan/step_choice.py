@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cluster.messages import PlainWhy
 from cluster.plan.arms import SIZES
 from cluster.plan.in_flight import Moment, Plan
 from cluster.plan.load import ByModels, Load, TargetModel
 from cluster.plan.offers import Offers, in_flight_of
 from cluster.plan.texts import Text
+from cluster.requests.plain_why import PlainWhy
 from cluster.spec import evidence
 from cluster.spec.budget import NO_DRAFTS, Ask, Prices, choose_nodes, ranking
 from cluster.spec.forest import Floats, Indices, ranked

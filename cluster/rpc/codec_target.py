@@ -8,13 +8,13 @@ from cluster.core import TokenTree
 from cluster.errors import ProtocolError
 from cluster.messages import (
     Open,
-    PlainWhy,
     PoolTree,
     Sample,
     StepFrame,
     TextVerdict,
     VerdictFrame,
 )
+from cluster.requests.plain_why import PlainWhy
 from cluster.requests.redraw import Redraw
 from cluster.rpc.codec import PARTS, check_beams, check_logprobs
 from cluster.rpc.codec_arrays import TOKENS, make_tree

@@ -23,7 +23,6 @@ from typing import Any
 from cluster import metrics
 from cluster.errors import WorkerError
 from cluster.messages import (
-    PlainWhy,
     StepReport,
     TextVerdict,
     VerdictFrame,
@@ -33,6 +32,7 @@ from cluster.plan.fence import Fence
 from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
 from cluster.plan.samples import Tally
 from cluster.requests.acceptance_law import NO_LAWS
+from cluster.requests.plain_why import PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.worker.containment import Containment
 from cluster.worker.draft_steps import with_step

@@ -15,9 +15,10 @@ from cluster.core import (
     token_array,
 )
 from cluster.errors import CapacityError, ProtocolError
-from cluster.messages import Open, PlainWhy, TextName, TextVerdict
+from cluster.messages import Open, TextName, TextVerdict
 from cluster.plan.in_flight import PLAIN, InFlight
 from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, SourceBits, Text
+from cluster.requests.plain_why import PlainWhy
 from cluster.spec.acceptance import group_of
 from cluster.spec.budget import NO_DRAFTS
 from cluster.spec.credit import counts, owners

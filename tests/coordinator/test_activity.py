@@ -9,7 +9,8 @@ import pytest
 
 from cluster.coordinator.activity import ActivityLog
 from cluster.core import token_array
-from cluster.messages import Load, PlainWhy, TextVerdict
+from cluster.messages import Load, TextVerdict
+from cluster.requests.plain_why import PlainWhy
 from tests.support.coordinator.house import collect, house, request
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from cluster.coordinator.idle import MEANINGS, Availability, IdleReason, idle_reason
-from cluster.messages import PlainWhy
+from cluster.requests.plain_why import PlainWhy
 
 THERE = Availability(num_configured=2, num_usable=1, num_seen=1)
 

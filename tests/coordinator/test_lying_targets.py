@@ -17,7 +17,6 @@ from cluster.errors import ProtocolError
 from cluster.messages import (
     Heartbeat,
     Load,
-    PlainWhy,
     Refusal,
     Sample,
     StepReport,
@@ -25,6 +24,7 @@ from cluster.messages import (
     TextVerdict,
     VerdictFrame,
 )
+from cluster.requests.plain_why import PlainWhy
 from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
 from tests.support.coordinator.toys import (
     VOCAB_SIZE,

@@ -10,11 +10,11 @@ import pytest
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import TokenTree, token_array
-from cluster.messages import PlainWhy
 from cluster.plan.arms import SIZES
 from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Plan, Round
 from cluster.plan.texts import HeldTree, Text
+from cluster.requests.plain_why import PlainWhy
 from cluster.spec.acceptance import Seen
 from cluster.spec.budget import Ask, Prices
 from cluster.spec.step_cost import EDGES

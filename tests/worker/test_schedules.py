@@ -10,7 +10,7 @@ import pytest
 from cluster import metrics
 from cluster.config.draft_length import DraftLengthConfig, DraftLengthOverride
 from cluster.core import SamplingParams
-from cluster.messages import PlainWhy
+from cluster.requests.plain_why import PlainWhy
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.stage import hosted
 from tests.support.worker.steps import Steps, steps

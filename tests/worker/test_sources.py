@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cluster.core import DraftTask, Proposal, SamplingParams, TokenTree
-from cluster.messages import PlainWhy, TextVerdict
+from cluster.messages import TextVerdict
+from cluster.requests.plain_why import PlainWhy
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import Desk, Steps, steps
 from tests.support.worker.texts import LAWS, PROMPT, opened, plain, pool_tree

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from cluster.core import FinishReason, SamplingParams, TokenTree
-from cluster.messages import Heartbeat, PlainWhy, TextName
+from cluster.messages import Heartbeat, TextName
+from cluster.requests.plain_why import PlainWhy
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import steps
 from tests.support.worker.texts import GREEDY, LAWS, PROMPT, SEEDED, opened, plain, pool_tree

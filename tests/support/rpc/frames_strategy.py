@@ -14,6 +14,7 @@ from cluster.messages import EventFrame, SubmitFrame
 from cluster.requests.acceptance_law import LAWS
 from cluster.requests.draft_step import DraftStep
 from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.plain_why import PlainWhy
 from cluster.requests.redraw import Redraw
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import monotone
@@ -147,7 +148,7 @@ def verdicts(draw: st.DrawFn) -> messages.TextVerdict:
         draw(ids), draw(generations), draw(lengths), draw(tokens(size, size)),
         draw(sources(max(size - 1, 0))), draw(st.lists(lengths, max_size=3).map(tuple)),
         draw(lengths), draw(st.lists(lengths, max_size=3).map(tuple)),
-        draw(st.lists(lengths, max_size=3).map(tuple)), draw(st.sampled_from(messages.PlainWhy)),
+        draw(st.lists(lengths, max_size=3).map(tuple)), draw(st.sampled_from(PlainWhy)),
         draw(st.none() | st.sampled_from(core.FinishReason)),
         draw(logprobs(size)) if size else (), draw(lengths), (), draw(st.none() | draft_steps()),
         draw(several(redraws)),

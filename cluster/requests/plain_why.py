@@ -1,0 +1,18 @@
+"""The reasons for steps without drafts."""
+
+from __future__ import annotations
+
+import enum
+
+
+class PlainWhy(enum.IntEnum):
+    """The reason why a step verified no drafts for a text."""
+
+    NONE = 0  # it verified some, or none were wanted
+    GUARD = 1  # drafts have lost as much time as the guard allows
+    NO_DRAFTS = 2  # none were at hand
+    NOT_WORTH_IT = 3  # verifying the drafts at hand, or making some, would not have paid
+    TIMED = 4  # a plain step was timed, to measure the gain of drafts
+    UNMEASURED = 5  # step times are not known yet
+    FAULT = 6  # the choice of nodes failed, or a step with drafts did
+    SCHEDULE = 7  # the draft-length schedule allows the text none at this time
