@@ -22,12 +22,19 @@ from cluster import metrics, vllm_metrics
 from cluster.config.access import ClientKey, KeysFile, RateLimits
 from cluster.config.live import READ_BY
 from cluster.config.parse import key_of
+from cluster.config.policy import PolicyFile, PolicyRule
 from cluster.config.schema import Config, DrafterConfig
 from cluster.coordinator.watch import ABOUT, EVENTS, Drafts, Step
 from cluster.draft.registry import KINDS
 
-# The parts of the file of keys.
-_KEYS = {"": KeysFile, ": `keys.NAME`": ClientKey, ": `classes.NAME`": RateLimits}
+# The parts of the files that keys name.
+_FILES = {
+    "access.keys_file`": KeysFile,
+    "access.keys_file`: `keys.NAME`": ClientKey,
+    "access.keys_file`: `classes.NAME`": RateLimits,
+    "coordinator.policy`": PolicyFile,
+    "coordinator.policy`: `rules[]`": PolicyRule,
+}
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 _CONFIGURATION = """\
@@ -82,8 +89,8 @@ applications:
 `adapters` stands in place of `target.engine.adapters`, with absolute folders. `drafters` may name
 more drafters of another application, or leave them out again. Each drafter of the pool has a
 deployment `drafter-NAME`, whose `user_config` has the keys `kind`, `options`, `max_nodes` and
-`max_requests`, without a path: the drafter is made anew inside its process. The clients' keys are
-read again whenever `access.keys_file` changes.
+`max_requests`, without a path: the drafter is made anew inside its process. The clients' keys
+and the policy are read again whenever `access.keys_file` and `coordinator.policy` change.
 
 Beside `user_config`, a deployment may have Serve's own keys `num_replicas`, `autoscaling_config`
 and `max_surge_percent`; they are live, but for the first or last `autoscaling_config`, which
@@ -201,8 +208,8 @@ def configuration_page() -> str:
     for kind, paths in places.items():
         title = ", ".join(f"`{path}`" for path in paths) if paths[0] else "The top level"
         sections.append(_section(title, kind))
-    for part, kind in _KEYS.items():
-        sections.append(_section(f"The file of `access.keys_file`{part}", kind))
+    for part, kind in _FILES.items():
+        sections.append(_section(f"The file of `{part}", kind))
     sections.append(_live_section())
     for name, drafter in KINDS.items():
         options = pkgutil.resolve_name(drafter.options)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config.doors import ROLES
+from cluster.config.policy import read_policy
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
 from cluster.draft.head_options import HEAD_KINDS
@@ -73,6 +74,8 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
         read_template(config.answers.chat_template)
     if is_here or Path(config.access.keys_file).is_file():
         check_access(config)
+    if is_here or Path(config.coordinator.policy).is_file():
+        _check_policy(config)
     if is_here:
         _check_doors(config)
         local_labels(config)
@@ -110,6 +113,14 @@ def _check_doors(config: Config) -> None:
         files.load()
     for role in ROLES:
         trust_of(config.data_plane, role)
+
+
+def _check_policy(config: Config) -> None:
+    """Raise ConfigError for a policy that cannot be used."""
+    try:
+        read_policy(config)
+    except ConfigError as error:
+        raise ConfigError.at("coordinator.policy", error.message) from error
 
 
 def _check_made_of(config: Config, target: Inspected) -> None:

@@ -141,6 +141,8 @@ def _parse(kind: Any, value: Any, path: str) -> Any:
     if origin in (Union, types.UnionType):
         return _parse_union(arguments, value, path)
     if origin is Literal:
+        if isinstance(value, bool) and "on" in arguments:
+            value = "on" if value else "off"  # the words that YAML reads as true and false
         if value not in arguments:
             raise ConfigError.at(
                 path, f"{value!r} is none of: {', '.join(filter(None, map(str, arguments)))}"

@@ -288,6 +288,9 @@ class CoordinatorConfig:
     """adaptive = verify as many draft tokens as pay, judged by measured step times and acceptance;
     fixed = always max_draft_tokens, or what draft_length leaves of it."""
     draft_length: DraftLengthConfig = field(default_factory=DraftLengthConfig)
+    policy: str = ""
+    """A file that says which task classes, segments and laws get drafts, as `drafthouse evaluate`
+    writes one; read again whenever it changes. Empty = all get them. See policy.md."""
     min_tokens_per_s: NonNegativeFloat = 0.0
     """The speed of a request that names none in `speculation.min_tokens_per_s`. Where a text's
     drafts can bring it there, they are verified before all others', with at most half of the time

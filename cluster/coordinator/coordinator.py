@@ -129,10 +129,10 @@ class Coordinator:
 
     def use(self, config: Config) -> None:
         """Go on with other values of the keys of `cluster.config.live`; what runs keeps its own."""
+        self._table.use(config)  # first: it raises for a policy that cannot be used
         self._config, self._config_refused = config, ""
         self._scores.is_adaptive = config.coordinator.budget == "adaptive"
         self._pool.shadows = config.shadows
-        self._table.use(config)
 
     def refuse_config(self, reason: str) -> None:
         """Report that a change of the configuration was refused, until one is not."""

@@ -12,13 +12,13 @@ from cluster.config.schema import Config
 from cluster.coordinator.admission import WaitingLine, check_request, with_law
 from cluster.coordinator.audit import Auditor
 from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.eligible import Eligible
 from cluster.coordinator.finished import record_finished
 from cluster.coordinator.idle import IdleReason, idle_reason
 from cluster.coordinator.placement import Placement
 from cluster.coordinator.session import Deliver, Limits, Session, Status, error_event
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import FinishReason, Request
-from cluster.draft.registry import has_laws
 from cluster.errors import (
     CapacityError,
     DrafthouseError,
@@ -51,6 +51,7 @@ class SessionTable:
         clock: Callable[[], float],
     ) -> None:
         self._config = config
+        self._eligible = Eligible(config)
         self._pool = pool
         self._recorder = recorder
         self._max_frame_tokens = max_frame_tokens
@@ -70,6 +71,7 @@ class SessionTable:
 
     def use(self, config: Config) -> None:
         """Open requests by another configuration from now on; limits hold at once."""
+        self._eligible = Eligible(config)
         self._config = config
         self.auditor.use(config)
         self.admit()
@@ -100,10 +102,11 @@ class SessionTable:
         if options.max_draft_tokens is not None:
             limit = min(limit, options.max_draft_tokens)
         if options.enabled and limit > 0 and session.is_drawn:
-            session.max_draft_tokens = limit
-            names = self._drafters_of(request)
-            helpers = tuple(name for name in names if self._may_help(name, request))
-            session.help_by(helpers if session.is_coupled else self._one_of(helpers))
+            rule = self._eligible.rule_for(request)
+            session.is_off_by_policy = rule.drafts == "off"
+            if not session.is_off_by_policy:
+                session.max_draft_tokens = limit
+                session.help_by(self._eligible.helpers(request, rule))
         rate = options.min_tokens_per_s
         session.min_tokens_per_s = (
             self._config.coordinator.min_tokens_per_s if rate is None else rate
@@ -229,24 +232,10 @@ class SessionTable:
                 waited = f"no target has been available for {timeout_s:g} s; ask again later"
                 self.fail(session, UnavailableError(waited))
 
-    def _may_help(self, name: str, request: Request) -> bool:
-        """True if the drafter has anything to go by: without a prediction one costs nothing."""
-        return bool(request.params.prediction) or self._config.drafters[name].kind != "prediction"
-
-    def _one_of(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the one drafter of a text under a textbook law: the first whose laws are believed,
-        else the first."""
-        drafters, residents = self._config.drafters, self._config.residents
-        able = [name for name in names if not drafters[name].shadow]
-        able.sort(key=lambda name: not (name in residents and has_laws(drafters[name].kind)))
-        return tuple(able[:1])
-
-    def _drafters_of(self, request: Request) -> tuple[str, ...]:
-        allowed = request.speculation.drafters
-        return self._config.drafters_of(request.task) if allowed is None else allowed
-
     def _idle_reason(self, session: Session) -> IdleReason:
-        names = self._drafters_of(session.request)
+        if session.is_off_by_policy:
+            return IdleReason.POLICY
+        names = self._eligible.names(session.request)
         has_some = bool(names) or not self._config.drafters
         now = self._clock()
         drafters = self._pool.availability(names, now)

@@ -21,6 +21,7 @@ from cluster.metrics import Metric
 from cluster.plan.fence import Fence
 from cluster.plan.samples import enter
 from cluster.recorder import Recorder
+from cluster.requests.plain_why import PlainWhy
 
 # Labels of gauges that describe one process, and go with it.
 _OF_A_PROCESS = frozenset({"worker", "target"})
@@ -138,6 +139,8 @@ class StepLog:
                 self._observe(metrics.ITL, metrics.SEGMENT_ITL, interval_s, request)
             if verdict.num_nodes:
                 attribution.add(request.task, session.names, verdict, request.segment)
+            elif verdict.why is PlainWhy.POLICY:  # targets tell of all other reasons themselves
+                recorder.add(metrics.PLAIN_STEPS, why="policy")
         for (task, segment), count in num_tokens.items():
             recorder.add(metrics.OUTPUT_TOKENS, count, task=task, segment=segment)
         attribution.record(recorder)

@@ -18,6 +18,7 @@ class PlainWhy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PLAIN_WHY_UNMEASURED: _ClassVar[PlainWhy]
     PLAIN_WHY_FAULT: _ClassVar[PlainWhy]
     PLAIN_WHY_SCHEDULE: _ClassVar[PlainWhy]
+    PLAIN_WHY_POLICY: _ClassVar[PlainWhy]
 PLAIN_WHY_UNSPECIFIED: PlainWhy
 PLAIN_WHY_GUARD: PlainWhy
 PLAIN_WHY_NO_DRAFTS: PlainWhy
@@ -26,6 +27,7 @@ PLAIN_WHY_TIMED: PlainWhy
 PLAIN_WHY_UNMEASURED: PlainWhy
 PLAIN_WHY_FAULT: PlainWhy
 PLAIN_WHY_SCHEDULE: PlainWhy
+PLAIN_WHY_POLICY: PlainWhy
 
 class StepFrame(_message.Message):
     __slots__ = ("opens", "cancels", "trees", "serial", "acknowledged", "heartbeat")

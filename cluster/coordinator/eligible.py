@@ -1,0 +1,51 @@
+"""The drafters that a request may have, by its own wish, its task class and the policy."""
+
+from __future__ import annotations
+
+from cluster.config.policy import DEFAULT_TASK, PolicyRule, read_policy
+from cluster.config.reloaded import Reloaded
+from cluster.config.schema import Config
+from cluster.core import Request
+from cluster.draft.registry import has_laws
+from cluster.spec.acceptance import law_name
+
+
+class Eligible:
+    """Chooses them by one configuration, and by its policy as that file is now."""
+
+    def __init__(self, config: Config) -> None:
+        """Read the policy; raises ConfigError for one that cannot be used."""
+        self._config = config
+        path = config.coordinator.policy
+        self._policy = Reloaded((path,) if path else (), lambda: read_policy(config))
+
+    def rule_for(self, request: Request) -> PolicyRule:
+        """Return the policy's rule for a request."""
+        task = request.task if request.task in self._config.tasks else DEFAULT_TASK
+        law = law_name(is_sampled=request.params.temperature > 0.0)
+        return self._policy.get().rule_for(task, "", law)
+
+    def names(self, request: Request) -> tuple[str, ...]:
+        """Return the drafters that the request and its task allow, best first."""
+        allowed = request.speculation.drafters
+        return self._config.drafters_of(request.task) if allowed is None else allowed
+
+    def helpers(self, request: Request, rule: PolicyRule) -> tuple[str, ...]:
+        """Return those of them that are to draft for it by this rule."""
+        names = tuple(
+            name for name in self.names(request)
+            if (rule.drafters is None or name in rule.drafters) and self._may_help(name, request)
+        )  # fmt: skip
+        return names if request.params.is_coupled else self._one_of(names)
+
+    def _may_help(self, name: str, request: Request) -> bool:
+        """True if the drafter has anything to go by: without a prediction one costs nothing."""
+        return bool(request.params.prediction) or self._config.drafters[name].kind != "prediction"
+
+    def _one_of(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the one drafter of a text under a textbook law: the first whose laws are believed,
+        else the first."""
+        drafters, residents = self._config.drafters, self._config.residents
+        able = [name for name in names if not drafters[name].shadow]
+        able.sort(key=lambda name: not (name in residents and has_laws(drafters[name].kind)))
+        return tuple(able[:1])
