@@ -19,7 +19,7 @@ from typing import NoReturn
 from cluster import logs
 from cluster.config.file import ServeFile, in_file
 from cluster.errors import ConfigError, DrafthouseError
-from deployments import vllm_options
+from deployments import plan_command, vllm_options
 from deployments.access import new_key
 from deployments.asked import (
     DEMONSTRATION,
@@ -112,15 +112,22 @@ def _run(arguments: argparse.Namespace) -> int:
         return EXIT_OK
     if arguments.verb == "simulate":
         return _simulate(Path(arguments.file))
+    if getattr(arguments, "policy", None):
+        # Coordinators may run in another folder.
+        policy = json.dumps(os.path.abspath(arguments.policy))
+        arguments.overrides.append(f"coordinator.policy={policy}")
     file = asked(arguments)
     # Ray takes seconds to import: only for those who need it.
-    if arguments.verb == "check":
+    if arguments.verb in ("check", "plan"):
         from deployments.plan import facts, plan
 
         # On loopback all parts run on one machine, which is taken to be this one.
-        is_here = file.config.network.interface == "loopback"
+        is_here = arguments.verb == "plan" or file.config.network.interface == "loopback"
         with in_file(file.path):
             found = inspect(file.config, is_here=is_here, is_plan=True)
+            if arguments.verb == "plan":
+                print(plan_command.plan_text(file.config, found, arguments), end="")
+                return EXIT_OK
         if arguments.json:
             print(json.dumps(facts(file.config, found), indent=2))
         else:
@@ -239,9 +246,19 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     serve.add_argument(
         "--address", help="join a running Ray cluster (`auto` or HOST:PORT) instead of starting one"
     )
+    serve.add_argument(
+        "--policy",
+        metavar="POLICY",
+        help="who gets drafts, as `drafthouse evaluate` writes it: coordinator.policy",
+    )
     check = verbs.add_parser("check", help="check a configuration and print the plan")
     _add_file(check)
     check.add_argument("--json", action="store_true", help="print it as one JSON object")
+    forecast = verbs.add_parser(
+        "plan", help="say what memory a configuration takes, and what its drafts should bring"
+    )
+    _add_file(forecast)
+    plan_command.configure(forecast)
     diff = verbs.add_parser("diff", help="say what each changed key of a configuration restarts")
     diff.add_argument("old", metavar="OLD", help="the file that is served")
     diff.add_argument("new", metavar="NEW", help="the file that is to be applied")

@@ -163,7 +163,7 @@ def _engine_row(engine: Mapping[str, Any]) -> str:
     if "weights_bytes" not in engine:
         unknown = f"{'unknown':>10} {'unknown':>14} {'unknown':>9} {'unknown':>9}"
         return f"{path:<32} {unknown}  {model} (not on this machine, so not compared)"
-    weights, kv = _size(engine["weights_bytes"]), _size(engine["kv_bytes_per_token"] * 1024)
+    weights, kv = size(engine["weights_bytes"]), size(engine["kv_bytes_per_token"] * 1024)
     limits = f"{engine['max_context_len']:>9,} {engine['vocab_size']:>9,}"
     what = engine["architecture"]
     if not engine["is_here"]:
@@ -175,7 +175,7 @@ def _caches(engines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The size of each KV cache; on a GPU, what cards of some sizes have left for it."""
     for engine in engines:
         if "kv_cache_bytes" in engine:
-            size, tokens = _size(engine["kv_cache_bytes"]), engine["kv_cache_tokens"]
+            size, tokens = size(engine["kv_cache_bytes"]), engine["kv_cache_tokens"]
             yield f"{engine['path']}: a KV cache of {size}, {tokens:,} tokens"
     on_gpus = [engine for engine in engines if "kv_tokens_by_gpu_gb" in engine]
     if not on_gpus:
@@ -187,14 +187,14 @@ def _caches(engines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         rooms = engine["kv_tokens_by_gpu_gb"].values()
         columns = "".join(f"{f'{room:,}' if room else 'none':>11}" for room in rooms)
         ranks = f" on each of {engine['ranks']} GPUs" * (engine["ranks"] > 1)
-        yield f"{engine['path']:<32}{columns}  {_size(engine['rank_weights_bytes'])}{ranks}"
+        yield f"{engine['path']:<32}{columns}  {size(engine['rank_weights_bytes'])}{ranks}"
 
 
 def _amounts(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in resources.items()) or "nothing"
 
 
-def _size(num_bytes: int) -> str:
+def size(num_bytes: int) -> str:
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:

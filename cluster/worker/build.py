@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cluster.config.parse import parse
@@ -27,6 +27,7 @@ from cluster.worker.residents import ResidentDrafter, Residents
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
+    from cluster.spec.step_profile import DraftTime, StepProfile
     from cluster.worker.target import TargetWorker
     from cluster.worker.verifier import Verifier
 
@@ -36,17 +37,31 @@ log = logging.getLogger(__name__)
 _MAX_REFUSAL_LEN = 1000
 
 
-def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetWorker:
-    """A target worker around a loaded engine, not yet started."""
+@dataclass(frozen=True, slots=True)
+class TargetParts:
+    """A target's engine and drafters, ready to serve.
+
+    refused: why drafters cannot draft, by name.  profile, draft_times: the times of its steps and
+    of its residents, measured here; nothing where the budget does not use them.
+    """
+
+    verifier: Verifier
+    residents: Residents
+    refused: Mapping[str, str]
+    grammars: Grammars
+    profile: StepProfile | None
+    draft_times: tuple[DraftTime, ...]
+
+
+def target_parts(engine: Engine, config: Config) -> TargetParts:
+    """Load what drafts inside a target beside its engine, and measure both."""
     from cluster.engine.loading import progress
-    from cluster.plan.controller import Controller
     from cluster.worker.draft_profile import profile_drafting
-    from cluster.worker.target import TargetWorker
     from cluster.worker.verifier import Verifier
 
-    settings, pace = config.target.engine, config.coordinator
+    settings = config.target.engine
     # A fixed budget does not use step times.
-    is_asked = pace.budget == "adaptive"
+    is_asked = config.coordinator.budget == "adaptive"
     if is_asked:
         progress.begin("profile")
     profile = engine.profile_steps() if is_asked else None
@@ -57,6 +72,22 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     residents, refused = _residents(engine, config, grammars)
     engine.capture_ahead(residents.wants.taps)
     verifier = Verifier(engine, open_hook=grammars.open_hook, wants=residents.wants)
+    times = (
+        profile_drafting(verifier, residents, engine.vocab_size, settings.max_running_sequences)
+        if is_asked
+        else ()
+    )
+    return TargetParts(verifier, residents, refused, grammars, profile, times)
+
+
+def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetWorker:
+    """A target worker around a loaded engine, not yet started."""
+    from cluster.plan.controller import Controller
+    from cluster.worker.target import TargetWorker
+
+    settings, pace = config.target.engine, config.coordinator
+    parts = target_parts(engine, config)
+    residents = parts.residents
     description = WorkerDescription(
         worker_id=worker_id or _unique("target"),
         role="target",
@@ -73,20 +104,15 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         is_reproducible=settings.reproducible,
         residents=residents.names,
         look_ups=residents.look_ups,
-        refused=refused,
+        refused=parts.refused,
         made_for=residents.made_for,
-        engines=(_state_of(engine, verifier), *_states(residents.engines)),
-    )
-    times = (
-        profile_drafting(verifier, residents, engine.vocab_size, settings.max_running_sequences)
-        if is_asked
-        else ()
+        engines=(_state_of(engine, parts.verifier), *_states(residents.engines)),
     )
     worker = TargetWorker(
-        verifier, description, Controller(pace, profile, times), residents,
+        parts.verifier, description, Controller(pace, parts.profile, parts.draft_times), residents,
         max_draft_tokens=pace.max_draft_tokens, silence_s=pace.target_silence_s,
         shadows=config.shadows,
-        prepare=grammars.prepare,
+        prepare=parts.grammars.prepare,
     )  # fmt: skip
     worker.streams.announce(AdapterList(engine.adapters.references))
     return worker

@@ -37,15 +37,19 @@ def profile_drafting(
     vocab_size: int,
     max_sequences: int,
     clock: Callable[[], float] = time.perf_counter,
+    *,
+    names: frozenset[str] | None = None,
 ) -> tuple[DraftTime, ...]:
     """Return the times of residents' turns after steps of up to max_sequences sequences, whose
     texts the target draws; empty if there are no residents or the measurement fails.
 
+    names: of the residents that draft for these texts, None = all.
     The measurement ends with the first turn after two seconds.
     """
     found: list[DraftTime] = []
     deadline = clock() + _MAX_S
-    bench = _Bench(verifier, residents, vocab_size)
+    names = frozenset(residents.names) if names is None else names
+    bench = _Bench(verifier, residents, vocab_size, names)
     sizes = [each for each in _SEQUENCES if each <= max_sequences]
     try:
         for count, with_models in itertools.product(sizes, residents.kinds):
@@ -78,10 +82,13 @@ def profile_drafting(
 class _Bench:
     """Several texts that are decoded at once."""
 
-    def __init__(self, verifier: Verifier, residents: Residents, vocab_size: int) -> None:
+    def __init__(
+        self, verifier: Verifier, residents: Residents, vocab_size: int, names: frozenset[str]
+    ) -> None:
         self._verifier = verifier
         self._residents = residents
         self._vocab_size = vocab_size
+        self._names = names
         self._numbers = itertools.count()
         self._texts: dict[str, TextRecord] = {}
 
@@ -92,9 +99,9 @@ class _Bench:
         for number in itertools.islice(self._numbers, count):
             params = SamplingParams(temperature=1.0, seed=number + 1, max_tokens=1 << 20)
             tokens = TokenLog(token_array((number + np.arange(prompt_len)) % self._vocab_size))
-            name, residents = f"draft-profile-{number}", frozenset(self._residents.names)
+            name = f"draft-profile-{number}"
             self._texts[name] = TextRecord(
-                name, 1, prompt_len, params, "", _TENANT, residents, tokens
+                name, 1, prompt_len, params, "", _TENANT, self._names, tokens
             )
 
     def release(self) -> None:

@@ -111,21 +111,25 @@ def _stored_bytes(folder: Path) -> int:
 
 def _parameters(described: Description, config: EngineConfig) -> dict[str, _Parameter]:
     """All parameters by name, tied ones once."""
-    try:
-        with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(
-                described.text_config, trust_remote_code=False
-            )
-    except (OSError, ValueError, ImportError, RuntimeError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{described.architecture} cannot be built from its configuration: {error}",
-            param="model",
-        ) from error
+    module = bare_module(described)
     split = {name for name, how in (module.tp_plan or {}).items() if "replicated" not in how}
     return {
         name: _Parameter(parameter.numel(), is_split=bool(split & _patterns(name)))
         for name, parameter in module.named_parameters()
     }
+
+
+def bare_module(described: Description) -> Any:
+    """Build transformers' model without memory for its weights; raises ConfigError where that
+    cannot be."""
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(described.text_config, trust_remote_code=False)
+    except (OSError, ValueError, ImportError, RuntimeError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{described.architecture} cannot be built from its configuration: {error}",
+            param="model",
+        ) from error
 
 
 def _patterns(name: str) -> set[str]:

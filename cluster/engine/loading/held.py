@@ -1,0 +1,95 @@
+"""The memory that a model's weights take once they are loaded, by its files' headers alone.
+
+On a CPU that is not what the files take: our kernels keep linear layers in bfloat16 or in few bits,
+with an own copy of an output layer that shares the embedding's weight, and embeddings in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cluster.config.schema import EngineConfig
+from cluster.engine.cpu import kernels
+from cluster.engine.cpu.narrow import LINEAR_SHARE
+from cluster.engine.cpu.packed_linear import plain_share
+from cluster.engine.device import computes, resolve_device
+from cluster.engine.loading.few_bits import wanted_format, weights_dtype
+from cluster.engine.loading.inspection import describe
+from cluster.engine.loading.planned import bare_module, planned
+from cluster.models.weights import GROUPED, header_of
+
+# Bits of a weight in bfloat16.
+_BF16 = 16
+# What an engine takes beside weights and cache on a CPU once it has made steps of all sizes: the
+# libraries' threads and buffers, rows of activations, and what the allocator keeps.
+# docs/plan.md has the measurements.
+WORKING_BYTES = 96 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """weights: bytes, of all ranks.  working: what steps take beside them and the KV cache."""
+
+    num_parameters: int
+    weights: int
+    working: int
+
+
+def held(folder: Path, config: EngineConfig) -> Held:
+    """folder: of the model's config.json, and of its weights where they are here."""
+    described = describe(str(folder), config)
+    module = bare_module(described)
+    num_parameters = sum(each.numel() for each in module.parameters())
+    device = resolve_device(config.device)
+    stored = getattr(described.text_config, "dtype", None) or torch.float32
+    is_quantised = config.quantization or getattr(described.config, "quantization_config", None)
+    if device.type != "cpu" or is_quantised or config.tensor_parallel > 1:
+        sizes = planned(folder, described, config, is_here=True)
+        working = sizes.beside if device.type != "cpu" else WORKING_BYTES
+        return Held(num_parameters, sizes.weights, working)
+    found = weights_dtype(config, device, stored)
+    dtype = stored if isinstance(found, str) else found
+    bits: float = 8 * dtype.itemsize
+    groups: Mapping[str, int] = {}
+    others = bits
+    if kernels.load() is not None and plain_share(module) >= LINEAR_SHARE and not config.compile:
+        bits = _BF16 if stored == torch.bfloat16 else bits
+        others = 8 * torch.float32.itemsize
+        if computes(torch.bfloat16):
+            bits, groups = _few_bits(folder, config, bits)
+    return Held(num_parameters, _bytes(module, bits, groups, others), WORKING_BYTES)
+
+
+def _few_bits(folder: Path, config: EngineConfig, bits: float) -> tuple[float, Mapping[str, int]]:
+    """Return the bits of a linear layer's weight, and the bytes of those in a file of groups."""
+    format = wanted_format(folder, config)
+    if format == "int8":
+        return 8, {}
+    if format == "int4":
+        return 4 + 2 * 16 / config.weights_group, {}
+    if format != "stored":
+        return bits, {}
+    groups: dict[str, int] = {}
+    for name, header in header_of(folder / GROUPED).items():
+        start, end = header["data_offsets"]
+        layer = name.rpartition(".")[0]
+        groups[layer] = groups.get(layer, 0) + int(end) - int(start)
+    return bits, groups
+
+
+def _bytes(module: Any, bits: float, groups: Mapping[str, int], others: float) -> int:
+    """others: bits of what is no linear layer."""
+    total, linear = 0.0, set()
+    for name, layer in module.named_modules():
+        if type(layer) is torch.nn.Linear:
+            linear.add(f"{name}.weight")
+            total += groups.get(name, layer.weight.numel() * bits / 8)
+    total += sum(
+        each.numel() * others / 8 for name, each in module.named_parameters() if name not in linear
+    )
+    return int(total)
