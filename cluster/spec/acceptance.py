@@ -251,7 +251,7 @@ class AcceptanceModel:
             yield drafter, group, score
 
     def table(self) -> list[dict[str, object]]:
-        """Every score as a plain record, for status reports."""
+        """Every score as a plain record, for status reports: JSON has no infinite numbers."""
         return [
             {
                 "drafter": drafter,
@@ -261,7 +261,7 @@ class AcceptanceModel:
                 "accepted": {
                     str(rank): score.expected(index)[0] for index, rank in enumerate(DRAFT_LENGTHS)
                 },
-                "error": score.expected(_WEIGHED_RANK)[1],
+                "error": _finite(score.expected(_WEIGHED_RANK)[1]),
                 "calibration_error": score.calibrator.expected_error(),
             }
             for drafter, (task, is_sampled), score in self
@@ -282,6 +282,11 @@ class AcceptanceModel:
             else:
                 found = self.score(str(drafter), (str(task), bool(is_sampled)))
             found.restore(score)
+
+
+def _finite(value: float) -> float | None:
+    """The value, or None where too little is known for one."""
+    return value if math.isfinite(value) else None
 
 
 def law_name(*, is_sampled: bool) -> str:

@@ -125,3 +125,12 @@ def test_a_shadow_is_worth_what_steps_with_its_drafts_bring() -> None:
     expected, _ = model.score("shadow", GROUP).expected(DRAFT_LENGTHS.tolist().index(8))
     assert 1.0 + expected == pytest.approx(len(accepted) / num_steps, rel=0.05)
     assert 1.0 + np.mean(accepted) > 1.3 * len(accepted) / num_steps
+
+
+def test_the_table_is_json_where_no_step_would_have_begun_at_a_tree() -> None:
+    model = AcceptanceModel()
+    nowhere = np.zeros(len(DRAFT_LENGTHS), dtype=np.bool_)
+    model.score("lm", GROUP).add(FORK, CLAIMED, token_array([5, 7]), begins=nowhere)
+    (row,) = model.table()
+    assert row["error"] is None
+    json.dumps(row, allow_nan=False)
