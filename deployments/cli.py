@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from deployments.asked import (
     with_models,
 )
 from deployments.configured_models import fetch_model, models_table
+from deployments.evaluate import command as evaluate_command
 from deployments.preflight import inspect
 from deployments.supervisor import supervised
 
@@ -132,6 +134,12 @@ def _run(arguments: argparse.Namespace) -> int:
             print(json.dumps(facts(file.config, found), indent=2))
         else:
             print(plan(file.config, found), end="")
+        return EXIT_OK
+    if arguments.verb == "evaluate":
+        command = shlex.join(("drafthouse", *sys.argv[1:]))
+        with in_file(file.path):
+            inspect(file.config, is_here=True)
+        print(evaluate_command.evaluate(file.config, arguments, command, _say), end="")
         return EXIT_OK
     if file.config.log_format == "json":
         logs.use_json()
@@ -259,6 +267,11 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     )
     _add_file(forecast)
     plan_command.configure(forecast)
+    trial = verbs.add_parser(
+        "evaluate", help="measure where drafts pay, and write a policy for `serve --policy`"
+    )
+    _add_file(trial, nargs=None)
+    evaluate_command.configure(trial)
     diff = verbs.add_parser("diff", help="say what each changed key of a configuration restarts")
     diff.add_argument("old", metavar="OLD", help="the file that is served")
     diff.add_argument("new", metavar="NEW", help="the file that is to be applied")
@@ -289,12 +302,13 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_file(parser: argparse.ArgumentParser) -> None:
+def _add_file(parser: argparse.ArgumentParser, nargs: str | None = "?") -> None:
+    """nargs: None where one must be named."""
     about = (
         "a Ray Serve config file, or a model: a folder, a GGUF file, owner/name on the hub, or one "
         f"of `drafthouse models`; without any {DEMONSTRATION}, the demonstration"
     )
-    parser.add_argument("file", metavar="FILE|MODEL", nargs="?", help=about)
+    parser.add_argument("file", metavar="FILE|MODEL", nargs=nargs, help=about)
     vllm_options.add_options(parser)
     parser.add_argument(
         "--set",

@@ -175,8 +175,8 @@ def _caches(engines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The size of each KV cache; on a GPU, what cards of some sizes have left for it."""
     for engine in engines:
         if "kv_cache_bytes" in engine:
-            size, tokens = size(engine["kv_cache_bytes"]), engine["kv_cache_tokens"]
-            yield f"{engine['path']}: a KV cache of {size}, {tokens:,} tokens"
+            cache, tokens = size(engine["kv_cache_bytes"]), engine["kv_cache_tokens"]
+            yield f"{engine['path']}: a KV cache of {cache}, {tokens:,} tokens"
     on_gpus = [engine for engine in engines if "kv_tokens_by_gpu_gb" in engine]
     if not on_gpus:
         return

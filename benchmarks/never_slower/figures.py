@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from cluster.spec.interval import Interval
 
 # Bar against plain decoding: for the lower bound of each stack's geometric mean, and for the upper
 # bound of each of its cells.
 MIN_TO_PLAIN = 0.97
 CONTROL = "control"
-
-# Student's t at 97.5 % by degrees of freedom; beyond the table the last entry, which is larger.
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-    2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 
 Pair = Mapping[str, Any]
 Cells = Mapping[str, Sequence[Pair]]
@@ -42,46 +36,9 @@ class Cell:
         return cls(stack, kind, law, int(concurrency))
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean and its two-sided 95 % interval by Student's t; None for a single value."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    count: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Interval:
-        """values: at least one."""
-        return cls.of_strata([values])
-
-    @classmethod
-    def of_strata(cls, strata: Sequence[Sequence[float]]) -> Interval:
-        """The mean of the strata's means; each stratum varies about a mean of its own.
-
-        strata: at least one value each.
-        """
-        count = sum(map(len, strata))
-        mean = math.fsum(math.fsum(values) / len(values) for values in strata) / len(strata)
-        if any(len(values) == 1 for values in strata):
-            return cls(mean, None, None, count)
-        variance = math.fsum(_variance(values) / len(values) for values in strata)
-        freedom = count - len(strata)
-        half = _T[min(freedom, len(_T)) - 1] * math.sqrt(variance) / len(strata)
-        return cls(mean, mean - half, mean + half, count)
-
-
-def _variance(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-
-
 def geometric_mean(cells: Sequence[Sequence[Pair]]) -> Interval:
     """The geometric mean of the cells' ratios, each cell counted alike."""
-    logs = Interval.of_strata([[math.log(value) for value in ratios(pairs)] for pairs in cells])
-    low, high = (None if end is None else math.exp(end) for end in (logs.low, logs.high))
-    return Interval(math.exp(logs.mean), low, high, logs.count)
+    return Interval.of_ratios([ratios(pairs) for pairs in cells])
 
 
 def stacks_of(cells: Cells) -> dict[str, list[Sequence[Pair]]]:

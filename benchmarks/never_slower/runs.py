@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.never_slower.figures import Cell, Interval, geometric_mean, ratios, stacks_of
+from benchmarks.never_slower.figures import Cell, geometric_mean, ratios, stacks_of
 from benchmarks.peers.systems import System
 from benchmarks.support.answers import Law, Result, rate_at_level
 from benchmarks.support.processes import PinnedProcess
 from benchmarks.support.prompts import Prompt, prompts
 from benchmarks.support.record import Record, reason_of
+from cluster.spec.interval import Interval
 
 _WARM_TOKENS = 2
 # Long enough for the budget to try its first step sizes; not counted.

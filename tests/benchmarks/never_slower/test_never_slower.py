@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.never_slower.__main__ import cells_of, setup_of
 from benchmarks.never_slower.drafters import RandomDrafter, SleepingDrafter
-from benchmarks.never_slower.figures import Cell, Interval, summarise
+from benchmarks.never_slower.figures import Cell, summarise
 from benchmarks.never_slower.report import markdown, picture
 from benchmarks.never_slower.runs import PlainAndRival, PromptSets, elapsed_s, measure
 from benchmarks.replay.along import Recording, replay
@@ -27,6 +27,7 @@ from cluster.config.schema import DrafterConfig
 from cluster.core import SamplingParams, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.registry import create
+from cluster.spec.interval import Interval
 
 _LAWS = {"greedy": Law.parse("greedy")}
 

@@ -1,0 +1,56 @@
+"""Means of few measurements, with the interval in which the true one lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Student's t at 97.5 % by degrees of freedom; beyond the table the last entry, which is larger.
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and its two-sided 95 % interval by Student's t; None for a single value."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        """values: at least one."""
+        return cls.of_strata([values])
+
+    @classmethod
+    def of_strata(cls, strata: Sequence[Sequence[float]]) -> Interval:
+        """The mean of the strata's means; each stratum varies about a mean of its own.
+
+        strata: at least one value each.
+        """
+        count = sum(map(len, strata))
+        mean = math.fsum(math.fsum(values) / len(values) for values in strata) / len(strata)
+        if any(len(values) == 1 for values in strata):
+            return cls(mean, None, None, count)
+        variance = math.fsum(_variance(values) / len(values) for values in strata)
+        freedom = count - len(strata)
+        half = _T[min(freedom, len(_T)) - 1] * math.sqrt(variance) / len(strata)
+        return cls(mean, mean - half, mean + half, count)
+
+    @classmethod
+    def of_ratios(cls, strata: Sequence[Sequence[float]]) -> Interval:
+        """The geometric mean, for values above 0; strata as in `of_strata`."""
+        logs = cls.of_strata([[math.log(value) for value in values] for values in strata])
+        low, high = (None if end is None else math.exp(end) for end in (logs.low, logs.high))
+        return cls(math.exp(logs.mean), low, high, logs.count)
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)

@@ -1,0 +1,248 @@
+"""`drafthouse evaluate`: runs a configuration here, with drafts and without, and writes a policy.
+
+Answers come in pairs, of which each has its own order.  Every drafter is also tried alone, in a
+cluster of its own, so that what the guard and the loop have learned of one tells nothing of others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.config.schema import Config
+from cluster.coordinator.idle import IdleReason
+from cluster.core import SamplingParams, SpeculationOptions
+from cluster.errors import ConfigError
+from cluster.spec.acceptance import law_name
+from deployments.evaluate import verdicts
+from deployments.evaluate.prompts import Prompt, read_prompts
+from deployments.evaluate.verdicts import Cell, Decision, Pair
+
+if TYPE_CHECKING:
+    from cluster.local import LLM
+    from cluster.text.completion import Completion
+
+_TEMPERATURES = (0.0, 0.7)
+_PLAIN = SpeculationOptions(enabled=False)
+# "" = some were verified.
+_HAD_DRAFTS = frozenset(("", IdleReason.NOT_WORTH_IT, IdleReason.PAUSED))
+
+Say = Callable[[str], None]
+Cells = Mapping[Cell, Sequence["Asked"]]
+Measure = Callable[[Sequence[str], Cells], Mapping[Cell, Sequence[Pair]]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt with the parameters of both answers."""
+
+    prompt: Prompt
+    params: SamplingParams
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb, beside --set."""
+    add = parser.add_argument
+    add("prompts", metavar="PROMPTS", type=Path,
+        help="one JSON object a line: ours, Spec-Bench's or OpenAI bodies")  # fmt: skip
+    add("--out", metavar="POLICY", type=Path, default=Path("policy.yaml"),
+        help="the file to write (%(default)s)")  # fmt: skip
+    add("--max-tokens", type=int, default=128, help="of answers that name no number (%(default)s)")
+    add("--temperature", dest="temperatures", type=float, action="append", metavar="T",
+        help="of prompts that name none; may be repeated (0 and 0.7)")  # fmt: skip
+    add("--concurrency", type=int, default=1, help="prompts answered at a time (%(default)s)")
+    add("--limit", type=int, default=0, help="prompts of each task and segment; 0 = all")
+    add("--json", action="store_true", help="print JSON")
+
+
+def evaluate(config: Config, arguments: argparse.Namespace, command: str, say: Say) -> str:
+    """Measure, write the policy, and return what the command prints.
+
+    command: as it was typed, for the file.  Raises ConfigError for what cannot be measured."""
+    if arguments.concurrency < 1 or arguments.max_tokens < 8:
+        raise ConfigError("--concurrency is 1 or more, --max-tokens 8 or more")
+    if not config.drafters:
+        raise ConfigError.at("drafters", "there is none, so there is nothing to evaluate")
+    prompts = read_prompts(arguments.prompts, config.tasks)
+    cells = _cells(prompts, arguments)
+    bench = _Bench(config, arguments.concurrency, say)
+    decisions = decide(cells, config, bench.pairs)
+    origin = f"{command}, {datetime.date.today()}: {config.model_name}"
+    _write(arguments.out, verdicts.policy_text(decisions, origin))
+    if bench.num_unequal:
+        say(
+            f"{bench.num_unequal} of {bench.num_pairs} texts differ with and without drafts: near-"
+            "ties, or under another law than coupled; target.engine.reproducible: true rules out "
+            "the first"
+        )
+    if arguments.json:
+        return json.dumps([dataclasses.asdict(each) for each in decisions], indent=2) + "\n"
+    return verdicts.table(decisions) + f"written to {arguments.out}\n"
+
+
+def decide(cells: Cells, config: Config, measure: Measure) -> list[Decision]:
+    """Return a decision for each cell.  measure: pairs of answers with these drafters alone."""
+    together = measure(config.on_their_own, cells)
+    alone: dict[str, Mapping[Cell, Sequence[Pair]]] = {}
+    names_of = {cell: config.drafters_of(cell.task) for cell in cells}
+    for name in config.on_their_own:
+        own = {cell: asked for cell, asked in cells.items()
+               if name in names_of[cell] and len(names_of[cell]) > 1}  # fmt: skip
+        if own and not config.drafters[name].shadow:
+            alone[name] = measure((name,), own)
+    decisions = []
+    for cell, names in names_of.items():
+        pairs, found = together[cell], verdicts.speedup(together[cell])
+        apart = {name: alone[name][cell] for name in names if cell in alone.get(name, {})}
+        dropped = tuple(each for each in apart if verdicts.is_useless(each, apart[each]))
+        if len(names) == 1 and verdicts.is_useless(names[0], pairs):
+            dropped = names
+        kept = tuple(name for name in names if name not in dropped)
+        drafts = verdicts.verdict(found)
+        if dropped and kept:
+            # What is to be served is judged, not what was: the useless ones cost the others time.
+            again = (
+                measure(kept, {cell: cells[cell]})[cell] if len(kept) > 1 else apart.get(kept[0])
+            )
+            found = verdicts.speedup(again or pairs)
+            drafts = verdicts.verdict(found)
+        elif not kept:
+            drafts = "off"
+        by_name = {name: verdicts.speedup(each) for name, each in apart.items()}
+        decisions.append(Decision(cell, drafts, kept if dropped else None, found, by_name, dropped))
+    return decisions
+
+
+def _cells(prompts: Sequence[Prompt], arguments: argparse.Namespace) -> Cells:
+    found: dict[Cell, list[Asked]] = {}
+    for number, prompt in enumerate(prompts):
+        stated = prompt.temperature
+        wanted = arguments.temperatures or _TEMPERATURES if stated is None else (stated,)
+        for temperature in wanted:
+            law = law_name(is_sampled=temperature > 0.0)
+            params = SamplingParams(
+                temperature, seed=number, max_tokens=prompt.max_tokens or arguments.max_tokens
+            )
+            asked = found.setdefault(Cell(prompt.task, prompt.segment, law), [])
+            if not arguments.limit or len(asked) < arguments.limit * len(wanted):
+                asked.append(Asked(prompt, params))
+    return dict(sorted(found.items()))
+
+
+class _Bench:
+    """Measures pairs, each set of drafters in a cluster of its own."""
+
+    def __init__(self, config: Config, concurrency: int, say: Say) -> None:
+        pace = dataclasses.replace(config.coordinator, policy="", keep_learned=False)
+        self._config = dataclasses.replace(config, coordinator=pace)
+        self._concurrency = concurrency
+        self._say = say
+        self.num_pairs = self.num_unequal = 0
+
+    def pairs(self, names: Sequence[str], cells: Cells) -> dict[Cell, list[Pair]]:
+        """Answer every prompt with these drafters and without."""
+        from cluster.local import LLM  # torch takes seconds to import
+
+        count = sum(map(len, cells.values()))
+        self._say(f"{count} prompts with and without {', '.join(names)}")
+        found: dict[Cell, list[Pair]] = {}
+        with LLM(self._only(names)) as llm:
+            for cell, asked in cells.items():
+                # Not counted: the first answers are slower, and the loop learns from them.
+                for is_first in (True, False):
+                    self._pair(llm, cell, asked[: self._concurrency], "warm-up", is_first=is_first)
+                found[cell] = []
+                for turn, start in enumerate(range(0, len(asked), self._concurrency)):
+                    batch = asked[start : start + self._concurrency]
+                    pair = self._pair(llm, cell, batch, cell.law, is_first=turn % 2 == 0)
+                    if pair is not None:
+                        found[cell].append(pair)
+                if not found[cell]:
+                    raise ConfigError(f"all answers of {cell} end with their first tokens")
+        return found
+
+    def _pair(
+        self, llm: LLM, cell: Cell, batch: Sequence[Asked], salt: str, *, is_first: bool
+    ) -> Pair | None:
+        """Answer a batch twice, first with drafts if is_first; None where nothing can be timed.
+
+        salt: look-ups learn from earlier answers of the same, and with drafts only from those."""
+        answers = {
+            drafts: self._answers(llm, cell, batch, f"{salt} {drafts}", drafts)
+            for drafts in (is_first, not is_first)
+        }
+        drafted, plain = answers[True], answers[False]
+        rates = _rate(drafted), _rate(plain)
+        if not all(rates):
+            return None
+        texts = [[each.token_ids for each in side] for side in (drafted, plain)]
+        num_unequal = sum(ours != theirs for ours, theirs in zip(*texts, strict=True))
+        self.num_pairs += len(batch)
+        self.num_unequal += num_unequal
+        return Pair(
+            *rates, sum(len(each.token_ids) for each in drafted),
+            _summed(each.stats.accepted_by_drafter for each in drafted),
+            any(each.stats.idle_because in _HAD_DRAFTS for each in drafted),
+        )  # fmt: skip
+
+    def _answers(
+        self, llm: LLM, cell: Cell, batch: Sequence[Asked], salt: str, has_drafts: bool
+    ) -> list[Completion]:
+        return llm.generate(
+            [_ids(llm, each.prompt) for each in batch], [each.params for each in batch],
+            task=cell.task, cache_salt=salt, speculation=None if has_drafts else _PLAIN,
+        )  # fmt: skip
+
+    def _only(self, names: Sequence[str]) -> Config:
+        config = self._config
+        stages = itertools.chain.from_iterable(config.drafters[name].stages for name in names)
+        kept = {*names, *stages}
+        return dataclasses.replace(
+            config,
+            drafters={name: each for name, each in config.drafters.items() if name in kept},
+            tasks={
+                task: tuple(name for name in listed if name in kept)
+                for task, listed in config.tasks.items()
+            },
+        )
+
+
+def _ids(llm: LLM, prompt: Prompt) -> Sequence[int]:
+    tokenizer = llm.tokenizer
+    if tokenizer is None:
+        raise ConfigError.at("target.engine.model", "prompts are text, and it has no tokenizer")
+    if prompt.messages and tokenizer.has_chat_template:
+        return list(tokenizer.apply_chat_template(prompt.messages))
+    return list(tokenizer.encode(prompt.text))
+
+
+def _rate(answers: Sequence[Completion]) -> float:
+    """Return the tokens per second after the first ones; 0 where that is not known."""
+    time_s = max(each.stats.decode_time_s for each in answers)
+    num_tokens = sum(len(each.token_ids) - 1 for each in answers)
+    return num_tokens / time_s if time_s > 0.0 and num_tokens > 0 else 0.0
+
+
+def _summed(counts: Iterable[Mapping[str, int]]) -> Mapping[str, int]:
+    found: Counter[str] = Counter()
+    for each in counts:
+        found.update(each)
+    return dict(found)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write in one stroke: a coordinator may be reading the former file."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,83 @@
+"""Reads the prompts of `drafthouse evaluate`: JSON, one prompt a line, in any of three forms.
+
+    {"prompt": "...", "task": "code", "segment": "trial"}          our own
+    {"question_id": 81, "category": "writing", "turns": ["..."]}   Spec-Bench's; its first turn
+    {"messages": [...], "temperature": 0.7, "metadata": {...}}     an OpenAI body, or with "prompt",
+                                                                   also as "body" of a batch's line
+
+task and segment stand at the top or in metadata.  A category is the task where the configuration
+has such a task class.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.config.policy import DEFAULT_TASK
+from cluster.errors import ConfigError
+
+_FORMS = 'one JSON object with "prompt", "messages" or "turns"'
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """text: of a completion, or of the user's message; messages: of a conversation, () = text is
+    the whole prompt.  temperature, max_tokens: None = not said."""
+
+    text: str
+    messages: tuple[Mapping[str, Any], ...] = ()
+    task: str = DEFAULT_TASK
+    segment: str = ""
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+
+def read_prompts(path: Path, tasks: Collection[str]) -> list[Prompt]:
+    """tasks: the configuration's task classes; any other is the default one.
+
+    Raises ConfigError with file and line."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                found.append(_prompt(json.loads(line), tasks))
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+                raise ConfigError(
+                    f"{path}, line {number}: not a prompt ({error}); send {_FORMS}"
+                ) from error
+    if not found:
+        raise ConfigError(f"{path}: there is no prompt; send {_FORMS} a line")
+    return found
+
+
+def _prompt(line: Mapping[str, Any], tasks: Collection[str]) -> Prompt:
+    body = line.get("body", line)
+    metadata = body.get("metadata") or {}
+    task = str(body.get("task") or metadata.get("task") or body.get("category") or "")
+    messages: tuple[Mapping[str, Any], ...] = ()
+    if "messages" in body:
+        messages = tuple(dict(each) for each in body["messages"])
+        text = str(messages[-1]["content"])
+    elif "turns" in body:
+        text = str(body["turns"][0])
+        messages = ({"role": "user", "content": text},)
+    else:
+        text = body["prompt"]
+        if not isinstance(text, str):
+            raise ValueError("its prompt is no text")
+    temperature = body.get("temperature")
+    max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
+    return Prompt(
+        text, messages, task if task in tasks else DEFAULT_TASK,
+        str(body.get("segment") or metadata.get("segment") or ""),
+        None if temperature is None else float(temperature),
+        None if max_tokens is None else int(max_tokens),
+    )  # fmt: skip

@@ -1,0 +1,130 @@
+"""What pairs of answers, with drafts and without, say of a cell: on, off, or measure again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cluster.config.policy import Drafts
+from cluster.spec.interval import Interval
+
+# Of plain decoding's speed.  The whole 95 % interval must be at or above the first, or below the
+# second.
+ON_FROM, OFF_BELOW = 1.05, 0.98
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """Requests that a policy can tell apart.  law: greedy or sampled."""
+
+    task: str
+    segment: str
+    law: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The same prompts answered with drafts and without, one after the other.
+
+    rate, plain_rate: tokens per second after the first ones.  num_tokens: of the answers with
+    drafts; accepted: draft tokens of each drafter among them.  had_drafts: some were at hand,
+    whether it paid to verify them or not.
+    """
+
+    rate: float
+    plain_rate: float
+    num_tokens: int
+    accepted: Mapping[str, int]
+    had_drafts: bool = True
+
+
+def speedup(pairs: Sequence[Pair]) -> Interval:
+    """Return the geometric mean of the pairs' ratios."""
+    return Interval.of_ratios([[pair.rate / pair.plain_rate for pair in pairs]])
+
+
+def verdict(found: Interval) -> Drafts:
+    """Return what the interval says; a single pair says nothing."""
+    if found.low is not None and found.low >= ON_FROM:
+        return "on"
+    if found.high is not None and found.high < OFF_BELOW:
+        return "off"
+    return "measure"
+
+
+def is_useless(name: str, pairs: Sequence[Pair]) -> bool:
+    """True if the drafter, whose pairs are its own alone, slows its texts, or could not make them
+    as fast as it takes to be switched on even if drafting cost nothing.
+
+    The loop verifies so little of a bad drafter that its cost is hard to see, but what it brings is
+    plain: every accepted token saves one step at most.  One that had no drafts for these prompts,
+    as a grammar's where none is asked for, has shown nothing, and stays.
+    """
+    if not pairs:
+        return False
+    found = verdict(speedup(pairs))
+    if found != "measure":
+        return found == "off"
+    if not any(pair.had_drafts for pair in pairs):
+        return False
+    ceiling = Interval.of_ratios([
+        [pair.num_tokens / max(pair.num_tokens - pair.accepted.get(name, 0), 1) for pair in pairs]
+    ])  # fmt: skip
+    return ceiling.high is not None and ceiling.high < ON_FROM
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """drafters: the only ones to be asked, None = all.  alone: the speed-up by each one alone."""
+
+    cell: Cell
+    drafts: Drafts
+    drafters: tuple[str, ...] | None
+    found: Interval
+    alone: Mapping[str, Interval]
+    dropped: tuple[str, ...] = ()
+
+
+def policy_text(decisions: Sequence[Decision], origin: str) -> str:
+    """Return the file for `coordinator.policy`.  origin: a line on where it comes from."""
+    return "\n".join([f"# {origin}", "rules:", *_rules(decisions)]) + "\n"
+
+
+def table(decisions: Sequence[Decision]) -> str:
+    """Return the decisions for people."""
+    head = f"{'task':<16} {'segment':<12} {'law':<8} {'pairs':>5}  {'speed-up':<22} drafts"
+    lines = [head]
+    for each in decisions:
+        cell = each.cell
+        place = f"{cell.task:<16} {cell.segment or '-':<12} {cell.law:<8} {each.found.count:>5}"
+        lines.append(f"{place}  {_shown(each.found):<22} {_words(each)}")
+        lines += [
+            f"{'':<44}{_shown(found):<22} {name} alone{', useless' * (name in each.dropped)}"
+            for name, found in each.alone.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _rules(decisions: Sequence[Decision]) -> Iterator[str]:
+    # A rule for a segment stands before that of all segments: the first that fits holds.
+    for each in sorted(decisions, key=lambda each: (each.cell.task, not each.cell.segment)):
+        cell = each.cell
+        keys = [f"task: {cell.task}", *([f"segment: {cell.segment}"] if cell.segment else []),
+                f"law: {cell.law}", f'drafts: "{each.drafts}"']  # fmt: skip
+        if each.drafters is not None and each.drafts != "off":
+            keys.append(f"drafters: [{', '.join(each.drafters)}]")
+        found = f"{_shown(each.found)} of plain, {each.found.count} pairs"
+        yield f"  - {{{', '.join(keys)}}}  # {found}"
+
+
+def _words(each: Decision) -> str:
+    if each.drafters is None or each.drafts == "off":
+        return each.drafts
+    return f"{each.drafts}, {', '.join(each.drafters)}"
+
+
+def _shown(found: Interval) -> str:
+    if found.low is None or found.high is None or not math.isfinite(found.low):
+        return f"{found.mean:.2f}"
+    return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"

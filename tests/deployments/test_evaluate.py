@@ -1,0 +1,175 @@
+"""`drafthouse evaluate`: from pairs of answers to a policy that serve can read."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.config.file import load
+from cluster.config.policy import read_policy
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
+from cluster.core import SamplingParams
+from cluster.errors import ConfigError
+from cluster.spec.interval import Interval
+from deployments.cli import main
+from deployments.evaluate.command import Asked, Cells, decide
+from deployments.evaluate.prompts import Prompt, read_prompts
+from deployments.evaluate.verdicts import Cell, Pair, is_useless, policy_text, table, verdict
+
+CODE, CHAT = Cell("code", "", "greedy"), Cell("default", "trial", "sampled")
+CONFIG = Config(
+    drafters={name: DrafterConfig(kind="suffix") for name in ("lm", "suffix", "random")},
+    tasks={"code": ("lm", "suffix", "random"), "default": ("lm",)},
+)
+
+
+def pairs(ratio: float, share: float = 0.5, drafter: str = "lm", *, had: bool = True) -> list[Pair]:
+    """Four pairs about a ratio; share: of the tokens that were the drafter's."""
+    return [
+        Pair(100 * ratio * noise, 100.0, 100, {drafter: int(100 * share)}, had)
+        for noise in (0.99, 1.0, 1.0, 1.01)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (1.05, 1.3, "on"), (1.049, 1.9, "measure"), (0.9, 0.979, "off"), (0.5, 0.98, "measure"),
+        (0.97, 1.06, "measure"), (None, None, "measure"),
+    ],
+)  # fmt: skip
+def test_the_whole_interval_must_lie_where_it_decides(
+    low: float | None, high: float | None, expected: str
+) -> None:
+    assert verdict(Interval(1.0, low, high, 9)) == expected
+
+
+def test_a_drafter_is_useless_if_it_slows_texts_or_could_not_speed_them_up() -> None:
+    assert not is_useless("lm", pairs(1.4))
+    assert is_useless("lm", pairs(0.9)), "it slows"
+    assert is_useless("lm", pairs(1.0, share=0.02)), "2 % of the tokens save 2 % of the steps"
+    assert not is_useless("lm", pairs(1.0, share=0.2)), "dear today, but it could"
+    assert not is_useless("lm", pairs(1.0, share=0.0, had=False)), "nothing was shown"
+    assert not is_useless("lm", [])
+
+
+def asked() -> Sequence[Asked]:
+    return [Asked(Prompt("once"), SamplingParams())]
+
+
+def test_useless_drafters_are_dropped_and_the_others_judged_without_them() -> None:
+    measured: list[tuple[tuple[str, ...], list[Cell]]] = []
+    by_names = {
+        ("lm", "suffix", "random"): {CODE: pairs(1.0), CHAT: pairs(0.9)},
+        ("lm",): {CODE: pairs(1.2)},
+        ("suffix",): {CODE: pairs(1.1, 0.2, "suffix")},
+        ("random",): {CODE: pairs(0.99, 0.0, "random")},
+        ("lm", "suffix"): {CODE: pairs(1.5)},
+    }
+
+    def measure(names: Sequence[str], cells: Cells) -> Mapping[Cell, Sequence[Pair]]:
+        measured.append((tuple(names), list(cells)))
+        return by_names[tuple(names)]
+
+    code, chat = decide({CODE: asked(), CHAT: asked()}, CONFIG, measure)
+    assert (code.drafts, code.drafters, code.dropped) == ("on", ("lm", "suffix"), ("random",))
+    assert code.found.mean == pytest.approx(1.5, rel=0.01)
+    assert set(code.alone) == {"lm", "suffix", "random"}
+    # Its only drafter needs no trial of its own.
+    assert (chat.drafts, chat.alone) == ("off", {})
+    assert measured[1:] == [((n,), [CODE]) for n in ("lm", "suffix", "random")] + [
+        (("lm", "suffix"), [CODE])
+    ]
+
+
+def test_the_file_holds_the_decisions_and_says_where_they_come_from(tmp_path: Path) -> None:
+    def measure(names: Sequence[str], cells: Cells) -> Mapping[Cell, Sequence[Pair]]:
+        bad = pairs(0.9, 0.0, "random")
+        return {cell: bad if names == ("random",) else pairs(1.3) for cell in cells}
+
+    segment = replace(CODE, segment="trial")
+    cells = {CODE: asked(), segment: asked(), CHAT: asked()}
+    decisions = decide(cells, CONFIG, measure)
+    path = tmp_path / "policy.yaml"
+    path.write_text(policy_text(decisions, "drafthouse evaluate x"))
+    assert path.read_text().startswith("# drafthouse evaluate x\n")
+    assert "# 1.30 (1.28 to 1.32) of plain, 4 pairs" in path.read_text()
+    config = replace(CONFIG, coordinator=CoordinatorConfig(policy=str(path)))
+    policy = read_policy(config)
+    own = policy.rule_for("code", "trial", "greedy")
+    assert (own.segment, own.drafts, own.drafters) == ("trial", "on", ("lm", "suffix"))
+    assert policy.rule_for("code", "other", "greedy").segment == ""
+    assert policy.rule_for("default", "trial", "sampled").drafters is None
+    assert policy.rule_for("default", "trial", "greedy").drafts == "measure"
+    assert "random alone, useless" in table(decisions)
+
+
+def test_prompts_may_be_ours_spec_benchs_or_openai_bodies(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    message = {"role": "user", "content": "Hello"}
+    lines: list[dict[str, Any]] = [
+        {"prompt": "def f", "task": "code", "segment": "trial"},
+        {"question_id": 81, "category": "code", "turns": ["Write.", "Again."]},
+        {"messages": [message], "temperature": 0.2, "max_tokens": 9, "metadata": {"task": "none"}},
+        {"custom_id": "a", "body": {"prompt": "x", "metadata": {"task": "code", "segment": "s"}}},
+    ]
+    path.write_text("\n\n".join(map(json.dumps, lines)))
+    assert read_prompts(path, ["code"]) == [
+        Prompt("def f", task="code", segment="trial"),
+        Prompt("Write.", ({"role": "user", "content": "Write."},), "code"),
+        Prompt("Hello", (message,), "default", temperature=0.2, max_tokens=9),
+        Prompt("x", task="code", segment="s"),
+    ]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "{}", '{"prompt": [1]}', '{"turns": []}', "3", ""])
+def test_what_is_no_prompt_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line)
+    with pytest.raises(ConfigError, match=r"prompts\.jsonl(, line 1: not a|: there is no) prompt"):
+        read_prompts(path, [])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_prompts(tmp_path / "none", [])
+
+
+def test_a_configuration_is_run_and_its_random_drafter_dropped(
+    llama_folder: Path, draft_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {"device": "cpu", "threads": 1, "num_pages": 64}
+    random = "benchmarks.never_slower.drafters:RandomDrafter"
+    vocab_size = json.loads((llama_folder / "config.json").read_text())["vocab_size"]
+    arguments = {
+        "target": {"engine": {**small, "model": str(llama_folder)}},
+        "drafters": {
+            "lm": {"kind": "lm", "options": {"engine": {**small, "model": str(draft_folder)}}},
+            "random": {"kind": random, "options": {"vocab_size": vocab_size}},
+        },
+        "tasks": {"default": ["lm"], "code": ["lm", "random"]},
+        # It always verifies, so that nothing depends on the machine's speed.
+        "coordinator": {"budget": "fixed", "max_draft_tokens": 4},
+    }
+    application = {"import_path": "deployments.app:build", "args": arguments}
+    file, prompts, out = (tmp_path / name for name in ("serve.yaml", "prompts.jsonl", "out.yaml"))
+    file.write_text(yaml.safe_dump({"applications": [application]}))
+    tasks = ("code", "code", "code", "other")
+    prompts.write_text("\n".join(json.dumps({"prompt": f"{n} once", "task": task})
+                                 for n, task in enumerate(tasks)))  # fmt: skip
+    options = "--max-tokens 24 --temperature 0 --json"
+    assert (
+        main(["evaluate", str(file), str(prompts), "--out", str(out), *shlex.split(options)]) == 0
+    )
+    decisions = json.loads(capsys.readouterr().out)
+    assert [each["cell"]["task"] for each in decisions] == ["code", "default"]
+    assert decisions[0]["found"]["count"] == 3
+    assert "random" in decisions[0]["dropped"]
+    config = load(file, [f"coordinator.policy={out}"]).config
+    for rule in read_policy(config).rules:
+        assert rule.law == "greedy"
+        assert "random" not in (rule.drafters or ())
