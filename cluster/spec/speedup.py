@@ -67,39 +67,49 @@ def break_even(speedup: Speedup) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """The times of a target's steps by rows, and of its residents' turns."""
+    """The times of a target's steps by rows, and of its residents' turns.
+
+    models: of draft models, their own steps by rows: a chain takes as many steps as it has tokens,
+    while a turn that was timed may have given up an unlikely one.  outside_s: what a step takes
+    beside the forward pass, with drafts or without."""
 
     steps: StepProfile
     drafts: Sequence[DraftTime] = ()
+    models: Sequence[StepProfile] = ()
+    outside_s: float = 0.0
 
     def speedup(self, num_sequences: int, *, with_models: bool) -> Speedup:
         """Return the speed-up of so many requests at a time.
 
         with_models: draft models draft too, not look-ups alone.
         """
-        plain_s = float(self.steps.at([num_sequences])[0])
+        plain_s = float(self.steps.at([num_sequences])[0]) + self.outside_s
 
         def speedup(acceptance: float, num_drafts: int) -> float:
             step_s = float(self.steps.at([num_sequences * (num_drafts + 1)])[0])
             draft_s = self.draft_s(num_sequences, num_drafts, with_models=with_models)
-            return expected_tokens(acceptance, num_drafts) * plain_s / (step_s + draft_s)
+            drafted_s = step_s + self.outside_s + draft_s
+            return expected_tokens(acceptance, num_drafts) * plain_s / drafted_s
 
         return speedup
 
     def draft_s(self, num_sequences: int, num_drafts: int, *, with_models: bool) -> float:
-        """Return the time of a turn of residents, between and beyond the measured ones by lines."""
+        """Return the time of a turn of residents, between and beyond the measured ones by lines; or
+        that of the models' steps, where it is longer."""
+        steps_s = num_drafts * sum(float(each.at([num_sequences])[0]) for each in self.models)
         turns = [
             each for each in self.drafts if each.with_models == with_models and not each.num_read
         ]
         counts = sorted({each.num_sequences for each in turns})
         if not counts:
-            return 0.0
+            return steps_s * with_models
         times_s = [
             _at(num_drafts, sorted((each.num_nodes, each.time_s) for each in turns
                                    if each.num_sequences == count))
             for count in counts
         ]  # fmt: skip
-        return max(_at(num_sequences, list(zip(counts, times_s, strict=True))), 0.0)
+        turn_s = _at(num_sequences, list(zip(counts, times_s, strict=True)))
+        return max(turn_s, steps_s * with_models, 0.0)
 
 
 def _at(wanted: int, points: Sequence[tuple[int, float]]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import statistics
 import time
 from collections.abc import Callable
 
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 _SEQUENCES = (1, 4, 16)
 # The first turn of each kind is a warm-up; of the other turns of one size the fastest one counts.
 _NODES = (8, 8, 2, 24, 8, 2, 24)
+_PLAIN_TURNS = 40
 _PROMPT_LEN = 8
 _READ_LEN = 128  # tokens of a prompt, as in chats
 _MAX_S = 2.0
@@ -77,6 +79,24 @@ def profile_drafting(
         bench.release()
     residents.begin_afresh(is_warm=True)
     return tuple(found)
+
+
+def plain_turn_s(
+    verifier: Verifier, vocab_size: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Return the time of a plain step of one text, with all that belongs to it: the median of many,
+    for a step of serving is not always the fastest one."""
+    bench = _Bench(verifier, Residents(()), vocab_size, frozenset())
+    times_s = []
+    try:
+        bench.open(1, _PROMPT_LEN)
+        for _ in range(_PLAIN_TURNS):
+            began = clock()
+            bench.turn(0, False)
+            times_s.append(clock() - began)
+    finally:
+        bench.release()
+    return statistics.median(times_s)
 
 
 class _Bench:

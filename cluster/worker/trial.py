@@ -18,7 +18,7 @@ from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from cluster.spec.speedup import MeasuredCosts
 from cluster.worker.build import target_parts
-from cluster.worker.draft_profile import profile_drafting
+from cluster.worker.draft_profile import plain_turn_s, profile_drafting
 from cluster.worker.host import load_target_engine
 
 
@@ -63,8 +63,14 @@ def try_here(config: Config, task: str) -> Trial:
             raise ConfigError.at("target.engine.model", "its steps cannot be timed here")
         ready = _in_use(device) - before
         full = _filled((engine, *residents.engines.values()), device) - before
+        models = [each for name, each in residents.engines.items() if name in timed]
+        profiles = [each.profile_steps() for each in models if isinstance(each, Engine)]
+        costs = MeasuredCosts(
+            parts.profile, draft_times, [each for each in profiles if each is not None],
+            max(plain_turn_s(parts.verifier, engine.vocab_size) - parts.profile.times_s[0], 0.0),
+        )  # fmt: skip
         return Trial(
-            loaded, ready - loaded, full - ready, MeasuredCosts(parts.profile, draft_times),
+            loaded, ready - loaded, full - ready, costs,
             bool(timed.difference(residents.look_ups)), parts.refused,
         )  # fmt: skip
     finally:

@@ -69,3 +69,15 @@ def test_by_the_measured_curve_a_step_costs_its_rows_and_its_drafts() -> None:
     look_ups = MeasuredCosts(PROFILE, times).speedup(16, with_models=False)
     assert look_ups(0.9, 1) == pytest.approx(1.9 * 10 / 21)
     assert speedup.break_even(look_ups) is None
+
+
+def test_a_chain_takes_as_many_steps_of_the_draft_model_as_it_has_tokens() -> None:
+    assert PROFILE is not None
+    gave_up = (DraftTime(1, 2, True, 0.002), DraftTime(1, 8, True, 0.002))
+    drafter = StepProfile.of((1, 2, 16), (0.001, 0.001, 0.002))
+    assert drafter is not None
+    costs = MeasuredCosts(PROFILE, gave_up, [drafter], outside_s=0.002)
+    one = costs.speedup(1, with_models=True)
+    assert one(1.0, 4) == pytest.approx(5 * 12 / (10 + 2 + 4))
+    # Look-ups alone run no model.
+    assert costs.speedup(1, with_models=False)(1.0, 4) == pytest.approx(5)
