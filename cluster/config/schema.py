@@ -88,6 +88,9 @@ class IngressConfig:
     shutdown_grace_s: Annotated[float, Range(0, 3600)] = 30.0
     """When the server stops, it takes no new request, and answers that are under way have so long
     to end; those that are not over then end with an error."""
+    traces_url: str = ""
+    """Where spans of requests go, by OTLP over HTTP, such as http://HOST:4318/v1/traces; empty =
+    there are none. Needs the extra `otel`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class Eligible:
         """Return the policy's rule for a request."""
         task = request.task if request.task in self._config.tasks else DEFAULT_TASK
         law = law_name(is_sampled=request.params.temperature > 0.0)
-        return self._policy.get().rule_for(task, "", law)
+        return self._policy.get().rule_for(task, request.segment, law)
 
     def names(self, request: Request) -> tuple[str, ...]:
         """Return the drafters that the request and its task allow, best first."""

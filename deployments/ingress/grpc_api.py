@@ -77,8 +77,9 @@ class GrpcApi:
                 Resumption(one.index, one.token_ids, one.is_finished) for one in request.resume
             ]
             generation = await self._ingress.generate(
-                request_id, spec, resumptions, _timeout_of(context), caller
-            )
+                request_id, spec, resumptions, _timeout_of(context), caller,
+                dict(context.invocation_metadata() or ()).get("traceparent", ""),
+            )  # fmt: skip
         except DrafthouseError as error:
             self._ingress.count_refusal(error)
             raise

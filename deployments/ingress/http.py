@@ -202,8 +202,9 @@ async def _generate(ingress: Ingress, request: Request, face: Face) -> Response:
             request, ingress.config.ingress, lambda values: face.parse(values, limits)
         )
         generation = await ingress.generate(
-            face.answer_id(request_id), asked.spec, timeout_s=timeout_s, caller=caller
-        )
+            face.answer_id(request_id), asked.spec, timeout_s=timeout_s, caller=caller,
+            traceparent=request.headers.get("traceparent", ""),
+        )  # fmt: skip
     except ClientDisconnect:
         return Response(status_code=499)
     except DrafthouseError as error:

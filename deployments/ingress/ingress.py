@@ -33,6 +33,7 @@ from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.quotas import Quotas
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt, Resumption
 from deployments.ingress.stats import stats_of
+from deployments.ingress.tracing import TracedGeneration, Tracing
 from deployments.ingress.watchers import Watchers
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ class Ingress:
         self._links: dict[str, CoordinatorLink] = {}
         self._draining = Draining()
         self.watchers = Watchers(self._links, self.coordinators, self._draining)
+        url, name = config.ingress.traces_url, config.model_name
+        self.tracing = Tracing.to(url, name) if url else None
         self._grammars = GrammarCheck(tokenizer, config.answers)
         self._dialect = dialect_of(
             tokenizer, config.answers.tool_parser, config.answers.reasoning_parser
@@ -177,6 +180,8 @@ class Ingress:
         """Close the streams; running requests end with an error."""
         await self._connections.stop()
         self._grammars.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.stop)
         if self._watching is not None:
             self._watching.cancel()
 
@@ -209,10 +214,12 @@ class Ingress:
         resumptions: Sequence[Resumption] = (),
         timeout_s: float | None = None,
         caller: Caller = ANYBODY,
+        traceparent: str = "",
     ) -> Generation:
         """Start a generation, which must be closed; raises if it is refused.
 
-        timeout_s: how long it may take; at most `api.max_request_timeout_s`.
+        timeout_s: how long it may take; at most `api.max_request_timeout_s`.  traceparent: the
+        client's own span, as W3C writes it.
         """
         limit_s = self.config.api.max_request_timeout_s
         if limit_s and (timeout_s is None or timeout_s > limit_s):
@@ -227,7 +234,7 @@ class Ingress:
         except BaseException:
             use.leave()
             raise
-        generation = Generation(
+        generation = (Generation if self.tracing is None else TracedGeneration)(
             request_id, spec, self.tokenizer, self.coordinators,
             self.config.ingress.max_chars_per_token,
             timeout_s=timeout_s,
@@ -235,6 +242,8 @@ class Ingress:
             dialect=self.limits.dialect,
             use=use,
         )  # fmt: skip
+        if self.tracing is not None and isinstance(generation, TracedGeneration):
+            generation.span = self.tracing.begin(request_id, spec.task, traceparent)
         try:
             self._draining.watch(generation)
             with names.told():

@@ -1,0 +1,102 @@
+"""A span of OpenTelemetry for every request, with its steps as events and none of its text.
+
+OpenTelemetry is an extra, `otel`: it is imported where `ingress.traces_url` asks for it, and else
+costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from cluster.errors import ConfigError
+from deployments.ingress.choice import Delta
+from deployments.ingress.generation import Generation
+from deployments.ingress.times import times
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+# vLLM's names of what its own spans hold.
+_TIMES = {
+    "queue_time_ms": "gen_ai.latency.time_in_queue",
+    "time_to_first_token_ms": "gen_ai.latency.time_in_model_prefill",
+    "generation_time_ms": "gen_ai.latency.time_in_model_decode",
+    "e2e_time_ms": "gen_ai.latency.e2e",
+}
+
+
+class Tracing:
+    """Makes the spans, and sends them."""
+
+    def __init__(self, provider: TracerProvider, model_name: str) -> None:
+        self._provider = provider
+        self._model_name = model_name
+
+    @classmethod
+    def to(cls, url: str, model_name: str) -> Tracing:
+        """Send spans to a collector, by OTLP over HTTP.  Raises ConfigError without the extra."""
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError as error:
+            reason = f"{error.name} is not installed: pip install 'drafthouse[otel]'"
+            raise ConfigError.at("ingress.traces_url", reason) from None
+        provider = TracerProvider(resource=Resource.create({"service.name": "drafthouse"}))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+        return cls(provider, model_name)
+
+    def begin(self, request_id: str, task: str, traceparent: str) -> Span:
+        """Begin the span of a request, below the client's own if it names one."""
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
+        return self._provider.get_tracer("drafthouse").start_span(
+            "llm_request", parent, SpanKind.SERVER,
+            {
+                "gen_ai.request.id": request_id,
+                "gen_ai.response.model": self._model_name,
+                "drafthouse.task": task,
+            },
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """Send what there still is."""
+        self._provider.shutdown()
+
+
+class TracedGeneration(Generation):
+    """A generation whose span ends with it."""
+
+    span: Span | None = None
+
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """Yield the deltas, and note their numbers of tokens."""
+        async for pieces in super().deltas():
+            if self.span is not None:
+                num_tokens = sum(len(piece.token_ids) for piece in pieces)
+                self.span.add_event("step", {"num_tokens": num_tokens})
+            yield pieces
+
+    def close(self) -> None:
+        """Close it, and end its span."""
+        super().close()
+        span, self.span = self.span, None
+        if span is None:
+            return
+        stats = self.stats
+        attributes: dict[str, Any] = {
+            "gen_ai.usage.prompt_tokens": self.num_prompt_tokens,
+            "gen_ai.usage.completion_tokens": self.num_output_tokens,
+            "drafthouse.num_draft_tokens": stats.num_draft_tokens,
+            "drafthouse.num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
+        }
+        for name, value in times(self).items():
+            if name in _TIMES and value is not None:
+                attributes[_TIMES[name]] = value / 1000.0
+        span.set_attributes(attributes)
+        span.end()

@@ -1,0 +1,65 @@
+"""Spans of requests: in the client's own trace, with steps as events, and without any text."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from cluster.config.schema import Config
+from cluster.errors import ConfigError
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.tracing import Tracing
+from tests.support.deployments.place import place
+from tests.support.text.tokenizers_for_tests import byte_level_folder
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_is_a_span_of_the_clients_trace(tokenizer: Tokenizer, stream: bool) -> None:
+    kept = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    async with place(tokenizer, Config()) as here:
+        here.ingress.tracing = Tracing(provider, "toy")
+        body = {"model": "toy", "prompt": "a secret", "max_tokens": 5, "stream": stream}
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        answer = await here.client.post("/v1/completions", json=body, headers=headers)
+        assert answer.status_code == 200
+    (span,) = kept.get_finished_spans()
+    assert span.parent is not None
+    assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, PARENT)
+    told = dict(span.attributes or {})
+    assert {event.name for event in span.events} == {"step"}
+    counts = [int((event.attributes or {})["num_tokens"]) for event in span.events]  # type: ignore[call-overload]
+    assert sum(counts) == told["gen_ai.usage.completion_tokens"] == 5
+    assert told["gen_ai.response.model"] == "toy"
+    assert "gen_ai.latency.e2e" in told
+    assert "secret" not in span.to_json()
+
+
+def test_without_the_key_nothing_of_it_is_imported() -> None:
+    code = (
+        "import sys, deployments.ingress.tracing; "
+        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_the_extra_the_key_is_an_error_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exporter = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    monkeypatch.setitem(sys.modules, exporter, None)
+    with pytest.raises(ConfigError, match=r"ingress.traces_url: .*drafthouse\[otel\]"):
+        Tracing.to("http://127.0.0.1:4318/v1/traces", "toy")
