@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 # Readable on dark and on light ground: green, blue, magenta, yellow, cyan, red.
 _COLOURS = (32, 34, 35, 33, 36, 31)
@@ -22,6 +23,12 @@ class Token:
     def owner(self) -> str:
         """The drafter for which it counts, "" for the target."""
         return self.drafters[0] if self.drafters else ""
+
+
+def sources(choice: Mapping[str, Any]) -> list[Token]:
+    """The tokens of one choice of our own server, which was asked for `return_draft_sources`."""
+    found = choice.get("draft_sources") or ()
+    return [Token(bytes(each["bytes"]), tuple(each["drafters"])) for each in found]
 
 
 def coloured(text: str, tokens: Sequence[Token], names: Sequence[str], *, in_colour: bool) -> str:

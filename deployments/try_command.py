@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import random
 import secrets
 import time
@@ -14,21 +14,12 @@ from typing import Any, TextIO
 import httpx
 
 from cluster.coordinator.idle import MEANINGS
-from cluster.errors import DrafthouseError, WorkerError
-from deployments.coloured import Token, coloured, legend
+from deployments.coloured import Token, coloured, legend, sources
+from deployments.openai_client import OpenAIServer, RefusedError, choices, said
+from deployments.questions import QUESTIONS
 
-# Asked where no prompt is given: everyday questions, long enough answers.
-_QUESTIONS = (
-    "How do vaccines work? Explain it to a ten-year-old.",
-    "Write a Python function that finds the longest common prefix of a list of strings.",
-    "What should I pack for a week of hiking in the mountains?",
-    "Summarise the plot of Romeo and Juliet in one paragraph.",
-    "A train leaves at 9:40 and arrives at 13:05. How long does the journey take? Show the steps.",
-    "Compare tea and coffee: where they come from, how they are made, what they do to you.",
-)
 # The first requests after a start are slower than those that follow.
 _WARM_UP_TOKENS = 4
-_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 # What comes faster came together: no model takes so little for a token.
 _FASTEST_TOKEN_S = 0.0001
 
@@ -91,7 +82,7 @@ def try_server(
     out: TextIO,
     *,
     say: Callable[[str], None] = lambda text: None,
-    transport: httpx.BaseTransport | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
     """Ask, and write what came of it to `out`; 0 if both answers are the same text, else 1.
@@ -99,19 +90,25 @@ def try_server(
     say: is told what is being done.  transport: carries the requests, None = the network.  Raises
     WorkerError where no server answers, or where it refuses the question.
     """
-    base = url.rstrip("/").removesuffix("/v1")
-    prompt = question.prompt or random.choice(_QUESTIONS)
-    with httpx.Client(base_url=base, timeout=_TIMEOUT, transport=transport) as client:
-        if question.api_key:
-            client.headers["Authorization"] = f"Bearer {question.api_key}"
-        server = _Server(client, base, clock)
-        server.ask(prompt, question, _WARM_UP_TOKENS, speculates=True)
+    return asyncio.run(_try(url, question, out, say, transport, clock))
+
+
+async def _try(
+    url: str, question: Question, out: TextIO, say: Callable[[str], None],
+    transport: httpx.AsyncBaseTransport | None, clock: Callable[[], float],
+) -> int:  # fmt: skip
+    prompt = question.prompt or random.choice(QUESTIONS)
+    async with OpenAIServer(url, question.api_key, transport) as client:
+        model, _ = await client.model()
+        server = _Server(client, model, clock)
+        await server.ask(prompt, question, _WARM_UP_TOKENS, speculates=True)
         say("asking with speculation")
-        drafted = server.ask(prompt, question, question.max_tokens, speculates=True)
+        drafted = await server.ask(prompt, question, question.max_tokens, speculates=True)
         say("asking without")
-        plain = server.ask(prompt, question, question.max_tokens, speculates=False)
+        plain = await server.ask(prompt, question, question.max_tokens, speculates=False)
     law = f"temperature {question.temperature:g}" if question.temperature else "greedy"
-    out.write(f"{server.model} at {base}, {law}, {len(drafted.tokens)} tokens\n\n> {prompt}\n\n")
+    num_tokens = len(drafted.tokens)
+    out.write(f"{model} at {client.base}, {law}, {num_tokens} tokens\n\n> {prompt}\n\n")
     names = list(_owners(drafted))
     out.write(coloured(drafted.text, drafted.tokens, names, in_colour=out.isatty()) + "\n\n")
     if names:
@@ -186,90 +183,46 @@ def _shares(drafted: Answer) -> list[str]:
 class _Server:
     """Asks one server, as a chat where its model has a template for that."""
 
-    def __init__(self, client: httpx.Client, base: str, clock: Callable[[], float]) -> None:
-        self._client = client
-        self._base = base
+    def __init__(self, server: OpenAIServer, model: str, clock: Callable[[], float]) -> None:
+        self._server = server
+        self._model = model
         self._clock = clock
         self._is_chat = True
-        self.model = self._model()
 
-    def ask(self, prompt: str, question: Question, max_tokens: int, *, speculates: bool) -> Answer:
+    async def ask(
+        self, prompt: str, question: Question, max_tokens: int, *, speculates: bool
+    ) -> Answer:
         """The whole answer, streamed.
 
         Each time with another salt: what the server has learned from other texts, or keeps of the
         prompt, helps neither answer more than the other.
         """
         body = {
-            "model": self.model, "max_tokens": max_tokens, "temperature": question.temperature,
-            "seed": question.seed, "stream": True, "cache_salt": secrets.token_hex(8),
+            "model": self._model, "max_tokens": max_tokens, "temperature": question.temperature,
+            "seed": question.seed, "cache_salt": secrets.token_hex(8),
             "speculation": {"enabled": speculates}, "return_draft_sources": True,
         }  # fmt: skip
+        asked = [{"role": "user", "content": prompt}]
         try:
-            return self._stream(prompt, body)
-        except _NoTemplateError:
+            return await self._answer(
+                {**body, **({"messages": asked} if self._is_chat else {"prompt": prompt})}
+            )
+        except RefusedError as error:
+            if "no chat template" not in error.message:
+                raise
             self._is_chat = False
-            return self._stream(prompt, body)
+            return await self._answer({**body, "prompt": prompt})
 
-    def _model(self) -> str:
-        try:
-            reply = self._client.get("/v1/models")
-            reply.raise_for_status()
-            return str(reply.json()["data"][0]["id"])
-        except httpx.ConnectError as error:
-            raise WorkerError(
-                f"nothing answers at {self._base}; start a server with `drafthouse serve`, or name "
-                "the address of one"
-            ) from error
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-            raise WorkerError(
-                f"{self._base}/v1/models does not list a model ({error}); is this a Drafthouse "
-                "server?"
-            ) from error
-
-    def _stream(self, prompt: str, body: Mapping[str, Any]) -> Answer:
-        if self._is_chat:
-            path = "/v1/chat/completions"
-            body = {**body, "messages": [{"role": "user", "content": prompt}]}
-        else:
-            path, body = "/v1/completions", {**body, "prompt": prompt}
+    async def _answer(self, body: Mapping[str, Any]) -> Answer:
         answer, began = Answer(), self._clock()
-        try:
-            with self._client.stream("POST", path, json=body) as reply:
-                if reply.status_code != 200:
-                    reply.read()
-                    raise _refusal(reply, self._base)
-                for line in reply.iter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        self._take(answer, json.loads(line[6:]), began)
-        except httpx.HTTPError as error:
-            raise WorkerError(f"{self._base} broke off its answer ({error})") from error
+        async for event in self._server.events(body):
+            answer.statistics = event.get("metrics", {}).get(
+                "speculative_decoding", answer.statistics
+            )
+            for choice in choices(event):
+                answer.text += said(choice)
+                answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+                if tokens := sources(choice):
+                    answer.tokens += tokens
+                    answer.times.append((self._clock() - began, len(tokens)))
         return answer
-
-    def _take(self, answer: Answer, event: Mapping[str, Any], began: float) -> None:
-        if "error" in event:
-            raise WorkerError(f"{self._base}: {event['error'].get('message')}")
-        answer.statistics = event.get("metrics", {}).get("speculative_decoding", answer.statistics)
-        for choice in event["choices"]:
-            delta = choice.get("delta", {})
-            answer.text += delta.get("content") or choice.get("text") or ""
-            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-            sources = choice.get("draft_sources") or ()
-            answer.tokens += [
-                Token(bytes(each["bytes"]), tuple(each["drafters"])) for each in sources
-            ]
-            if sources:
-                answer.times.append((self._clock() - began, len(sources)))
-
-
-class _NoTemplateError(DrafthouseError):
-    """The model takes no conversations."""
-
-
-def _refusal(reply: httpx.Response, base: str) -> DrafthouseError:
-    try:
-        message = str(reply.json()["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        message = reply.text[:200]
-    if "no chat template" in message:
-        return _NoTemplateError(message)
-    return WorkerError(f"{base} refuses the question (HTTP status {reply.status_code}): {message}")
