@@ -36,6 +36,17 @@ from deployments.evaluate import command as evaluate_command
 from deployments.preflight import inspect
 from deployments.supervisor import supervised
 
+# Verbs whose module has their options and runs them; it is imported for them alone.
+_MODULES = {
+    "bench": ("deployments.bench.command", "load a server and say how fast it answers"),
+    "chat": ("deployments.chat_command", "talk with a model in the terminal"),
+    "top": ("deployments.top_command", "watch a server's figures live"),
+    "train": ("cluster.train.cli", "train drafters of a chat model, or the demonstration models"),
+}
+
+# What the extra `serve` installs: the library does without.
+_SERVED_WITH = ("ray", "fastapi", "uvicorn", "httpx", "limits", "argcomplete", "rich")
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_BAD_CONFIG = 2
@@ -45,6 +56,10 @@ EXIT_INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the process's exit code."""
     given = sys.argv[1:] if argv is None else argv
+    return _guarded(lambda: _command(given))
+
+
+def _command(given: Sequence[str]) -> int:
     parser = parser_for(given)
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow; this ends the process
         from argcomplete import autocomplete
@@ -53,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(given)
     form: logs.LogFormat = getattr(arguments, "log_format", None) or "text"
     logs.configure(form, "%(levelname)s %(name)s: %(message)s")
-    return _guarded(lambda: _run(arguments))
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request
+    return _run(arguments)
 
 
 def _guarded(command: Callable[[], int]) -> int:
@@ -63,7 +79,7 @@ def _guarded(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except ModuleNotFoundError as error:
-        if error.name not in ("ray", "fastapi", "uvicorn", "httpx", "limits", "argcomplete"):
+        if error.name not in _SERVED_WITH:
             raise
         _say(f"{error.name} is not installed; pip install 'drafthouse[serve]'", logging.ERROR)
         return EXIT_FAILED
@@ -87,8 +103,8 @@ def run() -> NoReturn:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.verb == "train":
-        return int(_training().run(arguments))
+    if arguments.verb in _MODULES:
+        return int(_module(arguments.verb).run(arguments))
     if arguments.verb == "models":
         print(models_table(), end="")
         return EXIT_OK
@@ -191,7 +207,6 @@ def _serve_joined(file: ServeFile, arguments: argparse.Namespace) -> int:
 def _try(arguments: argparse.Namespace) -> int:
     from deployments.try_command import Question, try_server
 
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request
     question = Question(
         arguments.prompt,
         max_tokens=arguments.max_tokens,
@@ -232,8 +247,8 @@ def _version() -> str:
         return "(not installed, run from its sources)"
 
 
-def _training() -> ModuleType:
-    return importlib.import_module("cluster.train.cli")
+def _module(verb: str) -> ModuleType:
+    return importlib.import_module(_MODULES[verb][0])
 
 
 def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
@@ -293,12 +308,11 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
         "completion", help="print what lets a shell complete this command; docs/serving.md"
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
-    train = verbs.add_parser(
-        "train", help="train drafters of a chat model, or the demonstration models"
-    )
-    # torch takes seconds to import: only for the verb that needs it.
-    if argv and argv[0] == "train":
-        _training().configure(train)
+    for verb, (_, about) in _MODULES.items():
+        added = verbs.add_parser(verb, help=about)
+        # torch takes seconds to import: only for the verb that needs it.
+        if argv[:1] == [verb] or (verb != "train" and "_ARGCOMPLETE" in os.environ):
+            _module(verb).configure(added)
     return parser
 
 

@@ -1,0 +1,1 @@
+"""`drafthouse bench`: loads an OpenAI-compatible server and says how fast it answers."""

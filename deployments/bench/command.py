@@ -1,0 +1,202 @@
+"""`drafthouse bench URL`: its options, and the runs that they ask for."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from cluster.errors import ConfigError, WorkerError
+from deployments.bench.answers import GOODPUT, Answer, figures
+from deployments.bench.load import Asking, Level, load
+from deployments.bench.prompts import prompts
+from deployments.bench.report import Report, Run, markdown, write_json, write_picture
+from deployments.openai_client import OpenAIServer
+from deployments.vllm_metrics import Change, Page, speculation
+
+_OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One server and how it is asked; name: "" where nothing is compared."""
+
+    name: str
+    server: OpenAIServer
+    asking: Asking
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `drafthouse bench`."""
+    add = parser.add_argument
+    add("url", metavar="URL", help="of an OpenAI-compatible server: ours, vLLM, llama-server, ...")
+    add("--compare", metavar="off|URL", help="with the same server without drafts, or with another")
+    many = parser.add_mutually_exclusive_group()
+    many.add_argument(
+        "--concurrency", type=_numbers(int), default=[1], metavar="N,N",
+        help="so many requests at a time, each in its turn (1)",
+    )  # fmt: skip
+    many.add_argument(
+        "--rate", type=_numbers(float), default=[], metavar="R,R",
+        help="so many requests a second, at random times",
+    )  # fmt: skip
+    add("--prompts", type=Path, metavar="FILE.jsonl", help="one object a line; else our questions")
+    add("--num-prompts", type=int, metavar="N", help="of each run; default: each prompt once")
+    add("--rounds", type=int, help="runs of each side at each load (2 with --compare, else 1)")
+    add("--warmups", type=int, default=1, help="requests before each load (%(default)s)")
+    add("--endpoint", choices=["chat", "completions"], default="chat", help="(%(default)s)")
+    add("--model", default="", help="default: the first that the server names")
+    add("--max-tokens", type=int, default=128, help="of each answer (%(default)s)")
+    add("--temperature", type=float, default=0.0, help="0 = greedy (%(default)s)")
+    add("--seed", type=int, default=1, help="of the arrivals, and of sampled answers (%(default)s)")
+    add("--ignore-eos", action="store_true", help="every answer has all its tokens")
+    about = f"bounds of a good answer in ms: {', '.join(GOODPUT)}"
+    add("--goodput", type=_bound, nargs="+", default=[], metavar="NAME:MS", help=about)
+    add("--api-key", default="", help="sent as a bearer token")
+    add("--no-keepalive", action="store_true", help="a connection for every request")
+    add("--json", type=Path, metavar="FILE", help="write all figures, by the names of vLLM's bench")
+    add("--png", type=Path, metavar="FILE", help="draw them; needs matplotlib")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Bench as the options say; 1 if a request failed."""
+    report = asyncio.run(bench(arguments))
+    sys.stdout.write(markdown(report) + "\n")
+    if arguments.json:
+        write_json(report, arguments.json)
+    if arguments.png:
+        write_picture(report, arguments.png)
+    return int(any(each.figures["failed"] for each in report.runs))
+
+
+async def bench(
+    arguments: argparse.Namespace, transport: httpx.AsyncBaseTransport | None = None
+) -> Report:
+    """Run every load on every side, the sides in turn; transport: None = the network."""
+    is_chat = arguments.endpoint == "chat"
+    asked = prompts(arguments.prompts, arguments.num_prompts, is_chat=is_chat)
+    async with AsyncExitStack() as stack:
+        sides = []
+        for name, url, fields in _asked(arguments):
+            server = await stack.enter_async_context(
+                OpenAIServer(
+                    url, arguments.api_key, transport, keeps_connections=not arguments.no_keepalive
+                )
+            )
+            model, is_ours = await server.model()
+            if fields and not is_ours:
+                raise ConfigError(
+                    f"--compare off: {server.base} is no Drafthouse, so no request can switch its "
+                    "drafts off; start it again without them, and compare with that server's URL"
+                )
+            fields = {"model": arguments.model or model, **_fields(arguments), **fields}
+            # What the other side's requests have left in the prefix cache, or taught a drafter,
+            # would help this one.
+            asking = Asking(asked, fields, salted=is_ours and bool(arguments.compare))
+            sides.append(Side(name, server, asking))
+        rounds = arguments.rounds or len(sides)
+        first = sides[0]
+        report = Report(
+            first.server.base, dict(first.asking.fields), len(asked), rounds,
+            dict(arguments.goodput),
+        )  # fmt: skip
+        for level in _levels(arguments):
+            await _compare(report, sides, level, arguments)
+        return report
+
+
+def _asked(arguments: argparse.Namespace) -> list[tuple[str, str, dict[str, Any]]]:
+    """The name, the URL and the fields of its own of each side."""
+    url, other = arguments.url, arguments.compare
+    if not other:
+        return [("", url, {})]
+    if other == _OFF:
+        return [("drafts", url, {}), ("no drafts", url, {"speculation": {"enabled": False}})]
+    return [(url, url, {}), (other, other, {})]
+
+
+def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    fields = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
+    if arguments.temperature:
+        fields["seed"] = arguments.seed
+    if arguments.ignore_eos:
+        fields["ignore_eos"] = True
+    return fields
+
+
+def _levels(arguments: argparse.Namespace) -> list[Level]:
+    if arguments.rate:
+        return [Level(rate=rate) for rate in arguments.rate]
+    return [Level(concurrency) for concurrency in arguments.concurrency]
+
+
+async def _compare(
+    report: Report, sides: Sequence[Side], level: Level, arguments: argparse.Namespace
+) -> None:
+    """One load: every side in every round, in every other round in reverse order."""
+    found: dict[str, list[Answer]] = {side.name: [] for side in sides}
+    seconds = dict.fromkeys(found, 0.0)
+    changes: dict[str, list[Change]] = {name: [] for name in found}
+    for side in sides:
+        await _warm_up(side, arguments.warmups)
+    for turn in range(report.rounds):
+        for side in sides if turn % 2 == 0 else reversed(sides):
+            about = [str(level), side.name, f"round {turn + 1} of {report.rounds}"]
+            _say(", ".join(filter(None, about)))
+            before = await _page(side.server)
+            answers, took_s = await load(side.server, side.asking, level, arguments.seed + turn)
+            changes[side.name].append(Change(before, await _page(side.server)))
+            found[side.name] += answers
+            seconds[side.name] += took_s
+    for side in sides:
+        answers = found[side.name]
+        numbers = figures(answers, seconds[side.name], report.goodput)
+        drafted = speculation(changes[side.name])
+        report.runs.append(Run(level, side.name, answers, numbers, drafted))
+
+
+async def _warm_up(side: Side, count: int) -> None:
+    """Ask the first prompt `count` times; raises WorkerError if the server refuses it."""
+    asking = replace(side.asking, prompts=[side.asking.prompts[0]] * count)
+    for answer in (await load(side.server, asking, Level(1), 0))[0]:
+        if answer.error:
+            raise WorkerError(answer.error)
+
+
+async def _page(server: OpenAIServer) -> Page:
+    """The server's figures now; an empty page where it shows none."""
+    try:
+        return Page.read(await server.metrics() or "")
+    except ValueError:
+        return Page({})
+
+
+def _numbers(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
+    def parse(text: str) -> list[Any]:
+        found = [kind(word) for word in text.split(",")]
+        if min(found) <= 0:
+            raise ValueError
+        return found
+
+    parse.__name__ = "list of positive numbers"  # argparse names it in its error
+    return parse
+
+
+def _bound(text: str) -> tuple[str, float]:
+    name, _, bound = text.partition(":")
+    if name not in GOODPUT:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected NAME:MILLISECONDS with a name of {', '.join(GOODPUT)}"
+        )
+    return name, float(bound)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"drafthouse: {text}\n")

@@ -1,0 +1,107 @@
+"""Asks one server many prompts: so many at a time, or as they arrive at random."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cluster.errors import WorkerError
+from deployments.bench.answers import Answer
+from deployments.openai_client import OpenAIServer, choices, said
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How the requests come: `concurrency` at a time, or `rate` a second, as a Poisson process."""
+
+    concurrency: int = 0
+    rate: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.rate:g} a second" if self.rate else f"{self.concurrency} at a time"
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What is asked: the fields of every request, and for each prompt the field that holds it.
+
+    salted: every request has a salt of its own, as vLLM and Drafthouse understand it.
+    """
+
+    prompts: Sequence[Mapping[str, Any]]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    salted: bool = False
+
+    def body(self, index: int) -> dict[str, Any]:
+        salt = {"cache_salt": secrets.token_hex(8)} if self.salted else {}
+        usage = {"stream_options": {"include_usage": True}}
+        return {**self.fields, **usage, **salt, **self.prompts[index]}
+
+
+async def load(
+    server: OpenAIServer, asking: Asking, level: Level, seed: int
+) -> tuple[list[Answer], float]:
+    """Ask every prompt once; returns the answers in order, and the seconds that all took.
+
+    seed: of the arrivals.  A request that fails is an answer with an error.
+    """
+    count = len(asking.prompts)
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    if level.rate:
+        gaps = np.random.default_rng(seed).exponential(1.0 / level.rate, count)
+        due = began + np.cumsum(gaps) - gaps[0]
+        tasks = []
+        for index in range(count):
+            await asyncio.sleep(due[index] - clock())
+            tasks.append(asyncio.create_task(ask(server, asking, index, float(due[index]))))
+        answers = await asyncio.gather(*tasks)
+    else:
+        waiting = iter(range(count))
+
+        async def ask_in_turn() -> list[Answer]:
+            return [await ask(server, asking, index) for index in waiting]
+
+        askers = [ask_in_turn() for _ in range(min(level.concurrency, count))]
+        answers = [each for own in await asyncio.gather(*askers) for each in own]
+    return sorted(answers, key=lambda answer: answer.prompt), clock() - began
+
+
+async def ask(
+    server: OpenAIServer, asking: Asking, index: int, due_s: float | None = None
+) -> Answer:
+    """Ask one prompt and note what comes when; due_s: when it should have been sent."""
+    clock = asyncio.get_running_loop().time
+    sent = clock()
+    arrivals: list[float] = []
+    pieces: list[str] = []
+    usage: Mapping[str, Any] = {}
+    error = ""
+    try:
+        async for event in server.events(asking.body(index)):
+            usage = event.get("usage") or usage
+            for choice in choices(event):
+                if not _only_opens(choice):
+                    arrivals.append(clock())
+                    pieces.append(said(choice))
+    except WorkerError as caught:
+        error = caught.message
+    if not arrivals:
+        error = error or "the answer is empty"
+    return Answer(
+        index, sent, tuple(arrivals), int(usage.get("completion_tokens") or len(arrivals)),
+        int(usage.get("prompt_tokens") or 0), "".join(pieces),
+        sent - due_s if due_s is not None else 0.0, error,
+    )  # fmt: skip
+
+
+def _only_opens(choice: Mapping[str, Any]) -> bool:
+    """True for the piece that names the speaker of a chat: it may come before any token."""
+    delta = choice.get("delta") or {}
+    is_empty = not any(value for name, value in delta.items() if name != "role")
+    return "role" in delta and is_empty and not choice.get("finish_reason")

@@ -1,0 +1,188 @@
+"""`drafthouse chat`: a conversation in the terminal with any OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+import httpx
+
+from cluster.errors import DrafthouseError
+from deployments.coloured import Token, coloured, sources
+from deployments.openai_client import OpenAIServer, choices, said
+
+_HELP = "/reset forgets the conversation, /draft on|off switches drafts, /quit ends (as Ctrl-D)"
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `drafthouse chat`."""
+    add = parser.add_argument
+    add("url", nargs="?", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
+    add("--model", default="", help="default: the first that the server names")
+    add("--system", default="", help="a system message before the conversation")
+    add("--max-tokens", type=int, default=1024, help="of each answer (%(default)s)")
+    add("--temperature", type=float, default=0.7, help="0 = greedy (%(default)s)")
+    add("--seed", type=int, help="of every answer")
+    add("--no-drafts", action="store_true", help="begin with drafts off")
+    add("--api-key", default="", help="sent as a bearer token")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Talk until the end of the input; without a terminal, standard input is one question."""
+    conversation = Conversation(arguments, sys.stdout, sys.stderr)
+    if not sys.stdin.isatty():
+        conversation.ask(sys.stdin.read())
+        return 0
+    conversation.talk(_typed())
+    return 0
+
+
+def _typed() -> Iterator[str]:
+    import readline  # noqa: F401  input() has a history with it
+
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            return
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What was said so far, and how the next answer is asked for.
+
+    answers go to `out`, all else to `notes`.  drafters: in the order in which they appeared, which
+    gives them their colours.
+    """
+
+    arguments: argparse.Namespace
+    out: TextIO
+    notes: TextIO
+    transport: httpx.AsyncBaseTransport | None = None
+    clock: Callable[[], float] = time.monotonic
+    messages: list[dict[str, str]] = field(default_factory=list)
+    drafters: list[str] = field(default_factory=list)
+    drafts: bool = True
+
+    def __post_init__(self) -> None:
+        self.drafts = not self.arguments.no_drafts
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all but the system message."""
+        system = self.arguments.system
+        self.messages[:] = [{"role": "system", "content": system}] if system else []
+
+    def talk(self, lines: Iterator[str]) -> None:
+        """Answer every line, or do what it commands; what goes wrong is said, and the talk goes
+        on."""
+        self._note(_HELP)
+        for line in lines:
+            if line.startswith("/"):
+                if line.strip() in ("/quit", "/exit"):
+                    return
+                self._note(self._command(*line.split()))
+            elif line.strip():
+                try:
+                    self.ask(line)
+                except DrafthouseError as error:
+                    self._note(error.message)
+                except KeyboardInterrupt:
+                    self._note("\nstopped; neither the question nor the answer is kept")
+
+    def ask(self, text: str) -> None:
+        """Stream the answer and say how fast it came; both are kept once it is whole."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        answer = asyncio.run(self._answer(asked))
+        self.messages[:] = [*asked, {"role": "assistant", "content": answer}]
+
+    def _command(self, name: str, *words: str) -> str:
+        if name == "/reset":
+            self.reset()
+            return "the conversation begins anew"
+        if name == "/draft" and words in (("on",), ("off",)):
+            self.drafts = words == ("on",)
+            return f"drafts are {words[0]}"
+        return _HELP
+
+    async def _answer(self, messages: list[dict[str, str]]) -> str:
+        heard = _Heard(self.clock())
+        async with OpenAIServer(
+            self.arguments.url, self.arguments.api_key, self.transport
+        ) as server:
+            model, is_ours = await server.model()
+            async for event in server.events(self._body(model, messages, is_ours=is_ours)):
+                heard.usage = event.get("usage") or heard.usage
+                for choice in choices(event):
+                    self._show(choice, heard)
+        self.out.write("\n")
+        self._note(heard.speed())
+        return heard.text
+
+    def _body(self, model: str, messages: list[dict[str, str]], *, is_ours: bool) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.arguments.model or model, "messages": messages,
+            "max_tokens": self.arguments.max_tokens, "temperature": self.arguments.temperature,
+            "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        if self.arguments.seed is not None:
+            body["seed"] = self.arguments.seed
+        if is_ours:
+            body |= {"return_draft_sources": True, "speculation": {"enabled": self.drafts}}
+        elif not self.drafts:
+            self._note("/draft off: this server is no Drafthouse, and drafts as it likes")
+        return body
+
+    def _show(self, choice: Mapping[str, Any], heard: _Heard) -> None:
+        text, tokens, in_colour = said(choice), sources(choice), self.out.isatty()
+        thought = choice.get("delta", {}).get("reasoning_content") or ""
+        if text or thought or tokens:
+            heard.times.append(self.clock())
+        heard.text += text
+        heard.tokens += tokens
+        for token in tokens:
+            if token.owner and token.owner not in self.drafters:
+                self.drafters.append(token.owner)
+        if in_colour:  # else only the answer itself is wanted
+            text = coloured(text, tokens, self.drafters, in_colour=True)
+            text = f"{_DIM}{thought}{_PLAIN}{text}" if thought else text
+        self.out.write(text)
+        self.out.flush()
+
+    def _note(self, text: str) -> None:
+        is_dim = self.notes.isatty()
+        self.notes.write(f"{_DIM}{text}{_PLAIN}\n" if is_dim else f"{text}\n")
+        self.notes.flush()
+
+
+@dataclass(slots=True)
+class _Heard:
+    """An answer so far; times: of its pieces."""
+
+    asked_s: float
+    text: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    tokens: list[Token] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def speed(self) -> str:
+        """One line: how many tokens, how fast, and whose they were."""
+        if not self.times:
+            return "an empty answer"
+        count = int(self.usage.get("completion_tokens") or len(self.tokens) or len(self.times))
+        first_s, all_s = self.times[0] - self.asked_s, self.times[-1] - self.asked_s
+        line = f"{count} tokens, first after {1e3 * first_s:.0f} ms"
+        if all_s > 0.0:
+            line += f", {count / all_s:.1f} tokens/s"
+        owners = Counter(token.owner for token in self.tokens if token.owner)
+        if owners:
+            shares = ", ".join(f"{name} {share}" for name, share in owners.most_common())
+            line += f"; {owners.total()} drafted ({shares})"
+        return line

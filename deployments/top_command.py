@@ -1,0 +1,237 @@
+"""`drafthouse top`: a server's figures live, by vLLM's names, so that it reads vLLM's too."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from cluster.errors import WorkerError
+from deployments.openai_client import OpenAIServer
+from deployments.vllm_metrics import Change, Page, speculation
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+_GAUGES = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "kv_cache_usage": "vllm:kv_cache_usage_perc",
+}
+_RATES = {
+    "requests_per_s": "vllm:request_success",
+    "prompt_tokens_per_s": "vllm:prompt_tokens",
+    "output_tokens_per_s": "vllm:generation_tokens",
+    "preemptions_per_s": "vllm:num_preemptions",
+}
+_LATENCIES = {
+    "ttft": "vllm:time_to_first_token_seconds",
+    "tpot": "vllm:request_time_per_output_token_seconds",
+    "itl": "vllm:inter_token_latency_seconds",
+    "e2e": "vllm:e2e_request_latency_seconds",
+    "queue": "vllm:request_queue_time_seconds",
+}
+_SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+# Ours alone counts by drafter.
+_BY_DRAFTER = "spec_decode_num_"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `drafthouse top`."""
+    add = parser.add_argument
+    add("url", nargs="?", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
+    add("--interval", type=float, default=1.0, metavar="S", help="between two looks (%(default)s)")
+    add("--window", type=float, default=10.0, metavar="S", help="what rates are over (%(default)s)")
+    add("--once", action="store_true", help="show the figures of one interval and end")
+    add("--json", action="store_true", help="as JSON, one object a line")
+    add("--api-key", default="", help="sent as a bearer token")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Watch until Ctrl-C, or once."""
+    return asyncio.run(top(arguments))
+
+
+async def top(
+    arguments: argparse.Namespace, transport: httpx.AsyncBaseTransport | None = None
+) -> int:
+    """Show figures after every interval; transport: None = the network."""
+    async with OpenAIServer(arguments.url, arguments.api_key, transport) as server:
+        pages = deque([await _page(server)])
+        show = _Lines() if arguments.json else _Screen(server.base, is_live=not arguments.once)
+        with show:
+            while True:
+                await asyncio.sleep(arguments.interval)
+                pages.append(await _page(server))
+                show.show(view(Change(pages[0], pages[-1])))
+                if arguments.once:
+                    return 0
+                while len(pages) > 2 and pages[-1].at_s - pages[1].at_s >= arguments.window:
+                    pages.popleft()
+
+
+async def _page(server: OpenAIServer) -> Page:
+    """Raises WorkerError where there is no page, or one without vLLM's names."""
+    text = await server.metrics()
+    if text is None:
+        raise WorkerError(f"{server.base}/metrics does not answer; is the server up?")
+    page = Page.read(text, asyncio.get_running_loop().time())
+    if _GAUGES["running"] not in page.samples:
+        raise WorkerError(
+            f"{server.base}/metrics has none of vLLM's names (no {_GAUGES['running']}); is this a "
+            "Drafthouse or a vLLM?"
+        )
+    return page
+
+
+def view(change: Change) -> dict[str, Any]:
+    """The figures between two pages.
+
+    Latencies are those of what ended meanwhile, or of all since the server's start ("since") where
+    nothing did.  None = the server does not say.
+    """
+    page = change.after
+    names = page.by(_GAUGES["running"], "model_name")
+    found: dict[str, Any] = {"model": ", ".join(sorted(names)) or None, "seconds": change.seconds}
+    found |= {key: page.total(name) for key, name in _GAUGES.items()}
+    if found["kv_cache_usage"] is not None:  # a share of each engine's own cache
+        found["kv_cache_usage"] /= len(page.samples[_GAUGES["kv_cache_usage"]])
+    for key, name in _RATES.items():
+        count = change.count(name)
+        found[key] = None if count is None else count / change.seconds
+    hits, queries = (change.count(f"vllm:prefix_cache_{each}") for each in ("hits", "queries"))
+    found["prefix_cache_hit_rate"] = hits / queries if hits is not None and queries else None
+    found["speculation"] = _speculation(change)
+    found["latency_ms"] = {key: _latency(change, name) for key, name in _LATENCIES.items()}
+    return found
+
+
+def _speculation(change: Change) -> dict[str, Any] | None:
+    found = speculation([change])
+    if found is None:
+        return None
+    counts = {
+        key: change.count_by(f"{_BY_DRAFTER}{key}", "drafter")
+        for key in ("draft_tokens", "accepted_tokens")
+    }
+    return {
+        "draft_tokens_per_s": found.num_draft_tokens / change.seconds,
+        "acceptance_rate": found.acceptance_rate,
+        "mean_acceptance_length": found.mean_acceptance_length,
+        "acceptance_by_position": list(found.accepted_per_position),
+        "drafters": {
+            name: {
+                "draft_tokens_per_s": drafted / change.seconds,
+                "acceptance_rate": counts["accepted_tokens"].get(name, 0.0) / drafted,
+            }
+            for name, drafted in counts["draft_tokens"].items()
+            if drafted
+        },
+    }
+
+
+def _latency(change: Change, name: str) -> dict[str, Any] | None:
+    for since, each in (("interval", change), ("start", Change(Page({}), change.after))):
+        values = {key: each.quantile(name, share) for key, share in _SHARES.items()}
+        if None not in values.values():
+            return {**{key: 1e3 * (value or 0.0) for key, value in values.items()}, "since": since}
+    return None
+
+
+class _Lines:
+    """Shows figures as JSON, one object a line."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def show(self, found: Mapping[str, Any]) -> None:
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
+
+
+class _Screen:
+    """Shows figures as tables, by rich: in one place while they are live."""
+
+    def __init__(self, base: str, *, is_live: bool) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._base = base
+        self._console = Console()
+        self._live = Live(console=self._console, auto_refresh=False) if is_live else None
+
+    def __enter__(self) -> None:
+        if self._live is not None:
+            self._live.start()
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, found: Mapping[str, Any]) -> None:
+        drawn = tables(found, f"{found['model']} at {self._base}, {time.strftime('%H:%M:%S')}")
+        if self._live is not None:
+            self._live.update(drawn, refresh=True)
+        else:
+            self._console.print(drawn)
+
+
+def tables(found: Mapping[str, Any], title: str) -> Group:
+    """The figures as tables of rich."""
+    from rich.console import Group
+    from rich.text import Text
+
+    names = [*_GAUGES, *_RATES, "prefix_cache_hit_rate"]
+    rows = [[name.replace("_per_s", "/s").replace("_", " "), _shown(name, found[name])]
+            for name in names]  # fmt: skip
+    drafts = found["speculation"]
+    kinds = ("draft_tokens_per_s", "acceptance_rate", "mean_acceptance_length")
+    if drafts:
+        rows += [[name.replace("_per_s", "/s").replace("_", " "), _shown(name, drafts[name])]
+                 for name in kinds]  # fmt: skip
+        by_position = " ".join(f"{share:.0%}" for share in drafts["acceptance_by_position"])
+        rows.append(["accepted by position", by_position])
+    parts = [_table(["", "now"], rows)]
+    if drafts and drafts["drafters"]:
+        own = [
+            [name, _shown(kinds[0], each[kinds[0]]), _shown(kinds[1], each[kinds[1]])]
+            for name, each in drafts["drafters"].items()
+        ]
+        parts.append(_table(["drafter", "draft tokens/s", "accepted"], own))
+    latencies = [
+        [name, *(_shown(share, values[share]) for share in _SHARES), values["since"]]
+        for name, values in found["latency_ms"].items()
+        if values
+    ]
+    if latencies:
+        parts.append(_table(["ms", *_SHARES, "since"], latencies))
+    return Group(Text(title, style="bold"), *parts)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(box=SIMPLE)
+    for place, name in enumerate(head):
+        table.add_column(name, justify="right" if place else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _shown(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if name.endswith(("_rate", "_usage")):
+        return f"{value:.0%}"
+    return f"{value:,.2f}" if isinstance(value, float) and value < 10 else f"{value:,.0f}"

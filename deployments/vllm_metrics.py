@@ -1,0 +1,121 @@
+"""Reads figures by vLLM's names from a page for Prometheus, of vLLM, of ours, or of both alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+_DRAFTED = "vllm:spec_decode_num_"
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Every sample of a page, by its name and labels; at_s: when it was read."""
+
+    samples: Mapping[str, Mapping[Labels, float]]
+    at_s: float = 0.0
+
+    @classmethod
+    def read(cls, text: str, at_s: float = 0.0) -> Page:
+        """Raises ValueError if `text` is no such page."""
+        samples: dict[str, dict[Labels, float]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = tuple(sorted(sample.labels.items()))
+                samples.setdefault(sample.name, {})[labels] = float(sample.value)
+        return cls(samples, at_s)
+
+    def total(self, name: str) -> float | None:
+        """Sum over all labels; None if the page has no such sample."""
+        found = self.samples.get(name)
+        return sum(found.values()) if found else None
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Sums by the values of one label."""
+        sums: dict[str, float] = {}
+        for labels, value in self.samples.get(name, {}).items():
+            if (key := dict(labels).get(label)) is not None:
+                sums[key] = sums.get(key, 0.0) + value
+        return sums
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What was counted between two pages of one server: since its start if `before` is empty."""
+
+    before: Page
+    after: Page
+
+    @property
+    def seconds(self) -> float:
+        return self.after.at_s - self.before.at_s
+
+    def count(self, name: str) -> float | None:
+        """Growth of a counter, over all labels; `name` as vLLM documents it, without `_total`."""
+        after = self.after.total(f"{name}_total")
+        return None if after is None else after - (self.before.total(f"{name}_total") or 0.0)
+
+    def count_by(self, name: str, label: str) -> dict[str, float]:
+        """Growth of a counter by the values of one label."""
+        before = self.before.by(f"{name}_total", label)
+        after = self.after.by(f"{name}_total", label)
+        return {key: value - before.get(key, 0.0) for key, value in after.items()}
+
+    def quantile(self, name: str, share: float) -> float | None:
+        """The value below which `share` of the new observations of a histogram lie.
+
+        As Prometheus' histogram_quantile: evenly spread within a bucket.  None without any.
+        """
+        before = self.before.by(f"{name}_bucket", "le")
+        after = self.after.by(f"{name}_bucket", "le")
+        counts = sorted((float(le), value - before.get(le, 0.0)) for le, value in after.items())
+        wanted = share * counts[-1][1] if counts else 0.0
+        if wanted <= 0.0:
+            return None
+        low, below = 0.0, 0.0
+        for edge, count in counts:
+            if count >= wanted:
+                if edge == float("inf"):
+                    return low
+                return low + (edge - low) * (wanted - below) / (count - below)
+            low, below = edge, count
+        return low
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What was drafted and accepted meanwhile, in vLLM's terms."""
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    accepted_per_position: tuple[float, ...]
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.num_accepted_tokens / self.num_draft_tokens
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per step with drafts, the bonus token included."""
+        return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+
+
+def speculation(changes: Sequence[Change]) -> Speculation | None:
+    """Of all changes together; None if the pages have no such figures, or nothing was drafted."""
+    counts = Counter[str]()
+    positions = Counter[int]()
+    for change in changes:
+        for name in ("drafts", "draft_tokens", "accepted_tokens"):
+            counts[name] += int(change.count(_DRAFTED + name) or 0)
+        found = change.count_by(f"{_DRAFTED}accepted_tokens_per_pos", "position")
+        positions.update({int(position): int(count) for position, count in found.items()})
+    drafts, drafted = counts["drafts"], counts["draft_tokens"]
+    if not drafted:
+        return None
+    rates = tuple(positions[each] / max(drafts, 1) for each in sorted(positions))
+    return Speculation(drafts, drafted, counts["accepted_tokens"], rates)
