@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from cluster.errors import WorkerError
+from deployments.metrics_reader import Change, Page, speculation
 from deployments.openai_client import OpenAIServer
-from deployments.vllm_metrics import Change, Page, speculation
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -41,7 +41,10 @@ _LATENCIES = {
 }
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 # Ours alone counts by drafter.
-_BY_DRAFTER = "spec_decode_num_"
+_BY_DRAFTER = {
+    "drafted": "drafthouse_draft_tokens",
+    "accepted": "drafthouse_accepted_draft_tokens",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -118,10 +121,7 @@ def _speculation(change: Change) -> dict[str, Any] | None:
     found = speculation([change])
     if found is None:
         return None
-    counts = {
-        key: change.count_by(f"{_BY_DRAFTER}{key}", "drafter")
-        for key in ("draft_tokens", "accepted_tokens")
-    }
+    counts = {key: change.count_by(name, "drafter") for key, name in _BY_DRAFTER.items()}
     return {
         "draft_tokens_per_s": found.num_draft_tokens / change.seconds,
         "acceptance_rate": found.acceptance_rate,
@@ -130,9 +130,9 @@ def _speculation(change: Change) -> dict[str, Any] | None:
         "drafters": {
             name: {
                 "draft_tokens_per_s": drafted / change.seconds,
-                "acceptance_rate": counts["accepted_tokens"].get(name, 0.0) / drafted,
+                "acceptance_rate": counts["accepted"].get(name, 0.0) / drafted,
             }
-            for name, drafted in counts["draft_tokens"].items()
+            for name, drafted in counts["drafted"].items()
             if drafted
         },
     }

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.never_slower.figures import Cell, geometric_mean, ratios, stacks_of
-from benchmarks.peers.systems import System
 from benchmarks.support.answers import Law, Result, rate_at_level
 from benchmarks.support.processes import PinnedProcess
 from benchmarks.support.prompts import Prompt, prompts
@@ -23,6 +22,21 @@ _WARM_TOKENS = 2
 _TRIAL_TOKENS = 12
 _RANDOM_LEN = 64
 _SETTLE_S = 0.3
+
+
+class System(Protocol):
+    """A system that continues prompts; it uses its cores only between `start` and `stop`."""
+
+    @property
+    def processes(self) -> dict[str, PinnedProcess]: ...
+
+    def start(self) -> None: ...
+
+    def run(
+        self, prompts: Sequence[Prompt], max_tokens: int, law: Law, concurrency: int, seed: int
+    ) -> Result: ...
+
+    def stop(self) -> None: ...
 
 
 class PromptSource(Protocol):

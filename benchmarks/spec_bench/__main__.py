@@ -6,10 +6,12 @@
     python -m benchmarks.spec_bench QUESTIONS.jsonl --peer vllm-plain,vllm-suffix,llama-plain \\
         --vllm-python ../peer/bin/python --llama-server ../llama-server --gguf ../model.gguf
 
+    python -m benchmarks.spec_bench --held-out 40 --peer vllm-plain,transformers-plain ...
+
 QUESTIONS.jsonl is a file in Spec-Bench's form; none comes with this repository.  Every question is
-asked once in the life of a server (`benchmarks/spec_bench/plan.py`).  Ours is asked over HTTP;
-llama.cpp over HTTP by the same client, OpenVINO in process, where it has both cores to itself, and
-vLLM either way.
+asked once in the life of a server (`benchmarks/spec_bench/plan.py`), unless --seen says otherwise.
+Ours is asked over HTTP; llama.cpp over HTTP by the same client, OpenVINO and transformers in
+process, where they have both cores to themselves, and vLLM either way.
 
 The same command goes on where it was interrupted.  Exit status 1 if a server failed.
 """
@@ -26,7 +28,8 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
-from benchmarks.peers.makers import (
+from benchmarks.spec_bench.asking import HTTP, IN_PROCESS, WAYS, answer, peer_name
+from benchmarks.spec_bench.peers.makers import (
     DRAFT_TOKENS,
     PEERS,
     TITLES,
@@ -34,17 +37,18 @@ from benchmarks.peers.makers import (
     maker_and_mode,
     programs_of,
 )
-from benchmarks.spec_bench.asking import HTTP, IN_PROCESS, WAYS, answer, peer_name
 from benchmarks.spec_bench.plan import OURS, PLAIN, Run, plan, short_blocks
-from benchmarks.spec_bench.questions import limit, load
+from benchmarks.spec_bench.questions import Question, held_out, limit, load
 from benchmarks.spec_bench.report import markdown, picture
 from benchmarks.spec_bench.servers import Setup
 from benchmarks.spec_bench.summary import summarise
 from benchmarks.support.options import laws, numbers, parser_of, words
 from benchmarks.support.processes import exit_on_sigterm
+from benchmarks.support.prompts import KINDS
 from benchmarks.support.record import OUT, Record, reason_of
 from cluster.config.file import load as load_config
 from cluster.errors import ConfigError
+from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.models.resolve import resolve
 
 # vLLM recompiles its model for another limit; with this minimum, a small run shares the compiled
@@ -73,7 +77,11 @@ def measure(record: Record, runs: Sequence[Run], setup: Setup, max_tokens: int) 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("questions", type=Path, metavar="QUESTIONS.jsonl")
+    add("questions", type=Path, metavar="QUESTIONS.jsonl", nargs="?")
+    about = "instead of questions, so many held-out texts to be continued by --max-tokens tokens"
+    add("--held-out", type=int, default=0, metavar="N", help=about)
+    add("--kinds", type=words, default=list(KINDS), help=f"of them: {','.join(KINDS)}")
+    add("--seen", type=int, default=0, metavar="N", help="ask all so often before it counts")
     add("--config", default="configs/local.yaml", help="ours")
     add("--set", dest="overrides", action="append", default=[], metavar="K=V", help="ours")
     add("--laws", type=laws, default=laws("greedy,t0.7"))
@@ -96,6 +104,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _questions(arguments: argparse.Namespace, model: str) -> list[Question]:
+    if (arguments.questions is None) == (not arguments.held_out):
+        raise ValueError("name a file of questions, or the number of --held-out texts")
+    if arguments.questions:
+        return limit(load(arguments.questions), arguments.questions_per_category)
+    tokenizer = load_pretrained_tokenizer(resolve(model))
+    return held_out(arguments.held_out, arguments.kinds, tokenizer)
+
+
 def _prepare(arguments: argparse.Namespace) -> tuple[Record, list[Run], Setup]:
     if unknown := [word for word in arguments.ways if word not in _WAYS]:
         raise ValueError(f"--ways: no {unknown[0]!r}; there are {', '.join(_WAYS)}")
@@ -103,7 +120,7 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Record, list[Run], Setup]:
     wanted = [maker_and_mode(name) for name in arguments.peer]
     versions = {TITLES[maker]: programs.version_of(maker) for maker, _ in wanted}
     config = load_config(arguments.config, arguments.overrides).config
-    questions = limit(load(arguments.questions), arguments.questions_per_category)
+    questions = _questions(arguments, config.target.engine.model)
     peers = [
         peer_name(maker, mode, _WAYS[way])
         for way in arguments.ways
@@ -112,9 +129,12 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Record, list[Run], Setup]:
     ]
     if any(name.endswith(IN_PROCESS) for name in peers) and any(each.request for each in questions):
         raise ValueError("questions with a `request` cannot be asked in process: use --ways http")
-    runs = plan(questions, arguments.laws, arguments.concurrency, peers, arguments.rounds)
+    runs = plan(
+        questions, arguments.laws, arguments.concurrency, peers, arguments.rounds, arguments.seen
+    )
     settings: dict[str, Any] = {
-        "file": arguments.questions.name,
+        "file": arguments.questions.name if arguments.questions else "models/heldout.jsonl",
+        "seen": arguments.seen,
         "questions": len(questions),
         "config": arguments.config,
         "overrides": arguments.overrides,

@@ -10,20 +10,24 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-import httpx
-
-from benchmarks.peers.engines import ANSWERED
-from benchmarks.peers.makers import TITLES, engine_command, environment
-from benchmarks.peers.protocol import READY
 from benchmarks.spec_bench.client import Asker
+from benchmarks.spec_bench.peers.engines import ANSWERED
+from benchmarks.spec_bench.peers.makers import TITLES, engine_command, environment
+from benchmarks.spec_bench.peers.protocol import READY
 from benchmarks.spec_bench.plan import OURS, PLAIN, Block, Run
 from benchmarks.spec_bench.servers import Asked, Setup, ours, peer
 from benchmarks.support.processes import PinnedProcess
+from deployments.openai_client import OpenAIServer
 
 # The number of characters of an answer that are kept, to see that it is sensible.
 _TEXT_LEN = 200
 HTTP, IN_PROCESS = "HTTP", "in process"
-WAYS = {"vllm": (HTTP, IN_PROCESS), "llama": (HTTP,), "openvino": (IN_PROCESS,)}
+WAYS = {
+    "vllm": (HTTP, IN_PROCESS),
+    "llama": (HTTP,),
+    "openvino": (IN_PROCESS,),
+    "transformers": (IN_PROCESS,),
+}
 
 Told = Callable[[], object]
 
@@ -48,20 +52,27 @@ def answer(run: Run, setup: Setup, max_tokens: int, told: Told) -> list[dict[str
         with peer(maker, mode, setup) as asked:
             return asyncio.run(_over_http(run, asked, max_tokens, told))
     with _engine(maker, mode, setup) as process:
-        return [_in_process(process, block, run, max_tokens, told) for block in run.blocks]
+        blocks = []
+        for block in run.blocks:
+            for _ in range(run.seen):
+                _in_process(process, block, run, max_tokens, lambda: None)
+            blocks.append(_in_process(process, block, run, max_tokens, told))
+        return blocks
 
 
 async def _over_http(run: Run, asked: Asked, max_tokens: int, told: Told) -> list[dict[str, Any]]:
-    # llama.cpp ends a connection behind a stream without saying so: every request has its own.
-    limits = httpx.Limits(max_connections=256, max_keepalive_connections=0)
     blocks = []
-    async with httpx.AsyncClient(base_url=asked.url, timeout=600, limits=limits) as client:
+    # llama.cpp ends a connection behind a stream without saying so: every request has its own.
+    async with OpenAIServer(asked.url, keeps_connections=False) as server:
         for block in run.blocks:
             extra = {"speculation": {"enabled": False}} if block.system == PLAIN else {}
             extra = {**asked.extra, **extra}
             # A seed would make vLLM use a generator per request, with which it draws slower.
-            asker = Asker(client, asked.model, run.law, max_tokens, extra, run.server == OURS)
+            asker = Asker(server, asked.model, run.law, max_tokens, extra, run.server == OURS)
             try:
+                for _ in range(run.seen):
+                    await asker.ask_all(block.questions, block.concurrency, lambda: None)
+                asker.refused.clear()
                 turns = await asker.ask_all(block.questions, block.concurrency, told)
             except ExceptionGroup as group:
                 raise group.exceptions[0] from group

@@ -1,18 +1,20 @@
-"""Asks questions over OpenAI's chat endpoint, as any client would: the same for every server."""
+"""Asks questions over OpenAI's endpoints, as any client would: the same for every server."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
 from benchmarks.spec_bench.questions import Question
 from benchmarks.support.answers import Law
+from cluster.errors import WorkerError
+from deployments.openai_client import OpenAIServer, RefusedError, choices, said
+
+# A server's status for a question that is too long for its model.
+_TOO_LONG = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +52,23 @@ class Turn:
         return self.num_tokens - 1
 
 
-class RefusedError(Exception):
-    """The server refuses a question, e.g. because it is too long for its model."""
-
-
 @dataclass(slots=True)
 class Asker:
     """Asks one server.
 
-    extra: fields of every request that are the server's own.  seeded: each question's id is its
-    seed, so that answers of different runs can be compared.  refused: ids of the questions that the
-    server refused so far.  arrivals: (time, number of tokens), whenever the server told how many it
-    has made: at an answer's end, or in every chunk if it is asked for continuous usage.
+    extra: fields of every request that are the server's own.  is_ours: it is told each question's
+    task, and its id as the seed, so that answers of different runs can be compared.  refused: ids
+    of the questions that the server refused so far.  arrivals: (time, number of tokens), whenever
+    the server told how many it has made: at an answer's end, or in every chunk if it is asked for
+    continuous usage.
     """
 
-    client: httpx.AsyncClient
+    server: OpenAIServer
     model: str
     law: Law
     max_tokens: int
     extra: dict[str, Any] = field(default_factory=dict)
-    seeded: bool = True
+    is_ours: bool = True
     refused: list[int] = field(default_factory=list)
     arrivals: list[tuple[float, int]] = field(default_factory=list)
 
@@ -86,8 +85,12 @@ class Asker:
                 question = waiting.pop()
                 try:
                     turns.extend(await self.ask(question))
-                except RefusedError:
+                except RefusedError as error:
+                    if error.status != _TOO_LONG:
+                        raise RuntimeError(f"question {question.id}: {error.message}") from error
                     self.refused.append(question.id)
+                except WorkerError as error:
+                    raise RuntimeError(f"question {question.id}: {error.message}") from error
                 answered()
 
         async with asyncio.TaskGroup() as group:
@@ -96,30 +99,35 @@ class Asker:
         return turns
 
     async def ask(self, question: Question) -> list[Turn]:
-        """Ask a question's turns.  Raises RefusedError, or RuntimeError if the server fails."""
+        """Ask a question's turns.  Raises RefusedError, or WorkerError if the server fails."""
+        if question.prompt:
+            # As many tokens as are asked for, whatever they are.
+            asked = {"prompt": list(question.prompt), "ignore_eos": True}
+            return [await self._answer(question, 0, asked)]
         messages: list[dict[str, str]] = []
         turns = []
         for index, text in enumerate(question.turns):
             messages.append({"role": "user", "content": text})
-            turn = await self._answer(question, index, messages)
+            turn = await self._answer(question, index, {"messages": messages})
             messages.append({"role": "assistant", "content": turn.text})
             turns.append(turn)
         return turns
 
-    async def _answer(self, question: Question, index: int, messages: list[dict[str, str]]) -> Turn:
+    async def _answer(self, question: Question, index: int, asked: dict[str, Any]) -> Turn:
         body = {
             "model": self.model,
-            "messages": messages,
+            **asked,
             "max_tokens": self.max_tokens,
             "temperature": self.law.temperature,
             # Some servers apply a checkpoint's sampling defaults; these fields override them.
             "top_p": 1.0,
-            "stream": True,
             "stream_options": {"include_usage": True},
             **self.extra,
             **question.request,
         }
-        if self.seeded and self.law.temperature > 0.0:
+        if self.is_ours and question.task:
+            body["metadata"] = {"task": question.task}
+        if self.is_ours and self.law.temperature > 0.0:
             body["seed"] = question.id
         pieces: list[str] = []
         times: list[float] = []
@@ -127,32 +135,18 @@ class Asker:
         statistics: dict[str, Any] = {}
         reason = ""
         submitted = time.perf_counter()
-        async with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                text = (await response.aread()).decode("utf-8", "replace")
-                error = RefusedError if response.status_code == 400 else RuntimeError
-                raise error(
-                    f"question {question.id} was answered with status {response.status_code}: "
-                    f"{text[:300]}"
-                )
-            async for line in response.aiter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                chunk = json.loads(line.removeprefix("data: "))
-                if "error" in chunk:
-                    raise RuntimeError(f"question {question.id}: {chunk['error']}")
-                if counted := chunk.get("usage"):
-                    new = counted["completion_tokens"] - usage.get("completion_tokens", 0)
-                    self.arrivals.append((time.perf_counter(), new))
-                    usage = counted
-                metrics = chunk.get("metrics") or {}
-                statistics = metrics.get("speculative_decoding") or statistics
-                for choice in chunk["choices"]:
-                    content = choice["delta"].get("content")
-                    if content:
-                        pieces.append(content)
-                        times.append(time.perf_counter())
-                    reason = choice.get("finish_reason") or reason
+        async for event in self.server.events(body):
+            if counted := event.get("usage"):
+                new = counted["completion_tokens"] - usage.get("completion_tokens", 0)
+                self.arrivals.append((time.perf_counter(), new))
+                usage = counted
+            metrics = event.get("metrics") or {}
+            statistics = metrics.get("speculative_decoding") or statistics
+            for choice in choices(event):
+                if content := said(choice):
+                    pieces.append(content)
+                    times.append(time.perf_counter())
+                reason = choice.get("finish_reason") or reason
         ended = time.perf_counter()
         return Turn(
             question.id, question.category, index, submitted,

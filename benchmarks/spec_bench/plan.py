@@ -34,12 +34,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One life of a server.  server: OURS, or the name of a peer."""
+    """One life of a server.  server: OURS, or the name of a peer.  seen: how often each block is
+    asked before it is measured."""
 
     server: str
     law: Law
     index: int
     blocks: tuple[Block, ...]
+    seen: int = 0
 
     @property
     def key(self) -> str:
@@ -52,6 +54,7 @@ def plan(
     levels: Sequence[int],
     peers: Sequence[str],
     num_rounds: int,
+    num_seen: int = 0,
 ) -> list[Run]:
     """Return all runs, ours and the peers' in turns.  Each round gives levels other questions."""
     runs = []
@@ -62,14 +65,14 @@ def plan(
         for law in laws:
             for swap in (False, True):
                 index = 2 * round_index + swap
-                runs.append(Run(OURS, law, index, _ours(pairs, levels, swap=swap)))
+                runs.append(Run(OURS, law, index, _ours(pairs, levels, swap=swap), num_seen))
                 # A peer's turn comes between ours, so that drift affects all equally.
                 for peer in peers[swap::2]:
                     blocks = (
                         Block(peer, level, (*first, *second))
                         for level, (first, second) in zip(levels, pairs, strict=True)
                     )
-                    runs.append(Run(peer, law, round_index, tuple(blocks)))
+                    runs.append(Run(peer, law, round_index, tuple(blocks), num_seen))
     return runs
 
 

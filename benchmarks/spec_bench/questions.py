@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.prompts import prompts
+
 # Spec-Bench reports the categories of MT-bench, which have few questions each, together.
 _MT_BENCH = frozenset(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -24,12 +26,15 @@ class Question:
     """A conversation: `turns` are what the user says, one after each answer.
 
     request: fields of the HTTP request beside those of every question, as `response_format`.
+    prompt: instead of turns, the tokens of a text that is to be continued.  task: of it.
     """
 
     id: int
     category: str
-    turns: tuple[str, ...]
+    turns: tuple[str, ...] = ()
     request: dict[str, Any] = field(default_factory=dict)
+    prompt: tuple[int, ...] = ()
+    task: str = ""
 
 
 def load(path: Path) -> list[Question]:
@@ -52,6 +57,15 @@ def load(path: Path) -> list[Question]:
     if len({question.id for question in questions}) < len(questions):
         raise ValueError(f"{path}: a question_id occurs twice")
     return questions
+
+
+def held_out(count: int, kinds: Sequence[str], tokenizer: Any) -> list[Question]:
+    """`count` texts of `benchmarks.support.prompts` to be continued, the kinds in turn."""
+    made = prompts(count, tokenizer, kinds)
+    return [
+        Question(index, each.kind, prompt=each.token_ids, task=each.task)
+        for index, each in enumerate(made)
+    ]
 
 
 def categories(questions: Sequence[Question]) -> list[str]:

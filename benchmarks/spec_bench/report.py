@@ -43,9 +43,8 @@ def _about(settings: Mapping[str, Any]) -> list[str]:
         f"`{settings['model']}`, `{settings['config']}`"
         f"{''.join(f' `{each}`' for each in settings['overrides'])}, drafters "
         f"{', '.join(settings['drafters']) or 'none'}. {settings['questions']} questions of "
-        f"`{settings['file']}`, shared out over the levels; each is asked once in the life of a "
-        "server, so no look-up and no cache has seen it. At most "
-        f"{settings['max_tokens']} tokens per answer. Client and servers share all cores.",
+        f"`{settings['file']}`, shared out over the levels; {_seen(settings.get('seen', 0))}. "
+        f"At most {settings['max_tokens']} tokens per answer. Client and servers share all cores.",
     ]
     if settings["peers"]:
         tokens = ", ".join(
@@ -59,6 +58,12 @@ def _about(settings: Mapping[str, Any]) -> list[str]:
             "of one stream, and of tokens/s.",
         ]
     return lines
+
+
+def _seen(times: int) -> str:
+    if times:
+        return f"each was asked {times} times before in the life of the server that is measured"
+    return "each is asked once in the life of a server, so no look-up and no cache has seen it"
 
 
 def _systems(records: Sequence[Record]) -> list[str]:

@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.peers.makers import DRAFT_TOKENS, Programs, environment, llama_command
-from benchmarks.peers.vllm_peer import speculative_config
+from benchmarks.spec_bench.peers.makers import DRAFT_TOKENS, Programs, environment, llama_command
+from benchmarks.spec_bench.peers.vllm_peer import speculative_config
 from benchmarks.support.record import ROOT
 from benchmarks.support.serving import running
 

@@ -34,6 +34,7 @@ from benchmarks.support.page import head, number, origin, row
 from benchmarks.support.processes import exit_on_sigterm
 from benchmarks.support.record import OUT, Record
 from benchmarks.support.serving import Server, running
+from deployments.openai_client import OpenAIServer
 
 _COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
@@ -69,7 +70,7 @@ async def ask(
     """Ask for `seconds`; returns the tokens that arrived in each second."""
     shuffled = random.Random(start.index).sample(questions, len(questions))
     extra = {**_COUNTED, **({"speculation": {"enabled": False}} if start.system == PLAIN else {})}
-    async with server.client() as client:
+    async with OpenAIServer(server.url) as client:
         asker = Asker(client, server.model(), start.law, max_tokens, extra)
         asking = asyncio.create_task(asker.ask_all(shuffled, start.concurrency, lambda: None))
         began = time.perf_counter()

@@ -18,8 +18,8 @@ from deployments.bench.answers import GOODPUT, Answer, figures
 from deployments.bench.load import Asking, Level, load
 from deployments.bench.prompts import prompts
 from deployments.bench.report import Report, Run, markdown, write_json, write_picture
+from deployments.metrics_reader import Change, Page, speculation
 from deployments.openai_client import OpenAIServer
-from deployments.vllm_metrics import Change, Page, speculation
 
 _OFF = "off"
 

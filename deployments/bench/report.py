@@ -13,7 +13,7 @@ from cluster.errors import ConfigError
 from deployments.bench.answers import Answer
 from deployments.bench.load import Level
 from deployments.bench.ratios import Ratio, equal_texts, ratios
-from deployments.vllm_metrics import Speculation
+from deployments.metrics_reader import Speculation
 
 _TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "e2e"}
 _SHARES = ("mean", "median", "p95", "p99")

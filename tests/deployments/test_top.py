@@ -12,17 +12,19 @@ import httpx
 import pytest
 
 from cluster.errors import WorkerError
+from deployments.cli import main
+from deployments.metrics_reader import Change, Page
 from deployments.top_command import configure, top, view
-from deployments.vllm_metrics import Change, Page
+from tests.deployments.conftest import DEADLINE_S, MODEL, Served
 from tests.support.deployments.scripted_server import in_virtual_time
 
 # vLLM 0.32 with its ngram drafter, after 18 requests.
 VLLM = (Path(__file__).parents[1] / "support" / "deployments" / "vllm_metrics.txt").read_text()
 OURS = """
-spec_decode_num_draft_tokens_total{drafter="lm",task="code"} 40.0
-spec_decode_num_draft_tokens_total{drafter="lm",task="prose"} 10.0
-spec_decode_num_accepted_tokens_total{drafter="lm",task="code"} 25.0
-spec_decode_num_draft_tokens_total{drafter="idle",task="code"} 0.0
+drafthouse_draft_tokens_total{drafter="lm",task="code"} 40.0
+drafthouse_draft_tokens_total{drafter="lm",task="prose"} 10.0
+drafthouse_accepted_draft_tokens_total{drafter="lm",task="code"} 25.0
+drafthouse_draft_tokens_total{drafter="idle",task="code"} 0.0
 """
 
 
@@ -98,3 +100,14 @@ def test_a_server_without_such_figures_is_named() -> None:
         transport = httpx.MockTransport(lambda _, s=status, t=text: httpx.Response(s, text=t))
         with pytest.raises(WorkerError, match=wrong):
             in_virtual_time(top(parser.parse_args(["http://server"]), transport))
+
+
+def test_a_real_server_of_ours_is_shown(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    body = {"model": MODEL, "prompt": "abc abc abc", "max_tokens": 8, "ignore_eos": True}
+    httpx.post(f"{served.http}/v1/completions", json=body, timeout=DEADLINE_S).raise_for_status()
+    assert main(["top", served.http, "--once", "--json", "--interval", "0.1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"] == MODEL
+    assert found["output_tokens_per_s"] is not None
+    assert set(found["latency_ms"]) == {"ttft", "tpot", "itl", "e2e", "queue"}
+    assert None not in found["latency_ms"].values()

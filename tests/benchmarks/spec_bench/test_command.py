@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers.makers import Programs
 from benchmarks.spec_bench import __main__ as command
+from benchmarks.spec_bench.peers.makers import Programs
 from benchmarks.spec_bench.plan import Run, plan
 from benchmarks.spec_bench.questions import Question
 from benchmarks.spec_bench.servers import Setup

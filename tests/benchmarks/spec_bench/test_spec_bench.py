@@ -22,6 +22,7 @@ from benchmarks.spec_bench.starts import plan as starts_of
 from benchmarks.spec_bench.starts import summarise as summarise_starts
 from benchmarks.spec_bench.summary import Cell, acceptance_length, ratio, summarise, throughput
 from benchmarks.support.answers import Law
+from deployments.openai_client import OpenAIServer
 
 GREEDY = Law("greedy", 0.0)
 QUESTIONS = [Question(number, f"kind {number % 3}", ("first", "second")) for number in range(48)]
@@ -233,7 +234,7 @@ def chat_server() -> FastAPI:
 
 async def test_a_conversation_goes_on_with_its_own_answers_and_a_seed_of_its_own() -> None:
     transport = httpx.ASGITransport(app=chat_server())
-    async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
+    async with OpenAIServer("http://toy", transport=transport) as client:
         asker = Asker(client, "model", Law("t0.7", 0.7), 16)
         ended: list[None] = []
         turns = await asker.ask_all(QUESTIONS[:3], 2, lambda: ended.append(None))
@@ -246,6 +247,26 @@ async def test_a_conversation_goes_on_with_its_own_answers_and_a_seed_of_its_own
     assert one.submitted_s <= one.first_s <= one.last_s
     assert [tokens for _, tokens in asker.arrivals].count(3) == len(turns)
     assert sum(tokens for _, tokens in asker.arrivals) == 7 * len(turns)
+
+
+async def test_a_text_is_continued_to_the_end_with_its_task_where_the_server_is_ours() -> None:
+    asked: list[dict[str, Any]] = []
+    app = FastAPI()
+
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> StreamingResponse:
+        asked.append(await request.json())
+        chunk = {"choices": [{"text": "a"}], "usage": {"completion_tokens": 5}}
+        return StreamingResponse(iter([f"data: {json.dumps(chunk)}\n\n"]))
+
+    text = Question(3, "code", prompt=(7, 8), task="code")
+    transport = httpx.ASGITransport(app=app)
+    async with OpenAIServer("http://toy", transport=transport) as client:
+        for is_ours in (True, False):
+            (turn,) = await Asker(client, "m", GREEDY, 5, is_ours=is_ours).ask(text)
+            assert (turn.num_tokens, turn.text, turn.category) == (5, "a", "code")
+    assert [(body["prompt"], body["ignore_eos"]) for body in asked] == 2 * [([7, 8], True)]
+    assert [body.get("metadata") for body in asked] == [{"task": "code"}, None]
 
 
 def test_starts_are_compared_by_their_medians_and_follow_each_other() -> None:
@@ -266,7 +287,7 @@ def test_starts_are_compared_by_their_medians_and_follow_each_other() -> None:
 async def test_a_questions_own_fields_are_in_its_requests() -> None:
     transport = httpx.ASGITransport(app=chat_server())
     question = Question(4, "edit", ("again", "and again"), {"prediction": ", as before"})
-    async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
+    async with OpenAIServer("http://toy", transport=transport) as client:
         turns = await Asker(client, "model", Law("t0.7", 0.7), 16).ask(question)
     assert [one.text for one in turns] == [
         "1 messages, seed 4, as before", "3 messages, seed 4, as before",
@@ -276,14 +297,15 @@ async def test_a_questions_own_fields_are_in_its_requests() -> None:
 async def test_a_failure_names_the_question_and_a_refusal_costs_only_it() -> None:
     app = FastAPI()
     transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
-        with pytest.raises(RuntimeError, match="question 0 was answered with status 404"):
-            await Asker(client, "model", GREEDY, 16).ask(QUESTIONS[0])
+    async with OpenAIServer("http://toy", transport=transport) as client:
+        asker = Asker(client, "model", GREEDY, 16)
+        with pytest.raises(ExceptionGroup) as caught:
+            await asker.ask_all(QUESTIONS[:1], 1, lambda: None)
+        assert caught.group_contains(RuntimeError, match=r"question 0: .*HTTP status 404")
 
         @app.post("/v1/chat/completions")
         async def refuse() -> JSONResponse:
             return JSONResponse({"error": {"message": "too long"}}, status_code=400)
 
-        asker = Asker(client, "model", GREEDY, 16)
         assert await asker.ask_all(QUESTIONS[:2], 1, lambda: None) == []
         assert sorted(asker.refused) == [0, 1]

@@ -7,7 +7,6 @@ import json
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from benchmarks.peers.__main__ import prompts_by_concurrency
 from benchmarks.support.prompts import KINDS, prompts
 from benchmarks.support.record import ROOT
 
@@ -40,9 +39,3 @@ def test_each_kind_is_what_its_name_says(tokenizer: PreTrainedTokenizerBase) -> 
     assert texts["json"].rstrip().endswith(",")
     assert "# The same again" in texts["edit"]
     assert texts["chat"].count("user") >= 2
-
-
-def test_each_concurrency_has_prompts_of_its_own(tokenizer: PreTrainedTokenizerBase) -> None:
-    asked = prompts_by_concurrency([1, 4], 2, tokenizer, ["code", "prose"])
-    assert [len(asked[level]) for level in (1, 4)] == [2, 4]
-    assert len({prompt.token_ids for found in asked.values() for prompt in found}) == 6

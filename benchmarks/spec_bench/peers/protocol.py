@@ -1,12 +1,6 @@
 """The protocol between a peer's process and the benchmark: one JSON document per line.
 
 Standard library only: a peer runs in its own interpreter, which lacks our packages.
-
-question  {"prompts": [[token id]], "max_tokens", "temperature", "concurrency", "seed"}
-answer    {"answers": [{"submitted", "events": [[time, tokens so far]], "token_ids"}],
-           "acceptance": {"steps", "drafted", "accepted"} or null}
-
-Times are seconds of the peer's own monotonic clock; only their differences are used.
 """
 
 from __future__ import annotations

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.makers import Programs
-from benchmarks.peers.systems import Peer, PeerSettings
-from benchmarks.peers.transformers_peer import Peer as TransformersPeer
 from benchmarks.rounds.null_workers import NullTarget, text
-from benchmarks.support.answers import Acceptance, Law
+from benchmarks.spec_bench.client import Turn
+from benchmarks.spec_bench.peers.engines import Conversations
+from benchmarks.spec_bench.peers.transformers_peer import Engine as TransformersEngine
 from benchmarks.support.by_hand import complete
 from benchmarks.support.processes import PinnedProcess, check_idle, is_alive
-from benchmarks.support.prompts import Prompt
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import Request, SamplingParams
@@ -94,67 +92,30 @@ async def test_as_many_requests_run_as_were_asked_for() -> None:
     assert result.acceptance is None
 
 
-_ECHO = """
-from benchmarks.peers.protocol import serve_questions, redirect_stdout
-line = redirect_stdout()
-print("what a library prints is no answer")
-serve_questions(line, lambda question: {
-    "answers": [{"submitted": 1, "events": [[2, 1], [3, 2]], "token_ids": prompt}
-                for prompt in question["prompts"]],
-    "acceptance": {"steps": 2, "drafted": 8, "accepted": 3},
-})
-"""
-
-
-def test_a_peer_answers_over_its_own_stream(tmp_path: Path) -> None:
-    settings = PeerSettings(
-        target="", draft="", dtype="float32", cores=(CORE,), config="", overrides=(),
-        programs=Programs(), max_sequences=2, log=tmp_path,
-    )  # fmt: skip
-    peer = Peer("echo", [sys.executable, "-c", _ECHO], settings)
-    asked = [Prompt("code", "code", (4, 5)), Prompt("code", "code", (6, 7))]
-    peer.start()
-    try:
-        results = [peer.run(asked, 2, Law.parse("t0.8"), 1, seed) for seed in (1, 2)]
-    finally:
-        peer.stop()
-    for result in results:
-        assert [answer.token_ids for answer in result.answers] == [(4, 5), (6, 7)]
-        assert result.acceptance == Acceptance(2, 8, 3)
-
-
 @pytest.mark.parametrize("mode", ["plain", "assisted", "lookup"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_transformers_answers_with_a_stamp_for_every_arrival(
+def test_transformers_continues_texts_token_by_token(
     mode: str, temperature: float, tmp_path: Path
 ) -> None:
     folder = str(tiny_checkpoint("llama", tmp_path / "tiny"))
-    peer = TransformersPeer(
+    engine = TransformersEngine(
         argparse.Namespace(
             model=folder, draft=folder, mode=mode, dtype="float32", num_speculative_tokens=4
         )
     )
-    prompts = [list(range(10, 20 + i)) for i in range(2)]
-    reply = peer.answer(
-        {
-            "prompts": prompts, "max_tokens": 9, "temperature": temperature, "seed": 1,
-            "concurrency": 2 if mode == "plain" else 1,
-        }
-    )  # fmt: skip
-    for answer in reply["answers"]:
-        counts = [count for _, count in answer["events"]]
-        assert len(answer["token_ids"]) == counts[-1] == 9
-        assert counts == sorted(set(counts))
-    if mode == "assisted" and temperature == 0:  # the drafter is the target
-        assert Acceptance(**reply["acceptance"]).mean_length > 1.5
-
-
-def test_transformers_does_not_speculate_for_a_batch(tmp_path: Path) -> None:
-    folder = str(tiny_checkpoint("llama", tmp_path / "tiny"))
-    peer = TransformersPeer(
-        argparse.Namespace(
-            model=folder, draft=folder, mode="assisted", dtype="float32", num_speculative_tokens=4
-        )
-    )
-    with pytest.raises(ValueError, match="one sequence at a time"):
-        peer.answer({"prompts": [[5], [6]], "concurrency": 2, "seed": 1})
+    questions = [
+        {"id": i, "category": "code", "turns": [], "prompt": list(range(10, 20 + i))}
+        for i in range(3)
+    ]
+    asked = {
+        "questions": questions, "max_tokens": 9, "temperature": temperature, "concurrency": 2
+    }  # fmt: skip
+    reply = Conversations(engine, lambda: None).answer(asked)
+    assert sorted(each["question_id"] for each in reply["turns"]) == [0, 1, 2]
+    for turn in map(Turn.of, reply["turns"]):
+        assert turn.num_tokens == 9
+        assert turn.submitted_s <= turn.first_s <= turn.last_s
+        if mode == "assisted" and temperature == 0:  # the drafter is the target
+            assert 1 + turn.accepted / turn.steps > 1.5
+        elif mode == "plain":
+            assert turn.steps == 0

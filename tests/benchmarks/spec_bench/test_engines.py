@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers.engines import Conversations, Output, Prompts
-from benchmarks.peers.makers import Programs
 from benchmarks.spec_bench import asking
 from benchmarks.spec_bench.client import Turn
+from benchmarks.spec_bench.peers.engines import Conversations, Output
+from benchmarks.spec_bench.peers.makers import Programs
 from benchmarks.spec_bench.plan import Block, Run
 from benchmarks.spec_bench.questions import Question
 from benchmarks.spec_bench.servers import Setup
@@ -27,7 +27,6 @@ class ToyEngine:
     running: dict[str, list[int]] = field(default_factory=dict)
     prompts: list[str] = field(default_factory=list)
     most: int = 0
-    steps: int = 0
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
         self.prompts.append(" / ".join(f"{each['role']}: {each['content']}" for each in messages))
@@ -42,7 +41,6 @@ class ToyEngine:
 
     def step(self) -> list[Output]:
         outputs = []
-        self.steps += 1
         for name, ids in list(self.running.items()):
             ids.append(len(ids))
             reason = "length" if len(ids) == 2 else ""
@@ -51,9 +49,6 @@ class ToyEngine:
             if reason:
                 del self.running[name]
         return outputs
-
-    def counters(self) -> dict[str, float]:
-        return {"steps": self.steps, "drafted": 4.0 * self.steps, "accepted": 1.0 * self.steps}
 
 
 def asked(*turns: tuple[str, ...], concurrency: int = 2) -> dict[str, Any]:
@@ -90,18 +85,16 @@ def test_a_conversation_that_is_refused_counts_nothing() -> None:
     assert len(ended) == 3
 
 
-@pytest.mark.parametrize("concurrency", [1, 2])
-def test_prompts_run_as_many_at_a_time_as_asked_for(concurrency: int) -> None:
+def test_texts_are_continued_to_the_end_as_many_at_a_time_as_asked_for() -> None:
     engine = ToyEngine()
-    prompts = Prompts(engine)
-    for _ in range(2):
-        reply = prompts.answer({"prompts": [[5], [6], [7]], "concurrency": concurrency})
-        assert engine.most == concurrency
-        for answer in reply["answers"]:
-            assert answer["token_ids"] == [0, 1]
-            assert [count for _, count in answer["events"]] == [1, 2]
-            assert answer["submitted"] <= answer["events"][0][0]
-        assert reply["acceptance"]["drafted"] == 4 * reply["acceptance"]["steps"]
+    texts = asked((), (), (), concurrency=2)
+    for number, question in enumerate(texts["questions"]):
+        question["prompt"] = [5, number]
+    reply = Conversations(engine, lambda: None).answer(texts)
+    assert engine.prompts == []
+    assert engine.most == 2
+    assert [each["num_tokens"] for each in reply["turns"]] == [2, 2, 2]
+    assert {each["turn"] for each in reply["turns"]} == {0}
 
 
 _ENGINE = """

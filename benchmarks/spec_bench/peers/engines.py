@@ -1,13 +1,14 @@
 """Peers that are stepped directly, without HTTP and without a second process.
 
-Run by a peer's own interpreter, which lacks our packages: `PYTHON -m benchmarks.peers.engines MAKER
-MODEL --mode MODE` answers JSON lines: prompts as in `benchmarks/peers/protocol.py`, and
+Run by a peer's own interpreter, which lacks our packages: `PYTHON -m
+benchmarks.spec_bench.peers.engines MAKER MODEL --mode MODE` answers JSON lines.
 
-question  {"questions": [{"id", "category", "turns": [str]}], "max_tokens", "temperature",
-           "concurrency"}
+question  {"questions": [{"id", "category", "turns": [str], "prompt": [token id]}], "max_tokens",
+           "temperature", "concurrency"}
 reply     {"turns": [fields of spec_bench.client.Turn], "refused": [id]}
 
-Before that reply comes a line `answered` for each question.
+A question with a `prompt` is that text, which is continued by `max_tokens` tokens.  Before a reply
+comes a line `answered` for each question.  Times are seconds of the peer's own monotonic clock.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from benchmarks.peers.protocol import Question, Reply, redirect_stdout, serve_questions
+from benchmarks.spec_bench.peers.protocol import Question, Reply, redirect_stdout, serve_questions
 
 ANSWERED = "answered"
 NO_DRAFTS = {"steps": 0, "drafted": 0, "accepted": 0}
@@ -48,51 +49,12 @@ class Engine(Protocol):
         ...
 
     def add(self, name: str, prompt: list[int], asked: Question, *, to_the_end: bool) -> bool:
-        """Begin a request; False if it is refused.  to_the_end: of max_tokens, without text."""
+        """Begin a request; False if it is refused.  to_the_end: nothing but max_tokens ends it."""
         ...
 
     def step(self) -> list[Output]:
         """Compute once; returns the requests that have new tokens or have ended."""
         ...
-
-    def counters(self) -> dict[str, float]:
-        """Steps, drafted and accepted tokens since the start; empty if it does not count them."""
-        ...
-
-
-class Prompts:
-    """Continues prompts, `concurrency` at a time; a new one starts whenever one ends."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._count = 0
-
-    def answer(self, asked: Question) -> Reply:
-        before = self._engine.counters()
-        prompts, waiting = asked["prompts"], list(range(len(asked["prompts"])))[::-1]
-        answers: list[dict[str, Any]] = [{} for _ in prompts]
-        running: dict[str, int] = {}
-        while waiting or running:
-            while waiting and len(running) < asked["concurrency"]:
-                index = waiting.pop()
-                name = str(self._count)
-                self._count += 1
-                running[name] = index
-                answers[index] = {"submitted": time.perf_counter(), "events": [], "token_ids": []}
-                if not self._engine.add(name, prompts[index], asked, to_the_end=True):
-                    raise RuntimeError(f"a prompt of {len(prompts[index])} tokens is refused")
-            outputs = self._engine.step()
-            now = time.perf_counter()
-            for output in outputs:
-                answer = answers[running[output.name]]
-                if len(output.token_ids) > len(answer["token_ids"]):
-                    answer["events"].append([now, len(output.token_ids)])
-                    answer["token_ids"] = output.token_ids
-                if output.reason:
-                    del running[output.name]
-        after = self._engine.counters()
-        grown = {name: after[name] - before[name] for name in after}
-        return {"answers": answers, "acceptance": grown if grown.get("steps") else None}
 
 
 class Conversations:
@@ -126,7 +88,7 @@ class Conversations:
                     {"role": "assistant", "content": turn["text"]},
                 ]
                 question = conversation["question"]
-                if turn["turn"] + 1 == len(question["turns"]):
+                if turn["turn"] + 1 >= len(question["turns"]):
                     self._told()
                 elif not self._ask(question, messages, asked):
                     # As over HTTP: a conversation that is refused later counts nothing.
@@ -139,13 +101,16 @@ class Conversations:
         self, question: dict[str, Any], messages: list[dict[str, str]], asked: Question
     ) -> bool:
         """Ask the conversation's next turn; False if the engine refuses it."""
-        messages = [
-            *messages, {"role": "user", "content": question["turns"][len(messages) // 2]}
-        ]  # fmt: skip
+        prompt = list(question.get("prompt", ()))
+        if is_chat := not prompt:
+            said = {"role": "user", "content": question["turns"][len(messages) // 2]}
+            messages = [*messages, said]
         self._count += 1
         name = str(self._count)
         submitted = time.perf_counter()
-        if not self._engine.add(name, self._engine.prompt(messages), asked, to_the_end=False):
+        if is_chat:
+            prompt = self._engine.prompt(messages)
+        if not self._engine.add(name, prompt, asked, to_the_end=not is_chat):
             return False
         self._open[name] = {
             "question": question, "messages": messages, "submitted_s": submitted, "times": [],
@@ -179,7 +144,7 @@ class Conversations:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("maker", choices=["vllm", "openvino"])
+    add("maker", choices=["vllm", "openvino", "transformers"])
     add("model")
     add("--mode", required=True)
     add("--draft", default="")
@@ -189,12 +154,11 @@ def main() -> None:
     add("--max-sequences", type=int, default=32)
     arguments = parser.parse_args()
     line = redirect_stdout()
-    engine = importlib.import_module(f"benchmarks.peers.{arguments.maker}_peer").Engine(arguments)
-    prompts = Prompts(engine)
-    conversations = Conversations(engine, lambda: line.write(ANSWERED + "\n"))
-    serve_questions(
-        line, lambda asked: (conversations if "questions" in asked else prompts).answer(asked)
+    engine = importlib.import_module(f"benchmarks.spec_bench.peers.{arguments.maker}_peer").Engine(
+        arguments
     )
+    conversations = Conversations(engine, lambda: line.write(ANSWERED + "\n"))
+    serve_questions(line, conversations.answer)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""vLLM as a peer, in its own interpreter (`benchmarks.peers.engines`).
+"""vLLM as a peer, in its own interpreter (`benchmarks.spec_bench.peers.engines`).
 
 Requests have no seeds, because per-request generators would slow down vLLM's sampler.
 """
@@ -9,14 +9,8 @@ import argparse
 import os
 from typing import Any
 
-from benchmarks.peers.engines import NO_DRAFTS, Output
-from benchmarks.peers.protocol import Question
-
-_COUNTERS = {
-    "steps": "vllm:spec_decode_num_drafts",
-    "drafted": "vllm:spec_decode_num_draft_tokens",
-    "accepted": "vllm:spec_decode_num_accepted_tokens",
-}
+from benchmarks.spec_bench.peers.engines import NO_DRAFTS, Output
+from benchmarks.spec_bench.peers.protocol import Question
 
 
 def speculative_config(mode: str, draft: str, num_tokens: int) -> dict[str, Any] | None:
@@ -35,7 +29,7 @@ def speculative_config(mode: str, draft: str, num_tokens: int) -> dict[str, Any]
 
 
 class Engine:
-    """vLLM's engine in this process; see `benchmarks.peers.engines.Engine`."""
+    """vLLM's engine in this process; see `benchmarks.spec_bench.peers.engines.Engine`."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -50,7 +44,6 @@ class Engine:
             max_model_len=arguments.max_model_len,
             max_num_seqs=arguments.max_sequences,
             enable_prefix_caching=True,
-            disable_log_stats=False,
             seed=1,
             # No defaults from the checkpoint, as over HTTP.
             generation_config="vllm",
@@ -92,13 +85,6 @@ class Engine:
             )
             for each in self._llm.llm_engine.step()
         ]
-
-    def counters(self) -> dict[str, float]:
-        values = {metric.name: metric for metric in self._llm.get_metrics()}
-        return {
-            short: float(values[name].value) if name in values else 0.0
-            for short, name in _COUNTERS.items()
-        }
 
 
 def _statistics(metrics: Any) -> dict[str, int]:
