@@ -39,6 +39,7 @@ _LATENCIES = {
     "e2e": "vllm:e2e_request_latency_seconds",
     "queue": "vllm:request_queue_time_seconds",
 }
+_DRAFTS = ("draft_tokens_per_s", "acceptance_rate", "mean_acceptance_length")
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 # Ours alone counts by drafter.
 _BY_DRAFTER = {
@@ -139,7 +140,7 @@ def _speculation(change: Change) -> dict[str, Any] | None:
 
 
 def _latency(change: Change, name: str) -> dict[str, Any] | None:
-    for since, each in (("interval", change), ("start", Change(Page({}), change.after))):
+    for since, each in (("window", change), ("start", Change(Page({}), change.after))):
         values = {key: each.quantile(name, share) for key, share in _SHARES.items()}
         if None not in values.values():
             return {**{key: 1e3 * (value or 0.0) for key, value in values.items()}, "since": since}
@@ -188,33 +189,36 @@ class _Screen:
 def tables(found: Mapping[str, Any], title: str) -> Group:
     """The figures as tables of rich."""
     from rich.console import Group
+    from rich.table import Table
     from rich.text import Text
 
-    names = [*_GAUGES, *_RATES, "prefix_cache_hit_rate"]
-    rows = [[name.replace("_per_s", "/s").replace("_", " "), _shown(name, found[name])]
-            for name in names]  # fmt: skip
-    drafts = found["speculation"]
-    kinds = ("draft_tokens_per_s", "acceptance_rate", "mean_acceptance_length")
+    rows = [_row(name, found[name]) for name in (*_GAUGES, *_RATES, "prefix_cache_hit_rate")]
+    drafts, beside = found["speculation"], list[Table]()
     if drafts:
-        rows += [[name.replace("_per_s", "/s").replace("_", " "), _shown(name, drafts[name])]
-                 for name in kinds]  # fmt: skip
-        by_position = " ".join(f"{share:.0%}" for share in drafts["acceptance_by_position"])
-        rows.append(["accepted by position", by_position])
-    parts = [_table(["", "now"], rows)]
-    if drafts and drafts["drafters"]:
-        own = [
-            [name, _shown(kinds[0], each[kinds[0]]), _shown(kinds[1], each[kinds[1]])]
-            for name, each in drafts["drafters"].items()
-        ]
-        parts.append(_table(["drafter", "draft tokens/s", "accepted"], own))
+        rows += [_row(name, drafts[name]) for name in drafts if name in _DRAFTS]
+        shares = " ".join(f"{share:.0%}" for share in drafts["acceptance_by_position"])
+        rows.append(["by position", shares])
     latencies = [
         [name, *(_shown(share, values[share]) for share in _SHARES), values["since"]]
         for name, values in found["latency_ms"].items()
         if values
     ]
     if latencies:
-        parts.append(_table(["ms", *_SHARES, "since"], latencies))
-    return Group(Text(title, style="bold"), *parts)
+        beside.append(_table(["ms", *_SHARES, "since"], latencies))
+    if drafts and drafts["drafters"]:
+        own = [
+            [name, *(_shown(key, value) for key, value in each.items())]
+            for name, each in drafts["drafters"].items()
+        ]
+        beside.append(_table(["drafter", "draft tokens/s", "accepted"], own))
+    # Side by side they fit a terminal of 24 lines.
+    grid = Table.grid()
+    grid.add_row(_table(["", "now"], rows), Group(*beside))
+    return Group(Text(title, style="bold"), grid)
+
+
+def _row(name: str, value: float | None) -> list[str]:
+    return [name.replace("_per_s", "/s").replace("_", " "), _shown(name, value)]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -223,7 +227,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
     table = Table(box=SIMPLE)
     for place, name in enumerate(head):
-        table.add_column(name, justify="right" if place else "left")
+        table.add_column(name, justify="right" if place else "left", no_wrap=not place)
     for row in rows:
         table.add_row(*row)
     return table
@@ -234,4 +238,4 @@ def _shown(name: str, value: float | None) -> str:
         return "-"
     if name.endswith(("_rate", "_usage")):
         return f"{value:.0%}"
-    return f"{value:,.2f}" if isinstance(value, float) and value < 10 else f"{value:,.0f}"
+    return f"{value:,.2f}" if value < 10 and value % 1 else f"{value:,.0f}"

@@ -55,7 +55,7 @@ def test_the_figures_of_one_interval_on_vllm(capsys: pytest.CaptureFixture[str])
     assert drafts["mean_acceptance_length"] == 1 + 476 / 157
     assert drafts["acceptance_by_position"][0] == 138 / 157
     assert drafts["drafters"] == {}
-    assert found["latency_ms"]["ttft"]["since"] == "interval"
+    assert found["latency_ms"]["ttft"]["since"] == "window"
     assert 0.0 < found["latency_ms"]["ttft"]["p50"] < found["latency_ms"]["ttft"]["p99"]
     assert found["latency_ms"]["queue"] is None
 
