@@ -27,7 +27,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.support.answers import Law, figures
+from benchmarks.support.answers import Law, rate_at_level
 from benchmarks.support.by_hand import Ours, Setup
 from benchmarks.support.options import add_hand_options, parser_of, words
 from benchmarks.support.prompts import Prompt, prompts
@@ -156,7 +156,7 @@ def _runs(
         if number:
             num_rounds = int(gained(before, after, "drafthouse_target_steps"))
             recent = ours.status()["recent_steps"][-num_rounds:]
-            speed = figures(result, 1)["tokens_per_s"]
+            speed = rate_at_level(result.answers, 1, from_submission=False)
             found.append({"tokens/s": speed, **shares(recent, before, after, names)})
     return found
 

@@ -11,9 +11,8 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.spec_bench.client import Asker
-from benchmarks.spec_bench.peers.engines import ANSWERED
+from benchmarks.spec_bench.peers.engines import ANSWERED, READY
 from benchmarks.spec_bench.peers.makers import TITLES, engine_command, environment
-from benchmarks.spec_bench.peers.protocol import READY
 from benchmarks.spec_bench.plan import OURS, PLAIN, Block, Run
 from benchmarks.spec_bench.servers import Asked, Setup, ours, peer
 from benchmarks.support.processes import PinnedProcess

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks.spec_bench.client import Turn
 from benchmarks.spec_bench.plan import OURS, PLAIN
 from benchmarks.support.answers import Answer, rate_at_level
+from deployments.bench.ratios import quotients, resampled
 
 ALL = "all"
-_DRAWS = 2000
 
 Estimate = dict[str, Any]
 Work = Callable[[Turn], tuple[float, float]]
@@ -173,7 +173,7 @@ def ratio(above: Sequence[Turn], below: Sequence[Turn], work: Work = decoded) ->
     one, other = (_table(turns, ids, work) for turns in (above, below))
     if not ids or any(table.sum(axis=0).min() <= 0.0 for table in (one, other)):
         return None
-    return _estimate(len(ids), lambda chosen: _quotients(one, chosen) / _quotients(other, chosen))
+    return _estimate(len(ids), lambda chosen: quotients(one, chosen) / quotients(other, chosen))
 
 
 def acceptance_length(turns: Sequence[Turn]) -> Estimate | None:
@@ -184,21 +184,12 @@ def acceptance_length(turns: Sequence[Turn]) -> Estimate | None:
     if not ids:
         return None
     table = _table(drafted, ids, lambda turn: (turn.accepted + turn.steps, turn.steps))
-    return _estimate(len(ids), lambda chosen: _quotients(table, chosen))
+    return _estimate(len(ids), lambda chosen: quotients(table, chosen))
 
 
 def _estimate(num_questions: int, value_of: Callable[[Any], Any]) -> Estimate:
-    """A value over all questions, and its interval over resampled ones.
-
-    value_of: float64[draws] of int[draws, questions].  One question has no interval.
-    """
-    value = float(value_of(np.arange(num_questions)[None])[0])
-    found: Estimate = {"value": value, "low": None, "high": None, "questions": num_questions}
-    if num_questions > 1:
-        shape = (_DRAWS, num_questions)
-        drawn = value_of(np.random.default_rng(0).integers(0, num_questions, shape))
-        found["low"], found["high"] = map(float, np.nanpercentile(drawn, [2.5, 97.5]))
-    return found
+    """A value over all questions, and its interval over resampled ones."""
+    return {**asdict(resampled(num_questions, value_of)), "questions": num_questions}
 
 
 def _table(turns: Sequence[Turn], ids: Sequence[int], fields: Work) -> Any:
@@ -209,13 +200,6 @@ def _table(turns: Sequence[Turn], ids: Sequence[int], fields: Work) -> Any:
         if turn.question_id in places:
             table[places[turn.question_id]] += fields(turn)
     return table
-
-
-def _quotients(table: Any, chosen: Any) -> Any:
-    """Divide one column's sum by the other's, over the chosen questions: float64[draws]."""
-    sums = table[chosen].sum(axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return sums[:, 0] / sums[:, 1]
 
 
 def _share_drafted(turns: Sequence[Turn]) -> float:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-
-_LOOP_LEN = 8
-_LOOP_TIMES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +58,6 @@ class Answer:
         """Tokens after the first event: those that were decoded in decode_s."""
         return self.events[-1][1] - self.events[0][1]
 
-    def intervals_s(self) -> list[float]:
-        """Seconds per token: one entry for each token after the first event.
-
-        Tokens of one event divide the time since the previous event, as in the product's own
-        inter-token latency.
-        """
-        intervals = []
-        for (sooner, few), (later, many) in zip(self.events, self.events[1:], strict=False):
-            intervals += [(later - sooner) / (many - few)] * (many - few)
-        return intervals
-
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
@@ -92,30 +78,6 @@ class Result:
 
     answers: tuple[Answer, ...]
     acceptance: Acceptance | None = None
-
-
-def loops(token_ids: Sequence[int]) -> bool:
-    """True if an 8-gram occurs at least three times in the text, overlaps included."""
-    counts: dict[tuple[int, ...], int] = {}
-    for start in range(len(token_ids) - _LOOP_LEN + 1):
-        gram = tuple(token_ids[start : start + _LOOP_LEN])
-        counts[gram] = counts.get(gram, 0) + 1
-        if counts[gram] == _LOOP_TIMES:
-            return True
-    return False
-
-
-def busy_s(answers: Sequence[Answer]) -> float:
-    """Seconds in which at least one answer was being decoded.
-
-    Excludes prefills between two decodes, but not prefills during a decode.
-    """
-    spans = sorted((answer.events[0][0], answer.events[-1][0]) for answer in answers)
-    total, end = 0.0, float("-inf")
-    for first, last in spans:
-        total += max(last - max(first, end), 0.0)
-        end = max(end, last)
-    return total
 
 
 def rate_at_level(answers: Sequence[Answer], level: int, *, from_submission: bool) -> float:
@@ -142,39 +104,3 @@ def rate_at_level(answers: Sequence[Answer], level: int, *, from_submission: boo
             total_s += later - sooner
             total += float((counts[is_on] / (ends - begins)[is_on]).sum()) * (later - sooner)
     return total / total_s if total_s else 0.0
-
-
-def figures(result: Result, concurrency: int) -> dict[str, Any]:
-    """One cell: rates and latencies over all answers, and the values kept of each answer.
-
-    tokens_per_s: at this concurrency.  whole_tokens_per_s: of the whole run, including its end.
-    """
-    answers = result.answers
-    intervals = np.array([value for answer in answers for value in answer.intervals_s()])
-    ttft = np.array([answer.ttft_s for answer in answers])
-    busy = busy_s(answers)
-    decoded = sum(answer.decode_tokens for answer in answers)
-    return {
-        "tokens_per_s": rate_at_level(
-            answers, min(concurrency, len(answers)), from_submission=False
-        ),
-        "whole_tokens_per_s": decoded / busy if busy else 0.0,
-        "ttft_p50_ms": _milliseconds(ttft, 50),
-        "ttft_p99_ms": _milliseconds(ttft, 99),
-        "itl_p50_ms": _milliseconds(intervals, 50),
-        "itl_p99_ms": _milliseconds(intervals, 99),
-        "acceptance": asdict(result.acceptance) if result.acceptance else None,
-        "mean_acceptance_length": result.acceptance.mean_length if result.acceptance else None,
-        "answers": [
-            {
-                "decode_tokens": answer.decode_tokens,
-                "decode_s": answer.decode_s,
-                "loops": loops(answer.token_ids),
-            }
-            for answer in answers
-        ],
-    }
-
-
-def _milliseconds(values: Any, percentile: float) -> float | None:
-    return float(1e3 * np.percentile(values, percentile)) if len(values) else None

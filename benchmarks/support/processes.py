@@ -1,4 +1,4 @@
-"""Processes for benchmarks: pinned to cores, stopped with their children, checked to be idle."""
+"""Processes for benchmarks: pinned to cores, stopped with their children."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from benchmarks.support.serving import child_processes
 
 _STOP_S = 30.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# An idle server still runs health checks and timers.
-_IDLE_SHARE = 0.05
 
 
 class PinnedProcess:
@@ -115,20 +113,6 @@ class PinnedProcess:
 def exit_on_sigterm() -> None:
     """Let SIGTERM end this process like any exit, so that what it started is stopped too."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-
-
-def check_idle(processes: Mapping[str, PinnedProcess], interval_s: float = 1.0) -> None:
-    """Raise RuntimeError with the name of a process that uses CPU although it should be idle."""
-    before = {name: process.cpu_s() for name, process in processes.items()}
-    if not before:
-        return
-    time.sleep(interval_s)
-    for name, process in processes.items():
-        used = process.cpu_s() - before[name]
-        if used > _IDLE_SHARE * interval_s:
-            raise RuntimeError(
-                f"{name} used {used:.2f} CPU seconds in {interval_s:g} s while others are measured"
-            )
 
 
 def _cpu_s(process_id: int) -> float:

@@ -50,13 +50,27 @@ def paired_ratio(first: np.ndarray, second: np.ndarray) -> Ratio:
 
     Prompts are drawn anew, the same ones on both sides, because how hard one is concerns both.
     """
-    count = len(first)
-    value = float(_quotients(first, second, np.arange(count)[None])[0])
+    return resampled(len(first), lambda drawn: quotients(first, drawn) / quotients(second, drawn))
+
+
+def resampled(count: int, value_of: Callable[[np.ndarray], np.ndarray]) -> Ratio:
+    """The value over `count` prompts, and its interval over prompts that are drawn anew.
+
+    value_of: float64[draws] of the places of prompts, int[draws, count].
+    """
+    value = float(value_of(np.arange(count)[None])[0])
     if count < 2:
         return Ratio(value)
     drawn = np.random.default_rng(0).integers(0, count, (_DRAWS, count))
-    low, high = np.nanpercentile(_quotients(first, second, drawn), [2.5, 97.5])
+    low, high = np.nanpercentile(value_of(drawn), [2.5, 97.5])
     return Ratio(value, float(low), float(high))
+
+
+def quotients(table: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """One column's sum over the other's, float64[draws], of float64[prompts, 2]."""
+    sums = table[drawn].sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(sums[:, 0] / sums[:, 1])
 
 
 def equal_texts(first: Sequence[Answer], second: Sequence[Answer]) -> tuple[int, int]:
@@ -81,10 +95,3 @@ def _table(
     """float64[prompts, 2]: the sums of both parts over the answers to each prompt."""
     rows = [np.sum([parts(answer) for answer in side[prompt]], axis=0) for prompt in prompts]
     return np.array(rows, dtype=np.float64).reshape(-1, 2)
-
-
-def _quotients(first: np.ndarray, second: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    """float64[draws] of int[draws, prompts]."""
-    one, other = (table[drawn].sum(axis=1) for table in (first, second))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray((one[:, 0] / one[:, 1]) / (other[:, 0] / other[:, 1]))

@@ -15,14 +15,18 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
+import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
-from benchmarks.spec_bench.peers.protocol import Question, Reply, redirect_stdout, serve_questions
-
+READY = "ready"
 ANSWERED = "answered"
+Question = dict[str, Any]
+Reply = dict[str, Any]
 NO_DRAFTS = {"steps": 0, "drafted": 0, "accepted": 0}
 
 
@@ -139,6 +143,20 @@ class Conversations:
             "text": output.text,
             **output.statistics,
         }
+
+
+def redirect_stdout() -> TextIO:
+    """Return a stream to the benchmark; everything else that is printed goes to stderr."""
+    line = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return line
+
+
+def serve_questions(line: TextIO, answer: Callable[[Question], Reply]) -> None:
+    """Write the ready line, then answer questions until stdin ends."""
+    line.write(READY + "\n")
+    for question in sys.stdin:
+        line.write(json.dumps(answer(json.loads(question))) + "\n")
 
 
 def main() -> None:

@@ -10,8 +10,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.spec_bench.peers.engines import Output
-from benchmarks.spec_bench.peers.protocol import Question
+from benchmarks.spec_bench.peers.engines import Output, Question
 
 # The longest n-gram that its lookup searches the text for, as in its own samples.
 _MAX_NGRAM = 3

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.spec_bench.peers.engines import Output
-from benchmarks.spec_bench.peers.protocol import Question
+from benchmarks.spec_bench.peers.engines import Output, Question
 
 _PAD = 0
 # Of the queue: a batch has ended.

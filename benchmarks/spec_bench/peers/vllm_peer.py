@@ -9,8 +9,7 @@ import argparse
 import os
 from typing import Any
 
-from benchmarks.spec_bench.peers.engines import NO_DRAFTS, Output
-from benchmarks.spec_bench.peers.protocol import Question
+from benchmarks.spec_bench.peers.engines import NO_DRAFTS, Output, Question
 
 
 def speculative_config(mode: str, draft: str, num_tokens: int) -> dict[str, Any] | None:
