@@ -23,6 +23,7 @@ def test_each_shell_has_its_code(shell: str, capsys: pytest.CaptureFixture[str])
         ("drafthouse ser", {"serve "}),
         ("drafthouse serve demo-target --max-model", {"--max-model-len "}),
         ("drafthouse serve --log-format ", {"text", "json"}),
+        ("drafthouse bench --good", {"--goodput "}),
     ],
 )
 def test_what_may_follow_is_offered(line: str, expected: set[str]) -> None:
