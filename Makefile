@@ -17,7 +17,7 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help serve test test-application test-commands test-nightly test-clients check check-native check-gpu-offline format docs lint-protos lock mutation sbom stubs train wheel clean
+.PHONY: help serve test test-application test-commands test-nightly test-clients check check-native check-gpu-offline format docs lint-protos lock mutation sbom stubs train vendor wheel clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -99,6 +99,9 @@ docs: $(VENV)/.dev-installed ## regenerate docs/configuration.md, docs/metrics.m
 	$(BIN)/python -m cluster.reference
 	$(BIN)/python -m deployments.api_reference
 	$(BIN)/python -m deployments.dashboards
+
+vendor: $(VENV)/.dev-installed ## fetch the page's vendored files again, as deployments/page/vendor.json names them (npm)
+	$(BIN)/python -m deployments.page.vendor
 
 # Buf is no Python package; npx fetches it where it is not installed, which no other target does.
 lint-protos: ## lint the gRPC contract with buf (fetched by npx where absent)

@@ -1,10 +1,11 @@
-"""The configuration of the OpenAI-compatible endpoint's listener."""
+"""The configuration of the OpenAI-compatible endpoint's listener, and of the page for browsers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from cluster.config.addresses import is_loopback
 from cluster.config.parse import Port, PositiveInt, Range
 
 
@@ -21,6 +22,10 @@ class HttpConfig:
     """The interface to listen on; 0.0.0.0 = all."""
     port: Port = 8000
     """TCP port."""
+    host_names: tuple[str, ...] = ()
+    """Names by which requests may call a server that listens on loopback, beside loopback's own;
+    for a proxy in front that passes on the name that it was asked for. Other names are answered
+    403: a page elsewhere can have a name that leads here."""
     max_header_bytes: Annotated[int, Range(1024, 1024 * 1024)] = 32 * 1024
     """A request whose path and headers have more bytes is answered 431. Gateways add some hundred
     bytes, browsers send up to 16 KiB of cookies."""
@@ -38,3 +43,16 @@ class HttpConfig:
     """Of one ingress replica. One more takes the place of that which has waited longest without a
     request; where all have one, it is answered 503. Each needs a file: keep it below the
     processes' limit (`ulimit -n`)."""
+
+    @property
+    def is_local(self) -> bool:
+        """True if only this machine reaches it."""
+        return self.listener == "ingress" and is_loopback(self.host)
+
+
+@dataclass(frozen=True, slots=True)
+class UiConfig:
+    """The page at `/`: conversations, races with and without drafts, and how the parts do."""
+
+    enabled: Literal["auto"] | bool = "auto"
+    """auto = where http.host is loopback. false = browsers get a list of the endpoints."""

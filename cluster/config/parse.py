@@ -168,12 +168,13 @@ def _parse(kind: Any, value: Any, path: str) -> Any:
 def _parse_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
     if value is None and types.NoneType in kinds:
         return None
+    rest = [kind for kind in kinds if kind is not types.NoneType and get_origin(kind) != Literal]
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     if value in words:
         return value
     if isinstance(value, str) and words:
-        raise ConfigError.at(path, f"{value!r} is not {', '.join(words)} or a mapping")
-    rest = [kind for kind in kinds if kind is not types.NoneType and get_origin(kind) != Literal]
+        others = _TYPE_NAMES.get(rest[0], "a mapping")
+        raise ConfigError.at(path, f"{value!r} is not {', '.join(words)} or {others}")
     if len(rest) != 1:
         raise TypeError(f"{path}: the schema may only use `X | None` and `Literal | X` unions")
     return _parse(rest[0], value, path)

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from cluster.config.access import AccessConfig
 from cluster.config.doors import DataPlaneConfig, NetworkConfig, TlsConfig
-from cluster.config.http import HttpConfig
+from cluster.config.http import HttpConfig, UiConfig
 from cluster.config.parse import (
     NameOf,
     NonNegativeFloat,
@@ -42,6 +42,7 @@ __all__ = [
     "AccessConfig", "AnswersConfig", "ApiConfig", "Config", "CoordinatorConfig", "DashboardConfig",
     "DataPlaneConfig", "DrafterConfig", "DrafterPlacement", "EngineConfig", "GrpcConfig",
     "HttpConfig", "IngressConfig", "NetworkConfig", "PlacementConfig", "TargetConfig", "TlsConfig",
+    "UiConfig",
 ]  # fmt: skip
 
 
@@ -195,6 +196,7 @@ class Config:
     answers: AnswersConfig = field(default_factory=AnswersConfig)
     api: ApiConfig = field(default_factory=ApiConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
+    ui: UiConfig = field(default_factory=UiConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
@@ -209,6 +211,11 @@ class Config:
         if allowed is not None:
             return allowed
         return tuple(name for name, weight in weights.items() if weight <= 1.0)
+
+    @property
+    def has_page(self) -> bool:
+        """True if browsers get the page at `/`."""
+        return self.http.is_local if self.ui.enabled == "auto" else self.ui.enabled
 
     @property
     def max_calls(self) -> int:

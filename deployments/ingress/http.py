@@ -16,8 +16,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from cluster.config.addresses import is_loopback
-from cluster.config.schema import Config
 from cluster.errors import DrafthouseError, NotFoundError, RequestError
 from deployments.ingress.api.contract import Endpoint, warning_header
 from deployments.ingress.api.messages import error_body as messages_error
@@ -32,6 +30,7 @@ from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.table_responses import RESPONSES
 from deployments.ingress.api.unserved import reason_of
 from deployments.ingress.body import read_object
+from deployments.ingress.browser_guard import BrowserGuard
 from deployments.ingress.choice import Delta
 from deployments.ingress.event_stream import EventStream, Writer, while_connected
 from deployments.ingress.generation import Generation
@@ -49,6 +48,7 @@ from deployments.ingress.request_scope import (
     timeout_of,
 )
 from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest
+from deployments.page.routes import PageFiles
 
 # Encoding this many takes about two milliseconds.
 _INLINE_LOGPROBS = 512
@@ -93,9 +93,14 @@ def create_app(ingress: Ingress) -> FastAPI:
     app = FastAPI(title="Drafthouse", docs_url=None, redoc_url=None, openapi_url=None)
     store = ResponseStore(api.max_stored_responses, api.max_stored_bytes)
     pages = Pages(ingress, int(time.time()), store, Operators(ingress.config, ingress.keys))
+    files = PageFiles() if ingress.config.has_page else None
     for method, path, page in pages.routes():
-        app.add_route(path, answering(ingress, path, page), methods=[method])
-    if has_page(ingress.config):
+        endpoint = answering(ingress, path, page)
+        if files is not None and path == "/":
+            endpoint = files.before(endpoint)
+        app.add_route(path, endpoint, methods=[method])
+    if files is not None:
+        app.routes.append(files.route())
         app.add_route(EVENTS, answering(ingress, EVENTS, pages.events), methods=["GET"])
     counted = answering(ingress, COUNT_TOKENS.path, pages.count_tokens, messages_error)
     app.add_route(COUNT_TOKENS.path, counted, methods=["POST"])
@@ -111,6 +116,7 @@ def create_app(ingress: Ingress) -> FastAPI:
             expose_headers=[REQUEST_ID, TIMEOUT, "Retry-After", "Warning"],
         )
     config = ingress.config
+    app.add_middleware(BrowserGuard, config.http, api.cors_origins)
     app.add_middleware(RequestScope, config.http, is_logged=config.ingress.log_requests)
     return app
 
@@ -125,11 +131,6 @@ def create_admin_app(ingress: Ingress) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(RequestScope, ingress.config.http, is_logged=False)
     return app
-
-
-def has_page(config: Config) -> bool:
-    """True if browsers get the page at `/`."""
-    return config.http.listener == "ingress" and is_loopback(config.http.host)
 
 
 def faces(ingress: Ingress, store: ResponseStore) -> list[Face]:

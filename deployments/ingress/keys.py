@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from cluster.config.access import ClientKey, KeysFile, RateLimits, digest_of
-from cluster.config.addresses import is_loopback
 from cluster.config.keys import read_keys
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, ForbiddenError, UnauthenticatedError
@@ -141,8 +140,7 @@ class Operators:
     def __init__(self, config: Config, keys: KeyRing) -> None:
         self._keys = keys
         self._has_port = config.access.admin.port is not None
-        is_here = config.http.listener == "ingress" and is_loopback(config.http.host)
-        self._is_everybody = is_here or (keys.is_open and not self._has_port)
+        self._is_everybody = config.http.is_local or (keys.is_open and not self._has_port)
 
     @classmethod
     def everybody(cls) -> Operators:

@@ -222,7 +222,7 @@ async def test_what_operators_see_needs_their_key_or_their_port(
         status, shown = await seen("root")
         assert (status, shown[:2]) == (200, ["status", "model"])
         transport = httpx.ASGITransport(create_admin_app(here.ingress))
-        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             assert (await client.get("/metrics")).status_code == 200
             assert "keys" in (await client.get("/health")).json()
             assert (await client.get("/v1/models")).status_code == 404

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cluster.config.schema import UiConfig
 from deployments.ingress.api.endpoints import ENDPOINTS, PAGES
 from deployments.ingress.api.unserved import UNSERVED, reason_of
 from tests.support.deployments.server import serving, tiny_config
@@ -20,7 +21,7 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 @pytest.fixture(scope="module")
 def http(llama_folder: Path) -> Iterator[httpx.Client]:
-    config = replace(tiny_config(llama_folder), model_name=NAME)
+    config = replace(tiny_config(llama_folder), model_name=NAME, ui=UiConfig(enabled=False))
     with serving(config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 

@@ -25,12 +25,13 @@ class Page:
 
 
 PAGES = (
-    Page("/", "What this is, its model and its endpoints; as HTML for browsers", "text/plain"),
-    Page("/docs", "The same", "text/plain"),
+    Page("/", "What this is, its model and its endpoints; for browsers a page", "text/plain"),
+    Page("/docs", "The same as text, or HTML for browsers", "text/plain"),
     Page("/v1/models", "The served models"),
     Page("/v1/models/{model}", "One model"),
     Page("/v1/responses/{response_id}", "An answer of /v1/responses that is kept"),
     Page("/v1/responses/{response_id}", "Forget that answer", method="delete"),
+    Page("/ui/about", "The model and its drafters, for the page at /"),
     Page("/version", "The server's version"),
     Page("/ping", "200, for load balancers", ""),
     Page("/health", "Who serves, and whether that suffices", statuses=("200", "503")),

@@ -25,6 +25,7 @@ from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import Operators
 from deployments.ingress.openai_request import check_model
 from deployments.ingress.spec import Limits
+from deployments.page.routes import about, wants_html
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -55,6 +56,7 @@ class Pages:
             ("GET", "/v1/models/{model:path}", self.model),
             ("GET", "/v1/responses/{response_id}", self.response),
             ("DELETE", "/v1/responses/{response_id}", self.forget_response),
+            ("GET", "/ui/about", about(self._ingress, _VERSION)),
             ("GET", "/version", self.version),
             ("GET", "/ping", self.ping),
             ("GET", "/health", self.health),
@@ -182,14 +184,9 @@ class Pages:
 def front_page(request: Request, limits: Limits, version: str) -> Response:
     """As HTML for who asks for that by name, as browsers do; as text for all others."""
     headers = {"Vary": "Accept"}
-    if _wants_html(request.headers.get("accept", "")):
+    if wants_html(request.headers.get("accept", "")):
         return HTMLResponse(_html(limits, version), headers=headers)
     return PlainTextResponse(_text(limits, version), headers=headers)
-
-
-def _wants_html(accept: str) -> bool:
-    kinds = [part.replace(" ", "").lower().split(";") for part in accept.split(",")]
-    return any(kind[0] == "text/html" and "q=0" not in kind[1:] for kind in kinds)
 
 
 def _what(version: str) -> str:

@@ -117,7 +117,7 @@ async def place(tokenizer: Tokenizer, config: Config, **settings: Any) -> AsyncI
         toy_law.forget()
         async with (
             house(tuple(config.drafters), **settings) as rooms,
-            httpx.AsyncClient(transport=transport, base_url="http://here", timeout=60) as client,
+            httpx.AsyncClient(transport=transport, base_url="http://[::1]", timeout=60) as client,
         ):
             toy = setting.add("a", rooms)
             await asyncio.sleep(0)

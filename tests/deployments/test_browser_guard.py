@@ -1,0 +1,81 @@
+"""What pages of other sites make a browser send is refused, and what programs send is not."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cluster.config.http import HttpConfig
+from deployments.ingress.browser_guard import BrowserGuard
+from deployments.ingress.request_scope import RequestScope
+
+LOCAL = HttpConfig(host_names=("drafts.example",))
+PUBLIC = HttpConfig(host="0.0.0.0")
+PROXIED = HttpConfig(listener="serve")
+
+
+async def here(scope: Scope, receive: Receive, send: Send) -> None:
+    await PlainTextResponse(f"here {Request(scope).method}")(scope, receive, send)
+
+
+def guarded(where: HttpConfig, origins: tuple[str, ...] = ()) -> ASGIApp:
+    return RequestScope(BrowserGuard(here, where, origins), where, is_logged=False)
+
+
+async def ask(app: ASGIApp, method: str = "GET", **headers: str) -> httpx.Response:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as client:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await client.request(method, "/v1/models", headers=named)
+
+
+OURS = ["localhost", "localhost:8000", "127.0.0.1:8000", "127.8.8.8", "[::1]:8000", "[::1]"]
+
+
+@pytest.mark.parametrize("host", [*OURS, "LOCALHOST", "drafts.example", "drafts.example:443"])
+async def test_a_server_on_loopback_answers_to_names_of_loopback_and_to_those_it_is_given(
+    host: str,
+) -> None:
+    assert (await ask(guarded(LOCAL), Host=host)).status_code == 200
+
+
+FOREIGN = ["evil.example", "evil.example:8000", "127.0.0.1.evil", "localhost.evil", "0.0.0.0"]
+
+
+@pytest.mark.parametrize("host", [*FOREIGN, "192.168.0.1:8000", "[::2]:8000", "", "127.0.0.1@evil"])
+async def test_it_answers_to_no_other_name(host: str) -> None:
+    answer = await ask(guarded(LOCAL), Host=host)
+    assert answer.status_code == 403
+    assert "http.host_names" in answer.json()["error"]["message"]
+    assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("where", [PUBLIC, PROXIED])
+async def test_others_do_not_know_their_names(where: HttpConfig) -> None:
+    assert (await ask(guarded(where), Host="drafts.example")).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+@pytest.mark.parametrize("where", [LOCAL, PUBLIC])
+async def test_a_page_of_another_site_may_send_nothing(where: HttpConfig, method: str) -> None:
+    sent = {"Sec_Fetch_Site": "cross-site", "Origin": "https://evil.example"}
+    answer = await ask(guarded(where, ("https://good.example",)), method, **sent)
+    assert answer.status_code == 403
+    assert "api.cors_origins" in answer.json()["error"]["message"]
+
+
+async def test_a_page_that_cors_allows_may_and_so_may_our_own_and_programs() -> None:
+    good = {"Sec_Fetch_Site": "cross-site", "Origin": "https://good.example"}
+    for origins in (("https://good.example",), ("*",)):
+        assert (await ask(guarded(LOCAL, origins), "POST", **good)).status_code == 200
+    for site in ("same-origin", "none"):
+        assert (await ask(guarded(LOCAL), "POST", Sec_Fetch_Site=site)).status_code == 200
+    assert (await ask(guarded(LOCAL), "POST")).status_code == 200
+
+
+async def test_whoever_follows_a_link_from_elsewhere_may_read() -> None:
+    answer = await ask(guarded(LOCAL), Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")
+    assert answer.status_code == 200
