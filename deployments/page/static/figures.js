@@ -5,6 +5,8 @@ import { colours } from "./timeline.js";
 
 const KEPT_S = 120;
 const CHART_HEIGHT = 200;
+// Of a drafter's circuit breaker.
+const STATES = { closed: "drafts", open: "left alone after faults", half_open: "on trial" };
 
 export class Figures {
   constructor(host, cluster) {
@@ -104,7 +106,7 @@ export class Figures {
       ...drafters.map(({ name, sessions, breaker }) => [
         name,
         number(sessions),
-        alone.includes(name) ? "left alone" : breaker,
+        alone.includes(name) ? STATES.open : (STATES[breaker] ?? breaker),
       ]),
       ...Object.entries(refused).map(([name, why]) => [name, "–", `refused: ${why}`]),
     ]);
