@@ -17,7 +17,7 @@ from cluster.core import FinishReason
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece, Said
 from cluster.text.tool_calls.registry import FORMATS
-from deployments.ingress.tools import ChatUse
+from deployments.ingress.spec import ChatUse
 from tests.support.text.answers import (
     ARGUMENTS,
     PROMPTS,

@@ -125,7 +125,7 @@ class ChatTemplate:
         elif not message.get("tool_calls"):
             raise RequestError.at(f"{param}.content", "missing; send a text")
         if message.get("tool_calls"):
-            checked["tool_calls"] = tool_calls_of(message["tool_calls"], param)
+            checked["tool_calls"] = tool_calls_of(message["tool_calls"], f"{param}.tool_calls")
         return checked
 
     def _knows_role(self, role: str) -> bool:
@@ -188,10 +188,11 @@ def text_of(content: Any, param: str) -> str:
         return content
     if not isinstance(content, Sequence):
         raise RequestError.at(param, f"{_kind(content)}; send a string or a list of text parts")
-    return "\n".join(_part_text(part, f"{param}[{i}]") for i, part in enumerate(content))
+    return "\n".join(part_text(part, f"{param}[{i}]") for i, part in enumerate(content))
 
 
-def _part_text(part: Any, param: str) -> str:
+def part_text(part: Any, param: str) -> str:
+    """A text part's text; raises RequestError, as `text_of`, for what is none."""
     if not isinstance(part, Mapping):
         raise RequestError.at(param, f"{_kind(part)}; send a text part")
     kind, text = part.get("type"), part.get("text")
@@ -217,7 +218,7 @@ def tool_calls_of(calls: Any, param: str) -> list[dict[str, Any]]:
     """
     parsed = []
     for index, call in enumerate(calls if isinstance(calls, Sequence) else (None,)):
-        path = f"{param}.tool_calls[{index}]"
+        path = f"{param}[{index}]"
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             raise RequestError.at(path, "not an object; send one with a function")

@@ -1,4 +1,4 @@
-"""Checks what a request says of a conversation: its messages, and how they become a prompt.
+"""What a request says of a conversation: its messages, and how they become a prompt.
 
 `cluster.text.chat` renders them for the model, in the same way for HTTP and gRPC.
 """
@@ -6,87 +6,128 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
 
 from cluster.errors import RequestError
 from cluster.text.chat import text_of, tool_calls_of
-from deployments.ingress.api.table import MAX_MESSAGES, MAX_TOOL_CALLS
-from deployments.ingress.fields import Fields, encodable, encodable_json, json_kind
-from deployments.ingress.spec import ChatOptions, Message
+from deployments.ingress.api.contract import REQUIRED, Body, Read, ignored, refused, supported
+from deployments.ingress.api.wording import TEXT_OR_OBJECTS
+from deployments.ingress.fields import encodable, encodable_json, json_kind
+from deployments.ingress.names import Names
+from deployments.ingress.spec import ChatOptions, ChatUse, Message, Prompt
+from deployments.ingress.tools import JsonObject
 
-# The body's own limit comes first.
-_MAX_TEXT = 2**31
-
-
-def parse_messages(value: Any) -> tuple[Message, ...]:
-    """Parse OpenAI's `messages`; content is a text or a list of text parts."""
-    if not isinstance(value, list):
-        raise RequestError.at("messages", f"{json_kind(value)}; send a list")
-    if not value:
-        raise RequestError.at("messages", "empty; send at least one message")
-    if len(value) > MAX_MESSAGES:
-        raise RequestError.at("messages", f"{len(value)} messages; send at most {MAX_MESSAGES}")
-    return tuple(_message(item, f"messages[{i}]") for i, item in enumerate(value))
+MAX_MESSAGES = 4096
+_MAX_ID_LEN = 256
+_Anything = Annotated[Any, WithJsonSchema({"type": "object"})]
 
 
-def _message(value: Any, path: str) -> Message:
-    fields = Fields.of(value, path)
-    role = fields.string("role", "", max_len=64)
-    if not role or role == "function":
-        remedy = f"{role!r}: the older form of tool" if role else "missing"
-        raise RequestError.at(f"{path}.role", f"{remedy}; send system, user, assistant or tool")
-    message: dict[str, Any] = {"role": role}
-    calls = fields.get("tool_calls")
-    calls = None if calls == [] else calls
-    if calls is not None and role != "assistant":
-        raise RequestError.at(
-            f"{path}.tool_calls", "only messages of role assistant have some; remove them"
-        )
-    content = f"{path}.content"
-    if fields.get("content") is None and calls is not None:
-        message["content"] = ""  # templates ask for its length
-    else:
-        message["content"] = encodable(text_of(fields.get("content"), content), content)
-    if calls is not None:
-        message["tool_calls"] = _tool_calls(calls, path)
-    for name, max_len in (("name", 256), ("tool_call_id", 256), ("reasoning_content", _MAX_TEXT)):
-        text = fields.string(name, "", max_len)
-        if text:
-            message[name] = text
-    return message
+def read_text(value: Any, path: str) -> str:
+    """A text, or text parts as one; raises RequestError with the part that is none."""
+    return encodable(text_of(value, path), path)
 
 
-def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
-    """The calls of an earlier answer."""
-    name = f"{path}.tool_calls"
-    if not isinstance(calls, list):
-        raise RequestError.at(name, f"{json_kind(calls)}; send a list")
-    if len(calls) > MAX_TOOL_CALLS:
-        raise RequestError.at(name, f"{len(calls)} calls; send at most {MAX_TOOL_CALLS}")
+TextOrParts = Annotated[str, Read(lambda value, _: read_text(value, ""), TEXT_OR_OBJECTS)]
+
+
+def _role(role: str, limits: Any) -> str:
+    if role == "function":
+        reason = "'function': the older form of tool; send system, user, assistant or tool"
+        raise RequestError.at("", reason)
+    return role
+
+
+Role = Annotated[str, Field(max_length=64), Read(_role)]
+
+
+class ChatTurn(Body):
+    """OpenAI's message."""
+
+    role: Role = supported(
+        "system, developer, user, assistant or tool, and what else the model's template names",
+        REQUIRED, min_length=1,
+    )  # fmt: skip
+    content: TextOrParts | None = supported(
+        "a text, or text parts; only a message with tool_calls has none"
+    )
+    name: str | None = supported("for templates that use it", max_length=_MAX_ID_LEN)
+    audio: Any = refused("remove it; only text is served")
+    function_call: Any = refused("send tool_calls")
+    refusal: Any = ignored("what an earlier answer declined is no part of a prompt")
+    tool_calls: list[_Anything] | None = supported("of an earlier answer", max_length=128)
+    tool_call_id: str | None = supported("of a message of role tool", max_length=_MAX_ID_LEN)
+    reasoning_content: str | None = supported(
+        "the reasoning of an earlier answer, for templates that use it"
+    )
+
+    def check(self, limits: Any) -> None:
+        if self.tool_calls and self.role != "assistant":
+            raise RequestError.at(
+                "tool_calls", "only messages of role assistant have some; remove them"
+            )
+        if self.content is None and not self.tool_calls:
+            raise RequestError.at("content", "missing; send a string or a list of text parts")
+        self.tool_calls = read_calls(self.tool_calls or [], "tool_calls")
+
+    def message(self) -> Message:
+        """As templates read it; they ask for the content's length."""
+        names = ("tool_calls", "name", "tool_call_id", "reasoning_content")
+        others = {name: getattr(self, name) for name in names if getattr(self, name)}
+        return {"role": self.role, "content": self.content or "", **others}
+
+
+def read_calls(calls: list[Any], path: str) -> list[dict[str, Any]]:
+    """Calls of an earlier answer as templates read them: their arguments are objects."""
     found = tool_calls_of(calls, path)
     for index, call in enumerate(found):
-        function = f"{name}[{index}].function"
-        if not Fields.of(call["function"], function).string("name", "", max_len=64):
-            raise RequestError.at(f"{function}.name", "missing; send the tool's name")
-        arguments = call["function"]["arguments"]
-        if not isinstance(arguments, str | dict):
-            raise RequestError.at(
-                f"{function}.arguments", f"{json_kind(arguments)}; send a JSON object as a text"
-            )
-        encodable_json(arguments, f"{function}.arguments")
-        encodable_json(call, f"{name}[{index}]")
+        check_call(call["function"], f"{path}[{index}].function.")
+        encodable_json(call, f"{path}[{index}]")
     return found
 
 
-def parse_template(fields: Fields, arguments: Mapping[str, Any]) -> ChatOptions:
-    """Parse what the model's chat template is told beside the messages.
+def check_call(function: Mapping[str, Any], path: str) -> None:
+    """Raise RequestError for what cannot be called; path: what stands before its fields' names."""
+    name, arguments = function.get("name"), function["arguments"]
+    if not isinstance(name, str) or not 0 < len(name) <= 64:
+        what = json_kind(name) if name else "missing"
+        raise RequestError.at(f"{path}name", f"{what}; send the tool's name")
+    if not isinstance(arguments, str | dict):
+        reason = f"{json_kind(arguments)}; send a JSON object as a text"
+        raise RequestError.at(f"{path}arguments", reason)
+    encodable_json(arguments, f"{path}arguments")
+    encodable(name, f"{path}name")
 
-    arguments: of the template's own making.
-    """
-    continues = fields.boolean("continue_final_message", default=False)
-    adds = fields.boolean("add_generation_prompt", default=not continues)
-    if continues and adds:
-        raise RequestError.at(
-            "continue_final_message", "not together with add_generation_prompt; send one of them"
-        )
-    return ChatOptions(adds, continues, arguments)
+
+OF_MESSAGES = "the conversation"
+Turns = Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class Conversation(Body):
+    """Messages, and what the model's chat template is told beside them."""
+
+    messages: Turns = supported(OF_MESSAGES, REQUIRED)
+    add_generation_prompt: bool | None = supported("false = the answer's header is not added")
+    continue_final_message: bool = supported("the answer goes on with the last message", False)
+    chat_template: Any = refused("remove it; the tokenizer's own template is used")
+    chat_template_kwargs: JsonObject = supported("arguments of the model's template", {})
+    documents: Any = refused("remove it; write them into a message", [])
+    mm_processor_kwargs: Any = refused("remove it; only text is served", {})
+    media_io_kwargs: Any = refused("remove it; only text is served", {})
+
+    def check(self, limits: Any) -> None:
+        super().check(limits)
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError.at(
+                "continue_final_message",
+                "not together with add_generation_prompt; send one of them",
+            )
+
+    def prompt(self, use: ChatUse, names: Names) -> Prompt:
+        """The conversation as a prompt, with the tools of `use`."""
+        adds, continues = self.add_generation_prompt, self.continue_final_message
+        is_begun = not continues if adds is None else adds
+        options = ChatOptions(is_begun, continues, use.template_arguments or {})
+        messages = tuple(turn.message() for turn in self.messages)
+        return Prompt(messages=messages, tools=use.tools, template=options, names=names)

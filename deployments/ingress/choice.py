@@ -21,8 +21,8 @@ from cluster.text.beam_texts import beam_event
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
 from cluster.text.tool_calls.base import CallPiece, Part, Said
+from deployments.ingress.spec import ChatUse
 from deployments.ingress.ticket import Ticket
-from deployments.ingress.tools import ChatUse
 
 
 @record(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from cluster.rpc.codec_generation import MODEL, decode_prompt
 from cluster.rpc.generation import Model
 from deployments.ingress.grpc_request import check_ids, prompt_of
 from deployments.ingress.ingress import Ingress
-from deployments.ingress.openai_request import check_model
+from deployments.ingress.sampling import check_model
 
 
 def read_message(kind: Any, body: Any, ingress: Ingress) -> Any:

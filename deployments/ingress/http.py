@@ -18,16 +18,13 @@ from starlette.routing import Match, Route
 
 from cluster.errors import DrafthouseError, NotFoundError, RequestError
 from deployments.ingress.api.contract import Endpoint, warning_header
+from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES, parse_messages_request
 from deployments.ingress.api.messages import error_body as messages_error
-from deployments.ingress.api.messages import parse_messages_request
 from deployments.ingress.api.messages_writer import MessagesWriter
 from deployments.ingress.api.pages import Pages
-from deployments.ingress.api.response_request import ResponseRequest, parse_response
+from deployments.ingress.api.response_request import RESPONSES, ResponseRequest, parse_response
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.response_writer import ResponseWriter
-from deployments.ingress.api.table import CHAT, COMPLETIONS
-from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
-from deployments.ingress.api.table_responses import RESPONSES
 from deployments.ingress.api.unserved import reason_of
 from deployments.ingress.body import read_object
 from deployments.ingress.browser_guard import BrowserGuard
@@ -37,7 +34,7 @@ from deployments.ingress.generation import Generation
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import ANYBODY, Caller, Operators, caller_of
 from deployments.ingress.openai_error import ErrorBody, error_body, error_response, hidden
-from deployments.ingress.openai_request import parse_chat, parse_completion
+from deployments.ingress.openai_request import CHAT, COMPLETIONS, parse_chat, parse_completion
 from deployments.ingress.openai_response import Answer
 from deployments.ingress.request_scope import (
     REQUEST_ID,

@@ -1,209 +1,189 @@
-"""Parses OpenAI's request bodies strictly, because a silently ignored field misleads the client.
+"""The bodies of /v1/completions and /v1/chat/completions.
 
-Fields that OpenAI does not have use vLLM's names (top_k, min_p, min_tokens, ...).
+They are read strictly, because a silently ignored field misleads the client.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from cluster.errors import NotFoundError, RequestError
-from deployments.ingress.api.contract import Opened
-from deployments.ingress.api.table import CHAT, COMPLETIONS
-from deployments.ingress.beams import read_beams, with_beams
-from deployments.ingress.chat import parse_messages, parse_template
-from deployments.ingress.fields import Fields, encodable, json_kind, shown
-from deployments.ingress.names import OF_CHATS
-from deployments.ingress.predicted import read_prediction, with_prediction
-from deployments.ingress.prompt_logprobs import most, read_max_tokens, read_prompt_logprobs
-from deployments.ingress.sampling import read_spec
+from cluster.core import TokenArray
+from cluster.errors import RequestError
+from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, Read, refused, supported
+from deployments.ingress.api.wording import Schema
+from deployments.ingress.chat import Conversation, TextOrParts
+from deployments.ingress.fields import encodable, json_kind, shown
+from deployments.ingress.predicted import with_prediction
+from deployments.ingress.prompt_logprobs import most
+from deployments.ingress.sampling import (
+    Alternatives,
+    Choices,
+    Count,
+    Harmless,
+    Sampling,
+    StreamOptions,
+)
 from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest, Prompt
-from deployments.ingress.tools import ChatUse, read_chat_use
+from deployments.ingress.tools import ToolUse
 
-# OpenAI's default for completions without max_tokens.
-_COMPLETION_MAX_TOKENS = 16
-
-
-def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
-    """Parse the body of POST /v1/completions."""
-    opened = COMPLETIONS.open(values, limits.compatibility)
-    fields = Fields(values)
-    model = model_of(fields, limits)
-    num_choices = fields.integer("n", 1, 1, limits.max_choices) or 1
-    best_of = fields.integer("best_of", num_choices, 1, limits.max_choices) or num_choices
-    if best_of < num_choices:
-        raise RequestError.at("best_of", f"{best_of} is less than n={num_choices}; raise it")
-    echo = fields.boolean("echo", default=False)
-    logprobs = fields.integer("logprobs", None, 0, limits.max_logprobs)
-    shown = read_prompt_logprobs(fields, limits)
-    prompts = _prompts(fields, limits)
-    max_tokens = read_max_tokens(fields, "max_tokens", is_prompt_wanted=echo or shown is not None)
-    beams = read_beams(fields, best_of)
-    is_ranked = best_of > num_choices and beams is None
-    # Samples are ranked by their tokens' log-probabilities.
-    reported = 0 if is_ranked and logprobs is None else logprobs
-    spec = read_spec(fields, limits, prompts, best_of, max_tokens, reported)
-    spec = dataclasses.replace(
-        with_beams(spec, beams, num_choices),
-        default_max_tokens=_COMPLETION_MAX_TOKENS,
-        prompt_logprobs=most(shown, logprobs if echo else None),
-    )
-    asked = _request(
-        fields, opened, spec, model, is_chat=False, echo=echo, num_kept=num_choices,
-        shows_logprobs=logprobs is not None, shows_prompt_logprobs=shown,
-    )  # fmt: skip
-    if is_ranked and asked.stream:
-        raise RequestError.at(
-            "best_of",
-            f"{best_of} exceeds n={num_choices}, which cannot be streamed; send stream: false",
-        )
-    return asked
+_TEXT: Schema = {"type": "string", "minLength": 1}
+_TOKEN: Schema = {"type": "integer", "minimum": 0, "maximum": "max_token_id"}
+TOKENS: Schema = {"type": "array", "items": _TOKEN, "minItems": 1}
+_SEVERAL = [{"type": "array", "items": one, "minItems": 1} for one in (_TEXT, TOKENS)]
 
 
-def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
-    """Parse the body of POST /v1/chat/completions."""
-    opened = CHAT.open(values, limits.compatibility)
-    fields = Fields(values)
-    model = model_of(fields, limits)
-    num_choices = fields.integer("n", 1, 1, limits.max_choices) or 1
-    wants_logprobs = fields.boolean("logprobs", default=False)
-    top = fields.integer("top_logprobs", None, 0, limits.max_logprobs)
-    if top is not None and not wants_logprobs:
-        raise RequestError.at("top_logprobs", f"{top} needs logprobs; send logprobs: true")
-    use = read_chat_use(fields, limits.dialect)
-    newer = "max_completion_tokens"
-    is_newer = fields.get(newer) is not None
-    prompt = Prompt(
-        messages=parse_messages(fields.get("messages")),
-        tools=use.tools,
-        template=parse_template(fields, use.template_arguments or {}),
-        names=OF_CHATS.also(max_tokens=newer if is_newer else ""),
-    )
-    shown = read_prompt_logprobs(fields, limits)
-    name = newer if is_newer else "max_tokens"
-    max_tokens = read_max_tokens(fields, name, is_prompt_wanted=shown is not None)
-    logprobs = (top or 0) if wants_logprobs else None
-    spec = read_spec(fields, limits, (prompt,), num_choices, max_tokens, logprobs)
-    spec = dataclasses.replace(
-        with_prediction(with_chat_use(spec, use), read_prediction(fields), limits),
-        prompt_logprobs=shown,
-    )
-    spec = with_beams(spec, read_beams(fields, num_choices), num_choices)
-    return _request(
-        fields, opened, spec, model, is_chat=True, num_kept=num_choices,
-        shows_logprobs=wants_logprobs, shows_prompt_logprobs=shown,
-    )  # fmt: skip
-
-
-def with_chat_use(spec: GenerationSpec, use: ChatUse) -> GenerationSpec:
-    """`spec`, whose answers are read so, and held to the grammar of its tools.
-
-    Raises RequestError where a forced call and another form are asked for at once."""
-    params = spec.params
-    if use.grammar is not None:
-        if params.grammar is not None:
-            name = spec.grammar_field
-            raise RequestError.at(
-                name,
-                "the tools say what the answer must be, too; remove it, or send "
-                "tool_choice auto and tools that are not strict",
-            )
-        params = dataclasses.replace(params, grammar=use.grammar)
-        spec = dataclasses.replace(spec, grammar_field="tools")
-    return dataclasses.replace(spec, params=params, chat=use)
-
-
-def _request(
-    fields: Fields, opened: Opened, spec: GenerationSpec, model: str, **own: Any
-) -> OpenAIRequest:
-    """own: what the endpoint adds, by the names of the result."""
-    stream = fields.boolean("stream", default=False)
-    include_usage = continuous = False
-    if fields.get("stream_options") is not None and not stream:
-        raise RequestError.at("stream_options", "only for streams; send stream: true or remove it")
-    if (options := fields.object("stream_options")) is not None:
-        include_usage = options.boolean("include_usage", default=False)
-        continuous = options.boolean("continuous_usage_stats", default=False)
-    return OpenAIRequest(
-        spec=spec,
-        model=model,
-        stream=stream,
-        include_usage=include_usage,
-        continuous_usage=include_usage and continuous,
-        return_token_ids=fields.boolean("return_token_ids", default=False),
-        names_token_ids=fields.boolean("return_tokens_as_token_ids", default=False),
-        ignored=tuple(opened.ignored),
-        **own,
-    )
-
-
-def model_of(fields: Fields, limits: Limits) -> str:
-    """The name in `model`; raises NotFoundError or RequestError unless it is served."""
-    model = fields.string("model", "")
-    check_model(model, limits)
-    return model
-
-
-def check_model(model: str, limits: Limits) -> None:
-    """Raise NotFoundError or RequestError unless `model` is a name of what is served."""
-    if not model:
-        raise RequestError.at("model", f"missing; send {limits.model_name!r}")
-    if model not in limits.model_names:
-        served = " or ".join(map(repr, limits.model_names))
-        raise NotFoundError.at("model", f"{shown(model)} is not served; ask for {served}")
-
-
-def _prompts(fields: Fields, limits: Limits) -> tuple[Prompt, ...]:
-    """A string, a list of strings, token ids, or a list of lists of token ids."""
-    value = fields.get("prompt")
-    if isinstance(value, str):
-        return (Prompt(text=_prompt_text(value)),)
-    if not isinstance(value, list):
-        raise RequestError.at(
-            "prompt", f"{json_kind(value)}; send a string, token ids or a list of either"
-        )
-    if not value:
-        raise RequestError.at("prompt", "an empty list; send at least one token or text")
-    kinds = set(map(type, value))
-    if kinds == {int}:
-        return (Prompt(token_ids=token_ids_of(value, limits, "prompt")),)
-    if kinds == {str}:
-        return tuple(Prompt(text=_prompt_text(item)) for item in value)
-    if kinds == {list}:
-        return tuple(Prompt(token_ids=token_ids_of(item, limits, "prompt")) for item in value)
-    found = ", ".join(sorted({json_kind(item) for item in value}))
-    raise RequestError.at(
-        "prompt",
-        f"a list of {found}; send strings only, token ids only, or lists of token ids only",
-    )
-
-
-def _prompt_text(text: str) -> str:
-    if not text:
-        raise RequestError.at("prompt", "an empty string; send at least one character")
-    return encodable(text, "prompt")
-
-
-def token_ids_of(
-    values: list[Any], limits: Limits, name: str
-) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """The tokens in the field `name`; raises RequestError for one outside the vocabulary."""
+def token_ids_of(values: Any, limits: Limits) -> TokenArray:
+    """The tokens in a list; raises RequestError for one outside the vocabulary."""
+    if not isinstance(values, list):
+        raise RequestError.at("", f"{json_kind(values)}; send a list of token ids")
     if not values:
-        raise RequestError.at(name, "an empty list of tokens; send at least one")
+        raise RequestError.at("", "an empty list of tokens; send at least one")
     if set(map(type, values)) != {int}:
-        raise RequestError.at(name, "a token id is not an integer; send integers")
-    check_range(min(values), max(values), name, limits)
+        raise RequestError.at("", "a token id is not an integer; send integers")
+    check_range(min(values), max(values), "", limits)
     return np.array(values, dtype=np.int32)
 
 
 def check_range(low: int, high: int, name: str, limits: Limits) -> None:
     """Raise RequestError, naming the field, unless all tokens from `low` to `high` are known."""
     if low < 0 or high >= limits.vocab_size:
-        bad = shown(low if low < 0 else high)
-        raise RequestError.at(
-            name, f"token id {bad} is out of range; the vocabulary has {limits.vocab_size} tokens"
-        )
+        bad, known = shown(low if low < 0 else high), limits.vocab_size
+        reason = f"token id {bad} is out of range; the vocabulary has {known} tokens"
+        raise RequestError.at(name, reason)
+
+
+def _prompts(value: Any, limits: Limits) -> tuple[Prompt, ...]:
+    """A string, a list of strings, token ids, or a list of lists of token ids."""
+    kinds = set(map(type, value)) if isinstance(value, list) else {type(value)}
+    if isinstance(value, list) and kinds == {int}:
+        return (Prompt(token_ids=token_ids_of(value, limits)),)
+    if kinds == {list}:
+        return tuple(Prompt(token_ids=token_ids_of(item, limits)) for item in value)
+    if kinds == {str}:
+        texts = value if isinstance(value, list) else [value]
+        if "" in texts:
+            raise RequestError.at("", "an empty string; send at least one character")
+        return tuple(Prompt(text=encodable(text, "")) for text in texts)
+    found = json_kind(value)
+    if isinstance(value, list):
+        found = "a list of " + (", ".join(sorted({*map(json_kind, value)})) or "nothing")
+    remedy = "send one string or several, token ids, or lists of token ids"
+    raise RequestError.at("", f"{found}; {remedy}")
+
+
+# fmt: off
+class Completion(Sampling, Harmless):
+    default_max_tokens: ClassVar[int] = 16  # OpenAI's
+
+    prompt: Annotated[
+        tuple[Prompt, ...], Read(_prompts, {"anyOf": [_TEXT, _SEVERAL[0], TOKENS, _SEVERAL[1]]})
+    ] = supported("a text, token ids, or a list of either", REQUIRED)
+    max_tokens: Count | None = supported(
+        "output tokens, at most; absent = 16; 0 only with echo or prompt_logprobs")
+    logprobs: Alternatives | None = supported("log-probabilities, with so many alternatives")
+    echo: bool = supported("the prompt comes before the text, with logprobs in them too", False)
+    best_of: Choices | None = supported(
+        "samples per prompt, of which the likeliest n per token are answered with; not for streams")
+    suffix: Any = refused("remove it; the model only continues text", "")
+    prompt_embeds: Any = refused("remove it; send text or token ids")
+    # fmt: on
+
+    def is_prompt_wanted(self) -> bool:
+        return self.echo or super().is_prompt_wanted()
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        best_of, n = self.best_of or self.n, self.n
+        if best_of < n:
+            raise self.wrong("best_of", f"{best_of} is less than n={n}; raise it")
+        if best_of > n and self.stream:
+            remedy = "which cannot be streamed; send stream: false"
+            raise self.wrong("best_of", f"{best_of} exceeds n={n}, {remedy}")
+        if self.use_beam_search and self.echo and self.logprobs is not None:
+            reason = "a beam search has none of the prompt's; remove echo or logprobs"
+            raise self.wrong("logprobs", reason)
+
+
+class Prediction(Body):
+    type: Literal["content"] = supported("content", REQUIRED)
+    content: TextOrParts = supported("a text, or text parts", REQUIRED)
+
+
+# fmt: off
+class Chat(Conversation, ToolUse, Sampling, Harmless):
+    max_completion_tokens: Count | None = supported(
+        "output tokens, at most; 0 only with prompt_logprobs")
+    max_tokens: Count | None = supported("the older name of max_completion_tokens")
+    logprobs: bool = supported("log-probabilities of the output", False)
+    top_logprobs: Alternatives | None = supported("alternatives; needs logprobs")
+    echo: Any = refused("remove it; it belongs to /v1/completions", False)
+    prediction: Prediction | None = supported(
+        "the output that is expected, for drafters of kind prediction")
+    modalities: Any = refused('send ["text"] or remove it', ["text"])
+    audio: Any = refused("remove it; only text is served")
+    verbosity: Any = refused("remove it", "medium")
+    web_search_options: Any = refused("remove it; there is no web search")
+    # fmt: on
+
+    def length_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        top = self.top_logprobs
+        if top is not None and not self.logprobs:
+            raise self.wrong("top_logprobs", f"{top} needs logprobs; send logprobs: true")
+
+
+def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
+    """Parse the body of POST /v1/completions."""
+    asked = Completion.read(values, limits)
+    best_of, shows = asked.best_of or asked.n, asked.logprobs is not None
+    # Samples are ranked by their tokens' log-probabilities; beams are ranked already.
+    is_ranked = best_of > asked.n and not asked.use_beam_search
+    logprobs = 0 if is_ranked and not shows else asked.logprobs
+    spec = asked.spec(limits, asked.prompt, logprobs, num_samples=best_of)
+    told = most(asked.prompt_logprobs, asked.logprobs if asked.echo else None)
+    spec = dataclasses.replace(spec, prompt_logprobs=told)
+    answer = _answer(asked, spec, is_chat=False, shows_logprobs=shows)
+    return dataclasses.replace(answer, echo=asked.echo)
+
+
+def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
+    """Parse the body of POST /v1/chat/completions."""
+    asked = Chat.read(values, limits)
+    use = asked.use(limits.dialect, asked.chat_template_kwargs)
+    prompt = asked.prompt(use, asked.names("messages"))
+    logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+    spec = asked.spec(limits, (prompt,), logprobs, use=use)
+    if asked.prediction is not None:
+        spec = with_prediction(spec, asked.prediction.content, limits)
+    return _answer(asked, spec, is_chat=True, shows_logprobs=asked.logprobs)
+
+
+def _answer(
+    asked: Sampling, spec: GenerationSpec, *, is_chat: bool, shows_logprobs: bool
+) -> OpenAIRequest:
+    options = asked.stream_options or StreamOptions()
+    return OpenAIRequest(
+        spec=spec,
+        model=asked.model,
+        is_chat=is_chat,
+        stream=asked.stream,
+        include_usage=options.include_usage,
+        continuous_usage=options.include_usage and options.continuous_usage_stats,
+        return_token_ids=asked.return_token_ids,
+        names_token_ids=asked.return_tokens_as_token_ids,
+        num_kept=asked.n,
+        shows_logprobs=shows_logprobs,
+        shows_prompt_logprobs=asked.prompt_logprobs,
+        ignored=asked.ignored,
+    )
+
+
+COMPLETIONS = Endpoint("/v1/completions", "Continue a prompt", Completion)
+CHAT = Endpoint("/v1/chat/completions", "Answer a conversation", Chat)

@@ -10,24 +10,11 @@ from typing import Any
 from cluster.core import SpeculationStats
 from cluster.errors import RequestError
 from cluster.spec.params import MAX_PREDICTION_TOKENS
-from cluster.text.chat import text_of
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.fields import Fields, encodable, shown
 from deployments.ingress.spec import GenerationSpec, Limits
 
 # As for prompts: so much text takes about two milliseconds.
 _INLINE_CHARACTERS = 8192
-
-
-def read_prediction(fields: Fields) -> str:
-    """OpenAI's `prediction`: {"type": "content", "content": a text or text parts}; "" for none."""
-    asked = fields.object("prediction")
-    if asked is None:
-        return ""
-    if asked.get("type") != "content":
-        raise asked.wrong("type", f"{shown(asked.get('type'))}; send content")
-    path = "prediction.content"
-    return encodable(text_of(asked.get("content"), path), path)
 
 
 def with_prediction(spec: GenerationSpec, text: str, limits: Limits) -> GenerationSpec:

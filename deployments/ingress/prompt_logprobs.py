@@ -13,33 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster.core import Request, SamplingParams, SpeculationOptions, TokenLogprob
-from cluster.errors import RequestError
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.api.table import MAX_TOKENS
 from deployments.ingress.coordinators import Coordinators
-from deployments.ingress.fields import Fields
-from deployments.ingress.spec import Limits
 from deployments.ingress.ticket import Ticket
 
 PromptLogprobs = Sequence[TokenLogprob | None]
-
-_NOTHING = "asks for nothing; send prompt_logprobs with it, or at least 1"
-
-
-def read_prompt_logprobs(fields: Fields, limits: Limits) -> int | None:
-    """How many alternatives per token of the prompt; None = no log-probabilities of it."""
-    asked = fields.integer("prompt_logprobs", None, 0, limits.max_logprobs)
-    if asked is not None and fields.boolean("stream", default=False):
-        raise RequestError.at("prompt_logprobs", "not for streams, as in vLLM; send stream: false")
-    return asked
-
-
-def read_max_tokens(fields: Fields, name: str, *, is_prompt_wanted: bool) -> int | None:
-    """None = not given.  0, which only tells of the prompt, needs is_prompt_wanted."""
-    count = fields.integer(name, None, 0, MAX_TOKENS)
-    if count == 0 and not is_prompt_wanted:
-        raise RequestError.at(name, f"0 {_NOTHING}")
-    return count
 
 
 def most(*counts: int | None) -> int | None:

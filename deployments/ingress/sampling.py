@@ -1,246 +1,376 @@
-"""Reads the fields of both OpenAI bodies: how to sample, when to stop, how to speculate."""
+"""The fields that every request for text may have, and the generation that they ask for."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import Field
 
 from cluster.core import SamplingParams, SpeculationOptions
-from cluster.errors import ForbiddenError, RequestError
+from cluster.errors import ForbiddenError, NotFoundError, RequestError
 from cluster.requests.acceptance_law import Law
+from cluster.requests.beam_spec import BeamSpec
+from cluster.requests.grammar_spec import GrammarSpec
 from cluster.requests.seeds import asked_seed
 from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
-from deployments.ingress.api.table import (
-    MAX_LOGIT_BIAS,
-    MAX_METADATA,
-    MAX_METADATA_KEY_LEN,
-    MAX_METADATA_VALUE_LEN,
-    MAX_SALT_LEN,
-    MAX_STOP_TOKEN_IDS,
-    MAX_TOKENS,
-    MAX_TOKENS_PER_S,
+from cluster.spec.beam_params import MAX_LENGTH_PENALTY
+from deployments.ingress.api.contract import (
+    REQUIRED,
+    Body,
+    OrText,
+    Read,
+    UpTo,
+    ignored,
+    refused,
+    supported,
 )
-from deployments.ingress.fields import Fields, encodable, shown
-from deployments.ingress.spec import GenerationSpec, Limits, Prompt
-from deployments.ingress.structured import read_grammar
+from deployments.ingress.fields import shown
+from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, Prompt
+from deployments.ingress.structured import ResponseFormat, StructuredOutputs
+
+MAX_NAME_LEN = 256
 
 
-def read_spec(
-    fields: Fields,
-    limits: Limits,
-    prompts: tuple[Prompt, ...],
-    num_choices: int,
-    max_tokens: int | None,
-    logprobs: int | None,
-) -> GenerationSpec:
-    """Read everything except the prompts and the format of the answer.
-
-    max_tokens: None = not given, 0 = nothing is generated.
-    """
-    user, (task, segment) = fields.string("user", ""), _metadata(fields)
-    _check_sequences(len(prompts), num_choices, limits)
-    min_tokens = fields.integer("min_tokens", 0, 0, MAX_TOKENS) or 0
-    if max_tokens is not None and min_tokens > max_tokens:
-        raise RequestError.at(
-            "min_tokens",
-            f"{min_tokens} exceeds the {max_tokens} tokens that may be generated; lower it",
-        )
-    defaults, (grammar, grammar_field) = limits.defaults, read_grammar(fields)
-    tenant = _tenant(fields, limits)
-    params = SamplingParams(
-        temperature=fields.number("temperature", defaults.temperature, 0.0, 2.0),
-        top_p=_top_p(fields, defaults.top_p),
-        top_k=_top_k(fields, defaults.top_k),
-        min_p=fields.number("min_p", defaults.min_p, 0.0, 1.0),
-        presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
-        frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
-        repetition_penalty=_repetition_penalty(fields, defaults.repetition_penalty),
-        logit_bias=_logit_bias(fields, limits),
-        max_tokens=max_tokens or 0,
-        min_tokens=min_tokens,
-        stop_token_ids=fields.integers(
-            "stop_token_ids", MAX_STOP_TOKEN_IDS, 0, limits.vocab_size - 1
-        ),
-        logprobs=logprobs,
-        grammar=grammar,
-    )
-    return GenerationSpec(
-        prompts=prompts,
-        params=params,
-        seed=asked_seed(fields.integer("seed", None, -(2**63), 2**64 - 1)),
-        num_choices=num_choices,
-        default_max_tokens=defaults.max_tokens,
-        stop=_stop(fields, limits),
-        include_stop=fields.boolean("include_stop_str_in_output", default=False),
-        skip_special_tokens=fields.boolean("skip_special_tokens", default=True),
-        truncate_prompt_tokens=fields.integer("truncate_prompt_tokens", 0, -1, MAX_TOKENS) or 0,
-        ignore_eos=fields.boolean("ignore_eos", default=False),
-        add_special_tokens=fields.boolean("add_special_tokens", default=True),
-        task=limits.task_class(task or limits.default_task),
-        segment=limits.segment_of(segment, user),
-        speculation=dataclasses.replace(
-            _speculation(fields.object("speculation"), limits),
-            return_draft_sources=fields.boolean("return_draft_sources", default=False),
-            return_draft_trees=_returns_trees(fields, tenant),
-        ),
-        tenant=tenant,
-        adapter=limits.adapter_of(fields.string("model", "")),
-        is_prompt_only=max_tokens == 0,
-        grammar_field=grammar_field,
-    )
+def check_model(model: str, limits: Limits, name: str = "model") -> str:
+    """Return `model` if it is a name of what is served; raises NotFoundError, naming the field."""
+    if model not in limits.model_names:
+        served = " or ".join(map(repr, limits.model_names))
+        raise NotFoundError.at(name, f"{shown(model)} is not served; ask for {served}")
+    return model
 
 
-def _check_sequences(num_prompts: int, num_choices: int, limits: Limits) -> None:
-    total = num_prompts * num_choices
-    if total > limits.max_sequences:
-        name = "prompt" if num_prompts > 1 else "n"
-        raise RequestError.at(
-            name,
-            f"{num_prompts} prompts times {num_choices} texts are {total} sequences, the "
-            f"limit is {limits.max_sequences} (ingress.max_sequences_per_request); send fewer",
-        )
+def _open(name: str, allowed: Sequence[str], setting: str) -> str:
+    if name and name not in allowed:
+        known = ", ".join(allowed) or "none"
+        reason = f"{shown(name)} is not open to requests; allowed: {known} ({setting})"
+        raise RequestError.at("", reason)
+    return name
 
 
-def _tenant(fields: Fields, limits: Limits) -> bytes:
-    salt = fields.get("cache_salt")
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        # A client whose salt got lost must not share what it writes; the value is a secret.
-        raise RequestError.at(
-            "cache_salt", "it must be text that is not empty; send some or remove it"
-        )
-    return tenant_of(fields.string("cache_salt", "", MAX_SALT_LEN), limits.owner)
+def _latency_class(name: str, limits: Limits) -> str:
+    allowed = limits.latency_classes
+    if name in limits.withheld_classes and name not in allowed:
+        known = ", ".join(allowed) or "none"
+        reason = f"the key {limits.owner} may not use {name}; it may use: {known}"
+        raise ForbiddenError.at("", reason)
+    return _open(name, allowed, "ingress.public_latency_classes")
 
 
-def _returns_trees(fields: Fields, tenant: bytes) -> bool:
-    name = "return_draft_trees"
-    is_asked = fields.boolean(name, default=False)
-    if is_asked and tenant == DEFAULT_TENANT:
-        raise RequestError.at(
-            name,
-            "rejected drafts of stores that all share show other people's text; send a cache_salt "
-            "of your own with it",
-        )
-    return is_asked
-
-
-def _top_p(fields: Fields, default: float) -> float:
-    top_p = fields.number("top_p", default, 0.0, 1.0)
-    if top_p == 0.0:
-        raise RequestError.at(
-            "top_p", "0 keeps no token; send more than 0, or temperature 0 for greedy decoding"
-        )
-    return top_p
-
-
-def _top_k(fields: Fields, default: int) -> int:
-    # vLLM's clients send -1 for our 0: keep every token.
-    return max(fields.integer("top_k", default, -1, 2**31 - 1) or 0, 0)
-
-
-def _repetition_penalty(fields: Fields, default: float) -> float:
-    penalty = fields.number("repetition_penalty", default, 0.0, 10.0)
-    if penalty == 0.0:
-        raise RequestError.at(
-            "repetition_penalty", "0 divides by zero; send more than 0, 1 for none"
-        )
-    return penalty
-
-
-def _logit_bias(fields: Fields, limits: Limits) -> tuple[tuple[int, float], ...]:
-    bias = fields.object("logit_bias")
-    if bias is None:
-        return ()
-    keys = list(bias.values())
-    if len(keys) > MAX_LOGIT_BIAS:
-        raise RequestError.at("logit_bias", f"{len(keys)} entries; send at most {MAX_LOGIT_BIAS}")
-    entries = []
-    for key in keys:
+def _biases(bias: dict[str, float], limits: Limits) -> dict[str, float]:
+    for key in bias:
         is_token = key.isascii() and key.isdigit() and len(key) < 10
         if not is_token or int(key) >= limits.vocab_size:
-            raise RequestError.at(
-                "logit_bias",
-                f"{shown(key)} is not a token id; the vocabulary has {limits.vocab_size} tokens",
-            )
-        entries.append((int(key), bias.number(key, 0.0, -100.0, 100.0)))
-    return tuple(sorted(dict(entries).items()))
+            known = f"the vocabulary has {limits.vocab_size} tokens"
+            raise RequestError.at("", f"{shown(key)} is not a token id; {known}")
+    return bias
 
 
-def _stop(fields: Fields, limits: Limits) -> tuple[str, ...]:
-    value = fields.get("stop")
-    if isinstance(value, str):
-        fields = Fields({"stop": [value]})
-    stop = fields.strings("stop", limits.max_stop_strings) or ()
-    if "" in stop:
-        raise RequestError.at("stop", "an empty string would end every text; remove it")
-    return stop
+ModelName = Annotated[
+    str,
+    Field(min_length=1, max_length=MAX_NAME_LEN),
+    Read(lambda name, limits: check_model(name, limits, "")),
+]
+Share = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+PositiveCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
+AtLeastMinusOne = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+Choices = Annotated[int, Field(ge=1), UpTo("max_choices")]
+Alternatives = Annotated[int, Field(ge=0), UpTo("max_logprobs")]
+TokenId = Annotated[int, Field(ge=0), UpTo("max_token_id")]
+StopTexts = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=256)]], UpTo("max_stop_strings")
+]
+Drafter = Annotated[
+    str, Field(max_length=256), Read(lambda name, limits: _open(name, limits.drafters, "drafters"))
+]
+LawName = Annotated[
+    str,
+    Field(max_length=64),
+    Read(lambda name, limits: _open(name, limits.laws, "coordinator.laws")),
+]
+OF_MODEL = "a name that /v1/models lists"
+OF_TOKENS = "output tokens, at most"
+OF_STOP = "the text ends before the first of these strings"
 
 
-def _metadata(fields: Fields) -> tuple[str, str]:
-    """Return what the metadata say of the task class and of the segment."""
-    metadata = fields.object("metadata")
-    if metadata is None:
-        return "", ""
-    keys = list(metadata.values())
-    if len(keys) > MAX_METADATA:
-        raise RequestError.at("metadata", f"{len(keys)} keys; send at most {MAX_METADATA}")
-    for key in keys:
-        if len(key) > MAX_METADATA_KEY_LEN:
-            raise RequestError.at(
-                "metadata", f"a key of {len(key)} characters; send at most {MAX_METADATA_KEY_LEN}"
-            )
-        encodable(key, "metadata")
-        metadata.string(key, "", max_len=MAX_METADATA_VALUE_LEN)
-    segment = metadata.string("segment", "", max_len=MAX_METADATA_VALUE_LEN)
-    return metadata.string("task", "", max_len=64), segment
+class Named(Body):
+    """What names the model."""
+
+    model: ModelName = supported(OF_MODEL, REQUIRED)
 
 
-def _speculation(fields: Fields | None, limits: Limits) -> SpeculationOptions:
-    """Our extension `speculation`, with the fields that `api.table` lists."""
-    if fields is None:
-        return SpeculationOptions(latency_class=limits.default_class or None)
-    drafters = fields.strings("drafters", 64)
-    if drafters is not None:
-        drafters = tuple(dict.fromkeys(drafters))
-    for name in drafters or ():
-        if name not in limits.drafters:
-            known = ", ".join(limits.drafters) or "none"
-            raise fields.wrong("drafters", f"{shown(name)} is not a drafter; known: {known}")
-    return SpeculationOptions(
-        enabled=fields.boolean("enabled", default=True),
-        max_draft_tokens=fields.integer("max_draft_tokens", None, 0, limits.max_draft_tokens),
-        drafters=drafters,
-        latency_class=_latency_class(fields, limits),
-        law=_law(fields, limits),
-        min_tokens_per_s=None if fields.get("min_tokens_per_s") is None
-        else fields.number("min_tokens_per_s", 0.0, 0.0, MAX_TOKENS_PER_S),
-    )  # fmt: skip
+class StreamOptions(Body):
+    include_usage: bool = supported("a last chunk with the usage", False)
+    continuous_usage_stats: bool = supported("with it, every chunk has some", False)
+    include_obfuscation: Any = ignored("chunks are never padded")
 
 
-def _law(fields: Fields, limits: Limits) -> Law | None:
-    name = fields.string("law", "", max_len=64)
-    for law in limits.laws:
-        if law == name:
-            return law
-    if name:
-        allowed = ", ".join(limits.laws)
-        raise fields.wrong(
-            "law",
-            f"{shown(name)} is not open to requests; allowed: {allowed} (coordinator.laws)",
+# fmt: off
+class Speculation(Body):
+    enabled: bool = supported("false = plain decoding", True)
+    max_draft_tokens: Annotated[int, Field(ge=0), UpTo("max_draft_tokens")] | None = supported(
+        "draft tokens checked per step, at most")
+    drafters: list[Drafter] | None = supported("names of those that may help", max_length=64)
+    latency_class: Annotated[str, Field(max_length=64), Read(_latency_class)] | None = supported(
+        "one of ingress.public_latency_classes")
+    min_tokens_per_s: Annotated[float, Field(ge=0, le=1e6)] | None = supported(
+        "the speed for which drafts are granted to this request before others are served")
+    law: LawName | None = supported(
+        "how drafts are accepted, one of coordinator.laws; under all but coupled the text depends "
+        "on the drafts")
+
+
+class Harmless(Body):
+    """OpenAI's: they affect billing, caching or safety there, never the text."""
+
+    service_tier: Any = ignored("there is one tier", "auto", "default")
+    store: Any = ignored("answers of this endpoint are never kept", False)
+    safety_identifier: Any = ignored("not kept")
+    prompt_cache_key: Any = ignored("prefixes are found by their tokens; see cache_salt")
+    prompt_cache_retention: Any = ignored("prefixes are kept as long as there is room")
+    prompt_cache_options: Any = ignored("prefixes are found by their tokens")
+    moderation: Any = refused("remove it; no moderation is served")
+
+
+class Sampling(Named):
+    """How to sample, when to stop, how to speculate; in OpenAI's names, the others in vLLM's.
+
+    An endpoint gives other names by aliases, and hides what it does not have.
+    """
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = supported("0 = greedy")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = supported(
+        "nucleus sampling; for greedy decoding send temperature 0")
+    top_k: AtLeastMinusOne | None = supported("candidates kept; 0 and -1 = all")
+    min_p: Share | None = supported("least probability, relative to the greatest")
+    presence_penalty: Penalty = supported("counts output tokens", 0.0)
+    frequency_penalty: Penalty = supported("counts output tokens", 0.0)
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = supported(
+        "counts prompt and output tokens; 1 = none")
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024), Read(_biases)
+    ] = supported("token id to shift of its logit", {})
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = supported(
+        "with it the same request has the same text; absent or negative = one is drawn, and "
+        "reported by each choice")
+    n: Choices = supported("samples per prompt", 1)
+    stop: Annotated[
+        StopTexts, OrText({"type": "string", "minLength": 1, "maxLength": 256}, lambda one: [one])
+    ] = supported(OF_STOP, ())
+    stop_token_ids: list[TokenId] = supported("tokens that end the text", (), max_length=64)
+    max_tokens: Count | None = supported(OF_TOKENS)
+    min_tokens: Count = supported("output tokens before the text may end", 0)
+    ignore_eos: bool = supported("end-of-sequence tokens are ordinary ones", False)
+    stream: bool = supported("server-sent events", False)
+    stream_options: StreamOptions | None = supported("only with stream")
+    user: str | None = supported(
+        "the segment, where it is one; it is not kept", max_length=MAX_NAME_LEN
+    )
+    metadata: dict[
+        Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]
+    ] = supported(
+        "`task` names the task class, which selects drafters, `segment` one of ingress.segments; "
+        "other keys are not kept",
+        {},
+        max_length=16)
+    cache_salt: str = supported(
+        "only texts under the same salt help this one", "", min_length=1, max_length=512)
+    add_special_tokens: bool = supported("whether text prompts get the model's own", True)
+    return_token_ids: bool = supported("token ids of prompt and output", False)
+    speculation: Speculation = supported("this request's say over drafting", Speculation())
+    return_draft_sources: bool = supported("whose drafts each token was", False)
+    return_draft_trees: bool = supported(
+        "each step's tree; only with a cache_salt or a key", False)
+    # vLLM's, of its sampling.
+    skip_special_tokens: bool = supported("false = special tokens are part of the text", True)
+    include_stop_str_in_output: bool = supported(
+        "the text keeps the stop string that ends it", False)
+    spaces_between_special_tokens: Any = ignored("the tokenizers served do not use it", True)
+    use_beam_search: bool = supported(
+        "the n best texts are searched for, by best_of (else n) beams; nothing is drawn, so "
+        "temperature and the like have no effect, and nothing is streamed", False)
+    length_penalty: float = supported(
+        "of beam search: a text's score is its log-probability over its length to this power",
+        1.0, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)
+    early_stopping: bool | Literal["never"] = supported(
+        "of beam search, as in transformers: true = it ends with its first texts", False)
+    allowed_token_ids: Any = refused("remove it; use logit_bias", [])
+    bad_words: Any = refused("remove it; use logit_bias", [])
+    logits_processors: Any = refused("remove it; no code is taken from requests", [])
+    truncate_prompt_tokens: AtLeastMinusOne = supported(
+        "the prompt keeps its last so many tokens; -1 = as many as fit; 0 = all", 0)
+    prompt_logprobs: Alternatives | None = supported(
+        "log-probabilities of the prompt's tokens, with so many alternatives; not for streams")
+    return_tokens_as_token_ids: bool = supported(
+        "log-probabilities name tokens `token_id:N`", False)
+    priority: Any = refused("remove it; use speculation.latency_class", 0)
+    request_id: Any = refused("send the header X-Request-Id")
+    response_format: ResponseFormat | None = supported(
+        "what the answer must be: its type is text, json_object, json_schema or structural_tag")
+    structured_outputs: StructuredOutputs | None = supported("vLLM's: one of the following")
+    guided_json: Any = refused("send structured_outputs.json")
+    guided_regex: Any = refused("send structured_outputs.regex")
+    guided_choice: Any = refused("send structured_outputs.choice")
+    guided_grammar: Any = refused("send structured_outputs.grammar")
+    structural_tag: Any = refused("send structured_outputs.structural_tag")
+    guided_decoding_backend: Any = refused("remove it; answers.grammar_backend names the library")
+    guided_whitespace_pattern: Any = refused("remove it; JSON has single spaces")
+    kv_transfer_params: Any = refused("remove it; caches are not handed over")
+    repetition_detection: Any = refused("remove it; use max_tokens or penalties")
+    vllm_xargs: Any = ignored("arguments of vLLM's own plug-ins")
+    # fmt: on
+
+    default_max_tokens: ClassVar[int] = 0  # 0 = the server's
+
+    def check(self, limits: Limits) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise self.wrong("stream_options", "only for streams; send stream: true or remove it")
+        if self.prompt_logprobs is not None and self.stream:
+            raise self.wrong("prompt_logprobs", "not for streams, as in vLLM; send stream: false")
+        length, most = self.length_field(), getattr(self, self.length_field())
+        if most == 0 and not self.is_prompt_wanted():
+            remedy = "send prompt_logprobs with it, or at least 1"
+            raise self.wrong(length, f"0 asks for nothing; {remedy}")
+        if most is not None and self.min_tokens > most:
+            reason = f"exceeds the {most} tokens that may be generated; lower it"
+            raise self.wrong("min_tokens", f"{self.min_tokens} {reason}")
+        if self.return_draft_trees and self.tenant(limits) == DEFAULT_TENANT:
+            reason = "rejected drafts of stores that all share show other people's text"
+            remedy = "send a cache_salt of your own with it"
+            raise self.wrong("return_draft_trees", f"{reason}; {remedy}")
+        # What would change the texts of samples, and what belongs to a search.
+        for name in ("stop", "min_tokens", "prediction", "prompt_logprobs", "stream"):
+            value = getattr(self, name, None)
+            # A prompt_logprobs of 0 asks for something.
+            is_asked = value or (name == "prompt_logprobs" and value is not None)
+            if self.use_beam_search and is_asked:
+                raise self.wrong(name, "not served with beam search; remove it, or the search")
+        for name, nothing in (("length_penalty", 1.0), ("early_stopping", False)):
+            if not self.use_beam_search and getattr(self, name) not in (nothing, None):
+                remedy = "remove it or send use_beam_search: true"
+                raise self.wrong(name, f"{getattr(self, name)} belongs to beam search; {remedy}")
+
+    def tenant(self, limits: Limits) -> bytes:
+        """Whose earlier texts may help it."""
+        return tenant_of(self.cache_salt, limits.owner)
+
+    def is_prompt_wanted(self) -> bool:
+        """True if the answer tells of the prompt, so that it need have no text."""
+        return self.prompt_logprobs is not None
+
+    def form(self) -> tuple[GrammarSpec | None, str]:
+        """The grammar of the answer's form, and the field that it comes from; "" for none."""
+        asked = self.response_format
+        return (None, "") if asked is None else asked.grammar("response_format")
+
+    def _grammar(self, use: ChatUse | None) -> tuple[GrammarSpec | None, str]:
+        """What holds the answer, and the field that it comes from; "" for none."""
+        found, outputs = self.form(), self.structured_outputs
+        if outputs is not None and (other := outputs.grammar("structured_outputs"))[0] is not None:
+            if found[0] is not None:
+                name = found[1].removesuffix(".json_schema.schema")
+                reason = "structured_outputs says what the answer must be, too; send one"
+                raise RequestError.at(name, reason)
+            found = other
+        if use is None or use.grammar is None:
+            return found
+        if found[0] is not None:
+            remedy = "remove it, or send tool_choice auto and tools that are not strict"
+            reason = f"the tools say what the answer must be, too; {remedy}"
+            raise RequestError.at(found[1], reason)
+        return use.grammar, "tools"
+
+    def spec(
+        self,
+        limits: Limits,
+        prompts: tuple[Prompt, ...],
+        logprobs: int | None = None,
+        *,
+        num_samples: int | None = None,
+        use: ChatUse | None = None,
+    ) -> GenerationSpec:
+        """The generation that is asked for.
+
+        num_samples: per prompt, if more than n; of a search, its width.  use: of a chat.
+        """
+        num_samples = num_samples or self.n
+        total = len(prompts) * num_samples
+        if total > limits.max_sequences:
+            said = f"{len(prompts)} prompts times {num_samples} texts are {total} sequences"
+            limit = f"{limits.max_sequences} (ingress.max_sequences_per_request)"
+            name = "prompt" if len(prompts) > 1 else "n"
+            raise RequestError.at(name, f"{said}, the limit is {limit}; send fewer")
+        defaults, most = limits.defaults, getattr(self, self.length_field())
+        grammar, grammar_field = self._grammar(use)
+        law = SamplingParams(temperature=0.0) if self.use_beam_search else self._law(defaults)
+        params = dataclasses.replace(
+            law,
+            presence_penalty=self.presence_penalty + 0.0,
+            frequency_penalty=self.frequency_penalty + 0.0,
+            repetition_penalty=_given(self.repetition_penalty, defaults.repetition_penalty),
+            logit_bias=tuple(sorted({int(k): v + 0.0 for k, v in self.logit_bias.items()}.items())),
+            max_tokens=most or 0,
+            min_tokens=self.min_tokens,
+            stop_token_ids=tuple(self.stop_token_ids),
+            logprobs=logprobs,
+            grammar=grammar,
+            beams=self._beams(num_samples),
         )
-    return None
-
-
-def _latency_class(fields: Fields, limits: Limits) -> str | None:
-    name = fields.string("latency_class", "", max_len=64) or limits.default_class
-    if name and name not in limits.latency_classes:
-        allowed = ", ".join(limits.latency_classes) or "none"
-        if name in limits.withheld_classes:
-            raise ForbiddenError.at(
-                fields.name("latency_class"),
-                f"the key {limits.owner} may not use {name}; it may use: {allowed}",
-            )
-        raise fields.wrong(
-            "latency_class",
-            f"{shown(name)} is not open to requests; allowed: {allowed} "
-            "(ingress.public_latency_classes)",
+        return GenerationSpec(
+            prompts=prompts,
+            params=params,
+            seed=asked_seed(self.seed),
+            num_choices=self.n if self.use_beam_search else num_samples,
+            default_max_tokens=self.default_max_tokens or defaults.max_tokens,
+            stop=tuple(self.stop),
+            include_stop=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            ignore_eos=self.ignore_eos,
+            add_special_tokens=self.add_special_tokens,
+            task=limits.task_class(self.metadata.get("task") or limits.default_task),
+            segment=limits.segment_of(self.metadata.get("segment", ""), self.user or ""),
+            speculation=self._speculation(limits),
+            tenant=self.tenant(limits),
+            chat=use,
+            adapter=limits.adapter_of(self.model),
+            prompt_logprobs=self.prompt_logprobs,
+            is_prompt_only=most == 0,
+            grammar_field=grammar_field,
         )
-    return name or None
+
+    def _law(self, defaults: SamplingParams) -> SamplingParams:
+        return SamplingParams(
+            temperature=_given(self.temperature, defaults.temperature),
+            top_p=_given(self.top_p, defaults.top_p),
+            # vLLM's clients send -1 for our 0: keep every token.
+            top_k=max(defaults.top_k if self.top_k is None else self.top_k, 0),
+            min_p=_given(self.min_p, defaults.min_p),
+        )
+
+    def _beams(self, width: int) -> BeamSpec | None:
+        """What only shapes a draw (temperature, seed, ...) has no effect with it, as in vLLM."""
+        is_search = self.use_beam_search
+        return BeamSpec(width, self.length_penalty, self.early_stopping) if is_search else None
+
+    def _speculation(self, limits: Limits) -> SpeculationOptions:
+        asked = self.speculation
+        if self.use_beam_search:  # drafts have no place in it
+            return SpeculationOptions(enabled=False)
+        return SpeculationOptions(
+            enabled=asked.enabled,
+            max_draft_tokens=asked.max_draft_tokens,
+            drafters=None if asked.drafters is None else tuple(dict.fromkeys(asked.drafters)),
+            latency_class=asked.latency_class or limits.default_class or None,
+            return_draft_sources=self.return_draft_sources,
+            return_draft_trees=self.return_draft_trees,
+            min_tokens_per_s=asked.min_tokens_per_s,
+            law=cast("Law | None", asked.law or None),
+        )
+
+
+def _given(value: float | None, default: float) -> float:
+    return (default if value is None else value) + 0.0  # -0.0 is 0

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from cluster.config.schema import OTHER_SEGMENT
 from cluster.core import SamplingParams, SpeculationOptions, TokenArray
 from cluster.requests.acceptance_law import Law
+from cluster.requests.grammar_spec import GrammarSpec
 from cluster.requests.tenant import DEFAULT_TENANT
 from cluster.text.dialect import Dialect
-from deployments.ingress.api.contract import Compatibility
 from deployments.ingress.names import Names
-from deployments.ingress.tools import ChatUse
 
+Compatibility = Literal["strict", "lenient"]
 Message = Mapping[str, Any]  # as chat templates read them; content is a text, "" for none
 
 
@@ -41,6 +41,24 @@ class Prompt:
     tools: tuple[Mapping[str, Any], ...] = ()
     template: ChatOptions = field(default_factory=lambda: ChatOptions())
     names: Names = field(default_factory=Names)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatUse:
+    """tools: as the template gets them.  grammar: of the calls, None = they are not constrained.
+
+    reads_calls: whether calls are looked for in the answer.  is_forced: whether it must be calls.
+    is_parallel: whether it may have several.  template_arguments: for the template.
+    shows_reasoning: whether it is sent.
+    """
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    grammar: GrammarSpec | None = None
+    reads_calls: bool = False
+    is_forced: bool = False
+    is_parallel: bool = True
+    template_arguments: Mapping[str, Any] | None = None
+    shows_reasoning: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

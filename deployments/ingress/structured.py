@@ -1,107 +1,138 @@
-"""Reads what an answer must be: `response_format` and `structured_outputs`."""
+"""What an answer must be: `response_format`, `structured_outputs` and their like as grammars."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import WithJsonSchema
 
 from cluster.errors import RequestError
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.json_text import parse_json
-from deployments.ingress.fields import Fields, encodable, encodable_json, json_kind, shown
+from deployments.ingress.api.contract import REQUIRED, Body, ignored, refused, supported
+from deployments.ingress.api.wording import TEXT, joined
+from deployments.ingress.fields import encodable, encodable_json, json_kind, shown
+from deployments.ingress.spec import Limits
 
-_MAX_CHOICES = 4096
-KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
-_ANY_OBJECT = '{"type": "object"}'
-
-
-def read_grammar(fields: Fields) -> tuple[GrammarSpec | None, str]:
-    """The grammar that the body asks for, and the field that it comes from, "" for none; raises
-    RequestError where it names two."""
-    outputs, wanted = fields.object("structured_outputs"), fields.object("response_format")
-    found = (None, "") if outputs is None else _outputs(outputs)
-    if wanted is None:
-        return found
-    format_ = _format(wanted)
-    if found[0] is not None and format_[0] is not None:
-        raise fields.wrong(
-            "response_format", "structured_outputs says what the answer must be, too; send one"
-        )
-    return found if format_[0] is None else format_
-
-
-def _format(fields: Fields) -> tuple[GrammarSpec | None, str]:
-    fields.refuse_others("type", "json_schema", "format", "structures", "triggers")
-    kind = fields.string("type", "", max_len=64)
-    if kind == "text":
-        return None, ""
-    if kind == "json_object":
-        return GrammarSpec("json_schema", _ANY_OBJECT), "response_format"
-    if kind == "structural_tag":
-        tag = grammar_of(kind, dict(fields.values()), "response_format")
-        return tag, "response_format"
-    if kind != "json_schema":
-        reason = f"{shown(kind)}; send text, json_object, json_schema or structural_tag"
-        raise fields.wrong("type", reason)
-    named = fields.object("json_schema")
-    if named is None:
-        raise fields.wrong("json_schema", "missing; send a name and a schema")
-    named.refuse_others("name", "description", "schema", "strict")
-    named.string("name", "", max_len=64)
-    named.string("description", "", max_len=65536)
-    # The schema holds either way: an answer that is not asked to be strict may be so too.
-    named.boolean("strict", default=False)
-    return schema_grammar(named.get("schema"), named.name("schema")), named.name("schema")
-
-
-def _outputs(fields: Fields) -> tuple[GrammarSpec | None, str]:
-    kinds = [kind for kind in KINDS if fields.get(kind) is not None]
-    if "json_object" in kinds and not fields.boolean("json_object", default=False):
-        kinds.remove("json_object")
-    if not kinds:
-        return None, ""
-    if len(kinds) > 1:
-        raise RequestError.at(
-            "structured_outputs", f"{' and '.join(kinds)} are set; send one of them"
-        )
-    (kind,) = kinds
-    if kind == "json_object":
-        return GrammarSpec("json_schema", _ANY_OBJECT), fields.name(kind)
-    return grammar_of(kind, fields.get(kind), fields.name(kind)), fields.name(kind)
+_MAX_CHOICES, _MAX_CHOICE_LEN = 4096, 65536
+KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
+_ANY_OBJECT = GrammarSpec("json_schema", '{"type": "object"}')
+_ObjectOrText = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, TEXT]})]
+_Text = Annotated[Any, WithJsonSchema({**TEXT})]
+_Texts = Annotated[
+    Any, WithJsonSchema({"type": "array", "items": TEXT, "minItems": 1, "maxItems": _MAX_CHOICES})
+]
 
 
 def grammar_of(kind: str, value: Any, path: str) -> GrammarSpec:
     """The grammar of one of vLLM's kinds; raises RequestError, naming `path`, for what is none."""
-    if kind == "json":
-        return schema_grammar(_parsed(value, path), path)
+    if kind in ("json", "structural_tag"):
+        # vLLM takes schemas as objects, and as texts of them.
+        value = parse_json(value, path) if isinstance(value, str) else value
+        if not isinstance(value, dict):
+            raise RequestError.at(path, f"{json_kind(value)}; send a JSON schema or tag")
+        source = _dumped(encodable_json(value, path))
+        return GrammarSpec("json_schema" if kind == "json" else kind, source)
     if kind == "choice":
-        if not isinstance(value, list) or not value:
-            what = "an empty list" if isinstance(value, list) else json_kind(value)
-            raise RequestError.at(path, f"{what}; send a list with at least one text")
-        texts = Fields({path: value}).strings(path, _MAX_CHOICES, max_len=65536) or ()
-        return GrammarSpec("choice", _dumped(list(dict.fromkeys(texts))))
-    if kind == "structural_tag":
-        tag = Fields.of(_parsed(value, path), path).values()
-        return GrammarSpec("structural_tag", _dumped(encodable_json(tag, path)))
+        if not isinstance(value, list) or not 0 < len(value) <= _MAX_CHOICES:
+            what = f"{len(value)} items" if isinstance(value, list) else json_kind(value)
+            remedy = f"send a list with at least one text, and at most {_MAX_CHOICES}"
+            raise RequestError.at(path, f"{what}; {remedy}")
+        if not all(isinstance(text, str) and len(text) <= _MAX_CHOICE_LEN for text in value):
+            remedy = f"send texts of at most {_MAX_CHOICE_LEN} characters"
+            raise RequestError.at(path, f"not all are such; {remedy}")
+        return GrammarSpec(kind, _dumped(list(dict.fromkeys(encodable_json(value, path)))))
     if not isinstance(value, str) or not value:
         what = "empty" if value == "" else json_kind(value)
         raise RequestError.at(path, f"{what}; send a text with at least one character")
     return GrammarSpec(kind, encodable(value, path))
 
 
-def schema_grammar(schema: Any, path: str) -> GrammarSpec:
-    """The grammar of a JSON schema; raises RequestError for what is none."""
-    if schema is None:
-        raise RequestError.at(path, "missing; send a JSON schema")
-    if not isinstance(schema, dict):
-        raise RequestError.at(path, f"{json_kind(schema)}; send a JSON schema")
-    return GrammarSpec("json_schema", _dumped(encodable_json(schema, path)))
-
-
-def _parsed(value: Any, path: str) -> Any:
-    """vLLM takes schemas as objects, and as texts of them."""
-    return parse_json(value, path) if isinstance(value, str) else value
-
-
 def _dumped(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
+
+
+class _Form(Body):
+    """Something that holds an answer to a grammar, or does not."""
+
+    # And where it stands in here.
+    _grammar: tuple[GrammarSpec | None, str] = (None, "")
+
+    def grammar(self, path: str) -> tuple[GrammarSpec | None, str]:
+        """The grammar, and the field that it comes from; path: of this."""
+        return self._grammar[0], joined(path, self._grammar[1])
+
+
+class StructuredOutputs(_Form):
+    json_: _ObjectOrText = supported("a JSON schema", alias="json")
+    json_object: bool = supported("any JSON object", False)
+    regex: _Text = supported("a regular expression for the whole answer")
+    choice: _Texts = supported("one of these texts")
+    grammar_: _Text = supported("a grammar in Lark, or in GBNF", alias="grammar")
+    structural_tag: _ObjectOrText = supported("as in response_format")
+    disable_any_whitespace: Any = ignored("JSON always has single spaces")
+    disable_fallback: Any = ignored("nothing falls back")
+    disable_additional_properties: Any = ignored("the schema says what it allows")
+    whitespace_pattern: Any = refused("remove it; JSON has single spaces")
+
+    def check(self, limits: Limits) -> None:
+        asked = {self.called(name): getattr(self, name) for name in sorted(self.model_fields_set)}
+        if not self.json_object:
+            asked.pop("json_object", None)
+        if len(asked) > 1:
+            raise RequestError.at("", f"{' and '.join(asked)} are set; send one of them")
+        for kind, value in asked.items():
+            found = _ANY_OBJECT if kind == "json_object" else grammar_of(kind, value, kind)
+            self._grammar = found, kind
+
+
+class NamedSchema(Body):
+    is_listed: ClassVar[bool] = False
+    name: str | None = supported("of the schema", max_length=64)
+    description: str | None = supported("of the schema", max_length=65536)
+    schema_: dict[str, Any] = supported("a JSON schema", REQUIRED, alias="schema")
+    # The schema holds either way: an answer that is not asked to be strict may be so too.
+    strict: bool = supported("the schema holds either way", False)
+
+
+class ResponseFormat(_Form):
+    is_listed: ClassVar[bool] = False
+    type: str = supported("text, json_object, json_schema or structural_tag", "", max_length=64)
+    json_schema: NamedSchema | None = supported("a name and a schema")
+    format: Any = supported("of a structural_tag")
+    structures: Any = supported("of a structural_tag")
+    triggers: Any = supported("of a structural_tag")
+
+    def check(self, limits: Limits) -> None:
+        if self.type == "json_schema":
+            place, schema = self.schema_of()
+            if schema is None:
+                raise RequestError.at(place, "missing; send a JSON schema")
+            self._grammar = grammar_of("json", schema, place), place
+        elif self.type == "structural_tag":
+            tag = self.model_dump(exclude_unset=True, by_alias=True)
+            self._grammar = grammar_of("structural_tag", tag, ""), ""
+        elif self.type == "json_object":
+            self._grammar = _ANY_OBJECT, ""
+        elif self.type != "text":
+            remedy = "send text, json_object, json_schema or structural_tag"
+            raise RequestError.at("type", f"{shown(self.type)}; {remedy}")
+
+    def schema_of(self) -> tuple[str, Any]:
+        """Where the schema stands, and the schema."""
+        inner = self.json_schema
+        return ("json_schema", None) if inner is None else ("json_schema.schema", inner.schema_)
+
+
+class FlatFormat(ResponseFormat):
+    """Of Responses and Messages: the schema stands beside its type."""
+
+    hidden: ClassVar[frozenset[str]] = frozenset({"json_schema"})
+    name: str | None = supported("of the schema", max_length=64)
+    description: str | None = supported("of the schema", max_length=65536)
+    schema_: dict[str, Any] | None = supported("a JSON schema", alias="schema")
+    strict: bool = supported("the schema holds either way", False)
+
+    def schema_of(self) -> tuple[str, Any]:
+        return "schema", self.schema_

@@ -14,21 +14,26 @@ from openapi_spec_validator import validate
 
 from cluster.errors import RequestError
 from deployments import api_reference
-from deployments.ingress.api.contract import Endpoint, Rule, Status, resolved, warning_header
+from deployments.ingress.api.contract import Endpoint, Rule, Status, warning_header
 from deployments.ingress.api.endpoints import ENDPOINTS
 from deployments.ingress.api.messages import (
+    COUNT_TOKENS,
+    MESSAGES,
     error_body,
     parse_count_tokens,
     parse_messages_request,
 )
 from deployments.ingress.api.openapi import body_schema, openapi
-from deployments.ingress.api.response_request import parse_response
+from deployments.ingress.api.response_request import RESPONSES, parse_response
 from deployments.ingress.api.response_store import ResponseStore
-from deployments.ingress.api.table import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
-from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
-from deployments.ingress.api.table_responses import RESPONSES
-from deployments.ingress.api.token_request import parse_detokenize, parse_tokenize
-from deployments.ingress.openai_request import parse_chat, parse_completion
+from deployments.ingress.api.token_request import (
+    DETOKENIZE,
+    TOKENIZE,
+    parse_detokenize,
+    parse_tokenize,
+)
+from deployments.ingress.api.wording import resolved
+from deployments.ingress.openai_request import CHAT, COMPLETIONS, parse_chat, parse_completion
 from deployments.ingress.spec import Limits
 from tests.deployments.test_openai_request import LIMITS, chat, completion
 
@@ -80,7 +85,7 @@ def rules(status: Status) -> list[Any]:
 def body_with(endpoint: Endpoint, name: str, value: Any) -> dict[str, Any]:
     """A good body with `value` at the path `name`."""
     needed = copy.deepcopy(NEEDS.get(name.partition(".")[0], {}))
-    usable = {key: value for key, value in needed.items() if key in endpoint.below("")}
+    usable = {key: value for key, value in needed.items() if key in endpoint.body.rules()}
     body: dict[str, Any] = {**PARSERS[endpoint][0], **usable}
     if name.startswith("messages"):
         body.pop("prompt", None)
@@ -161,36 +166,6 @@ def test_the_warning_holds_no_more_of_a_name_than_a_header_may() -> None:
     assert warning_header(["x"] * 20)["Warning"].endswith('x and 4 more"')
 
 
-class Watched(dict[str, Any]):
-    """Remembers which keys were read."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
-        self.read: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.read.add(key)
-        return super().get(key, default)
-
-    def __getitem__(self, key: str) -> Any:
-        self.read.add(key)
-        return super().__getitem__(key)
-
-
-@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
-def test_the_parser_reads_what_is_supported_and_nothing_else(endpoint: Endpoint) -> None:
-    more = {"stream": True, "stream_options": {}, "metadata": {}}
-    usable = {key: value for key, value in more.items() if key in endpoint.below("")}
-    body = Watched({**PARSERS[endpoint][0], **usable})
-    parse(endpoint, body)
-    known = {name for name, rule in endpoint.below("").items() if rule.status is Status.SUPPORTED}
-    if endpoint not in (MESSAGES, RESPONSES):  # they hand on a copy in the chat's names
-        assert body.read >= known
-    # Both read the same fields, and the other endpoints only some of these.
-    if endpoint in (COMPLETIONS, CHAT):
-        assert body.read == known
-
-
 def bounds(schema: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
     """Values at and beyond the bounds of a schema, and whether it allows them."""
     schema = resolved(schema, LIMITS)
@@ -216,7 +191,7 @@ def bounds(schema: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
 
 @pytest.mark.parametrize(("endpoint", "rule"), rules(Status.SUPPORTED))
 def test_the_parser_and_the_schema_draw_the_same_bounds(endpoint: Endpoint, rule: Rule) -> None:
-    whole = jsonschema.Draft202012Validator(body_schema(endpoint, LIMITS))
+    whole = jsonschema.Draft202012Validator(body_schema(endpoint.body, LIMITS))
     for value, is_good in bounds(rule.schema or {}):
         body = body_with(endpoint, rule.name, value)
         if rule.name == "min_tokens" and is_good:

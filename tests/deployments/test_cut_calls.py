@@ -20,7 +20,7 @@ from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.openai_request import parse_chat
 from deployments.ingress.openai_response import whole_message
-from deployments.ingress.tools import ChatUse
+from deployments.ingress.spec import ChatUse
 from tests.deployments.test_openai_request import LIMITS, chat
 from tests.support.text.answers import WRITTEN, Apis, Asked, asked, read_answer
 from tests.support.text.tokenizers_for_tests import byte_level_folder

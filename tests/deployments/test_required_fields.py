@@ -10,10 +10,15 @@ import pytest
 from cluster.errors import RequestError
 from deployments.ingress.api.contract import Endpoint, Rule
 from deployments.ingress.api.endpoints import ENDPOINTS
-from deployments.ingress.api.table import TOKENIZE
+from deployments.ingress.api.token_request import TOKENIZE
 from tests.deployments.test_contract import PARSERS, parse, shown
 
 USER = {"role": "user", "content": "x"}
+# What may be left out, and has fields that may not.
+OBJECTS: dict[str, Any] = {
+    "prediction": {"prediction": {"type": "content", "content": "x"}},
+    "thinking": {"thinking": {"type": "enabled"}},
+}
 REQUIRED = [
     pytest.param(endpoint, rule, id=f"{endpoint.path} {rule.name}")
     for endpoint in ENDPOINTS
@@ -24,7 +29,7 @@ REQUIRED = [
 
 def body_of(endpoint: Endpoint) -> dict[str, Any]:
     body = copy.deepcopy(PARSERS[endpoint][0])
-    if endpoint.below("messages[]"):
+    if "messages" in endpoint.body.rules():
         body.pop("prompt", None)
         body["messages"] = [dict(USER)]
     return body
@@ -32,9 +37,10 @@ def body_of(endpoint: Endpoint) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("endpoint", "rule"), REQUIRED)
 def test_a_required_field_is_missed_by_name(endpoint: Endpoint, rule: Rule) -> None:
-    body = body_of(endpoint)
-    place, _, name = rule.name.rpartition("[].")
-    del (body[place][0] if place else body)[name]
+    body = {**body_of(endpoint), **copy.deepcopy(OBJECTS.get(rule.name.partition(".")[0], {}))}
+    place, _, name = rule.name.rpartition(".")
+    inner = body[place.removesuffix("[]")] if place else body
+    del (inner[0] if isinstance(inner, list) else inner)[name]
     with pytest.raises(RequestError) as caught:
         parse(endpoint, body)
     assert caught.value.param == shown(rule.name)

@@ -18,8 +18,7 @@ from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.choice import Delta, Reading, skips_specials
 from deployments.ingress.openai_request import parse_chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
-from deployments.ingress.spec import OpenAIRequest
-from deployments.ingress.tools import ChatUse
+from deployments.ingress.spec import ChatUse, OpenAIRequest
 from tests.deployments.test_openai_request import LIMITS, chat
 
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8,))

@@ -1,26 +1,33 @@
-"""What each field of each request body means here: supported, ignored or refused, by name.
+"""Bodies of requests as models: what each field may be, and whether it is supported here.
 
-The parsers, docs/api.md and /openapi.json all read these records; `table` holds them.
+The parsers, docs/api.md and /openapi.json all read these models; `wording` says what is wrong.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError, core_schema
 
 from cluster.errors import RequestError
+from deployments.ingress.api.wording import Schema, plain, refusal
 from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, shown, unknown
-
-Schema = Mapping[str, Any]
-Compatibility = Literal["strict", "lenient"]
+from deployments.ingress.names import Names
+from deployments.ingress.spec import Limits
 
 # What a header may carry of a client's own names.
 _MAX_WARNED = 16
 _NOT_IN_HEADERS = re.compile(r"[^A-Za-z0-9_.\-]")
+REQUIRED: Any = ...
 
 
 class Status(enum.StrEnum):
@@ -31,94 +38,168 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One field.  name: its path in the body; `[]` stands for every element of a list.
+    """One field, by its name in the body.
 
     note: what it does, why it has no effect, or the remedy.  schema: JSON Schema of a supported
-    value; a string as bound names an attribute of `Limits`.
-    harmless: values of a field that is not supported which ask for nothing, beside null.
+    value; a string as bound names an attribute of `Limits`.  below: what its value, or each
+    element of it, is.  harmless: values of a field that is not supported which ask for nothing.
     """
 
     name: str
-    status: Status
     note: str
-    schema: Schema | None = None
-    harmless: tuple[Any, ...] = ()
-    is_required: bool = False
+    schema: Schema
+    is_required: bool = True
+    status: Status = Status.SUPPORTED
+    harmless: tuple[Any, ...] = (None,)
+    below: type[Body] | None = None
 
     def asks_for_nothing(self, value: Any) -> bool:
-        """Whether a field that is not supported may have `value` without a word."""
+        """True if a field that is not supported may have `value` without a word."""
         # `1 == True` in Python, so types are compared as well.
-        return value is None or any(
-            type(value) is type(option) and value == option for option in self.harmless
-        )
+        return any(type(value) is type(option) and value == option for option in self.harmless)
+
+
+class Body(BaseModel):
+    """An object in a request, or all of it.  A field that is null is absent.
+
+    hidden: fields of the bases that this body does not have.  is_listed: its fields have rows in
+    docs/api.md.
+    """
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    hidden: ClassVar[frozenset[str]] = frozenset()
+    is_listed: ClassVar[bool] = True
+    # As it was sent, and the names of fields without effect.
+    _given: Mapping[str, Any] = {}
+    _ignored: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], limits: Limits) -> Self:
+        """Read a body; raises RequestError with the field, the value and the remedy."""
+        ignored: list[str] = []
+        kept = _kept(cls, values, "", ignored, is_lenient=limits.compatibility == "lenient")
+        try:
+            body = cls.model_validate(kept, context=limits)
+        except ValidationError as error:
+            # Without its cause, which would show the values in a log.
+            raise refusal(cls, error, limits) from None
+        body._given, body._ignored = values, tuple(ignored)
+        return body
+
+    @classmethod
+    @cache
+    def rules(cls) -> Mapping[str, Rule]:
+        """Its fields by their names in the body: first what is required, then the class's own."""
+        schemas = cls.model_json_schema()["properties"]
+        found: dict[str, Rule] = {}
+        for attribute in (name for base in cls.__mro__ for name in inspect.get_annotations(base)):
+            field = cls.model_fields.get(attribute)
+            if field is not None and attribute not in cls.hidden | found.keys():
+                name, unused = field.alias or attribute, cast(Any, field.json_schema_extra or {})
+                found[attribute] = Rule(
+                    name, field.description or "", plain(schemas[name]), field.is_required(),
+                    **unused, below=_body_in(field.annotation),
+                )  # fmt: skip
+        rules = sorted(found.values(), key=lambda rule: not rule.is_required)
+        return {rule.name: rule for rule in rules}
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of fields that had no effect."""
+        return self._ignored
+
+    @classmethod
+    def called(cls, attribute: str) -> str:
+        """What the body calls a field."""
+        return cls.model_fields[attribute].alias or attribute
+
+    def length_field(self) -> str:
+        """The field that bounds the output, of a body that has one."""
+        return "max_tokens"
+
+    def names(self, messages: str = "", places: Sequence[str] = ()) -> Names:
+        """What the body calls its fields, for errors that come later.
+
+        messages: the field with a conversation, and where each message of the prompt stands."""
+        fields = type(self).model_fields
+        own = {name: field.alias for name, field in fields.items() if field.alias is not None}
+        if (length := self.length_field()) in fields:
+            own["max_tokens"] = self.called(length)
+        conversation = {"messages": messages, "prompt": messages} if messages else {}
+        own |= {f"messages[{number}]": place for number, place in enumerate(places)}
+        return Names({**own, **conversation})
+
+    def wrong(self, attribute: str, reason: str) -> RequestError:
+        """The error of a field."""
+        return RequestError.at(self.called(attribute), reason)
+
+    def check(self, limits: Limits) -> None:
+        """Raise RequestError, naming a field below this object, for fields at odds."""
+
+    @model_validator(mode="after")
+    def _checked(self, info: ValidationInfo[Limits]) -> Self:
+        with _placed():
+            self.check(info.context)
+        return self
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Endpoint:
-    """One POST endpoint and the rules of its body."""
+    """One POST endpoint and its body."""
 
     path: str
     summary: str
-    rules: tuple[Rule, ...]
+    body: type[Body]
 
-    @cache  # noqa: B019  # the endpoints are few, and live as long as the process
-    def below(self, prefix: str) -> Mapping[str, Rule]:
-        """The rules of the fields directly below `prefix` ("" = of the body itself), by name."""
-        start = f"{prefix}." if prefix else ""
-        found = (rule for rule in self.rules if rule.name.startswith(start))
-        names = {rule.name.removeprefix(start): rule for rule in found}
-        return {name: rule for name, rule in names.items() if "." not in name and "[" not in name}
-
-    def open(self, values: Mapping[str, Any], compatibility: Compatibility) -> Opened:
-        """Check the names in a body; raises RequestError for the first that is not accepted."""
-        opened = Opened(self, compatibility)
-        opened.check(values, "", "")
-        return opened
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Every field, by its path; `[]` stands for every element of a list."""
+        return tuple(_listed(self.body, ""))
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A body whose names are checked.  ignored: those of fields without effect."""
+def _listed(body: type[Body], prefix: str) -> Iterator[Rule]:
+    for rule in body.rules().values():
+        yield replace(rule, name=prefix + rule.name)
+        if rule.below is not None and rule.below.is_listed:
+            each = "" if rule.schema.get("type") == "object" else "[]"
+            yield from _listed(rule.below, f"{prefix}{rule.name}{each}.")
 
-    endpoint: Endpoint
-    compatibility: Compatibility
-    ignored: list[str] = field(default_factory=list)
 
-    def check(self, values: Mapping[str, Any], prefix: str, path: str) -> None:
-        """Check one object of the body, and those in it.
+def _body_in(annotation: Any) -> type[Body] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Body):
+        return annotation
+    return next(filter(None, map(_body_in, typing.get_args(annotation))), None)
 
-        prefix: what the rules call it.  path: where it is in this body.
-        """
-        rules = self.endpoint.below(prefix)
-        for key, value in values.items():
-            name = (f"{path}." if path else "") + key[:MAX_SHOWN_KEY_LEN]
-            rule = rules.get(key)
-            if rule is None:
-                # Clients send an answer back with its empty fields (`annotations: []`).
-                if "[" not in prefix or value not in (None, [], {}):
-                    self._unknown(key, name, rules)
-            elif rule.status is Status.REFUSED:
-                if not rule.asks_for_nothing(value):
-                    raise RequestError.at(name, f"{shown(value)} is not supported; {rule.note}")
-            elif rule.status is Status.IGNORED:
-                if not rule.asks_for_nothing(value):
-                    self.ignored.append(name)
-            else:
-                self._descend(value, rule.name, name)
 
-    def _descend(self, value: Any, prefix: str, path: str) -> None:
-        if isinstance(value, dict) and self.endpoint.below(prefix):
-            self.check(value, prefix, path)
-        if isinstance(value, list) and self.endpoint.below(f"{prefix}[]"):
-            for index, item in enumerate(value):
-                if isinstance(item, dict):
-                    self.check(item, f"{prefix}[]", f"{path}[{index}]")
-
-    def _unknown(self, key: str, name: str, rules: Mapping[str, Rule]) -> None:
-        if self.compatibility == "lenient":
-            self.ignored.append(name)
-            return
-        raise unknown(name, key, rules)
+def _kept(
+    body: type[Body] | None, value: Any, path: str, ignored: list[str], *, is_lenient: bool
+) -> Any:
+    """What of a value is read; raises RequestError for the first name that is not accepted."""
+    if body is not None and isinstance(value, list):
+        return [
+            _kept(body, item, f"{path}[{index}]", ignored, is_lenient=is_lenient)
+            for index, item in enumerate(value)
+        ]
+    if body is None or not isinstance(value, dict):
+        return value
+    rules, kept = body.rules(), {}
+    for key, inner in value.items():
+        rule, name = rules.get(key), (f"{path}." if path else "") + key[:MAX_SHOWN_KEY_LEN]
+        if rule is None:
+            # Clients send an answer back with its empty fields (`annotations: []`).
+            if "[" in path and inner in (None, [], {}):
+                continue
+            if not is_lenient:
+                raise unknown(name, key, rules)
+            ignored.append(name)
+        elif rule.status is Status.SUPPORTED:
+            if inner is not None:
+                kept[key] = _kept(rule.below, inner, name, ignored, is_lenient=is_lenient)
+        elif not rule.asks_for_nothing(inner):
+            if rule.status is Status.REFUSED:
+                raise RequestError.at(name, f"{shown(inner)} is not supported; {rule.note}")
+            ignored.append(name)
+    return kept
 
 
 def warning_header(ignored: Sequence[str]) -> Mapping[str, str]:
@@ -131,66 +212,104 @@ def warning_header(ignored: Sequence[str]) -> Mapping[str, str]:
     return {"Warning": f'299 drafthouse "fields without effect: {listed}"'}
 
 
-def supported(name: str, schema: Schema, note: str, *, is_required: bool = False) -> Rule:
-    return Rule(name, Status.SUPPORTED, note, schema, is_required=is_required)
+@contextlib.contextmanager
+def _placed() -> Iterator[None]:
+    """RequestErrors that are raised inside name a place below the value that is validated."""
+    try:
+        yield
+    except RequestError as error:
+        raise PydanticCustomError("placed", "{error}", {"error": error}) from None
 
 
-def ignored(name: str, why: str, *harmless: Any) -> Rule:
-    return Rule(name, Status.IGNORED, why, harmless=harmless)
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """Reads a value, which is of the field's type already unless a schema says what it is.
+
+    read: from the value and the limits; raises RequestError with a path below the field, "" = it.
+    """
+
+    read: Callable[[Any, Limits], Any]
+    schema: Schema | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        if self.schema is None:
+            return core_schema.with_info_after_validator_function(self._run, handler(source))
+        return core_schema.with_info_plain_validator_function(self._run)
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Schema:
+        return dict(self.schema or handler(core))
+
+    def _run(self, value: Any, info: ValidationInfo[Limits]) -> Any:
+        with _placed():
+            return self.read(value, info.context)
 
 
-def refused(name: str, remedy: str, *harmless: Any) -> Rule:
-    return Rule(name, Status.REFUSED, remedy, harmless=harmless)
+@dataclass(frozen=True, slots=True, eq=False)
+class UpTo:
+    """The greatest value, or the most items, by the name that `Limits` has for it."""
+
+    limit: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.with_info_after_validator_function(self._run, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Schema:
+        found = handler(core)
+        return {**found, "maxItems" if found["type"] == "array" else "maximum": self.limit}
+
+    def _run(self, value: Any, info: ValidationInfo[Limits]) -> Any:
+        most, is_list = getattr(info.context, self.limit), isinstance(value, list)
+        if is_list and len(value) > most:
+            about = {"field_type": "List", "max_length": most, "actual_length": len(value)}
+            raise PydanticKnownError("too_long", about)
+        if not is_list and value > most:
+            raise PydanticKnownError("less_than_equal", {"le": most})
+        return value
 
 
-# Schemas
+@dataclass(frozen=True, slots=True, eq=False)
+class OrText:
+    """Of a list: a text stands for a list.  schema: of the text.  listed: makes the list of it."""
+
+    schema: Schema
+    listed: Callable[[str], list[Any]]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self._run, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Schema:
+        return {"anyOf": [self.schema, handler(core)]}
+
+    def _run(self, value: Any) -> Any:
+        if value == "":
+            raise PydanticKnownError("string_too_short", {"min_length": 1})
+        return self.listed(value) if isinstance(value, str) else value
 
 
-def number(low: float, high: float) -> Schema:
-    return {"type": "number", "minimum": low, "maximum": high}
+def supported(
+    note: str,
+    default: Any = None,
+    *,
+    alias: str | None = None,
+    ge: float | None = None,
+    le: float | None = None,
+    min_length: int | None = None,
+    max_length: int | None = None,
+) -> Any:
+    """A field that does what `note` says."""
+    return Field(
+        default, alias=alias, description=note, ge=ge, le=le, min_length=min_length,
+        max_length=max_length,
+    )  # fmt: skip
 
 
-def integer(low: int | str, high: int | str) -> Schema:
-    return {"type": "integer", "minimum": low, "maximum": high}
+def ignored(why: str, *harmless: Any, alias: str | None = None) -> Any:
+    """A field without effect."""
+    unused: Any = {"status": Status.IGNORED, "harmless": (None, *harmless)}
+    return Field(None, alias=alias, description=why, json_schema_extra=unused)
 
 
-def text(max_len: int | None = None, min_len: int | None = None) -> Schema:
-    bounds = {"minLength": min_len, "maxLength": max_len}
-    return {"type": "string"} | {key: value for key, value in bounds.items() if value is not None}
-
-
-def array(items: Schema, max_items: int | str | None = None, min_items: int = 0) -> Schema:
-    schema: dict[str, Any] = {"type": "array", "items": items}
-    if max_items is not None:
-        schema["maxItems"] = max_items
-    return schema | ({"minItems": min_items} if min_items else {})
-
-
-def one_of(*schemas: Schema) -> Schema:
-    return {"anyOf": list(schemas)}
-
-
-BOOLEAN: Schema = {"type": "boolean"}
-OBJECT: Schema = {"type": "object"}
-
-
-def resolved(schema: Schema, limits: object) -> dict[str, Any]:
-    """`schema` with the names of limits replaced by their values."""
-    return dict(_resolved(schema, limits))
-
-
-_BOUNDS = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
-
-
-def _resolved(schema: Schema, limits: object) -> Iterator[tuple[str, Any]]:
-    for key, value in schema.items():
-        if key in _BOUNDS and isinstance(value, str):
-            yield key, getattr(limits, value)
-        elif key == "anyOf":
-            yield key, [resolved(one, limits) for one in value]
-        elif key in ("items", "additionalProperties") and isinstance(value, Mapping):
-            yield key, resolved(value, limits)
-        elif key == "properties":
-            yield key, {name: resolved(one, limits) for name, one in value.items()}
-        else:
-            yield key, value
+def refused(remedy: str, *harmless: Any) -> Any:
+    """A field that is not served."""
+    unused: Any = {"status": Status.REFUSED, "harmless": (None, *harmless)}
+    return Field(None, description=remedy, json_schema_extra=unused)

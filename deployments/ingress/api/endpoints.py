@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deployments.ingress.api.table import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
-from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
-from deployments.ingress.api.table_responses import RESPONSES
+from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
+from deployments.ingress.api.response_request import RESPONSES
+from deployments.ingress.api.token_request import DETOKENIZE, TOKENIZE
+from deployments.ingress.openai_request import CHAT, COMPLETIONS
 
 
 @dataclass(frozen=True, slots=True)

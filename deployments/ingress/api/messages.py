@@ -1,31 +1,216 @@
-"""/v1/messages: Anthropic's bodies as chats, and answers in Anthropic's format."""
+"""/v1/messages: Anthropic's bodies, and errors in Anthropic's format."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from cluster.errors import DrafthouseError, RequestError, surface_of
-from deployments.ingress.api.contract import Endpoint
-from deployments.ingress.api.table import MAX_TOKENS
-from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
-from deployments.ingress.api.tool_fields import chat_names, messages_fields, shows_thinking
-from deployments.ingress.chat import parse_messages
-from deployments.ingress.fields import Fields, encodable_json, json_kind, shown
-from deployments.ingress.names import Names, Turn, places_of
-from deployments.ingress.openai_request import model_of, with_chat_use
-from deployments.ingress.sampling import read_spec
-from deployments.ingress.spec import ChatOptions, GenerationSpec, Limits, Prompt
-from deployments.ingress.tools import ChatUse, read_chat_use
+from cluster.requests.grammar_spec import GrammarSpec
+from cluster.text.chat import part_text, text_of
+from deployments.ingress.api.contract import (
+    REQUIRED,
+    Body,
+    Endpoint,
+    Read,
+    ignored,
+    refused,
+    supported,
+)
+from deployments.ingress.api.wording import TEXT_OR_OBJECTS
+from deployments.ingress.chat import MAX_MESSAGES, OF_MESSAGES, TextOrParts, check_call
+from deployments.ingress.fields import encodable, encodable_json, json_kind
+from deployments.ingress.sampling import (
+    OF_STOP,
+    OF_TOKENS,
+    Named,
+    PositiveCount,
+    Sampling,
+    StopTexts,
+)
+from deployments.ingress.spec import ChatOptions, GenerationSpec, Limits, Message, Prompt
+from deployments.ingress.structured import FlatFormat
+from deployments.ingress.tools import (
+    MAX_TOOLS,
+    OF_EFFORT,
+    OF_TOOLS,
+    Choice,
+    Effort,
+    Function,
+    JsonObject,
+    ToolUse,
+)
 
 _ERROR_TYPES: Mapping[int, str] = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
     404: "not_found_error", 408: "timeout_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
+_CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the blocks of a message say: texts, calls of tools, and results by their places."""
+
+    texts: list[str] = field(default_factory=list)
+    calls: list[Mapping[str, Any]] = field(default_factory=list)
+    results: dict[str, Message] = field(default_factory=dict)
+
+
+def _said(content: Any, limits: Limits) -> Said:
+    if isinstance(content, str):
+        return Said([encodable(content, "")])
+    if not isinstance(content, list):
+        raise RequestError.at("", f"{json_kind(content)}; send a string or a list of blocks")
+    said = Said()
+    for place, block in ((f"[{index}]", block) for index, block in enumerate(content)):
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_use":
+            said.calls.append(_call(block, place))
+        elif kind == "tool_result":
+            said.results[place] = _result(block, place)
+        elif kind not in ("thinking", "redacted_thinking"):  # no part of a prompt
+            said.texts.append(encodable(part_text(block, place), place))
+    return said
+
+
+def _call(block: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+    given = {} if block.get("input") is None else block["input"]
+    if not isinstance(given, dict):
+        raise RequestError.at(f"{place}.input", f"{json_kind(given)}; send an object")
+    function = {"name": block.get("name"), "arguments": encodable_json(given, f"{place}.input")}
+    check_call(function, f"{place}.")
+    return {"id": encodable_json(block.get("id"), place), "type": "function", "function": function}
+
+
+def _result(block: Mapping[str, Any], place: str) -> Message:
+    content, call = block.get("content"), block.get("tool_use_id")
+    if not isinstance(call, str | None) or len(call or "") > 256:
+        raise RequestError.at(f"{place}.tool_use_id", f"{json_kind(call)}; send the id of a call")
+    place = f"{place}.content"
+    text = "" if content is None else encodable(text_of(content, place), place)
+    own = {"tool_call_id": encodable(call, place)} if call else {}
+    return {"role": "tool", "content": text, **own}
+
+
+class Turn(Body):
+    role: Literal["user", "assistant", "system"] = supported(
+        "user, assistant or system; a last assistant message is continued", REQUIRED
+    )
+    content: Annotated[Said, Read(_said, TEXT_OR_OBJECTS)] = supported(
+        "a text, or blocks: text, tool_use, tool_result", REQUIRED
+    )
+
+    def check(self, limits: Limits) -> None:
+        if self.content.calls and self.role != "assistant":
+            raise RequestError.at("content", "only an assistant calls tools; remove tool_use")
+
+    def messages(self, place: str) -> list[tuple[str, Message]]:
+        """As templates read it, each message with its place: results are messages of their own."""
+        said = self.content
+        found = [(f"{place}.content{below}", message) for below, message in said.results.items()]
+        if said.texts or said.calls or not found:
+            calls = {"tool_calls": said.calls} if said.calls else {}
+            found.append((place, {"role": self.role, "content": "\n".join(said.texts), **calls}))
+        return found
+
+
+# fmt: off
+class MessagesTool(Function):
+    type: Literal["custom"] | None = supported("custom")
+    parameters: JsonObject | None = supported("a JSON schema", alias="input_schema")
+    cache_control: Any = ignored("prefixes are found by their tokens")
+
+
+class ToolChoice(Body):
+    is_listed: ClassVar[bool] = False
+    type: Literal["auto", "any", "tool", "none"] = supported("who chooses", REQUIRED)
+    name: str | None = supported("of a tool")
+    disable_parallel_tool_use: bool = supported("true = one call at most", False)
+
+
+class Thinking(Body):
+    type: Literal["enabled", "adaptive", "disabled"] = supported(
+        "enabled, adaptive or disabled", REQUIRED)
+    budget_tokens: Any = ignored("max_tokens bounds all of the output")
+    display: Any = ignored("reasoning is answered with as it is")
+
+
+class OutputConfig(Body):
+    format: FlatFormat | None = supported("its type is json_schema")
+    effort: Effort | None = supported(OF_EFFORT, max_length=16)
+    task_budget: Any = refused("remove it; send max_tokens")
+
+
+class Counted(ToolUse, Named):
+    """What makes the prompt."""
+
+    hidden: ClassVar[frozenset[str]] = frozenset(ToolUse.model_fields) - {"tools", "tool_choice"}
+
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)] = supported(
+        OF_MESSAGES, REQUIRED)
+    system: TextOrParts | None = supported("a text, or text blocks")
+    tools: list[MessagesTool] = supported(OF_TOOLS, (), max_length=MAX_TOOLS)  # type: ignore[assignment]
+    tool_choice: ToolChoice | None = supported(  # type: ignore[assignment]
+        "its type is auto, any, tool or none; calls that are forced obey their schemas")
+    thinking: Thinking | None = supported(
+        "enabled or adaptive = the reasoning has blocks of its own")
+    output_config: OutputConfig | None = supported("what the answer must be")
+    cache_control: Any = ignored("prefixes are found by their tokens")
+    speed: Any = ignored("there is one speed", "standard")
+    user_profile_id: Any = ignored("not kept")
+    workspace_id: Any = ignored("not kept")
+    # fmt: on
+
+    def choice(self) -> Choice:
+        asked = self.tool_choice
+        if asked is None:
+            return Choice()
+        return Choice(_CHOICES[asked.type], asked.name, "name", asked.disable_parallel_tool_use)
+
+    def effort(self) -> tuple[str, str | None]:
+        return "output_config.effort", (self.output_config or OutputConfig()).effort
+
+    def shows_reasoning(self) -> bool:
+        return self.thinking is not None and self.thinking.type != "disabled"
+
+    def said(self) -> list[tuple[str, Message]]:
+        """The messages as templates read them, each with its place."""
+        system = {"role": "system", "content": self.system}
+        found: list[tuple[str, Message]] = [] if self.system is None else [("system", system)]
+        for index, turn in enumerate(self.messages):
+            found += turn.messages(f"messages[{index}]")
+        return found
+
+
+_SHARED = (
+    "model", "temperature", "top_p", "top_k", "seed", "stop", "max_tokens", "stream", "metadata",
+    "cache_salt", "speculation",
+)  # fmt: skip
+
+
+# fmt: off
+class AnthropicMessages(Counted, Sampling):
+    hidden: ClassVar[frozenset[str]] = Counted.hidden | {*Sampling.model_fields} - {*_SHARED}
+
+    max_tokens: PositiveCount = supported(OF_TOKENS, REQUIRED)
+    stop: StopTexts = supported(OF_STOP, (), alias="stop_sequences")
+    service_tier: Any = ignored("there is one tier", "auto", "standard_only")
+    inference_geo: Any = ignored("there is one place")
+    diagnostics: Any = ignored("see /metrics")
+    container: Any = refused("remove it; no code is run")
+    context_management: Any = refused("remove it; send what is to be kept")
+    mcp_servers: Any = refused("remove it; send functions as tools", [])
+    # fmt: on
+
+    def form(self) -> tuple[GrammarSpec | None, str]:
+        form = self.output_config and self.output_config.format
+        return form.grammar("output_config.format") if form else (None, "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,107 +223,28 @@ class MessagesRequest:
     ignored: tuple[str, ...]
 
 
+def _prompt(asked: Counted, limits: Limits) -> Prompt:
+    said, use = asked.said(), asked.use(limits.dialect)
+    places, messages = zip(*said, strict=True)
+    # An answer that the client has begun is continued.
+    continues = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+    options = ChatOptions(not continues, continues, use.template_arguments or {})
+    names = asked.names("messages", places)
+    return Prompt(messages=messages, tools=use.tools, template=options, names=names)
+
+
 def parse_messages_request(values: Mapping[str, Any], limits: Limits) -> MessagesRequest:
     """Parse the body of POST /v1/messages."""
-    fields, model, prompt, use, ignored = _conversation(MESSAGES, values, limits)
-    max_tokens = fields.integer("max_tokens", None, 1, MAX_TOKENS)
-    if max_tokens is None:
-        raise RequestError.at("max_tokens", "missing; send how many, at most")
-    # The parsers of the other endpoints read it all by OpenAI's names.
-    stop = fields.listed("stop_sequences")
-    as_chat = Fields({**messages_fields(fields), "stop": stop})
-    with prompt.names.told():
-        spec = with_chat_use(read_spec(as_chat, limits, (prompt,), 1, max_tokens, None), use)
-    return MessagesRequest(spec, model, fields.boolean("stream", default=False), ignored)
+    asked = AnthropicMessages.read(values, limits)
+    prompt, use = _prompt(asked, limits), asked.use(limits.dialect)
+    spec = asked.spec(limits, (prompt,), use=use)
+    return MessagesRequest(spec, asked.model, asked.stream, asked.ignored)
 
 
 def parse_count_tokens(values: Mapping[str, Any], limits: Limits) -> tuple[Prompt, tuple[str, ...]]:
     """Parse the body of POST /v1/messages/count_tokens: its prompt and what had no effect."""
-    _, _, prompt, _, ignored = _conversation(COUNT_TOKENS, values, limits)
-    return prompt, ignored
-
-
-def _conversation(
-    endpoint: Endpoint, values: Mapping[str, Any], limits: Limits
-) -> tuple[Fields, str, Prompt, ChatUse, tuple[str, ...]]:
-    opened = endpoint.open(values, limits.compatibility)
-    fields = Fields(values)
-    model = model_of(fields, limits)
-    messages = fields.get("messages")
-    if not isinstance(messages, list):
-        raise RequestError.at("messages", f"{json_kind(messages)}; send a list")
-    turns = [turn for i, one in enumerate(messages) for turn in _turns(one, f"messages[{i}]")]
-    system = fields.get("system")
-    if system is not None:
-        places = {"": "system", ".content": "system"}
-        turns.insert(0, Turn({"role": "system", "content": system}, places))
-    as_chat = Fields(messages_fields(fields))
-    names = Names(
-        {
-            "prompt": "messages", "stop": "stop_sequences",
-            "parallel_tool_calls": "tool_choice.disable_parallel_tool_use", **places_of(turns),
-            **chat_names(fields, "output_config.format", "output_config.effort", "input_schema"),
-        }
-    )  # fmt: skip
-    with names.told():
-        parsed = parse_messages([turn.message for turn in turns])
-        use = read_chat_use(as_chat, limits.dialect)
-    # An answer that the client has begun is continued.
-    continues = parsed[-1]["role"] == "assistant" and "tool_calls" not in parsed[-1]
-    use = dataclasses.replace(use, shows_reasoning=shows_thinking(fields))
-    options = ChatOptions(not continues, continues, use.template_arguments or {})
-    prompt = Prompt(messages=parsed, tools=use.tools, template=options, names=names)
-    return fields, model, prompt, use, tuple(opened.ignored)
-
-
-def _turns(message: Any, path: str) -> list[Turn]:
-    """The messages of a chat that say the same: results of tools are messages of their own."""
-    fields = Fields.of(message, path)
-    role = fields.string("role", "", max_len=64)
-    if role not in ("user", "assistant", "system"):
-        raise RequestError.at(f"{path}.role", f"{shown(role)} is none; send user or assistant")
-    content = fields.get("content")
-    if not isinstance(content, list):
-        return [Turn({"role": role, "content": content}, {"": path})]
-    texts: list[Any] = []
-    calls: list[Any] = []
-    results: list[Turn] = []
-    places = {"": path}
-    for index, block in enumerate(content):
-        where = f"{path}.content[{index}]"
-        kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "tool_use":
-            places |= _call_places(where, len(calls))
-            given = block.get("input")
-            given = {} if given is None else Fields.of(given, f"{where}.input").values()
-            arguments = json.dumps(encodable_json(given, f"{where}.input"))
-            function = {"name": block.get("name"), "arguments": arguments}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif kind == "tool_result":
-            results.append(_result(block, where))
-        elif kind not in ("thinking", "redacted_thinking"):  # no part of a prompt
-            places[f".content[{len(texts)}]"] = where
-            texts.append(block)  # `parse_messages` says what is wrong
-    turn: dict[str, Any] = {"role": role, "content": texts}
-    if calls:
-        turn |= {"tool_calls": calls, "content": texts or None}
-    return [*results, Turn(turn, places)] if texts or calls or not results else results
-
-
-def _call_places(path: str, number: int) -> dict[str, str]:
-    call = f".tool_calls[{number}]"
-    return {
-        call: path, f"{call}.function": path, f"{call}.function.arguments": f"{path}.input",
-    }  # fmt: skip
-
-
-def _result(block: Mapping[str, Any], path: str) -> Turn:
-    text = block.get("content")
-    content = "" if text is None else text
-    return Turn(
-        {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content},
-        {"": path, ".tool_call_id": f"{path}.tool_use_id"},
-    )
+    asked = Counted.read(values, limits)
+    return _prompt(asked, limits), asked.ignored
 
 
 def error_body(error: DrafthouseError, request_id: str) -> bytes:
@@ -146,3 +252,12 @@ def error_body(error: DrafthouseError, request_id: str) -> bytes:
     kind = _ERROR_TYPES.get(surface_of(error).http_status, "api_error")
     content = {"type": kind, "message": error.message}
     return json.dumps({"type": "error", "error": content, "request_id": request_id}).encode()
+
+
+MESSAGES = Endpoint(
+    "/v1/messages", "Answer a conversation, in the format of Anthropic's Messages",
+    AnthropicMessages,
+)  # fmt: skip
+COUNT_TOKENS = Endpoint(
+    "/v1/messages/count_tokens", "How many tokens a conversation has", Counted
+)

@@ -1,15 +1,15 @@
-"""Writes the OpenAPI document of /openapi.json, from the same table that the parsers read."""
+"""Writes the OpenAPI document of /openapi.json, from the models that the parsers read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from cluster.errors import SURFACES
-from deployments.ingress.api.contract import Endpoint, Rule, Status, resolved
+from deployments.ingress.api.contract import Body, Endpoint, Rule, Status
 from deployments.ingress.api.endpoints import ENDPOINTS, PAGES, Page
-from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
+from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.table_statistics import STATISTICS_PATH, statistics_schema
+from deployments.ingress.api.wording import resolved
 from deployments.ingress.spec import Limits
 from deployments.ingress.times import times_schema
 
@@ -94,10 +94,10 @@ def _page(page: Page) -> dict[str, Any]:
 def _endpoint(endpoint: Endpoint, limits: Limits) -> dict[str, Any]:
     answer: dict[str, Any] = {"type": "object"}
     content: dict[str, Any] = {"application/json": {"schema": answer}}
-    if "stream" in endpoint.below(""):  # it generates
+    if "stream" in endpoint.body.rules():  # it generates
         answer["properties"] = _statistics()
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    schema = body_schema(endpoint, limits)
+    schema = body_schema(endpoint.body, limits)
     return {
         "summary": endpoint.summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
@@ -120,34 +120,31 @@ def _error(name: str) -> dict[str, Any]:
     return {"description": "why not", "content": {"application/json": {"schema": schema}}}
 
 
-def body_schema(endpoint: Endpoint, limits: Limits, prefix: str = "") -> dict[str, Any]:
-    """JSON Schema of the body of `endpoint`, or of the objects at `prefix` in it."""
-    rules = endpoint.below(prefix)
+def body_schema(body: type[Body], limits: Limits, *, is_item: bool = False) -> dict[str, Any]:
+    """JSON Schema of a body.  is_item: it stands in a list."""
+    rules = body.rules()
     schema: dict[str, Any] = {
         "type": "object",
-        "properties": {name: _field(endpoint, rule, limits) for name, rule in rules.items()},
+        "properties": {name: _field(rule, limits) for name, rule in rules.items()},
         # Unknown fields of messages are refused too, unless they are empty.
-        "additionalProperties": limits.compatibility == "lenient" or "[" in prefix,
+        "additionalProperties": limits.compatibility == "lenient" or is_item,
     }
     required = [name for name, rule in rules.items() if rule.is_required]
     return schema | ({"required": required} if required else {})
 
 
-def _field(endpoint: Endpoint, rule: Rule, limits: Limits) -> dict[str, Any]:
+def _field(rule: Rule, limits: Limits) -> dict[str, Any]:
     if rule.status is Status.IGNORED:
         return {"description": f"Has no effect: {rule.note}."}
     if rule.status is Status.REFUSED:
-        return {"description": f"Refused: {rule.note}.", "enum": [None, *rule.harmless]}
-    schema = resolved(rule.schema or {}, limits)
-    for option in (schema, *schema.get("anyOf", ())):
-        for level, place in ((rule.name, option), (f"{rule.name}[]", _items(option))):
-            if place is not None and endpoint.below(level):
-                place |= body_schema(endpoint, limits, level)
+        return {"description": f"Refused: {rule.note}.", "enum": list(rule.harmless)}
+    schema = resolved(rule.schema, limits)
+    if rule.below is not None:
+        for option in (schema, *schema.get("anyOf", ())):
+            if option.get("type") == "array":
+                option["items"] = body_schema(rule.below, limits, is_item=True)
+            elif option.get("type") == "object":
+                option |= body_schema(rule.below, limits)
     if rule.is_required:
         return schema | {"description": rule.note}
     return {"description": rule.note, "anyOf": [schema, {"type": "null"}]}
-
-
-def _items(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    items = schema.get("items")
-    return items if isinstance(items, dict) else None

@@ -18,12 +18,16 @@ from deployments.ingress.api.endpoints import ENDPOINTS, PAGES
 from deployments.ingress.api.messages import parse_count_tokens
 from deployments.ingress.api.openapi import openapi
 from deployments.ingress.api.response_store import ResponseStore
-from deployments.ingress.api.table import DETOKENIZE, TOKENIZE
-from deployments.ingress.api.token_request import parse_detokenize, parse_tokenize
+from deployments.ingress.api.token_request import (
+    DETOKENIZE,
+    TOKENIZE,
+    parse_detokenize,
+    parse_tokenize,
+)
 from deployments.ingress.body import read_object
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import Operators
-from deployments.ingress.openai_request import check_model
+from deployments.ingress.sampling import check_model
 from deployments.ingress.spec import Limits
 from deployments.page.routes import about, wants_html
 

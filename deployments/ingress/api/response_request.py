@@ -1,27 +1,192 @@
-"""Parses the body of /v1/responses into the messages of a chat."""
+"""The body of /v1/responses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, WithJsonSchema
 
 from cluster.errors import RequestError
+from cluster.requests.grammar_spec import GrammarSpec
+from cluster.text.json_text import json_or_text
+from deployments.ingress.api.contract import (
+    REQUIRED,
+    Body,
+    Endpoint,
+    OrText,
+    ignored,
+    refused,
+    supported,
+)
 from deployments.ingress.api.response_store import ResponseStore
-from deployments.ingress.api.table import MAX_NAME_LEN, MAX_TOKENS
-from deployments.ingress.api.table_responses import RESPONSES
-from deployments.ingress.api.tool_fields import chat_names, response_fields
-from deployments.ingress.chat import parse_messages
-from deployments.ingress.fields import Fields, json_kind, shown
-from deployments.ingress.names import Names, Turn, places_of
-from deployments.ingress.openai_request import model_of, with_chat_use
-from deployments.ingress.sampling import read_spec
+from deployments.ingress.api.wording import TEXT_OR_OBJECTS
+from deployments.ingress.chat import MAX_MESSAGES, Role, check_call, read_text
+from deployments.ingress.fields import shown
+from deployments.ingress.sampling import (
+    MAX_NAME_LEN,
+    OF_TOKENS,
+    Alternatives,
+    Harmless,
+    PositiveCount,
+    Sampling,
+)
 from deployments.ingress.spec import ChatOptions, GenerationSpec, Limits, Message, Prompt
-from deployments.ingress.tools import read_chat_use
+from deployments.ingress.structured import FlatFormat
+from deployments.ingress.tools import MAX_TOOLS, OF_EFFORT, OF_TOOLS, Effort, Function, ToolUse
 
-_LOGPROBS = "message.output_text.logprobs"
 # Every kind of text part that OpenAI's types name.
 _TEXT_PARTS = ("input_text", "output_text", "text")
+_Parts = Annotated[Any, WithJsonSchema(TEXT_OR_OBJECTS)]
+
+
+def _text(value: Any, path: str) -> str:
+    """A text, or text parts of any kind as one."""
+    if isinstance(value, list):
+        value = [
+            {"type": "text", "text": part.get("text")}
+            if isinstance(part, dict) and part.get("type") in _TEXT_PARTS
+            else part
+            for part in value
+        ]
+    return read_text(value, path)
+
+
+# fmt: off
+class Item(Body):
+    """A message, a call, its output, or the reasoning of an earlier answer."""
+
+    type: str = supported("message, function_call, function_call_output, reasoning", "message")
+    role: Role | None = supported("of a message: user, assistant, system or developer")
+    content: _Parts = supported("of a message")
+    call_id: str | None = supported("of a call and of its output", max_length=256)
+    name: str | None = supported("of the function that was called")
+    arguments: str | dict[str, Any] = supported("of the call, as JSON", "{}")
+    output: _Parts = supported("of the call")
+    id: Any = ignored("items are not looked up")
+    status: Any = ignored("items are taken as complete")
+    phase: Any = ignored("not told to the model")
+    async_: Any = ignored("not told to the model", alias="async")
+    caller: Any = ignored("not told to the model")
+    namespace: Any = ignored("not told to the model")
+    summary: Any = ignored("the reasoning of earlier answers is no part of a prompt")
+    encrypted_content: Any = ignored("the reasoning of earlier answers is no part of a prompt")
+    # fmt: on
+    # As templates read it; reasoning that comes back is no part of a prompt.
+    _message: Message | None = None
+
+    def check(self, limits: Limits) -> None:
+        if self.type == "message":
+            if not self.role:
+                raise self.wrong("role", "missing; send user, assistant, system or developer")
+            self._message = {"role": self.role, "content": _text(self.content, "content")}
+        elif self.type == "function_call":
+            given = self.arguments
+            given = json_or_text(given or "{}", "arguments") if isinstance(given, str) else given
+            function = {"name": self.name, "arguments": given}
+            check_call(function, "")
+            call = {"id": self.call_id, "type": "function", "function": function}
+            self._message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        elif self.type == "function_call_output":
+            call_id = {"tool_call_id": self.call_id} if self.call_id else {}
+            self._message = {"role": "tool", "content": _text(self.output, "output"), **call_id}
+        elif self.type != "reasoning":
+            remedy = "send messages, function_call and function_call_output"
+            raise self.wrong("type", f"{shown(self.type)} is not served; {remedy}")
+
+    def after(self, said: list[tuple[str, Message]], place: str) -> None:
+        """Add its message.  Calls that follow each other, or the model's text, are of one."""
+        message, last = self._message, said[-1][1] if said else {}
+        if message is not None and "tool_calls" in message and last.get("role") == "assistant":
+            calls = [*last.get("tool_calls", ()), *message["tool_calls"]]
+            said[-1] = (said[-1][0], {**last, "tool_calls": calls})
+        elif message is not None:
+            said.append((place, message))
+
+
+# fmt: off
+class ResponseTool(Function):
+    type: Literal["function"] | None = supported("function")
+    cache_control: Any = ignored("prefixes are found by their tokens")
+
+
+class Reasoning(Body):
+    effort: Effort | None = supported(OF_EFFORT, max_length=16)
+    summary: Any = ignored("reasoning is answered with as it is")
+    generate_summary: Any = ignored("reasoning is answered with as it is")
+    mode: Any = ignored("there is one mode")
+    context: Any = ignored("the reasoning of earlier answers is no part of a prompt")
+
+
+class TextOptions(Body):
+    format: FlatFormat | None = supported("its type is text, json_object or json_schema")
+    verbosity: Any = ignored("not told to the model", "medium")
+
+
+class Response(ToolUse, Sampling, Harmless):
+    hidden: ClassVar[frozenset[str]] = frozenset(
+        {"n", "return_token_ids", "return_draft_sources", "return_draft_trees", "prompt_logprobs",
+         "add_special_tokens", "return_tokens_as_token_ids", "early_stopping", "functions",
+         "function_call", "reasoning_effort", "include_reasoning", "thinking_token_budget"})
+
+    input: Annotated[
+        list[Item], Field(min_length=1, max_length=MAX_MESSAGES),
+        OrText({"type": "string", "minLength": 1}, lambda text: [{"role": "user", "content": text}])
+    ] = supported("a text, or messages, function calls and their outputs", REQUIRED)
+    instructions: str = supported("a system message before all others", "")
+    max_tokens: PositiveCount | None = supported(OF_TOKENS, alias="max_output_tokens")
+    previous_response_id: str | None = supported(
+        "the conversation goes on after this answer, if it is still kept "
+        "(api.max_stored_responses)", min_length=1, max_length=MAX_NAME_LEN)
+    store: bool = supported("false = the answer is not kept for previous_response_id", True)
+    include: list[Literal["message.output_text.logprobs"]] = supported(
+        "log-probabilities, with top_logprobs alternatives", (), max_length=16)
+    top_logprobs: Alternatives = supported("alternatives per token", 0)
+    stream_options: Any = ignored("chunks are never padded")
+    background: Any = refused("remove it; wait for the answer, or stream it", False)
+    context_management: Any = refused("remove it; send what is to be kept")
+    conversation: Any = refused("remove it; use previous_response_id")
+    prompt: Any = refused("remove it; there are no stored prompts")
+    image: Any = refused("remove it; only text is served")
+    access_programs: Any = refused("remove it")
+    reasoning: Reasoning | None = supported("how the model reasons")
+    text: TextOptions | None = supported("what the answer must be")
+    tools: list[ResponseTool] = supported(OF_TOOLS, (), max_length=MAX_TOOLS)  # type: ignore[assignment]
+    max_tool_calls: Any = ignored("it bounds tools that the server runs, and it runs none")
+    truncation: Any = refused("remove it; send a shorter input", "disabled")
+    use_beam_search: Any = refused("remove it; it is served by /v1/completions and chat", False)
+    length_penalty: Any = refused("remove it; it belongs to beam search", 1, 1.0)
+    # fmt: on
+
+    def effort(self) -> tuple[str, str | None]:
+        return "reasoning.effort", (self.reasoning or Reasoning()).effort
+
+    def form(self) -> tuple[GrammarSpec | None, str]:
+        form = self.text and self.text.format
+        if form and self.response_format is not None:
+            reason = "response_format says what the answer must be, too; send one"
+            raise RequestError.at("text.format", reason)
+        return form.grammar("text.format") if form else super().form()
+
+    def repeated(self, spec: GenerationSpec) -> Mapping[str, Any]:
+        """Values that the answer repeats, as they were sent."""
+        sent = self._given
+        return {
+            "instructions": self.instructions or None,
+            "previous_response_id": self.previous_response_id,
+            "max_output_tokens": self.max_tokens,
+            "metadata": self.metadata,
+            "user": self.user,
+            "temperature": spec.params.temperature,
+            "top_p": spec.params.top_p,
+            "top_logprobs": self.top_logprobs,
+            "tools": sent.get("tools") or [],
+            "tool_choice": sent.get("tool_choice") or "auto",
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "text": sent.get("text") or {"format": {"type": "text"}},
+            "reasoning": sent.get("reasoning") or {"effort": None, "summary": None},
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,147 +209,41 @@ def parse_response(
     values: Mapping[str, Any], limits: Limits, store: ResponseStore
 ) -> ResponseRequest:
     """Parse the body of POST /v1/responses."""
-    opened = RESPONSES.open(values, limits.compatibility)
-    fields = Fields(values)
-    model = model_of(fields, limits)
-    previous = fields.string("previous_response_id", "", MAX_NAME_LEN)
-    earlier: tuple[Message, ...] = ()
-    if previous:
-        earlier = store.get(previous, limits.owner, "previous_response_id").messages
-    turns = _turns(fields.get("input"))
-    with Names({"messages": "input", **places_of(turns)}).told():
-        messages = (*earlier, *parse_messages([turn.message for turn in turns]))
-    instructions = fields.string("instructions", "", 2**31)
-    system: tuple[Message, ...] = ()
-    if instructions:
-        system = ({"role": "system", "content": instructions},)
-    top = fields.integer("top_logprobs", 0, 0, limits.max_logprobs) or 0
-    include = fields.strings("include", 16) or ()
-    for name in include:
-        if name != _LOGPROBS:
-            raise RequestError.at("include", f"{shown(name)} is not served; remove it")
-    shows_logprobs = bool(top or include)
-    max_tokens = fields.integer("max_output_tokens", None, 1, MAX_TOKENS)
-    logprobs = top if shows_logprobs else None
-
-    as_chat = Fields(response_fields(fields))
-    before = [
-        *(Turn(message, {"": "instructions"}) for message in system),
-        *(Turn(message, {"": "previous_response_id"}) for message in earlier),
-    ]
-    names = Names(
-        {
-            "messages": "input", "prompt": "input", "max_tokens": "max_output_tokens",
-            **places_of([*before, *turns]),
-            **chat_names(fields, "text.format", "reasoning.effort", "parameters"),
-        }
-    )  # fmt: skip
-    with names.told():
-        use = read_chat_use(as_chat, limits.dialect)
-        prompt = Prompt(
-            messages=(*system, *messages),
-            tools=use.tools,
-            template=ChatOptions(arguments=use.template_arguments or {}),
-            names=names,
-        )
-        spec = with_chat_use(read_spec(as_chat, limits, (prompt,), 1, max_tokens, logprobs), use)
+    asked, earlier = Response.read(values, limits), "previous_response_id"
+    said: list[tuple[str, Message]] = []
+    if asked.previous_response_id:
+        kept = store.get(asked.previous_response_id, limits.owner, earlier).messages
+        said += [(earlier, message) for message in kept]
+    own: list[tuple[str, Message]] = []
+    for index, item in enumerate(asked.input):
+        item.after(own, f"input[{index}]")
+    said += own
+    messages = tuple(message for _, message in said)
+    if asked.instructions:
+        said.insert(0, ("instructions", {"role": "system", "content": asked.instructions}))
+    use = asked.use(limits.dialect)
+    prompt = Prompt(
+        messages=tuple(message for _, message in said),
+        tools=use.tools,
+        template=ChatOptions(arguments=use.template_arguments or {}),
+        names=asked.names("input", [place for place, _ in said]),
+    )
+    shows_logprobs = bool(asked.top_logprobs or asked.include)
+    logprobs = asked.top_logprobs if shows_logprobs else None
+    spec = asked.spec(limits, (prompt,), logprobs, use=use)
     return ResponseRequest(
         spec=spec,
-        model=model,
+        model=asked.model,
         messages=messages,
-        asked={
-            "instructions": instructions or None,
-            "previous_response_id": previous or None,
-            "max_output_tokens": max_tokens,
-            "metadata": fields.get("metadata") or {},
-            "user": fields.get("user"),
-            "temperature": spec.params.temperature,
-            "top_p": spec.params.top_p,
-            "top_logprobs": top,
-            "tools": fields.get("tools") or [],
-            "tool_choice": fields.get("tool_choice") or "auto",
-            "parallel_tool_calls": fields.boolean("parallel_tool_calls", default=True),
-            "text": fields.get("text") or {"format": {"type": "text"}},
-            "reasoning": fields.get("reasoning") or {"effort": None, "summary": None},
-        },
-        stream=fields.boolean("stream", default=False),
-        is_stored=fields.boolean("store", default=True),
+        asked=asked.repeated(spec),
+        stream=asked.stream,
+        is_stored=asked.store,
         shows_logprobs=shows_logprobs,
-        ignored=tuple(opened.ignored),
+        ignored=asked.ignored,
         owner=limits.owner,
     )
 
 
-def _turns(value: Any) -> list[Turn]:
-    """The messages of a chat that say the same."""
-    if isinstance(value, str):
-        if not value:
-            raise RequestError.at("input", "empty; send at least one character")
-        return [Turn({"role": "user", "content": value}, {"": "input", ".content": "input"})]
-    if not isinstance(value, list):
-        raise RequestError.at("input", f"{json_kind(value)}; send a string or a list")
-    # Reasoning that comes back is no part of a prompt.
-    return _joined_calls(
-        [
-            _turn(item, f"input[{i}]")
-            for i, item in enumerate(value)
-            if not (isinstance(item, dict) and item.get("type") == "reasoning")
-        ]
-    )
-
-
-def _joined_calls(turns: list[Turn]) -> list[Turn]:
-    """Calls that follow each other, or a text of the model's, are of one message."""
-    found: list[Turn] = []
-    for turn in turns:
-        last = found[-1].message if found else None
-        is_call = isinstance(turn.message, dict) and "tool_calls" in turn.message
-        if is_call and isinstance(last, dict) and last.get("role") == "assistant":
-            calls = last.get("tool_calls", [])
-            places = _call_places(turn.places[""], len(calls))
-            found[-1] = Turn(
-                {**last, "tool_calls": [*calls, *turn.message["tool_calls"]]},
-                {**found[-1].places, **places},
-            )
-        else:
-            found.append(turn)
-    return found
-
-
-def _turn(item: Any, path: str) -> Turn:
-    """The message of a chat that says the same as an item of the input."""
-    if not isinstance(item, dict):
-        return Turn(item, {"": path})  # `parse_messages` says what is wrong
-    kind = "message" if item.get("type") is None else item["type"]
-    if kind == "message":
-        message = {"role": item.get("role"), "content": _content(item.get("content"))}
-        return Turn(message, {"": path})
-    if kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        return Turn(message, {"": path, **_call_places(path, 0)})
-    if kind == "function_call_output":
-        output = _content(item.get("output"))
-        message = {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
-        places = {".content": f"{path}.output", ".tool_call_id": f"{path}.call_id"}
-        return Turn(message, {"": path, **places})
-    raise RequestError.at(
-        f"{path}.type",
-        f"{shown(kind)} is not served; send messages, function_call and function_call_output",
-    )
-
-
-def _call_places(path: str, number: int) -> dict[str, str]:
-    return {f".tool_calls[{number}]": path, f".tool_calls[{number}].function": path}
-
-
-def _content(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    return [
-        {"type": "text", "text": part.get("text")}
-        if isinstance(part, dict) and part.get("type") in _TEXT_PARTS
-        else part
-        for part in value
-    ]
+RESPONSES = Endpoint(
+    "/v1/responses", "Answer a conversation, in the format of OpenAI's Responses", Response
+)

@@ -15,7 +15,7 @@ from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece
 from deployments.ingress.api.response_request import ResponseRequest
 from deployments.ingress.api.response_store import ResponseStore, StoredResponse
-from deployments.ingress.chat import parse_messages
+from deployments.ingress.chat import read_calls
 from deployments.ingress.choice import Delta
 from deployments.ingress.fields import whole_characters
 from deployments.ingress.generation import Generation
@@ -293,7 +293,7 @@ class ResponseWriter:
         if not calls:
             return (message,)
         try:
-            return parse_messages([{**message, "tool_calls": calls}])
+            return ({**message, "tool_calls": read_calls(calls, "output")},)
         except (RequestError, RecursionError):  # arguments that no prompt may have
             return (message,)
 

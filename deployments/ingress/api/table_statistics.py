@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.coordinator.idle import MEANINGS
-from deployments.ingress.api.contract import Rule, Schema, array, supported
+from deployments.ingress.api.contract import Rule
+from deployments.ingress.api.wording import Schema
 
 STATISTICS_PATH = "metrics.speculative_decoding"
 
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-_NUMBER: Schema = {"type": "number", "minimum": 0}
-_BY_DRAFTER: Schema = {"type": "object", "additionalProperties": _COUNT}
 # The words that a statistic may be, and what they mean.
 WORDS: Mapping[str, Mapping[str, str]] = {
     "idle_because": MEANINGS,
@@ -22,61 +20,37 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "disabled": "the request has no drafts",
     },
 }
-
-
-def _always(name: str, schema: Schema, note: str) -> Rule:
-    return supported(name, schema, note, is_required=True)
-
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_NUMBER: Schema = {"type": "number", "minimum": 0}
+_BY_DRAFTER: Schema = {"type": "object", "additionalProperties": _COUNT}
+_HISTOGRAM: Schema = {"type": "array", "items": _COUNT, "minItems": 1}
+_WHY: Schema = {"enum": [*WORDS["idle_because"], None]}
+_WHY_NOT_PREDICTED: Schema = {"enum": [*WORDS["prediction_idle_because"]]}
 
 STATISTICS = (
-    _always("num_steps", _COUNT, "target steps that brought tokens, plain ones included"),
-    _always("num_spec_steps", _COUNT, "those that checked at least one draft token"),
-    _always("num_draft_tokens", _COUNT, "draft tokens checked in them"),
-    _always("num_accepted_draft_tokens", _COUNT, "draft tokens accepted"),
-    _always(
-        "mean_acceptance_length",
-        _NUMBER,
-        "1 + num_accepted_draft_tokens / num_spec_steps: tokens per step with drafts",
-    ),
-    _always(
-        "draft_acceptance_rate", _NUMBER, "num_accepted_draft_tokens / num_draft_tokens; 0 of none"
-    ),
-    _always(
-        "acceptance_histogram",
-        array(_COUNT, min_items=1),
-        "entry k counts the steps with drafts that accepted k of them; num_spec_tokens + 1 entries",
-    ),
-    _always("num_spec_tokens", _COUNT, "the most draft tokens that a step accepted"),
-    _always(
-        "accepted_by_drafter",
-        _BY_DRAFTER,
-        "draft tokens accepted, by drafter; they add up to num_accepted_draft_tokens, for a token "
-        "that several had proposed counts for the one whose drafts have been worth most: the first "
-        "in draft_sources",
-    ),
-    _always(
-        "shared_by_drafter",
-        _BY_DRAFTER,
-        "draft tokens accepted that the drafter had proposed too, and that count for another one",
-    ),
-    _always(
-        "decode_time_s",
-        _NUMBER,
-        "seconds from the tokens of the first step to those of the last, of several choices the "
-        "longest; tokens after the first / this = tokens per second",
-    ),
-    _always(
-        "idle_because",
-        {"enum": [*WORDS["idle_because"], None]},
-        "why no step checked a draft token; null where one did",
-    ),
-    supported(
-        "prediction_idle_because",
-        {"enum": list(WORDS["prediction_idle_because"])},
-        "why nobody drafted from the request's `prediction`; absent where somebody did, or there "
-        "is none",
-    ),
-)
+    Rule("num_steps", "target steps that brought tokens, plain ones included", _COUNT),
+    Rule("num_spec_steps", "those that checked at least one draft token", _COUNT),
+    Rule("num_draft_tokens", "draft tokens checked in them", _COUNT),
+    Rule("num_accepted_draft_tokens", "draft tokens accepted", _COUNT),
+    Rule("mean_acceptance_length", "1 + num_accepted_draft_tokens / num_spec_steps: tokens per "
+         "step with drafts", _NUMBER),
+    Rule("draft_acceptance_rate", "num_accepted_draft_tokens / num_draft_tokens; 0 of none",
+         _NUMBER),
+    Rule("acceptance_histogram", "entry k counts the steps with drafts that accepted k of them; "
+         "num_spec_tokens + 1 entries", _HISTOGRAM),
+    Rule("num_spec_tokens", "the most draft tokens that a step accepted", _COUNT),
+    Rule("accepted_by_drafter", "draft tokens accepted, by drafter; they add up to "
+         "num_accepted_draft_tokens, for a token that several had proposed counts for the one "
+         "whose drafts have been worth most: the first in draft_sources", _BY_DRAFTER),
+    Rule("shared_by_drafter", "draft tokens accepted that the drafter had proposed too, and that "
+         "count for another one", _BY_DRAFTER),
+    Rule("decode_time_s", "seconds from the tokens of the first step to those of the last, of "
+         "several choices the longest; tokens after the first / this = tokens per second",
+         _NUMBER),
+    Rule("idle_because", "why no step checked a draft token; null where one did", _WHY),
+    Rule("prediction_idle_because", "why nobody drafted from the request's `prediction`; absent "
+         "where somebody did, or there is none", _WHY_NOT_PREDICTED, is_required=False),
+)  # fmt: skip
 
 
 def statistics_schema() -> dict[str, Any]:
@@ -85,8 +59,7 @@ def statistics_schema() -> dict[str, Any]:
         "type": "object",
         "required": [rule.name for rule in STATISTICS if rule.is_required],
         "properties": {
-            rule.name: {**(rule.schema or {}), "description": _described(rule)}
-            for rule in STATISTICS
+            rule.name: {**rule.schema, "description": _described(rule)} for rule in STATISTICS
         },
     }
 

@@ -1,20 +1,46 @@
-"""Parses the bodies of /tokenize and /detokenize, which are vLLM's."""
+"""The bodies of /tokenize and /detokenize, which are vLLM's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
-from deployments.ingress.api.table import DETOKENIZE, TOKENIZE
-from deployments.ingress.chat import parse_messages, parse_template
-from deployments.ingress.fields import Fields, encodable, json_kind
+from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, Read, supported
+from deployments.ingress.chat import OF_MESSAGES, Conversation, Turns
 from deployments.ingress.names import OF_CHATS
-from deployments.ingress.openai_request import check_model, token_ids_of
+from deployments.ingress.openai_request import TOKENS, token_ids_of
+from deployments.ingress.sampling import OF_MODEL, ModelName
 from deployments.ingress.spec import Limits, Prompt
-from deployments.ingress.tools import read_chat_use
+from deployments.ingress.tools import ToolUse
+
+
+class _MayName(Body):
+    """As in vLLM the model may be left out: there is one tokenizer."""
+
+    model: ModelName | None = supported(OF_MODEL)
+
+
+class Tokenize(_MayName, Conversation, ToolUse):
+    hidden: ClassVar[frozenset[str]] = frozenset(ToolUse.model_fields) - {"tools"}
+
+    text: str | None = supported("a text; this or messages", alias="prompt")
+    messages: Turns = supported(OF_MESSAGES, ())
+    add_special_tokens: bool = supported("whether a text gets the model's own", True)
+    return_token_strs: bool = supported("each token as the vocabulary names it", False)
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        if (self.text is None) == (not self.messages):
+            raise RequestError.at("prompt", "send either prompt or messages")
+
+
+class Detokenize(_MayName):
+    tokens: Annotated[TokenArray, Read(token_ids_of, TOKENS)] = supported(
+        "special ones have text too", REQUIRED
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,42 +55,16 @@ class TokenizeRequest:
 
 def parse_tokenize(values: Mapping[str, Any], limits: Limits) -> TokenizeRequest:
     """Parse the body of POST /tokenize: `prompt` or `messages`."""
-    opened = TOKENIZE.open(values, limits.compatibility)
-    fields = Fields(values)
-    _check_named(fields, limits)
-    use = read_chat_use(fields, limits.dialect)
-    template = parse_template(fields, use.template_arguments or {})
-    text, messages = fields.get("prompt"), fields.get("messages")
-    if (text is None) == (messages is None):
-        raise RequestError.at("prompt", "send either prompt or messages")
-    if messages is not None:
-        prompt = Prompt(
-            messages=parse_messages(messages), tools=use.tools, template=template, names=OF_CHATS
-        )
-    elif isinstance(text, str):
-        prompt = Prompt(text=encodable(text, "prompt"))
-    else:
-        raise RequestError.at("prompt", f"{json_kind(text)}; send a string")
-    return TokenizeRequest(
-        prompt,
-        fields.boolean("add_special_tokens", default=True),
-        fields.boolean("return_token_strs", default=False),
-        tuple(opened.ignored),
-    )
+    asked = Tokenize.read(values, limits)
+    use = asked.use(limits.dialect, asked.chat_template_kwargs)
+    prompt = asked.prompt(use, OF_CHATS) if asked.text is None else Prompt(text=asked.text)
+    return TokenizeRequest(prompt, asked.add_special_tokens, asked.return_token_strs, asked.ignored)
 
 
 def parse_detokenize(values: Mapping[str, Any], limits: Limits) -> TokenArray:
     """Parse the body of POST /detokenize."""
-    DETOKENIZE.open(values, limits.compatibility)
-    fields = Fields(values)
-    _check_named(fields, limits)
-    tokens = fields.get("tokens")
-    if not isinstance(tokens, list):
-        raise RequestError.at("tokens", f"{json_kind(tokens)}; send a list of token ids")
-    return token_ids_of(tokens, limits, "tokens")
+    return Detokenize.read(values, limits).tokens
 
 
-def _check_named(fields: Fields, limits: Limits) -> None:
-    """As in vLLM the model may be left out: there is one tokenizer."""
-    if fields.get("model") is not None:
-        check_model(fields.string("model", ""), limits)
+TOKENIZE = Endpoint("/tokenize", "The tokens of a text or of a conversation", Tokenize)
+DETOKENIZE = Endpoint("/detokenize", "The text of tokens", Detokenize)

@@ -22,8 +22,7 @@ from deployments.ingress.choice import Choice, Delta, Reading
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
-from deployments.ingress.spec import GenerationSpec, Prompt
-from deployments.ingress.tools import ChatUse
+from deployments.ingress.spec import ChatUse, GenerationSpec, Prompt
 
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8,))
 # Prompts that say nothing of the reasoning, begin it, and end it.

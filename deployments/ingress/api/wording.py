@@ -1,0 +1,147 @@
+"""Says in words what a schema allows, and what is wrong with a body that a model has refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from cluster.errors import RequestError
+from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, json_kind, shown
+
+Schema = Mapping[str, Any]
+
+TEXT: Schema = {"type": "string"}
+TEXT_OR_OBJECTS: Schema = {"anyOf": [TEXT, {"type": "array", "items": {"type": "object"}}]}
+
+_NAMES = {
+    "string": "a string", "number": "a number", "integer": "an integer", "object": "an object",
+    "array": "a list", "boolean": "true or false",
+}  # fmt: skip
+_RANGES = {"minimum": "from {}", "exclusiveMinimum": "above {},", "maximum": "to {}"}
+# The bounds of what has a length, and what it has.
+_LENGTHS = {
+    "string": ("minLength", "maxLength", " characters"), "array": ("minItems", "maxItems", ""),
+    "object": ("minProperties", "maxProperties", " fields"),
+}  # fmt: skip
+_BOUNDS = {*_RANGES, *(key for low, high, _ in _LENGTHS.values() for key in (low, high))}
+_RANGE = "{value} is out of range; send {wanted}"
+# By pydantic's name of what is wrong.
+_SENTENCES = {
+    "missing": "missing; send {note}",
+    "string_unicode": "contains half of a surrogate pair; send valid Unicode",
+    "string_too_long": "{length} characters, longer than {most}; shorten it",
+    "string_too_short": "empty; send at least one character",
+    "too_long": "{length} items; send at most {most}",
+    "too_short": "empty; send at least one",
+    "greater_than": _RANGE, "greater_than_equal": _RANGE, "less_than_equal": _RANGE,
+    "finite_number": _RANGE,
+}  # fmt: skip
+_OTHERWISE = "{value}; send {wanted}"
+
+
+def plain(schema: Schema) -> Schema:
+    """A field's schema as pydantic has it, without null and without what allows no value."""
+    options = [plain(one) for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    found: dict[str, Any] = (
+        dict(options[0]) if len(options) == 1 else {"anyOf": options} if options else {}
+    )
+    for key, value in schema.items():
+        if key in ("items", "additionalProperties") and isinstance(value, Mapping):
+            found[key] = plain(value)
+        elif key == "$ref":
+            found["type"] = "object"
+        elif key in ("type", "enum", "const") or key in _BOUNDS:
+            found[key] = value
+    return found
+
+
+def resolved(schema: Schema, limits: object) -> dict[str, Any]:
+    """`schema` with the names of limits replaced by their values."""
+
+    def known(one: dict[str, Any]) -> dict[str, Any]:
+        names = {key for key in _BOUNDS & one.keys() if isinstance(one[key], str)}
+        return one | {key: getattr(limits, one[key]) for key in names}
+
+    return dict(json.loads(json.dumps(schema), object_hook=known))
+
+
+def described(schema: Schema) -> str:
+    """The values that a schema allows, in words."""
+    if "anyOf" in schema:
+        return " or ".join(map(described, schema["anyOf"]))
+    if "enum" in schema or "const" in schema:
+        words = schema.get("enum", [schema.get("const")])
+        return " or ".join(f"`{json.dumps(word)}`" for word in words)
+    kind = schema.get("type", "")
+    said = [_NAMES.get(kind, "a value")]
+    said += [word.format(_bound(schema[key])) for key, word in _RANGES.items() if key in schema]
+    least, most, unit = _LENGTHS.get(kind, ("", "", ""))
+    if least in schema and most in schema:
+        said.append(f"of {_bound(schema[least])} to {_bound(schema[most])}{unit}")
+    elif least in schema or most in schema:
+        bound = _bound(schema.get(most, schema.get(least)))
+        said.append(f"of at {'most' if most in schema else 'least'} {bound}{unit}")
+    text = " ".join(said)
+    return f"{text}, each {described(schema['items'])}" if "items" in schema else text
+
+
+def _bound(value: Any) -> str:
+    if isinstance(value, str):
+        return f"`{value}`"
+    return f"{int(value) if value == int(value) else value:,}".replace(",", " ")
+
+
+def refusal(body: Any, error: ValidationError, limits: object) -> RequestError:
+    """What a client is told: of what is wrong, else of what is missing."""
+    errors = error.errors(include_url=False)
+    first = min(errors, key=lambda one: one["type"] == "missing")
+    path, schema, note = _place(body, first["loc"])
+    about, value = first.get("ctx", {}), first["input"]
+    if first["type"] == "placed":
+        placed: RequestError = about["error"]
+        return type(placed).at(joined(path, placed.param or ""), placed.reason)
+    schema = resolved(schema, limits)
+    # A text of the client's own is shown only where it is no text that is wanted.
+    is_shown = all(
+        "enum" in one or "const" in one or one.get("type") not in ("string", "array", "object")
+        for one in schema.get("anyOf", [schema])
+    )
+    reason = _SENTENCES.get(first["type"], _OTHERWISE).format(
+        value=shown(value) if is_shown else json_kind(value),
+        wanted=described(schema).replace("`", ""),
+        note=note,
+        length=len(value) if isinstance(value, str | list | dict) else 0,
+        most=about.get("max_length"),
+    )
+    return RequestError.at(path, reason)
+
+
+def joined(path: str, below: str) -> str:
+    """The path of what is below a field, "" = it."""
+    return path + (f".{below}" if path and below and not below.startswith("[") else below)
+
+
+def _place(body: Any, place: tuple[int | str, ...]) -> tuple[str, Schema, str]:
+    """The path of what is wrong, its schema, and what its field is for."""
+    path, note = "", ""
+    schema: Schema = {}
+    if place[-1:] == ("[key]",):  # an object whose keys are not the field's own
+        place = place[:-2]
+    for part in place:
+        options = schema.get("anyOf", [schema])
+        if len(options) > 1 and "items" not in options[-1]:
+            break  # `part` says which of them was tried
+        if isinstance(part, int):
+            schema = options[-1].get("items", {})
+            if schema.get("type") != "object":
+                break  # a list of values is named as one
+            path += f"[{part}]"
+        else:
+            rule = body.rules().get(part) if body is not None else None
+            path = joined(path, part[:MAX_SHOWN_KEY_LEN])
+            schema = schema.get("additionalProperties", {}) if rule is None else rule.schema
+            body, note = (None, "") if rule is None else (rule.below, rule.note)
+    return path, schema, note
