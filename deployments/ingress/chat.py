@@ -12,7 +12,15 @@ from pydantic import Field, WithJsonSchema
 
 from cluster.errors import RequestError
 from cluster.text.chat import text_of, tool_calls_of
-from deployments.ingress.api.contract import REQUIRED, Body, Read, ignored, refused, supported
+from deployments.ingress.api.contract import (
+    REQUIRED,
+    Body,
+    Read,
+    ignored,
+    instead,
+    refused,
+    supported,
+)
 from deployments.ingress.api.wording import TEXT_OR_OBJECTS
 from deployments.ingress.fields import encodable, encodable_json, json_kind
 from deployments.ingress.names import Names
@@ -29,7 +37,7 @@ def read_text(value: Any, path: str) -> str:
     return encodable(text_of(value, path), path)
 
 
-TextOrParts = Annotated[str, Read(lambda value, _: read_text(value, ""), TEXT_OR_OBJECTS)]
+TextOrParts = Annotated[str, instead(lambda value, _: read_text(value, ""), TEXT_OR_OBJECTS)]
 
 
 def _role(role: str, limits: Any) -> str:
@@ -42,16 +50,15 @@ def _role(role: str, limits: Any) -> str:
 Role = Annotated[str, Field(max_length=64), Read(_role)]
 
 
+# fmt: off
 class ChatTurn(Body):
     """OpenAI's message."""
 
     role: Role = supported(
         "system, developer, user, assistant or tool, and what else the model's template names",
-        REQUIRED, min_length=1,
-    )  # fmt: skip
+        REQUIRED, min_length=1)
     content: TextOrParts | None = supported(
-        "a text, or text parts; only a message with tool_calls has none"
-    )
+        "a text, or text parts; only a message with tool_calls has none")
     name: str | None = supported("for templates that use it", max_length=_MAX_ID_LEN)
     audio: Any = refused("remove it; only text is served")
     function_call: Any = refused("send tool_calls")
@@ -59,16 +66,14 @@ class ChatTurn(Body):
     tool_calls: list[_Anything] | None = supported("of an earlier answer", max_length=128)
     tool_call_id: str | None = supported("of a message of role tool", max_length=_MAX_ID_LEN)
     reasoning_content: str | None = supported(
-        "the reasoning of an earlier answer, for templates that use it"
-    )
+        "the reasoning of an earlier answer, for templates that use it")
+    # fmt: on
 
     def check(self, limits: Any) -> None:
         if self.tool_calls and self.role != "assistant":
-            raise RequestError.at(
-                "tool_calls", "only messages of role assistant have some; remove them"
-            )
+            raise self.wrong("tool_calls", "only messages of role assistant have some; remove them")
         if self.content is None and not self.tool_calls:
-            raise RequestError.at("content", "missing; send a string or a list of text parts")
+            raise self.wrong("content", "missing; send a string or a list of text parts")
         self.tool_calls = read_calls(self.tool_calls or [], "tool_calls")
 
     def message(self) -> Message:
@@ -119,10 +124,8 @@ class Conversation(Body):
     def check(self, limits: Any) -> None:
         super().check(limits)
         if self.continue_final_message and self.add_generation_prompt:
-            raise RequestError.at(
-                "continue_final_message",
-                "not together with add_generation_prompt; send one of them",
-            )
+            reason = "not together with add_generation_prompt; send one of them"
+            raise self.wrong("continue_final_message", reason)
 
     def prompt(self, use: ChatUse, names: Names) -> Prompt:
         """The conversation as a prompt, with the tools of `use`."""

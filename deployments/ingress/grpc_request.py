@@ -57,15 +57,6 @@ class _Chat(Body):
     messages: Turns = supported(OF_MESSAGES, REQUIRED, alias="chat.messages")
 
 
-def names_of(prompt: str | Sequence[ChatMessage] | TokenArray) -> Names:
-    """What a message calls its prompt."""
-    if isinstance(prompt, str):
-        return Names({"prompt": "text"})
-    if isinstance(prompt, np.ndarray):
-        return Names({"prompt": "tokens"})
-    return Names({"prompt": "chat.messages", "messages": "chat.messages"})
-
-
 def request_name(request: GenerationRequest) -> str:
     """The client's request id, or a random one; raises RequestError for an invalid id.
 
@@ -74,9 +65,8 @@ def request_name(request: GenerationRequest) -> str:
     name = request.request_id
     if len(name) > _MAX_NAME_LEN or not name.isprintable():
         what = f"{len(name)} characters" if len(name) > _MAX_NAME_LEN else "a control character"
-        raise RequestError.at(
-            "request_id", f"{what}; send at most {_MAX_NAME_LEN} printable characters or none"
-        )
+        remedy = f"send at most {_MAX_NAME_LEN} printable characters or none"
+        raise RequestError.at("request_id", f"{what}; {remedy}")
     return name or f"gen-{uuid.uuid4().hex}"
 
 
@@ -92,14 +82,11 @@ def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
     if search is not None:
         width = search.num_beams or call.n
         if request.resume:
-            raise RequestError.at(
-                "resume", "a beam search has nothing to resume; send the request without it"
-            )
+            reason = "a beam search has nothing to resume; send the request without it"
+            raise RequestError.at("resume", reason)
         if not call.n <= width <= limits.max_choices:
-            raise RequestError.at(
-                "sampling.beam_search.num_beams",
-                f"{width}; send n={call.n} to {limits.max_choices}",
-            )
+            remedy = f"send n={call.n} to {limits.max_choices}"
+            raise RequestError.at("sampling.beam_search.num_beams", f"{width}; {remedy}")
     spec = call.spec(limits, (prompt,), call.logprobs, num_samples=width)
     grammar = request.sampling.grammar
     if grammar is not None:
@@ -128,10 +115,8 @@ def _grammar(grammar: GrammarSpec) -> GrammarSpec:
     """The request's grammar, checked as those of HTTP are."""
     kind = "json" if grammar.kind == "json_schema" else grammar.kind
     if kind not in KINDS:
-        raise RequestError.at(
-            "sampling.grammar.kind",
-            f"{shown(grammar.kind)}; send json_schema, regex, choice, grammar or structural_tag",
-        )
+        remedy = "send json_schema, regex, choice, grammar or structural_tag"
+        raise RequestError.at("sampling.grammar.kind", f"{shown(grammar.kind)}; {remedy}")
     source = parse_json(grammar.source, _GRAMMAR) if kind == "choice" else grammar.source
     return grammar_of(kind, source, _GRAMMAR)
 
@@ -154,16 +139,16 @@ def check_ids(token_ids: TokenArray, name: str, limits: Limits) -> None:
 
 
 def prompt_of(prompt: str | Sequence[ChatMessage] | TokenArray, limits: Limits) -> Prompt:
-    """The prompt of a request; raises RequestError for an empty one."""
-    names = names_of(prompt)
+    """The prompt of a request, with what the message calls it; raises RequestError for none."""
     if isinstance(prompt, str):
         if not prompt:
             raise RequestError.at("text", "empty; send at least one character")
-        return Prompt(text=prompt, names=names)
+        return Prompt(text=prompt, names=Names({"prompt": "text"}))
     if isinstance(prompt, np.ndarray):
         if len(prompt) == 0:
             raise RequestError.at("tokens", "empty; send at least one token")
         check_ids(prompt, "tokens", limits)
-        return Prompt(token_ids=prompt, names=names)
+        return Prompt(token_ids=prompt, names=Names({"prompt": "tokens"}))
     chat = _Chat.read({"chat.messages": list(map(dataclasses.asdict, prompt))}, limits)
-    return Prompt(messages=tuple(turn.message() for turn in chat.messages), names=names)
+    messages = tuple(turn.message() for turn in chat.messages)
+    return Prompt(messages=messages, names=chat.names("chat.messages"))

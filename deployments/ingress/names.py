@@ -1,16 +1,14 @@
-"""What the body of each endpoint calls the fields that one parser reads for all of them.
+"""What a body calls the fields that are found wrong only when its request runs.
 
-The parsers, and what runs a request, know fields by the names of OpenAI's chats and completions.
-An endpoint whose bodies say the same otherwise translates the field that an error names; the rest
-of the message is never touched.
+What runs a request knows fields by the names of OpenAI's chats and completions.  An error that it
+raises is raised again with the field of the body; the rest of the message is never touched.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from cluster.errors import RequestError
 
@@ -46,23 +44,3 @@ class Names:
 
 # Of a body whose prompt is a conversation.
 OF_CHATS = Names({"prompt": "messages"})
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A message of a chat that was written as something else.
-
-    places: where its fields are in the body, by their paths below the message; "" = all others.
-    """
-
-    message: Any
-    places: Mapping[str, str]
-
-
-def places_of(turns: Sequence[Turn], start: int = 0) -> dict[str, str]:
-    """Of `Names`, for the messages of a chat, the first of which has the number `start`."""
-    return {
-        f"messages[{number}]{below}": own
-        for number, turn in enumerate(turns, start)
-        for below, own in turn.places.items()
-    }

@@ -13,7 +13,7 @@ import numpy as np
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
-from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, Read, refused, supported
+from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, refused, supported
 from deployments.ingress.api.wording import Schema
 from deployments.ingress.chat import Conversation, TextOrParts
 from deployments.ingress.fields import encodable, json_kind, shown
@@ -80,7 +80,7 @@ class Completion(Sampling, Harmless):
     default_max_tokens: ClassVar[int] = 16  # OpenAI's
 
     prompt: Annotated[
-        tuple[Prompt, ...], Read(_prompts, {"anyOf": [_TEXT, _SEVERAL[0], TOKENS, _SEVERAL[1]]})
+        tuple[Prompt, ...], instead(_prompts, {"anyOf": [_TEXT, _SEVERAL[0], TOKENS, _SEVERAL[1]]})
     ] = supported("a text, token ids, or a list of either", REQUIRED)
     max_tokens: Count | None = supported(
         "output tokens, at most; absent = 16; 0 only with echo or prompt_logprobs")

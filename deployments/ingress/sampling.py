@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from cluster.core import SamplingParams, SpeculationOptions
-from cluster.errors import ForbiddenError, NotFoundError, RequestError
-from cluster.requests.acceptance_law import Law
+from cluster.errors import NotFoundError, RequestError
 from cluster.requests.beam_spec import BeamSpec
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.requests.seeds import asked_seed
@@ -19,15 +17,16 @@ from cluster.spec.beam_params import MAX_LENGTH_PENALTY
 from deployments.ingress.api.contract import (
     REQUIRED,
     Body,
-    OrText,
     Read,
-    UpTo,
     ignored,
+    or_text,
     refused,
     supported,
+    up_to,
 )
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, Prompt
+from deployments.ingress.speculation import Speculation
 from deployments.ingress.structured import ResponseFormat, StructuredOutputs
 
 MAX_NAME_LEN = 256
@@ -39,23 +38,6 @@ def check_model(model: str, limits: Limits, name: str = "model") -> str:
         served = " or ".join(map(repr, limits.model_names))
         raise NotFoundError.at(name, f"{shown(model)} is not served; ask for {served}")
     return model
-
-
-def _open(name: str, allowed: Sequence[str], setting: str) -> str:
-    if name and name not in allowed:
-        known = ", ".join(allowed) or "none"
-        reason = f"{shown(name)} is not open to requests; allowed: {known} ({setting})"
-        raise RequestError.at("", reason)
-    return name
-
-
-def _latency_class(name: str, limits: Limits) -> str:
-    allowed = limits.latency_classes
-    if name in limits.withheld_classes and name not in allowed:
-        known = ", ".join(allowed) or "none"
-        reason = f"the key {limits.owner} may not use {name}; it may use: {known}"
-        raise ForbiddenError.at("", reason)
-    return _open(name, allowed, "ingress.public_latency_classes")
 
 
 def _biases(bias: dict[str, float], limits: Limits) -> dict[str, float]:
@@ -74,22 +56,15 @@ ModelName = Annotated[
 ]
 Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+LengthPenalty = Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 PositiveCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
 AtLeastMinusOne = Annotated[int, Field(ge=-1, le=2**31 - 1)]
-Choices = Annotated[int, Field(ge=1), UpTo("max_choices")]
-Alternatives = Annotated[int, Field(ge=0), UpTo("max_logprobs")]
-TokenId = Annotated[int, Field(ge=0), UpTo("max_token_id")]
+Choices = Annotated[int, Field(ge=1), up_to("max_choices")]
+Alternatives = Annotated[int, Field(ge=0), up_to("max_logprobs")]
+TokenId = Annotated[int, Field(ge=0), up_to("max_token_id")]
 StopTexts = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=256)]], UpTo("max_stop_strings")
-]
-Drafter = Annotated[
-    str, Field(max_length=256), Read(lambda name, limits: _open(name, limits.drafters, "drafters"))
-]
-LawName = Annotated[
-    str,
-    Field(max_length=64),
-    Read(lambda name, limits: _open(name, limits.laws, "coordinator.laws")),
+    list[Annotated[str, Field(min_length=1, max_length=256)]], up_to("max_stop_strings")
 ]
 OF_MODEL = "a name that /v1/models lists"
 OF_TOKENS = "output tokens, at most"
@@ -109,20 +84,6 @@ class StreamOptions(Body):
 
 
 # fmt: off
-class Speculation(Body):
-    enabled: bool = supported("false = plain decoding", True)
-    max_draft_tokens: Annotated[int, Field(ge=0), UpTo("max_draft_tokens")] | None = supported(
-        "draft tokens checked per step, at most")
-    drafters: list[Drafter] | None = supported("names of those that may help", max_length=64)
-    latency_class: Annotated[str, Field(max_length=64), Read(_latency_class)] | None = supported(
-        "one of ingress.public_latency_classes")
-    min_tokens_per_s: Annotated[float, Field(ge=0, le=1e6)] | None = supported(
-        "the speed for which drafts are granted to this request before others are served")
-    law: LawName | None = supported(
-        "how drafts are accepted, one of coordinator.laws; under all but coupled the text depends "
-        "on the drafts")
-
-
 class Harmless(Body):
     """OpenAI's: they affect billing, caching or safety there, never the text."""
 
@@ -158,7 +119,7 @@ class Sampling(Named):
         "reported by each choice")
     n: Choices = supported("samples per prompt", 1)
     stop: Annotated[
-        StopTexts, OrText({"type": "string", "minLength": 1, "maxLength": 256}, lambda one: [one])
+        StopTexts, or_text({"type": "string", "minLength": 1, "maxLength": 256}, lambda one: [one])
     ] = supported(OF_STOP, ())
     stop_token_ids: list[TokenId] = supported("tokens that end the text", (), max_length=64)
     max_tokens: Count | None = supported(OF_TOKENS)
@@ -192,9 +153,8 @@ class Sampling(Named):
     use_beam_search: bool = supported(
         "the n best texts are searched for, by best_of (else n) beams; nothing is drawn, so "
         "temperature and the like have no effect, and nothing is streamed", False)
-    length_penalty: float = supported(
-        "of beam search: a text's score is its log-probability over its length to this power",
-        1.0, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)
+    length_penalty: LengthPenalty = supported(
+        "of beam search: a text's score is its log-probability over its length to this power", 1.0)
     early_stopping: bool | Literal["never"] = supported(
         "of beam search, as in transformers: true = it ends with its first texts", False)
     allowed_token_ids: Any = refused("remove it; use logit_bias", [])
@@ -351,25 +311,19 @@ class Sampling(Named):
             min_p=_given(self.min_p, defaults.min_p),
         )
 
+    def _speculation(self, limits: Limits) -> SpeculationOptions:
+        if self.use_beam_search:  # drafts have no place in it
+            return SpeculationOptions(enabled=False)
+        return dataclasses.replace(
+            self.speculation.options(limits),
+            return_draft_sources=self.return_draft_sources,
+            return_draft_trees=self.return_draft_trees,
+        )
+
     def _beams(self, width: int) -> BeamSpec | None:
         """What only shapes a draw (temperature, seed, ...) has no effect with it, as in vLLM."""
         is_search = self.use_beam_search
         return BeamSpec(width, self.length_penalty, self.early_stopping) if is_search else None
-
-    def _speculation(self, limits: Limits) -> SpeculationOptions:
-        asked = self.speculation
-        if self.use_beam_search:  # drafts have no place in it
-            return SpeculationOptions(enabled=False)
-        return SpeculationOptions(
-            enabled=asked.enabled,
-            max_draft_tokens=asked.max_draft_tokens,
-            drafters=None if asked.drafters is None else tuple(dict.fromkeys(asked.drafters)),
-            latency_class=asked.latency_class or limits.default_class or None,
-            return_draft_sources=self.return_draft_sources,
-            return_draft_trees=self.return_draft_trees,
-            min_tokens_per_s=asked.min_tokens_per_s,
-            law=cast("Law | None", asked.law or None),
-        )
 
 
 def _given(value: float | None, default: float) -> float:

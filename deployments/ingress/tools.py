@@ -11,7 +11,7 @@ from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.chat import RESERVED_ARGUMENTS
 from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.base import NAME
-from deployments.ingress.api.contract import REQUIRED, Body, Read, refused, supported
+from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, refused, supported
 from deployments.ingress.api.wording import TEXT
 from deployments.ingress.fields import encodable_json, shown
 from deployments.ingress.spec import ChatUse, Limits
@@ -80,6 +80,11 @@ class Function(Body):
         """What is called."""
         return self
 
+    def arguments(self, *, is_held: bool) -> Mapping[str, Any]:
+        """The schema that a call obeys.  is_held: even if the tool is not strict."""
+        is_any = self.parameters is None or not (self.strict or is_held)
+        return _ANY_ARGUMENTS if is_any else self.parameters or {}
+
     def told(self) -> Mapping[str, Any]:
         """The tool as chat templates know it."""
         own = self.model_dump(include={*Function.model_fields}, exclude_unset=True)
@@ -100,7 +105,7 @@ class ToolUse(Body):
     """Tools of a chat."""
 
     tools: list[Tool] = supported(OF_TOOLS, (), max_length=MAX_TOOLS)
-    tool_choice: Annotated[Choice, Read(_choice, {"anyOf": [TEXT, {"type": "object"}]})] = (
+    tool_choice: Annotated[Choice, instead(_choice, {"anyOf": [TEXT, {"type": "object"}]})] = (
         supported("none, auto, required, or a function; calls that are forced obey their schemas",
                   Choice())
     )  # fmt: skip
@@ -185,11 +190,8 @@ def _grammar(
         )
     assert dialect.calls is not None
     # A choice that is forced must be right; what a model chooses itself is held to strict tools.
-    schemas = [
-        (one.name, (one.parameters if one.strict or is_required else None) or _ANY_ARGUMENTS)
-        for one in functions
-        if choice.kind != "named" or choice.name == one.name
-    ]
+    wanted = [one for one in functions if choice.kind != "named" or choice.name == one.name]
+    schemas = [(one.name, one.arguments(is_held=is_required)) for one in wanted]
     is_parallel = is_parallel and choice.kind != "named"
     source = dialect.calls.grammar(schemas, is_required=is_required, is_parallel=is_parallel)
     return GrammarSpec("structural_tag", source)

@@ -13,14 +13,14 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
-from pydantic_core import PydanticCustomError, PydanticKnownError, core_schema
+from pydantic_core import PydanticCustomError, core_schema
 
 from cluster.errors import RequestError
 from deployments.ingress.api.wording import Schema, plain, refusal
-from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, shown, unknown
+from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, encodable, shown, unknown
 from deployments.ingress.names import Names
 from deployments.ingress.spec import Limits
 
@@ -172,34 +172,50 @@ def _body_in(annotation: Any) -> type[Body] | None:
 
 
 def _kept(
-    body: type[Body] | None, value: Any, path: str, ignored: list[str], *, is_lenient: bool
-) -> Any:
-    """What of a value is read; raises RequestError for the first name that is not accepted."""
-    if body is not None and isinstance(value, list):
-        return [
-            _kept(body, item, f"{path}[{index}]", ignored, is_lenient=is_lenient)
-            for index, item in enumerate(value)
-        ]
-    if body is None or not isinstance(value, dict):
-        return value
+    body: type[Body], values: Mapping[str, Any], path: str, ignored: list[str], *, is_lenient: bool
+) -> dict[str, Any]:
+    """What of an object is read; raises RequestError for the first name that is not accepted."""
     rules, kept = body.rules(), {}
-    for key, inner in value.items():
+    for key, value in values.items():
         rule, name = rules.get(key), (f"{path}." if path else "") + key[:MAX_SHOWN_KEY_LEN]
         if rule is None:
             # Clients send an answer back with its empty fields (`annotations: []`).
-            if "[" in path and inner in (None, [], {}):
+            if "[" in path and value in (None, [], {}):
                 continue
             if not is_lenient:
                 raise unknown(name, key, rules)
             ignored.append(name)
         elif rule.status is Status.SUPPORTED:
-            if inner is not None:
-                kept[key] = _kept(rule.below, inner, name, ignored, is_lenient=is_lenient)
-        elif not rule.asks_for_nothing(inner):
+            # A kind that is not served is told before what stands beside it.
+            if value not in (None, rule.schema.get("const", value)):
+                remedy = f"send {rule.schema['const']}"
+                raise RequestError.at(name, f"{shown(value)} is not served; {remedy}")
+            if value is not None:
+                kept[key] = _inside(rule, value, name, ignored, is_lenient=is_lenient)
+        elif not rule.asks_for_nothing(value):
             if rule.status is Status.REFUSED:
-                raise RequestError.at(name, f"{shown(inner)} is not supported; {rule.note}")
+                raise RequestError.at(name, f"{shown(value)} is not supported; {rule.note}")
             ignored.append(name)
     return kept
+
+
+def _inside(rule: Rule, value: Any, name: str, ignored: list[str], *, is_lenient: bool) -> Any:
+    """What of the value of a field is read."""
+    body, is_object = rule.below, rule.schema.get("type") == "object"
+    if isinstance(value, str):
+        return encodable(value, name)
+    if body is not None and is_object and isinstance(value, dict):
+        return _kept(body, value, name, ignored, is_lenient=is_lenient)
+    if body is not None and not is_object and isinstance(value, list):
+        return [
+            _kept(body, item, f"{name}[{index}]", ignored, is_lenient=is_lenient)
+            if isinstance(item, dict)
+            else item
+            for index, item in enumerate(value)
+        ]
+    if isinstance(value, dict) and isinstance(rule.schema.get("additionalProperties"), Mapping):
+        return {key: inner for key, inner in value.items() if inner is not None}
+    return value
 
 
 def warning_header(ignored: Sequence[str]) -> Mapping[str, str]:
@@ -223,67 +239,61 @@ def _placed() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """Reads a value, which is of the field's type already unless a schema says what it is.
+    """Reads a value before, after or instead of the field's type.
 
     read: from the value and the limits; raises RequestError with a path below the field, "" = it.
+    schema: of the value, from that of the field's type.
     """
 
     read: Callable[[Any, Limits], Any]
-    schema: Schema | None = None
+    schema: Callable[[Schema], Schema] = dict
+    when: Literal["before", "after", "instead"] = "after"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
-        if self.schema is None:
-            return core_schema.with_info_after_validator_function(self._run, handler(source))
-        return core_schema.with_info_plain_validator_function(self._run)
+        if self.when == "instead":
+            return core_schema.with_info_plain_validator_function(self._run)
+        if self.when == "before":
+            return core_schema.with_info_before_validator_function(self._run, handler(source))
+        return core_schema.with_info_after_validator_function(self._run, handler(source))
 
     def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Schema:
-        return dict(self.schema or handler(core))
+        return self.schema({} if self.when == "instead" else handler(core))
 
     def _run(self, value: Any, info: ValidationInfo[Limits]) -> Any:
         with _placed():
             return self.read(value, info.context)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class UpTo:
+def up_to(limit: str) -> Read:
     """The greatest value, or the most items, by the name that `Limits` has for it."""
 
-    limit: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
-        return core_schema.with_info_after_validator_function(self._run, handler(source))
-
-    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Schema:
-        found = handler(core)
-        return {**found, "maxItems" if found["type"] == "array" else "maximum": self.limit}
-
-    def _run(self, value: Any, info: ValidationInfo[Limits]) -> Any:
-        most, is_list = getattr(info.context, self.limit), isinstance(value, list)
-        if is_list and len(value) > most:
-            about = {"field_type": "List", "max_length": most, "actual_length": len(value)}
-            raise PydanticKnownError("too_long", about)
-        if not is_list and value > most:
-            raise PydanticKnownError("less_than_equal", {"le": most})
+    def read(value: Any, limits: Limits) -> Any:
+        most, is_list = getattr(limits, limit), isinstance(value, list)
+        if (len(value) if is_list else value) > most:
+            what = f"{len(value)} items" if is_list else f"{shown(value)} is out of range"
+            raise RequestError.at("", f"{what}; send at most {most}")
         return value
 
+    def schema(of: Schema) -> Schema:
+        return {**of, "maxItems" if of["type"] == "array" else "maximum": limit}
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OrText:
-    """Of a list: a text stands for a list.  schema: of the text.  listed: makes the list of it."""
+    return Read(read, schema)
 
-    schema: Schema
-    listed: Callable[[str], list[Any]]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
-        return core_schema.no_info_before_validator_function(self._run, handler(source))
+def or_text(text: Schema, listed: Callable[[str], list[Any]]) -> Read:
+    """A text that stands for a list.  text: its schema.  listed: makes the list of it."""
 
-    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Schema:
-        return {"anyOf": [self.schema, handler(core)]}
-
-    def _run(self, value: Any) -> Any:
+    def read(value: Any, limits: Limits) -> Any:
         if value == "":
-            raise PydanticKnownError("string_too_short", {"min_length": 1})
-        return self.listed(value) if isinstance(value, str) else value
+            raise RequestError.at("", "empty; send at least one character")
+        return listed(value) if isinstance(value, str) else value
+
+    return Read(read, lambda of: {"anyOf": [text, of]}, "before")
+
+
+def instead(read: Callable[[Any, Limits], Any], schema: Schema) -> Read:
+    """Reads what pydantic has no type for."""
+    return Read(read, lambda _: schema, "instead")
 
 
 def supported(
@@ -291,16 +301,12 @@ def supported(
     default: Any = None,
     *,
     alias: str | None = None,
-    ge: float | None = None,
-    le: float | None = None,
     min_length: int | None = None,
     max_length: int | None = None,
 ) -> Any:
     """A field that does what `note` says."""
-    return Field(
-        default, alias=alias, description=note, ge=ge, le=le, min_length=min_length,
-        max_length=max_length,
-    )  # fmt: skip
+    bounds: dict[str, Any] = {"min_length": min_length, "max_length": max_length}
+    return Field(default, alias=alias, description=note, **bounds)
 
 
 def ignored(why: str, *harmless: Any, alias: str | None = None) -> Any:

@@ -12,26 +12,19 @@ from pydantic import Field
 from cluster.errors import DrafthouseError, RequestError, surface_of
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.chat import part_text, text_of
+from deployments.ingress import sampling
 from deployments.ingress.api.contract import (
     REQUIRED,
     Body,
     Endpoint,
-    Read,
     ignored,
+    instead,
     refused,
     supported,
 )
 from deployments.ingress.api.wording import TEXT_OR_OBJECTS
 from deployments.ingress.chat import MAX_MESSAGES, OF_MESSAGES, TextOrParts, check_call
 from deployments.ingress.fields import encodable, encodable_json, json_kind
-from deployments.ingress.sampling import (
-    OF_STOP,
-    OF_TOKENS,
-    Named,
-    PositiveCount,
-    Sampling,
-    StopTexts,
-)
 from deployments.ingress.spec import ChatOptions, GenerationSpec, Limits, Message, Prompt
 from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import (
@@ -92,9 +85,9 @@ def _result(block: Mapping[str, Any], place: str) -> Message:
     content, call = block.get("content"), block.get("tool_use_id")
     if not isinstance(call, str | None) or len(call or "") > 256:
         raise RequestError.at(f"{place}.tool_use_id", f"{json_kind(call)}; send the id of a call")
+    own = {"tool_call_id": encodable(call, f"{place}.tool_use_id")} if call else {}
     place = f"{place}.content"
     text = "" if content is None else encodable(text_of(content, place), place)
-    own = {"tool_call_id": encodable(call, place)} if call else {}
     return {"role": "tool", "content": text, **own}
 
 
@@ -102,7 +95,7 @@ class Turn(Body):
     role: Literal["user", "assistant", "system"] = supported(
         "user, assistant or system; a last assistant message is continued", REQUIRED
     )
-    content: Annotated[Said, Read(_said, TEXT_OR_OBJECTS)] = supported(
+    content: Annotated[Said, instead(_said, TEXT_OR_OBJECTS)] = supported(
         "a text, or blocks: text, tool_use, tool_result", REQUIRED
     )
 
@@ -147,7 +140,7 @@ class OutputConfig(Body):
     task_budget: Any = refused("remove it; send max_tokens")
 
 
-class Counted(ToolUse, Named):
+class Counted(ToolUse, sampling.Named):
     """What makes the prompt."""
 
     hidden: ClassVar[frozenset[str]] = frozenset(ToolUse.model_fields) - {"tools", "tool_choice"}
@@ -195,11 +188,12 @@ _SHARED = (
 
 
 # fmt: off
-class AnthropicMessages(Counted, Sampling):
-    hidden: ClassVar[frozenset[str]] = Counted.hidden | {*Sampling.model_fields} - {*_SHARED}
+class AnthropicMessages(Counted, sampling.Sampling):
+    hidden: ClassVar[frozenset[str]] = (
+        Counted.hidden | {*sampling.Sampling.model_fields} - {*_SHARED})
 
-    max_tokens: PositiveCount = supported(OF_TOKENS, REQUIRED)
-    stop: StopTexts = supported(OF_STOP, (), alias="stop_sequences")
+    max_tokens: sampling.PositiveCount = supported(sampling.OF_TOKENS, REQUIRED)
+    stop: sampling.StopTexts = supported(sampling.OF_STOP, (), alias="stop_sequences")
     service_tier: Any = ignored("there is one tier", "auto", "standard_only")
     inference_geo: Any = ignored("there is one place")
     diagnostics: Any = ignored("see /metrics")

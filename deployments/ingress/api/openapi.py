@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cluster.errors import SURFACES
@@ -13,40 +14,21 @@ from deployments.ingress.api.wording import resolved
 from deployments.ingress.spec import Limits
 from deployments.ingress.times import times_schema
 
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string", "description": "the value and the remedy"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"], "description": "the field at fault"},
-                "code": {"type": "string", "enum": sorted(one.error.code for one in SURFACES)},
-            },
-        }
-    },
-}
+_TEXT = {"type": "string"}
+_MESSAGE = {**_TEXT, "description": "the value and the remedy"}
+_PARAM = {"type": ["string", "null"], "description": "the field at fault"}
+_CODE = {**_TEXT, "enum": sorted(one.error.code for one in SURFACES)}
 
-_MESSAGES_ERROR = {
-    "type": "object",
-    "required": ["type", "error", "request_id"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {
-                "type": {"type": "string"},
-                "message": {"type": "string", "description": "the value and the remedy"},
-            },
-        },
-        "request_id": {"type": "string"},
-    },
-}
 
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": [*properties], "properties": properties}
+
+
+_ERROR = _object(
+    {"error": _object({"message": _MESSAGE, "type": _TEXT, "param": _PARAM, "code": _CODE})}
+)
+_OF_MESSAGES = _object({"type": _TEXT, "message": _MESSAGE})
+_MESSAGES_ERROR = _object({"type": {"const": "error"}, "error": _OF_MESSAGES, "request_id": _TEXT})
 _STATISTICS = "SpeculativeDecoding"
 
 

@@ -11,27 +11,20 @@ from pydantic import Field, WithJsonSchema
 from cluster.errors import RequestError
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.json_text import json_or_text
+from deployments.ingress import sampling
 from deployments.ingress.api.contract import (
     REQUIRED,
     Body,
     Endpoint,
-    OrText,
     ignored,
+    or_text,
     refused,
     supported,
 )
 from deployments.ingress.api.response_store import ResponseStore
-from deployments.ingress.api.wording import TEXT_OR_OBJECTS
+from deployments.ingress.api.wording import TEXT, TEXT_OR_OBJECTS
 from deployments.ingress.chat import MAX_MESSAGES, Role, check_call, read_text
 from deployments.ingress.fields import shown
-from deployments.ingress.sampling import (
-    MAX_NAME_LEN,
-    OF_TOKENS,
-    Alternatives,
-    Harmless,
-    PositiveCount,
-    Sampling,
-)
 from deployments.ingress.spec import ChatOptions, GenerationSpec, Limits, Message, Prompt
 from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import MAX_TOOLS, OF_EFFORT, OF_TOOLS, Effort, Function, ToolUse
@@ -124,7 +117,7 @@ class TextOptions(Body):
     verbosity: Any = ignored("not told to the model", "medium")
 
 
-class Response(ToolUse, Sampling, Harmless):
+class Response(ToolUse, sampling.Sampling, sampling.Harmless):
     hidden: ClassVar[frozenset[str]] = frozenset(
         {"n", "return_token_ids", "return_draft_sources", "return_draft_trees", "prompt_logprobs",
          "add_special_tokens", "return_tokens_as_token_ids", "early_stopping", "functions",
@@ -132,17 +125,18 @@ class Response(ToolUse, Sampling, Harmless):
 
     input: Annotated[
         list[Item], Field(min_length=1, max_length=MAX_MESSAGES),
-        OrText({"type": "string", "minLength": 1}, lambda text: [{"role": "user", "content": text}])
+        or_text({**TEXT, "minLength": 1}, lambda text: [{"role": "user", "content": text}]),
     ] = supported("a text, or messages, function calls and their outputs", REQUIRED)
     instructions: str = supported("a system message before all others", "")
-    max_tokens: PositiveCount | None = supported(OF_TOKENS, alias="max_output_tokens")
+    max_tokens: sampling.PositiveCount | None = supported(
+        sampling.OF_TOKENS, alias="max_output_tokens")
     previous_response_id: str | None = supported(
         "the conversation goes on after this answer, if it is still kept "
-        "(api.max_stored_responses)", min_length=1, max_length=MAX_NAME_LEN)
+        "(api.max_stored_responses)", min_length=1, max_length=sampling.MAX_NAME_LEN)
     store: bool = supported("false = the answer is not kept for previous_response_id", True)
     include: list[Literal["message.output_text.logprobs"]] = supported(
         "log-probabilities, with top_logprobs alternatives", (), max_length=16)
-    top_logprobs: Alternatives = supported("alternatives per token", 0)
+    top_logprobs: sampling.Alternatives = supported("alternatives per token", 0)
     stream_options: Any = ignored("chunks are never padded")
     background: Any = refused("remove it; wait for the answer, or stream it", False)
     context_management: Any = refused("remove it; send what is to be kept")

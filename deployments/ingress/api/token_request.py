@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
-from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, Read, supported
+from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported
 from deployments.ingress.chat import OF_MESSAGES, Conversation, Turns
 from deployments.ingress.names import OF_CHATS
 from deployments.ingress.openai_request import TOKENS, token_ids_of
@@ -38,7 +38,7 @@ class Tokenize(_MayName, Conversation, ToolUse):
 
 
 class Detokenize(_MayName):
-    tokens: Annotated[TokenArray, Read(token_ids_of, TOKENS)] = supported(
+    tokens: Annotated[TokenArray, instead(token_ids_of, TOKENS)] = supported(
         "special ones have text too", REQUIRED
     )
 

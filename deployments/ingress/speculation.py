@@ -1,0 +1,69 @@
+"""A request's say over drafting: our extension `speculation`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, cast
+
+from pydantic import Field
+
+from cluster.core import SpeculationOptions
+from cluster.errors import ForbiddenError, RequestError
+from cluster.requests.acceptance_law import Law
+from deployments.ingress.api.contract import Body, Read, supported, up_to
+from deployments.ingress.fields import shown
+from deployments.ingress.spec import Limits
+
+
+def _open(name: str, allowed: Sequence[str], setting: str) -> str:
+    if name not in allowed:
+        known = ", ".join(allowed) or "none"
+        reason = f"{shown(name)} is not open to requests; allowed: {known} ({setting})"
+        raise RequestError.at("", reason)
+    return name
+
+
+def _latency_class(name: str, limits: Limits) -> str:
+    allowed = limits.latency_classes
+    if name in limits.withheld_classes and name not in allowed:
+        known = ", ".join(allowed) or "none"
+        reason = f"the key {limits.owner} may not use {name}; it may use: {known}"
+        raise ForbiddenError.at("", reason)
+    return name and _open(name, allowed, "ingress.public_latency_classes")
+
+
+Drafter = Annotated[
+    str, Field(max_length=256), Read(lambda name, limits: _open(name, limits.drafters, "drafters"))
+]
+LawName = Annotated[
+    str,
+    Field(max_length=64),
+    Read(lambda name, limits: name and _open(name, limits.laws, "coordinator.laws")),
+]
+
+
+# fmt: off
+class Speculation(Body):
+    enabled: bool = supported("false = plain decoding", True)
+    max_draft_tokens: Annotated[int, Field(ge=0), up_to("max_draft_tokens")] | None = supported(
+        "draft tokens checked per step, at most")
+    drafters: list[Drafter] | None = supported("names of those that may help", max_length=64)
+    latency_class: Annotated[str, Field(max_length=64), Read(_latency_class)] | None = supported(
+        "one of ingress.public_latency_classes")
+    min_tokens_per_s: Annotated[float, Field(ge=0, le=1e6)] | None = supported(
+        "the speed for which drafts are granted to this request before others are served")
+    law: LawName | None = supported(
+        "how drafts are accepted, one of coordinator.laws; under all but coupled the text depends "
+        "on the drafts")
+    # fmt: on
+
+    def options(self, limits: Limits) -> SpeculationOptions:
+        """As coordinators know it."""
+        return SpeculationOptions(
+            enabled=self.enabled,
+            max_draft_tokens=self.max_draft_tokens,
+            drafters=None if self.drafters is None else tuple(dict.fromkeys(self.drafters)),
+            latency_class=self.latency_class or limits.default_class or None,
+            min_tokens_per_s=self.min_tokens_per_s,
+            law=cast("Law | None", self.law or None),
+        )
