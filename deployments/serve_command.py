@@ -136,7 +136,7 @@ def what_to_try(config: Config, url: str) -> str:
     ]
     if not insecure:
         lines.append(f"  {program} try {url}{option}    # one question, with drafts and without")
-    if config.has_page:
+    if config.ui.is_served(config.http):
         lines.append(f"Or open {url}/ in a browser.")
     return "\n".join(lines)
 

@@ -56,3 +56,7 @@ class UiConfig:
 
     enabled: Literal["auto"] | bool = "auto"
     """auto = where http.host is loopback. false = browsers get a list of the endpoints."""
+
+    def is_served(self, where: HttpConfig) -> bool:
+        """True if browsers get the page."""
+        return where.is_local if self.enabled == "auto" else self.enabled

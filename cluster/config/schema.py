@@ -42,7 +42,6 @@ __all__ = [
     "AccessConfig", "AnswersConfig", "ApiConfig", "Config", "CoordinatorConfig", "DashboardConfig",
     "DataPlaneConfig", "DrafterConfig", "DrafterPlacement", "EngineConfig", "GrpcConfig",
     "HttpConfig", "IngressConfig", "NetworkConfig", "PlacementConfig", "TargetConfig", "TlsConfig",
-    "UiConfig",
 ]  # fmt: skip
 
 
@@ -211,11 +210,6 @@ class Config:
         if allowed is not None:
             return allowed
         return tuple(name for name, weight in weights.items() if weight <= 1.0)
-
-    @property
-    def has_page(self) -> bool:
-        """True if browsers get the page at `/`."""
-        return self.http.is_local if self.ui.enabled == "auto" else self.ui.enabled
 
     @property
     def max_calls(self) -> int:

@@ -90,7 +90,7 @@ def create_app(ingress: Ingress) -> FastAPI:
     app = FastAPI(title="Drafthouse", docs_url=None, redoc_url=None, openapi_url=None)
     store = ResponseStore(api.max_stored_responses, api.max_stored_bytes)
     pages = Pages(ingress, int(time.time()), store, Operators(ingress.config, ingress.keys))
-    files = PageFiles() if ingress.config.has_page else None
+    files = PageFiles() if ingress.config.ui.is_served(ingress.config.http) else None
     for method, path, page in pages.routes():
         endpoint = answering(ingress, path, page)
         if files is not None and path == "/":

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster.config.schema import UiConfig
+from cluster.config.http import UiConfig
 from deployments.ingress.api.endpoints import ENDPOINTS, PAGES
 from deployments.ingress.api.unserved import UNSERVED, reason_of
 from tests.support.deployments.server import serving, tiny_config

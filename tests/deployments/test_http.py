@@ -264,7 +264,7 @@ def test_a_body_that_never_ends_is_answered_after_its_time(served: Served) -> No
     address = urlsplit(served.http)
     with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
         connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
         )
         answer = HTTPResponse(connection)
         answer.begin()
@@ -288,7 +288,8 @@ def test_a_client_that_goes_away_frees_its_pages(served: Served, stream: bool) -
     address = urlsplit(served.http)
     with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
         connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
         )
         wait_until(lambda: served.metric("drafthouse_running_requests") == 1)

@@ -30,7 +30,8 @@ def opened(port: int, data: bytes) -> socket.socket:
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
     client.connect(("127.0.0.1", port))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"Content-Length: {len(data)}\r\n\r\n"
     client.sendall(head.encode() + data)
     client.setblocking(False)
     return client
