@@ -184,11 +184,13 @@ class Heartbeat:
     """Sent once a second by either side: the texts that it runs for the other.
 
     heard: serial of the last frame of the other side that was applied.  A text that a later frame
-    opens may be missing here without being lost.
+    opens may be missing here without being lost.  is_plain: from a coordinator, its texts are to
+    have no drafts at present.
     """
 
     texts: tuple[TextName, ...] = ()
     heard: int = 0
+    is_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

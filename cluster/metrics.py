@@ -61,6 +61,20 @@ AUDITED = Metric(
     "failed (no target could say), skipped (too many were waiting).",
     ("outcome",),
 )
+ARM_TOKENS = Metric(
+    "drafthouse_arm_tokens",
+    "counter",
+    "Tokens behind a first one, by coordinator.switchback: drafts, plain_windows, plain_requests.",
+    ("arm",),
+)
+ARM_SECONDS = Metric(
+    "drafthouse_arm_decode_seconds", "counter", "Time that texts waited for these.", ("arm",)
+)
+SWITCHBACK_SPEEDUP = Metric(
+    "drafthouse_switchback_speedup", "gauge",
+    "Speed around plain windows over that within. bound: mean, low, high (its 95 % interval).",
+    ("bound",),
+)  # fmt: skip
 RUNNING = Metric("drafthouse_running_requests", "gauge", "Requests that are being decoded.")
 QUEUED = Metric("drafthouse_queued_requests", "gauge", "Requests in the queue.")
 PROMPT_TOKENS = Metric(

@@ -27,6 +27,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "coordinator.max_draft_tokens": (INGRESS, COORDINATOR, TARGET),
     "coordinator.min_tokens_per_s": (COORDINATOR,),
     "coordinator.audit": (COORDINATOR,),
+    "coordinator.switchback": (COORDINATOR,),
     "coordinator.latency_classes": (INGRESS, COORDINATOR, TARGET),
     "coordinator.budget": (COORDINATOR, TARGET),
     "coordinator.draft_length": (TARGET,),

@@ -24,6 +24,7 @@ class IdleReason(enum.StrEnum):
     NOT_WORTH_IT = "not_worth_it"
     SCHEDULE = "schedule"
     POLICY = "policy"
+    SWITCHBACK = "switchback"
     TOO_SHORT = "too_short"
 
 
@@ -42,6 +43,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         IdleReason.SCHEDULE: "coordinator.draft_length allows such requests no drafts at this time",
         IdleReason.POLICY: "coordinator.policy allows such requests no drafts: they did not pay "
         "when they were measured",
+        IdleReason.SWITCHBACK: "plain decoding is measured, by coordinator.switchback",
         IdleReason.TOO_SHORT: "the answer was over before a step could have had drafts",
     }
 )
@@ -75,6 +77,7 @@ _REASONS = {
     PlainWhy.UNMEASURED: IdleReason.WARMING_UP,
     PlainWhy.FAULT: IdleReason.DRAFTERS_DOWN,
     PlainWhy.SCHEDULE: IdleReason.SCHEDULE,
+    PlainWhy.SWITCHBACK: IdleReason.SWITCHBACK,
 }
 
 

@@ -17,6 +17,7 @@ from cluster.coordinator.finished import record_finished
 from cluster.coordinator.idle import IdleReason, idle_reason
 from cluster.coordinator.placement import Placement
 from cluster.coordinator.session import Deliver, Limits, Session, Status, error_event
+from cluster.coordinator.switchback import Switchback
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import FinishReason, Request
 from cluster.errors import (
@@ -68,12 +69,14 @@ class SessionTable:
         self.seats: dict[str, TargetSeat] = {}
         self.limits = Limits()
         self.auditor = Auditor(config, recorder, clock)
+        self.switchback = Switchback(config, recorder)
 
     def use(self, config: Config) -> None:
         """Open requests by another configuration from now on; limits hold at once."""
         self._eligible = Eligible(config)
         self._config = config
         self.auditor.use(config)
+        self.switchback.use(config)
         self.admit()
 
     @property
@@ -104,7 +107,8 @@ class SessionTable:
         if options.enabled and limit > 0 and session.is_drawn:
             rule = self._eligible.rule_for(request)
             session.is_off_by_policy = rule.drafts == "off"
-            if not session.is_off_by_policy:
+            session.is_taken = not session.is_off_by_policy and self.switchback.takes(request)
+            if not session.is_off_by_policy and not session.is_taken:
                 session.max_draft_tokens = limit
                 session.help_by(self._eligible.helpers(request, rule))
         rate = options.min_tokens_per_s
@@ -223,7 +227,13 @@ class SessionTable:
 
     def tick(self, now: float) -> None:
         """Without any target, let those go who have waited for too long; with some, audit."""
-        timeout_s = self._config.coordinator.target_timeout_s
+        timeout_s, is_plain = (
+            self._config.coordinator.target_timeout_s,
+            self.switchback.is_plain_now,
+        )
+        self.switchback.tick()
+        for seat in self.seats.values():
+            seat.be_plain(is_plain=is_plain)
         if self.seats:
             self.auditor.tick(self)
             return

@@ -61,6 +61,7 @@ class TargetSeat:
         self._cancels: list[TextName] = []
         self._trees: dict[str, PoolTree] = {}
         self._is_beat_due = False
+        self._is_plain = False  # as it was last told
         self._wake = asyncio.Event()
 
     @property
@@ -136,6 +137,12 @@ class TargetSeat:
         self._is_beat_due = True
         self._wake.set()
 
+    def be_plain(self, *, is_plain: bool) -> None:
+        """Let texts have no drafts at present, or have them again."""
+        if is_plain != self._is_plain:
+            self._is_plain = is_plain
+            self.beat()
+
     def status(self) -> dict[str, object]:
         """A plain picture of the moment, for status reports."""
         return {
@@ -191,7 +198,7 @@ class TargetSeat:
         heartbeat = None
         if self._is_beat_due and not self._unsent:
             names = tuple(TextName(each.id, each.generation) for each in self.sessions.values())
-            heartbeat, self._is_beat_due = Heartbeat(names, self.received), False
+            heartbeat, self._is_beat_due = Heartbeat(names, self.received, self._is_plain), False
         self._acknowledged = self.received
         return StepFrame(opens, cancels, trees, self._serial, self.received, heartbeat)
 

@@ -67,6 +67,8 @@ class DraftLength:
             text.cap = self._cap(text, rules)
 
     def _cap(self, text: Text, rules: Sequence[Rule]) -> int:
+        if text.is_plain:
+            return 0
         settings, cap = self._settings, text.max_draft_tokens
         if settings.kind == "constant":
             cap = min(cap, settings.num_tokens)

@@ -107,6 +107,11 @@ class Text:
     is_coupled: its tokens do not depend on its drafts.
     """
 
+    @property
+    def is_plain(self) -> bool:
+        """True if it is to have no drafts at present."""
+        return False
+
     def __init__(self, text_id: str, group: Group, tokens: TokenLog) -> None:
         self.id = text_id
         self.group = group

@@ -37,6 +37,7 @@ class TargetStream(LinkEnd):
         self.acknowledged = 0
         self.heard = 0
         self.counts = False
+        self.is_plain = False  # its texts are to have no drafts at present
         self._frames: deque[VerdictFrame] = deque()
         self._error: WorkerError | None = None
 

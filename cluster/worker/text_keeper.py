@@ -64,6 +64,7 @@ class TextKeeper:
                 self._hold(stream, tree)
             if frame.heartbeat is not None:
                 self._forget_unnamed(stream, frame.heartbeat.texts)
+                stream.is_plain = frame.heartbeat.is_plain
             # Last, because a frame counts as heard only once its texts are here.
             stream.heard = max(stream.heard, frame.serial)
 

@@ -83,6 +83,10 @@ class TargetText(Text):
         return len(self._forced) > 0
 
     @property
+    def is_plain(self) -> bool:
+        return self.stream.is_plain
+
+    @property
     def is_decoding(self) -> bool:
         """True if the engine holds all tokens but the last, so that a tree may follow."""
         is_drawn = not self.is_scored and self.params.beams is None
@@ -118,7 +122,7 @@ class TargetText(Text):
         if self.suspect:
             why = PlainWhy.FAULT
         elif not self.cap:
-            why = PlainWhy.SCHEDULE
+            why = PlainWhy.SWITCHBACK if self.is_plain else PlainWhy.SCHEDULE
         elif not why:
             why = PlainWhy.NOT_WORTH_IT if self.held else PlainWhy.NO_DRAFTS
         self.suspect, self.num_misses = False, 0

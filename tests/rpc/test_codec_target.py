@@ -122,7 +122,7 @@ def test_a_torn_verdict_becomes_a_refusal_of_its_text_that_names_the_array(field
 
 def test_a_reason_that_nobody_knows_becomes_a_refusal_of_the_text() -> None:
     message = target_pb2.VerdictFrame(verdicts=[target_pb2.TextVerdict(request_id="a")])
-    message.verdicts[0].why = 9  # type: ignore[assignment]
+    message.verdicts[0].why = 99  # type: ignore[assignment]
     frame = VERDICT.decode(message.SerializeToString()).frame
     assert frame.verdicts == ()
     assert frame.refusals == (

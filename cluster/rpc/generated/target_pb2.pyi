@@ -19,6 +19,7 @@ class PlainWhy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PLAIN_WHY_FAULT: _ClassVar[PlainWhy]
     PLAIN_WHY_SCHEDULE: _ClassVar[PlainWhy]
     PLAIN_WHY_POLICY: _ClassVar[PlainWhy]
+    PLAIN_WHY_SWITCHBACK: _ClassVar[PlainWhy]
 PLAIN_WHY_UNSPECIFIED: PlainWhy
 PLAIN_WHY_GUARD: PlainWhy
 PLAIN_WHY_NO_DRAFTS: PlainWhy
@@ -28,6 +29,7 @@ PLAIN_WHY_UNMEASURED: PlainWhy
 PLAIN_WHY_FAULT: PlainWhy
 PLAIN_WHY_SCHEDULE: PlainWhy
 PLAIN_WHY_POLICY: PlainWhy
+PLAIN_WHY_SWITCHBACK: PlainWhy
 
 class StepFrame(_message.Message):
     __slots__ = ("opens", "cancels", "trees", "serial", "acknowledged", "heartbeat")
@@ -54,12 +56,14 @@ class TextName(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("texts", "heard")
+    __slots__ = ("texts", "heard", "is_plain")
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
+    IS_PLAIN_FIELD_NUMBER: _ClassVar[int]
     texts: _containers.RepeatedCompositeFieldContainer[TextName]
     heard: int
-    def __init__(self, texts: _Optional[_Iterable[_Union[TextName, _Mapping]]] = ..., heard: _Optional[int] = ...) -> None: ...
+    is_plain: bool
+    def __init__(self, texts: _Optional[_Iterable[_Union[TextName, _Mapping]]] = ..., heard: _Optional[int] = ..., is_plain: _Optional[bool] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("seats", "num_running", "num_waiting", "num_steps", "pages_in_use", "pages_total")

@@ -1,0 +1,104 @@
+"""Windows without drafts measure what drafts bring, whatever the load does meanwhile."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from cluster import metrics
+from cluster.config.proof import SwitchbackConfig
+from cluster.config.schema import Config, CoordinatorConfig
+from cluster.coordinator.switchback import Switchback
+from cluster.recorder import Recorder
+from tests.support.coordinator.house import GREEDY, FakeClock, collect, house, request
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
+
+PERIOD_S, WINDOW_S, NUM_PERIODS = 500, 10, 24
+
+
+def config(**settings: float) -> Config:
+    return Config(coordinator=CoordinatorConfig(switchback=SwitchbackConfig(**settings)))
+
+
+def values(recorder: Recorder, metric: metrics.Metric, label: str) -> dict[str, float]:
+    found = {}
+    for line in recorder.render().decode().splitlines():
+        name, _, rest = line.partition("{")
+        if name in (metric.name, f"{metric.name}_total"):
+            labels, _, value = rest.rpartition("} ")
+            found[labels.split(f'{label}="')[1].split('"')[0]] = float(value)
+    return found
+
+
+@pytest.mark.parametrize("truth", [0.9, 1.0, 1.3])
+def test_a_true_ratio_is_found_though_the_load_drifts(truth: float) -> None:
+    clock, recorder = FakeClock(), Recorder()
+    clock.now = 10_000.0
+    switchback = Switchback(
+        config(period_s=PERIOD_S, window_s=WINDOW_S), recorder, wall=lambda: clock.now
+    )
+    generator = np.random.default_rng(int(100 * truth))
+    num_plain = 0
+    while clock.now < 10_000 + PERIOD_S * NUM_PERIODS:
+        # Of 50 tokens a second, half of a day's tide, and what texts differ by.
+        plain = 50.0 * (1.0 + 0.4 * math.sin(clock.now / 3000)) * generator.lognormal(0.0, 0.1)
+        speed = plain * (1.0 if switchback.is_plain_now else truth)
+        num_plain += switchback.is_plain_now
+        for _ in range(8):
+            switchback.note(round(speed), round(speed) / speed, is_taken=False)
+        switchback.tick()
+        clock.now += 1.0
+    found = values(recorder, metrics.SWITCHBACK_SPEEDUP, "bound")
+    assert found["mean"] == pytest.approx(truth, abs=0.03)
+    assert found["low"] < truth + 0.03
+    assert found["high"] > truth - 0.03
+    assert num_plain == WINDOW_S * NUM_PERIODS
+    assert set(values(recorder, metrics.ARM_TOKENS, "arm")) == {"drafts", "plain_windows"}
+
+
+def test_too_few_tokens_tell_nothing() -> None:
+    clock, recorder = FakeClock(), Recorder()
+    switchback = Switchback(config(period_s=100), recorder, wall=lambda: clock.now)
+    for _ in range(1000):
+        switchback.note(1, 0.5, is_taken=False)
+        switchback.tick()
+        clock.now += 1.0
+    assert values(recorder, metrics.SWITCHBACK_SPEEDUP, "bound") == {}
+
+
+async def test_in_a_window_texts_are_plain_and_say_why() -> None:
+    async with house(switchback=SwitchbackConfig(period_s=100.0)) as stage:
+        clock = FakeClock()
+        stage.coordinator._table.switchback = Switchback(
+            config(period_s=100.0), stage.coordinator.recorder, wall=lambda: clock.now
+        )
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("a", oracle_chain()))
+        seen = []
+        for now in (1000.0, 1095.0, 1100.0):
+            clock.now = now
+            await stage.pass_time(1.0)
+            last = (await collect(stage.coordinator, request((1, int(now) % 32))))[-1]
+            assert last.stats is not None
+            seen.append((last.stats.num_spec_steps > 0, last.stats.idle_because))
+        assert seen == [(True, ""), (False, "switchback"), (True, "")]
+
+
+async def test_some_requests_have_no_drafts_at_all_and_are_counted_apart() -> None:
+    async with house(switchback=SwitchbackConfig(request_share=0.5)) as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("a", oracle_chain()))
+        speculated = []
+        for number in range(24):
+            asked = request((1, number), GREEDY, f"r{number}")
+            last = (await collect(stage.coordinator, asked))[-1]
+            again = (await collect(stage.coordinator, asked))[-1]
+            assert last.stats is not None
+            assert again.stats is not None
+            speculated.append(last.stats.num_spec_steps > 0)
+            assert (again.stats.num_spec_steps > 0) is speculated[-1]
+        assert 4 < sum(speculated) < 20
+        found = values(stage.coordinator.recorder, metrics.ARM_TOKENS, "arm")
+        assert set(found) == {"drafts", "plain_requests"}
