@@ -126,7 +126,7 @@ def test_a_reason_that_nobody_knows_becomes_a_refusal_of_the_text() -> None:
     frame = VERDICT.decode(message.SerializeToString()).frame
     assert frame.verdicts == ()
     assert frame.refusals == (
-        Refusal("a", 0, ProtocolError.code, "why is 9, which this version does not know"),
+        Refusal("a", 0, ProtocolError.code, "why is 99, which this version does not know"),
     )
 
 
