@@ -341,11 +341,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, default=200, help="of each answer (%(default)s)")
     add("--temperature", type=float, default=0.0, help="0 = greedy (%(default)s)")
     add("--seed", type=int, default=1, help="of both answers (%(default)s)")
-    add(
-        "--api-key",
-        default="",
-        help="sent as a bearer token, where the server or a proxy asks for one",
-    )
+    add("--api-key", default="", help="a bearer token, where the server or a proxy asks for one")
 
 
 if __name__ == "__main__":
