@@ -19,8 +19,8 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
+from cluster.metrics.recorder import Recorder
 from cluster.plan.autoscaling import WAITING, Statistics
-from cluster.recorder import Recorder
 from cluster.rpc.channel import Expectations, connect_drafter, connect_target
 from cluster.rpc.link import Link
 from cluster.rpc.server import serve_coordinator

@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client.metrics_core import Metric as Family
 from ray.util import metrics as ray_metrics
 
-from cluster.recorder import Recorder
+from cluster.metrics.recorder import Recorder
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import metrics
 from cluster.metrics import Metric
-from cluster.recorder import EVERY_METRIC, Recorder
+from cluster.metrics.recorder import EVERY_METRIC, Recorder
 
 
 def samples(recorder: Recorder) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -7,7 +7,7 @@ import itertools
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import metrics
-from cluster.recorder import EVERY_METRIC, Recorder
+from cluster.metrics.recorder import EVERY_METRIC, Recorder
 
 LABELS = {"model_name": "a-model", "engine": "c-1"}
 

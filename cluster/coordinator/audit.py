@@ -24,7 +24,7 @@ from cluster import metrics
 from cluster.config.schema import Config
 from cluster.coordinator.session import Deliver, Session
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, SpeculationOptions, TokenArray
-from cluster.recorder import Recorder
+from cluster.metrics.recorder import Recorder
 from cluster.requests.redraw import Redraw
 
 log = logging.getLogger(__name__)

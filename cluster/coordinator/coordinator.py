@@ -47,9 +47,9 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
+from cluster.metrics.recorder import Recorder
 from cluster.plan.autoscaling import WAITING, WORTH, Statistics
 from cluster.plan.fence import Fence
-from cluster.recorder import Recorder
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from cluster import metrics
 from cluster.coordinator.session import Session
-from cluster.recorder import Recorder
+from cluster.metrics.recorder import Recorder
 from cluster.spec.acceptance import AcceptanceModel, Group
 
 

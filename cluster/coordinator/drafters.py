@@ -19,8 +19,8 @@ from cluster.coordinator.replicas import DrafterReplicas
 from cluster.coordinator.session import Seat, Session
 from cluster.core import Observation, Proposal
 from cluster.messages import ProposalFrame, Refusal, WorkerDescription
+from cluster.metrics.recorder import Recorder
 from cluster.plan.fence import Fence
-from cluster.recorder import Recorder
 from cluster.spec.tree_check import problem_in_text, problems_of_proposals
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from cluster import metrics
 from cluster.messages import WorkerDescription
+from cluster.metrics.recorder import Recorder
 from cluster.models.engine_state import EngineState
-from cluster.recorder import Recorder
 
 
 class Worker(Protocol):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from cluster import metrics, vllm_metrics
+from cluster import metrics
 from cluster.coordinator.session import Session
 from cluster.core import FinishReason
-from cluster.recorder import Recorder
+from cluster.metrics import vllm_metrics
+from cluster.metrics.recorder import Recorder
 
 
 def record_finished(recorder: Recorder, session: Session, reason: FinishReason, now: float) -> None:

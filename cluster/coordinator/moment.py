@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from cluster import metrics, vllm_metrics
+from cluster import metrics
 from cluster.config.schema import Config
 from cluster.coordinator.session import Status
 from cluster.coordinator.sessions import SessionTable
 from cluster.messages import AdapterList
-from cluster.recorder import Recorder
+from cluster.metrics import vllm_metrics
+from cluster.metrics.recorder import Recorder
 
 
 def record_moment(

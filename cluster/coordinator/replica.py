@@ -14,7 +14,7 @@ from cluster.core import Commit, Request
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.told import told_params
 from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
-from cluster.recorder import Recorder
+from cluster.metrics.recorder import Recorder
 from cluster.rpc.link import Link
 from cluster.spec.token_log import TokenLog
 

@@ -14,7 +14,7 @@ from cluster.coordinator.replica import DrafterLink, DrafterReplica
 from cluster.draft.breaker import BreakerBook
 from cluster.draft.once_a_minute import OnceAMinute
 from cluster.messages import WorkerDescription
-from cluster.recorder import Recorder
+from cluster.metrics.recorder import Recorder
 
 log = logging.getLogger(__name__)
 

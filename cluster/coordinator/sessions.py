@@ -27,7 +27,7 @@ from cluster.errors import (
     UnavailableError,
     WorkerError,
 )
-from cluster.recorder import Recorder
+from cluster.metrics.recorder import Recorder
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cluster import metrics
 from cluster.core import SpeculationStats
 from cluster.messages import StepReport, TextVerdict
-from cluster.recorder import Recorder
+from cluster.metrics.recorder import Recorder
 
 _MAX_RECENT_STEPS = 512
 _STEP_FIELDS = (

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster import metrics, vllm_metrics
+from cluster import metrics
 from cluster.coordinator.activity import ActivityLog
 from cluster.coordinator.engines import forget_engines
 from cluster.coordinator.pool_scores import PoolScores
@@ -17,10 +17,10 @@ from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.watch import Watches
 from cluster.core import Request
 from cluster.messages import Sample, StepReport, TextVerdict
-from cluster.metrics import Metric
+from cluster.metrics import Metric, vllm_metrics
+from cluster.metrics.recorder import Recorder
 from cluster.plan.fence import Fence
 from cluster.plan.samples import enter
-from cluster.recorder import Recorder
 from cluster.requests.plain_why import PlainWhy
 
 # Labels of gauges that describe one process, and go with it.

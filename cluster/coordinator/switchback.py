@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from cluster import metrics
 from cluster.config.schema import Config
 from cluster.core import Request
-from cluster.recorder import Recorder
+from cluster.metrics.recorder import Recorder
 from cluster.spec.interval import Interval
 
 # Until targets know of a switch, and the steps that were under way are over.

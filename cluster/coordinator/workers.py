@@ -12,8 +12,8 @@ from cluster.config.schema import Config
 from cluster.coordinator.session import Limits
 from cluster.errors import ProtocolError, WorkerError
 from cluster.messages import PROTOCOL_VERSION, WorkerDescription
+from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import MadeFor, checkpoint_of
-from cluster.recorder import Recorder
 
 log = logging.getLogger(__name__)
 

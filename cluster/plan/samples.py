@@ -9,7 +9,7 @@ from typing import Protocol
 from cluster import metrics
 from cluster.messages import Sample
 from cluster.metrics import Metric
-from cluster.recorder import Recorder
+from cluster.metrics.recorder import Recorder
 
 
 class Samples(Protocol):

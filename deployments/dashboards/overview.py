@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cluster import metrics, vllm_metrics
+from cluster import metrics
+from cluster.metrics import vllm_metrics
 from deployments.dashboards.panels import Dashboard, Graph, Row
 from deployments.dashboards.query import gauge, or_zero, quantiles, rate, share
 

@@ -14,7 +14,7 @@ from cluster.config.schema import Config
 from cluster.core import SamplingParams, TokenArray
 from cluster.errors import DrafthouseError, UnavailableError
 from cluster.messages import WorkerDescription
-from cluster.recorder import Recorder
+from cluster.metrics.recorder import Recorder
 from cluster.requests.tenant import tenant_of
 from cluster.rpc.channel import CoordinatorLink, Expectations, connect_coordinator
 from cluster.rpc.trust import NO_TRUST, Trust

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster import metrics
-from cluster.recorder import Recorder
+from cluster.metrics.recorder import Recorder
 
 # Each name is three series; a file may have thousands of keys.
 MAX_NAMES = 100

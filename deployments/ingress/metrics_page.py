@@ -14,7 +14,7 @@ from typing import Protocol
 
 from cluster import metrics
 from cluster.errors import DrafthouseError
-from cluster.recorder import Recorder
+from cluster.metrics.recorder import Recorder
 
 log = logging.getLogger(__name__)
 

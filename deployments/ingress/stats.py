@@ -9,8 +9,8 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from cluster import metrics, vllm_metrics
-from cluster.metrics import Metric
+from cluster import metrics
+from cluster.metrics import Metric, vllm_metrics
 
 
 class _Series:

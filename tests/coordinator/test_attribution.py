@@ -9,7 +9,7 @@ from cluster.coordinator.statistics import Attribution, RequestStatistics
 from cluster.core import token_array
 from cluster.messages import TextVerdict
 from cluster.metrics import Metric
-from cluster.recorder import Recorder
+from cluster.metrics.recorder import Recorder
 
 NAMES = ("a", "b")
 

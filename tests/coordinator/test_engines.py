@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from cluster.client.generated import common_pb2
 from cluster.coordinator.engines import forget_engines, record_engines
+from cluster.metrics.recorder import Recorder
 from cluster.models.engine_state import EngineState
-from cluster.recorder import Recorder
 from cluster.rpc.codec import DESCRIPTION
 from tests.support.coordinator.toys import drafter_description, target_description
 

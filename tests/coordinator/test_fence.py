@@ -14,10 +14,10 @@ from cluster.coordinator.pool_trees import PoolTrees
 from cluster.coordinator.statistics import Attribution, RequestStatistics
 from cluster.coordinator.step_log import StepLog
 from cluster.messages import StepReport, VerdictFrame
+from cluster.metrics.recorder import Recorder
 from cluster.plan.arms import ArmWorth
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
-from cluster.recorder import Recorder
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.survival import Calibrator

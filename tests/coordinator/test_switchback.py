@@ -11,7 +11,7 @@ from cluster import metrics
 from cluster.config.proof import SwitchbackConfig
 from cluster.config.schema import Config, CoordinatorConfig
 from cluster.coordinator.switchback import Switchback
-from cluster.recorder import Recorder
+from cluster.metrics.recorder import Recorder
 from tests.support.coordinator.house import GREEDY, FakeClock, collect, house, request
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 

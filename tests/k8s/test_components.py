@@ -12,7 +12,7 @@ import promql_parser
 import pytest
 
 from cluster.errors import SURFACES
-from cluster.recorder import EVERY_METRIC, PROCESS_LABEL
+from cluster.metrics.recorder import EVERY_METRIC, PROCESS_LABEL
 from deployments.dashboards.__main__ import DASHBOARDS
 from deployments.dashboards.panels import document
 from tests.support.k8s.rendering import (

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cluster import metrics
 from cluster.messages import Sample
+from cluster.metrics.recorder import Recorder
 from cluster.plan.samples import Samples, Tally, enter
-from cluster.recorder import Recorder
 
 
 def lines(recorder: Recorder) -> list[str]:

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from cluster import metrics, vllm_metrics
-from cluster.metrics import Metric
+from cluster import metrics
+from cluster.metrics import Metric, vllm_metrics
 
 EVERY_METRIC = (*metrics.ALL, *vllm_metrics.RECORDED)
 

@@ -1,6 +1,6 @@
 """Every metric with a name of our own, declared once, with its definition and unit.
 
-`cluster.vllm_metrics` has those with vLLM's names, `cluster.recorder` holds the values.
+`vllm_metrics` has those with vLLM's names, `recorder` holds the values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SECONDS = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0
 )  # fmt: skip
 _TOKENS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
-# All bounds that vLLM has, since `cluster.vllm_metrics` tells the same series under its names; and
+# All bounds that vLLM has, since `vllm_metrics` tells the same series under its names; and
 # finer ones below them, because small models write a token within a millisecond.
 _TTFT_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
