@@ -79,5 +79,5 @@ def test_what_is_no_json_is_told_without_its_text() -> None:
 def test_arguments_of_calls_are_read_by_the_same_rules(arguments: str) -> None:
     call: dict[str, Any] = {"function": {"name": "f", "arguments": arguments}}
     with pytest.raises(RequestError) as caught:
-        tool_calls_of([call], "messages[1]")
+        tool_calls_of([call], "messages[1].tool_calls")
     assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
