@@ -18,6 +18,7 @@ ACTIVITY = f"INFO {TIME} cluster.coordinator.activity: running 1 requests, waiti
 
 def as_json(level: str, logger: str) -> str:
     record = logging.LogRecord(logger, getattr(logging, level), "x", 1, "m", (), None)
+    record.created = 0.0  # workers of pytest name the tests by their lines
     return JsonLines().format(record)
 
 
