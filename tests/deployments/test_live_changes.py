@@ -23,7 +23,7 @@ APPLICATION, POOL = "live", "live-pool"
 NUM_GRPC, NUM_HTTP, NUM_TOKENS = 28, 4, 24
 OTHERS = (INGRESS, COORDINATOR, TARGET)
 
-# Another value of every key that may change while the parts run.
+# Another value of every key that may change while the parts run; two more name files.
 EDITS: Mapping[str, Any] = {
     "tasks": {"code": ["suffix"], "default": ["ngram", "suffix"]},
     "drafters": {"more": {"placement": {"application": POOL}}},
@@ -37,6 +37,9 @@ EDITS: Mapping[str, Any] = {
     "coordinator.draft_length": {"kind": "constant", "num_tokens": 2},
     "coordinator.max_slowdown": 0.05,
     "coordinator.slowdown_slack": 9.0,
+    "coordinator.audit": {"share": 0.5},
+    "coordinator.switchback": {"period_s": 60.0},
+    "ingress.segments": ["trial"],
     "ingress.replicas": 2,
     "ingress.body_timeout_s": 6.0,
     "ingress.max_sequences_per_request": 8,
@@ -166,8 +169,11 @@ def is_whole(live: Live) -> bool:
 def test_streams_survive_every_edit_and_a_wrong_one_leaves_all_as_it_was(
     live: Live, long_folder: Path, tmp_path: Path
 ) -> None:
-    assert EDITS.keys() == READ_BY.keys() - {"adapters"}
-    told = nested(EDITS) | {"adapters": {"pirate": str(write_adapter(long_folder, tmp_path / "a"))}}
+    assert EDITS.keys() == READ_BY.keys() - {"adapters", "coordinator.policy"}
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("rules:\n  - {task: code, drafts: off}\n")
+    told = nested({**EDITS, "coordinator.policy": str(policy)})
+    told["adapters"] = {"pirate": str(write_adapter(long_folder, tmp_path / "a"))}
     before, writers = live.pids(), live.writers()
     with writers.running():
         writers.wait()

@@ -112,9 +112,8 @@ class Command:
         own, _, _ = text.partition("Try it, in another terminal:")
         rest = text.rpartition("with drafts and without\n")[2]
         lines = own.splitlines() + rest.splitlines()
-        return [
-            line for line in lines if not line.startswith("drafthouse: ") and not is_wanted(line)
-        ]
+        own_lines = ("drafthouse: ", "Or open http")
+        return [line for line in lines if not line.startswith(own_lines) and not is_wanted(line)]
 
 
 def running(pid: int) -> bool:
