@@ -124,9 +124,9 @@ The names of counters end in `_total`; times are in seconds. As in vLLM, the *ac
 accepted / drafted tokens, and the *mean acceptance length* is 1 + accepted / steps. Both count
 only steps that verified at least one draft token:
 
-```
-    sum(rate(drafthouse_accepted_draft_tokens_total[5m]))
-      / sum(rate(drafthouse_draft_tokens_total[5m]))
+```promql
+sum(rate(drafthouse_accepted_draft_tokens_total[5m])) / sum(rate(drafthouse_draft_tokens_total[5m]))
+
 1 + sum(rate(drafthouse_accepted_draft_tokens_total[5m]))
       / sum(rate(drafthouse_spec_steps_total[5m]))
 ```
