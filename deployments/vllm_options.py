@@ -11,7 +11,7 @@ from cluster.config.parse import nearest
 from cluster.errors import ConfigError
 
 # By option: its settings, all of which get its value, and what stands in `--help`.
-_SETTINGS: Mapping[str, tuple[tuple[str, ...], str]] = {
+SETTINGS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "host": (("http.host",), "the interface to listen on; 0.0.0.0 = all"),
     "port": (("http.port",), "of the HTTP API"),
     "max-model-len": (("target.engine.max_context_len",), "prompt and output together, in tokens"),
@@ -28,7 +28,7 @@ _SETTINGS: Mapping[str, tuple[tuple[str, ...], str]] = {
 _DTYPES = {"half": "float16", "float": "float32"}
 
 # vLLM's methods that have a counterpart: the kind of drafter, and whether that has a model.
-_METHODS: Mapping[str, tuple[str, bool]] = {
+METHODS: Mapping[str, tuple[str, bool]] = {
     "ngram": ("prompt_lookup", False),
     "suffix": ("suffix", False),
     "draft_model": ("lm", True),
@@ -38,7 +38,7 @@ _METHODS: Mapping[str, tuple[str, bool]] = {
     "dflash": ("block", True),
 }
 # Keys of vLLM's speculative config beside method and model; {} is the drafter's name.
-_KEYS: Mapping[str, str] = {
+KEYS: Mapping[str, str] = {
     "num_speculative_tokens": "coordinator.max_draft_tokens",
     "prompt_lookup_max": "drafters.{}.options.max_ngram",
     "prompt_lookup_min": "drafters.{}.options.min_ngram",
@@ -57,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what drafts for MODEL: a draft model, suffix, prompt_lookup ..., or KIND=MODEL; "
         "may be given several times",
     )
-    for option, (settings, about) in _SETTINGS.items():
+    for option, (settings, about) in SETTINGS.items():
         short = ["-tp"] if option == "tensor-parallel-size" else []
         add(f"--{option}", *short, help=f"{about}: {', '.join(settings)}")
     add("--served-model-name", nargs="+", metavar="NAME", help="model_name, and further names")
@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _settings_of(arguments: argparse.Namespace) -> list[str]:
     """Return the settings that the options stand for, as overrides of the form key=value."""
     found: list[tuple[str, str]] = []
-    for option, (settings, _) in _SETTINGS.items():
+    for option, (settings, _) in SETTINGS.items():
         value: str | None = getattr(arguments, option.replace("-", "_"))
         if value is not None:
             # A number stays one; what else could be YAML for something else is a text.
@@ -106,21 +106,21 @@ def speculation(text: str) -> tuple[str, list[str]]:
         raise ConfigError.at(option, "a JSON object is expected")
     model, method = given.pop("model", ""), given.pop("method", "draft_model")
     method = "mtp" if str(method).endswith("_mtp") else method
-    if method not in _METHODS:
-        hint = nearest(str(method), _METHODS, "those that are")
+    if method not in METHODS:
+        hint = nearest(str(method), METHODS, "those that are")
         reason = (
             f"the method {method!r} is not served here ({hint}); docs/drafters.md has all kinds"
         )
         raise ConfigError.at(option, reason)
-    kind, has_model = _METHODS[method]
+    kind, has_model = METHODS[method]
     if has_model and not model:
         raise ConfigError.at(option, f"the method {method} needs a model; name it as `model`")
-    known = [key for key in _KEYS if kind == "prompt_lookup" or "{}" not in _KEYS[key]]
+    known = [key for key in KEYS if kind == "prompt_lookup" or "{}" not in KEYS[key]]
     for key in given:
         if key not in known:
             reason = f"{key} has no counterpart here ({nearest(key, known, 'keys')}); leave it out"
             raise ConfigError.at(option, reason)
-    settings = [f"{_KEYS[key].format(kind)}={json.dumps(value)}" for key, value in given.items()]
+    settings = [f"{KEYS[key].format(kind)}={json.dumps(value)}" for key, value in given.items()]
     return f"{kind}={model}" if has_model else kind, settings
 
 

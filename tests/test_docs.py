@@ -1,19 +1,34 @@
-"""The pages lead somewhere: links, commands of benchmarks, and the length of the first page."""
+"""The pages lead somewhere: links, names of settings, tests and benchmarks; examples hold.
+
+What stands in fences is read in tests/test_fences.py."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import json
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from cluster.config.parse import key_of
+from cluster.config.schema import Config
+from cluster.core import TokenTree
+from cluster.spec.verify import walk_draws
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 # Packages that are no theme: what themes share, and the model that they measure with.
 _NO_THEMES = {"support", "grown"}
+# What else stands behind a section's name and a dot: in certificates, and Serve's own key.
+_NO_KEYS = {"drafthouse", "user_config"}
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_ANCHORED = re.compile(r"\]\(([^)#\s]*)#([^)]+)\)")
 _COMMAND = re.compile(r"python -m (benchmarks[\w.]*)")
 
 
@@ -33,6 +48,23 @@ def test_every_link_to_a_file_leads_to_one() -> None:
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert len(pages()) > 10
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Those that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {each.strip().replace(" ", "-") for each in words}
+
+
+def test_every_link_to_a_heading_leads_to_one() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}#{anchor}"
+        for page in pages()
+        for target, anchor in _ANCHORED.findall(page.read_text("utf-8"))
+        if "://" not in target and anchor not in anchors(page.parent / target if target else page)
+    ]
     assert broken == []
 
 
@@ -68,6 +100,96 @@ def test_every_module_of_the_benchmarks_can_be_imported_by_its_name() -> None:
     for path in BENCHMARKS.rglob("*.py"):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         assert importlib.util.find_spec(name) is not None, name
+
+
+def settings() -> set[str]:
+    """The paths of all keys, as docs/configuration.md lists them, and of their sections."""
+    sections: list[str] = []
+    found: set[str] = set()
+    for line in (ROOT / "docs" / "configuration.md").read_text("utf-8").splitlines():
+        if line.startswith("## "):
+            # "The top level", and the records of other files, which are no settings.
+            sections = re.findall(r"`([\w.]+)`", line) if line.startswith("## `") else []
+        elif key := re.match(r"\| `(\w+)` \|", line):
+            found |= {f"{section}.{key[1]}".removeprefix(".") for section in sections}
+    return found | {path.rpartition(".")[0] for path in found}
+
+
+def test_every_setting_that_a_page_names_is_one() -> None:
+    known = settings()
+    tops = {key_of(field) for field in dataclasses.fields(Config)} - {"drafters", "tasks"}
+    named = re.compile(rf"`((?:{'|'.join(sorted(tops))})(?:\.[a-z_]+)+)[`:=]")
+    wrong = [
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in pages()
+        if page.name != "simulate.md"  # a fleet's file has a `target`, too
+        for path in named.findall(page.read_text("utf-8"))
+        if path not in known and path.rpartition(".")[2] not in _NO_KEYS
+    ]
+    assert len(known) > 150
+    assert wrong == []
+
+
+def test_every_test_that_a_page_names_is_one() -> None:
+    named = {
+        path
+        for page in pages()
+        for path in re.findall(r"tests/[\w/]+\.py", page.read_text("utf-8"))
+    }
+    assert len(named) > 50
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+def fence(page: str, language: str) -> str:
+    """The first one of a page in a language."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    return text.partition(f"```{language}\n")[2].partition("```")[0]
+
+
+def test_the_law_that_the_page_on_exactness_shows_is_that_of_the_product() -> None:
+    names: dict[str, Any] = {}
+    exec(fence("exactness.md", "python"), names)
+    generator = np.random.default_rng(0)
+    lengths = set()
+    for _ in range(200):
+        parents = np.array([generator.integers(-1, i) for i in range(12)], dtype=np.int32)
+        tree = TokenTree(generator.integers(0, 3, 12, dtype=np.int32), parents)
+        draws = generator.integers(0, 3, 13, dtype=np.int32)
+        emitted = names["walk"](tree, draws)
+        assert emitted == walk_draws(tree, draws)[1].tolist()
+        lengths.add(len(emitted))
+    assert len(lengths) > 2
+
+
+def keys_in(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from keys_in(each)
+
+
+def test_the_example_of_a_trace_has_what_the_page_reads() -> None:
+    example = json.loads(fence("trace.md", "json"))
+    reader = (ROOT / "deployments/page/static/files.js").read_text("utf-8")
+    version = re.search(r"const VERSION = (\d+);", reader)
+    assert version is not None
+    assert example["version"] == int(version[1])
+    read = reader.partition("function traceOf")[2]
+    wanted = set(re.findall(r"(?:found|stats|piece|token|ms)\??\.(?=(\w+))", read))
+    assert set(keys_in(example)) - {"drafthouse", "version"} == wanted
+    tokens = [t for answer in example["answers"] for p in answer["pieces"] for t in p["tokens"]]
+    steps = example["steps"]
+    of_steps = [
+        token
+        for step in steps
+        for token in (*(step["nodes"][node][1] for node in step["path"]), step["own"][0])
+    ]
+    assert of_steps == [token["id"] for token in tokens]
+    names: dict[str, Any] = {}
+    exec(fence("trace.md", "python"), names)
+    assert names["tokens_per_step"](example) == 3.0
 
 
 def test_the_first_page_is_short() -> None:
