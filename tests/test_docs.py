@@ -193,4 +193,4 @@ def test_the_example_of_a_trace_has_what_the_page_reads() -> None:
 
 
 def test_the_first_page_is_short() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
