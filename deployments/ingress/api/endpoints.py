@@ -33,7 +33,6 @@ PAGES = (
     Page("/v1/responses/{response_id}", "An answer of /v1/responses that is kept"),
     Page("/v1/responses/{response_id}", "Forget that answer", method="delete"),
     Page("/ui/about", "The model and its drafters, for the page at /"),
-    Page("/ui/events", "What targets and drafters do, as server-sent events", "text/event-stream"),
     Page("/version", "The server's version"),
     Page("/ping", "200, for load balancers", ""),
     Page("/health", "Who serves, and whether that suffices", statuses=("200", "503")),
