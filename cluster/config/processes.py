@@ -341,5 +341,6 @@ class CoordinatorConfig:
                 "coordinator.max_running_sequences, so that some would have none; lower replicas "
                 "or raise that",
             )
+        self.switchback.check("coordinator.switchback")
         if not self.laws:
             raise ConfigError.at("coordinator.laws", "empty; name at least one, such as coupled")

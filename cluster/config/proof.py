@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from cluster.config.parse import NonNegativeFloat, Range, Share
+from cluster.errors import ConfigError
+
+# Twice its length before a window and after it is compared with it.
+_LEAST_WINDOWS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,19 @@ class SwitchbackConfig:
     period_s: Annotated[float, Range(0, 86_400)] = 0.0
     """In every period of this length there is one plain window, at the same time at all
     coordinators. 0 = none."""
-    window_s: Annotated[float, Range(0.1, 3_600)] = 10.0
-    """The length of a plain window."""
+    # The first two seconds of a window are not counted.
+    window_s: Annotated[float, Range(4, 3_600)] = 10.0
+    """The length of a plain window; a sixth of the period at most, for it is compared with the time
+    around it."""
     request_share: Share = 0.0
     """Share of the requests that get no drafts at all, and are counted apart. They share batches
     with the others, so the windows are the fairer measure."""
+
+    def check(self, path: str) -> None:
+        """Raise ConfigError for windows that leave too little time around them."""
+        if 0.0 < self.period_s < _LEAST_WINDOWS * self.window_s:
+            raise ConfigError.at(
+                f"{path}.period_s",
+                f"{self.period_s:g} s are less than {_LEAST_WINDOWS} windows of "
+                f"{self.window_s:g} s; raise it or lower window_s",
+            )

@@ -23,7 +23,14 @@ from typing import Protocol
 from cluster import metrics
 from cluster.config.schema import Config
 from cluster.coordinator.session import Deliver, Session
-from cluster.core import EMPTY_TOKENS, FinishReason, Request, SpeculationOptions, TokenArray
+from cluster.core import (
+    EMPTY_TOKENS,
+    FinishReason,
+    Request,
+    SpeculationOptions,
+    TokenArray,
+    TokenEvent,
+)
 from cluster.metrics.recorder import Recorder
 from cluster.requests.redraw import Redraw
 
@@ -99,9 +106,8 @@ class Auditor:
         name = f"audit/{secrets.token_hex(8)}"
         session: Session | None = None
 
-        def deliver(event: object) -> None:
-            reason = getattr(event, "finish_reason", None)
-            if reason is None:
+        def deliver(event: TokenEvent) -> None:
+            if event.finish_reason is None:
                 return
             self._is_running = False
             done = session is not None and session.num_output_tokens == len(case.output_ids)

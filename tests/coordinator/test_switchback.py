@@ -11,6 +11,7 @@ from cluster import metrics
 from cluster.config.proof import SwitchbackConfig
 from cluster.config.schema import Config, CoordinatorConfig
 from cluster.coordinator.switchback import Switchback
+from cluster.errors import ConfigError
 from cluster.metrics.recorder import Recorder
 from tests.support.coordinator.house import GREEDY, FakeClock, collect, house, request
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
@@ -56,6 +57,14 @@ def test_a_true_ratio_is_found_though_the_load_drifts(truth: float) -> None:
     assert found["high"] > truth - 0.03
     assert num_plain == WINDOW_S * NUM_PERIODS
     assert set(values(recorder, metrics.ARM_TOKENS, "arm")) == {"drafts", "plain_windows"}
+
+
+def test_windows_leave_time_around_them() -> None:
+    config(period_s=60.0).coordinator.check()
+    with pytest.raises(
+        ConfigError, match=r"switchback.period_s: 50 s are less than 6 windows of 10"
+    ):
+        config(period_s=50.0).coordinator.check()
 
 
 def test_too_few_tokens_tell_nothing() -> None:
