@@ -7,6 +7,16 @@ from cluster.metrics import vllm_metrics
 from deployments.dashboards.panels import Dashboard, Graph, Row
 from deployments.dashboards.query import gauge, mean, or_zero, quantiles, rate
 
+REQUESTS_AT_ONCE = Graph(
+    "Requests at once",
+    "short",
+    {
+        "decoded": gauge("sum", metrics.RUNNING),
+        "in the queue": gauge("sum", metrics.QUEUED),
+    },
+    "A queue that grows means that more is asked than the targets can do.",
+)
+
 _MEMORY = Row(
     "Room",
     [
@@ -22,15 +32,7 @@ _MEMORY = Row(
             "By requests; pages that only the prefix cache keeps are free.",
             most=1,
         ),
-        Graph(
-            "Requests at once",
-            "short",
-            {
-                "decoded": gauge("sum", metrics.RUNNING),
-                "in the queue": gauge("sum", metrics.QUEUED),
-            },
-            "A queue that grows means that more is asked than the targets can do.",
-        ),
+        REQUESTS_AT_ONCE,
         Graph(
             "Time in the queue",
             "s",

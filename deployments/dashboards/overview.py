@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cluster import metrics
 from cluster.metrics import vllm_metrics
+from deployments.dashboards.capacity import REQUESTS_AT_ONCE
 from deployments.dashboards.panels import Dashboard, Graph, Row
 from deployments.dashboards.query import gauge, or_zero, quantiles, rate, share
 
@@ -16,15 +17,7 @@ _TRAFFIC = Row(
             {"{{finish_reason}}": rate(metrics.REQUESTS, "finish_reason")},
             "By the reason why their text ended.",
         ),
-        Graph(
-            "Requests at once",
-            "short",
-            {
-                "decoded": gauge("sum", metrics.RUNNING),
-                "in the queue": gauge("sum", metrics.QUEUED),
-            },
-            "A queue that grows means that more is asked than the targets can do.",
-        ),
+        REQUESTS_AT_ONCE,
         Graph(
             "Requests refused per second",
             "short",
