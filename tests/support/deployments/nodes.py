@@ -25,8 +25,8 @@ from deployments.processes import descendants
 from tests.deployments.conftest import free_ports
 
 _START_S = 60.0
-# A start may fail while the machine is busy, and of two at the same time.
-_NUM_ATTEMPTS = 3
+# A start may fail while the machine is busy (Ray gives it 30 s), and of two at the same time.
+_NUM_ATTEMPTS = 6
 # A frame to this address is delivered to nobody; bit 1 marks it as one of no manufacturer.
 _NOWHERE = "02:00:00:00:00:fe"
 # The cluster is to notice within four seconds that a node is gone, for tests wait for that; on a
@@ -34,7 +34,8 @@ _NOWHERE = "02:00:00:00:00:fe"
 _RAY = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_raylet_start_wait_time_s": "20",
+    # As KubeRay sets it where the GCS has Redis: raylets wait longer than several starts of a head.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
