@@ -22,7 +22,8 @@ class DrafterContext:
     max_nodes: maximum size of a request's tree.  max_requests: maximum number of open requests.
     vocab_size, tokenizer_hash: the target's; 0 and "" while unknown.
     target: the `cluster.draft.inside.Host` of a drafter inside the target, else None.
-    stages: the drafters that a cascade is made of, by name.
+    stages: the drafters that a cascade is made of, by name.  beside: another drafter, or the target
+    that it is in, serves meanwhile in this process.
     open_text: an empty text under a request's grammar, for drafters inside the target; it raises
     RequestError.  None elsewhere.
     """
@@ -35,6 +36,7 @@ class DrafterContext:
     target: Any = None
     open_text: Callable[[GrammarSpec], ConstrainedText] | None = None
     stages: Mapping[str, Drafter] = field(default_factory=dict)
+    beside: bool = False
 
 
 class Drafter(Protocol):

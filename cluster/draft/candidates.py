@@ -181,7 +181,7 @@ def _with_bias(
             biased = logits.clone()
         ids = torch.tensor([column for column, _ in entries], device=logits.device)
         biased[index, ids] += torch.tensor(
-            [bounded(bias) for _, bias in entries], device=logits.device
+            [bounded(bias) for _, bias in entries], dtype=biased.dtype, device=logits.device
         )
     return biased
 

@@ -60,7 +60,8 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         options: LMOptions,
         engine: Engine | FirstLayers | None = None,
     ) -> None:
-        self._engine: Engine | FirstLayers = engine or Engine.load(options.engine)
+        engine = engine or Engine.load(options.engine, beside=context.beside)
+        self._engine: Engine | FirstLayers = engine
         folder = resolve(self._engine.config.model)
         self.made_for = folder_made_for(folder)
         self._vocabulary = load_draft_vocabulary(folder)
@@ -310,9 +311,8 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
             if output.error is not None:
                 log.info(
                     "drafter stopped drafting for a request drafter=%s code=%s",
-                    self._name,
-                    output.error.code,
-                )
+                    self._name, output.error.code,
+                )  # fmt: skip
             if output.logits is not None and nodes:
                 rows.extend((request, node) for node in nodes)
                 logits.append(output.logits)

@@ -139,6 +139,14 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory that a device has left for tensors."""
+    if device.type == "cpu":
+        return free_cpu_bytes()
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused
+
+
 def free_cpu_bytes() -> int:
     """Memory the kernel would give out without swapping; Linux only."""
     with open("/proc/meminfo", encoding="ascii") as file:

@@ -67,7 +67,6 @@ class Engine:
         extra_layers: Sequence[LayerSpec] = (),
     ) -> None:
         """capture: how graphs are captured; None = by CUDA, where that can be.
-
         extra_layers: caches behind those of the model's layers, on the same pages, for a draft head
         that writes them itself (`slots`, `cache`).  With tensor parallelism rank 0's count."""
         if group is not None:
@@ -121,10 +120,13 @@ class Engine:
         self._group = group
 
     @classmethod
-    def load(cls, config: EngineConfig, extra_layers: ExtraLayers = lambda model: ()) -> Engine:
+    def load(
+        cls, config: EngineConfig, extra_layers: ExtraLayers = lambda _: (), *, beside: bool = False
+    ) -> Engine:
         """Load the model with transformers; with tensor_parallel > 1 on every rank, after
-        `parallel.init_rank`.  Raises ConfigError, naming the architecture and the remedy."""
-        model = load_model(config)
+        `parallel.init_rank`.  beside: as in `load_model`.  Raises ConfigError, naming the
+        architecture and the remedy."""
+        model = load_model(config, beside=beside)
         group = RankGroup() if config.tensor_parallel > 1 else None
         engine = cls(config, model, group=group, extra_layers=extra_layers(model))
         engine.capture_ahead()
@@ -220,8 +222,7 @@ class Engine:
         if error is not None:
             self._refused[work.request_id] = Output(work.request_id, error=error)
             return
-        sequence = self.page_owners.enter(work.request_id)
-        sequence.pending = Pending(work)
+        self.page_owners.enter(work.request_id).pending = Pending(work)
         self._waiting[work.request_id] = None
 
     def _check_idle(self, request_id: str) -> None:
@@ -259,8 +260,7 @@ class Engine:
         outputs += self._commit(picks, found.logits)
         for output in outputs:
             self._waiting.pop(output.request_id, None)
-        step_time_s = self._clock() - start
-        self.last_step = schedule.summary(forward_time_s, step_time_s, taps_found)
+        self.last_step = schedule.summary(forward_time_s, self._clock() - start, taps_found)
         return outputs
 
     @property

@@ -137,7 +137,8 @@ class Forward:
         fails."""
         num_rows = sum(pick.num_rows for pick in picks)
         if not num_rows:
-            return StepOutputs(torch.empty((0, self._model.vocab_size), device=self._model.device))
+            nothing = (0, self._model.vocab_size)
+            return StepOutputs(torch.empty(nothing, dtype=torch.float32, device=self._model.device))
         if self._reminder is not None:
             self._reminder.tick(lambda: self.fallbacks)
         width = num_rows if self.graphs is None else self.graphs.width(num_rows)

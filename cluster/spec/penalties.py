@@ -96,7 +96,7 @@ def penalise(logits: torch.Tensor, sequences: Sequence[PenalisedRows]) -> None:
     path_rows, path_tokens = _path_pairs(sequences, sizes)
     if path_rows:
         index = torch.tensor([path_rows, path_tokens], device=logits.device)
-        ones = torch.ones(len(path_rows), device=logits.device)
+        ones = output.new_ones(len(path_rows))
         output.index_put_((index[0], index[1]), ones, accumulate=True)
         seen[index[0], index[1]] = True
     factors = torch.tensor(

@@ -51,7 +51,7 @@ class Scratch:
     step.  Also the rows of the step under way."""
 
     def __init__(self) -> None:
-        self._memory = torch.empty(0)
+        self._memory = torch.empty(0, dtype=torch.float32)
         self._plan: NativePlan | None = None
         self._cosines: torch.Tensor | None = None
         self._sines: torch.Tensor | None = None
@@ -66,7 +66,8 @@ class Scratch:
 
         plan: the attention of that layer; layers that share it share rows."""
         if size > len(self._memory):
-            self._memory = torch.empty(size)
+            # Told, for a library that loads a model in another thread may change torch's default.
+            self._memory = torch.empty(size, dtype=torch.float32)
             self._plan = None
         if plan is not self._plan or cosines is not self._cosines or sines is not self._sines:
             # Kept as long as their addresses are in use.

@@ -113,7 +113,7 @@ class TreeGrower:
         self._max_context_len = max_context_len
         self._kernels = forward.kernels
         self._model = GrowingModel()
-        self._scratch = torch.empty(0)
+        self._scratch = torch.empty(0, dtype=torch.float32)
         self._parts: ForwardParts | None = None  # owns what the model's addresses are of
         self._end = 0  # positions that it has rotations of
         self._interrupted = ctypes.c_int32(0)
@@ -146,7 +146,7 @@ class TreeGrower:
         num_rows = rules.max_rows + sum(len(tree.delta) for tree in trees)
         size = self._kernels.growth_scratch(self._model, num_rows)
         if size > len(self._scratch):
-            self._scratch = torch.empty(size)
+            self._scratch = torch.empty(size, dtype=torch.float32)
         states = [
             _State(tree, slots, cached, rules)
             for tree, (slots, cached) in zip(trees, texts, strict=True)

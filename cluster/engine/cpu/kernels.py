@@ -171,7 +171,7 @@ class Kernels:
         rows = rows.contiguous()
         num_inputs = rows.shape[-1]
         num_rows = rows.numel() // num_inputs
-        output = torch.empty((*rows.shape[:-1], num_outputs))
+        output = torch.empty((*rows.shape[:-1], num_outputs), dtype=torch.float32)
         panels = torch.empty_like(rows)
         self._library.linear(
             rows.data_ptr(), panels.data_ptr(), packed.data_ptr(),
@@ -194,7 +194,7 @@ class Kernels:
         kv_heads, head_dim], contiguous, float32 or bfloat16.  Returns float32 [rows, heads,
         head_dim], zero where no share has the row."""
         num_heads, num_rows, head_dim = query.shape
-        output = torch.empty((num_rows, num_heads, head_dim))
+        output = torch.empty((num_rows, num_heads, head_dim), dtype=torch.float32)
         if rows.num_rows < num_rows:
             output[rows.num_rows :].zero_()
         self._library.attention(
@@ -221,7 +221,7 @@ class Kernels:
         """rows float32 [..., 2 * size], gates first -> silu(gates) * the others, [..., size]."""
         rows = rows.float().contiguous()
         size = rows.shape[-1] // 2
-        output = torch.empty((*rows.shape[:-1], size))
+        output = torch.empty((*rows.shape[:-1], size), dtype=torch.float32)
         self._library.silu_product(rows.data_ptr(), output.data_ptr(), output.numel() // size, size)
         return output
 

@@ -99,7 +99,7 @@ def draw_tokens(
     num_blocks = triton.cdiv(vocab_size, _BLOCK)
     keys = np.stack((rows.seeds.view(np.int64), rows.positions & _MASK32, rows.streams & _MASK32))
     seeds, positions, streams = torch.from_numpy(keys).to(logits.device)  # one transfer
-    scores = torch.empty((num_rows, num_blocks), device=logits.device)
+    scores = logits.new_empty((num_rows, num_blocks), dtype=torch.float32)
     tokens = torch.empty((num_rows, num_blocks), dtype=torch.int64, device=logits.device)
     rows_first = logits if logits.stride(1) == 1 else logits.contiguous()
     with on_device(logits.device):

@@ -125,8 +125,10 @@ class LoadedModel:
 ExtraLayers = Callable[[LoadedModel], Sequence[LayerSpec]]
 
 
-def load_model(config: EngineConfig) -> LoadedModel:
-    """Load `config.model`; raises ConfigError with the remedy when it cannot be served."""
+def load_model(config: EngineConfig, *, beside: bool = False) -> LoadedModel:
+    """Load `config.model`; raises ConfigError with the remedy when it cannot be served.
+
+    beside: while another engine of the process makes steps."""
     seam.register()
     source = str(resolve(config.model))
     described = describe(source, config)
@@ -136,7 +138,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
     check_few_bits(config, device)
     dtype = weights_dtype(config, device, getattr(text_config, "dtype", None))
     with telling_of_weights(Folder(source)):
-        module = _load_module(source, config, device, dtype)
+        if beside and config.quantization is None:
+            # transformers makes a model's numbers torch's default while it builds the model, for
+            # all threads.  What is made here of float32 is the same.
+            module = _load_module(source, config, device, torch.float32)
+            _convert(module, text_config.dtype if isinstance(dtype, str) else dtype)
+        else:
+            module = _load_module(source, config, device, dtype)
     module.eval()
     module.requires_grad_(False)
     input_device = module.get_input_embeddings().weight.device
@@ -185,6 +193,12 @@ def load_model(config: EngineConfig) -> LoadedModel:
         weights or layers[0].dtype,
     )  # fmt: skip
     return loaded
+
+
+def _convert(module: Any, dtype: torch.dtype | None) -> None:
+    """Turn the weights, not what is computed of none, into `dtype`; None leaves them."""
+    for parameter in module.parameters() if dtype is not None else ():
+        parameter.data = parameter.data.to(dtype)
 
 
 def _fused(

@@ -124,7 +124,9 @@ def bare_module(described: Description) -> Any:
     cannot be."""
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(described.text_config, trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(
+                described.text_config, dtype=torch.float32, trust_remote_code=False
+            )
     except (OSError, ValueError, ImportError, RuntimeError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{described.architecture} cannot be built from its configuration: {error}",
