@@ -64,7 +64,10 @@ class DrafterPool:
         description: WorkerDescription,
         link: DrafterLink,
     ) -> DrafterReplica:
-        """Take a replica into the pool."""
+        """Take a replica into the pool.  Of several with different models the last one counts."""
+        if self._scores.acceptance.meet(name, description.model_hash):
+            for session in self._subscribed.values():
+                session.forget(name)
         return self.replicas.add(name, replica_id, description, link)
 
     def refuse(self, name: str) -> None:

@@ -139,9 +139,9 @@ class Scores:
     coordinator: str
     """As in `hello`."""
     pool: list[dict[str, Any]]
-    """By drafter, task and law (greedy or sampled): the `accepted` tokens that the best 1, 2, 4,
-    ... nodes of a tree would have brought of late, whether they were verified or not, and their
-    `calibration_error`."""
+    """By drafter, `version` (with its model's hash), task and law: the `accepted` tokens that the
+    best 1, 2, 4, ... nodes of a tree would have brought of late, whether they were verified or not,
+    and their `calibration_error`."""
     targets: Mapping[str, list[dict[str, Any]]]
     """The same by the target's id, of the drafters inside it and of the pool's trees as a whole."""
 

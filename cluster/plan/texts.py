@@ -172,6 +172,12 @@ class Text:
         self.held[drafter] = held
         return held
 
+    def forget(self, drafter: str) -> None:
+        """Drop the trees of a drafter with another model now, which has not read the text."""
+        self.held.pop(drafter, None)
+        self.seen = deque(seen for seen in self.seen if seen.drafter != drafter)
+        self.asked_len = 0
+
     def by_weight(self) -> list[int]:
         """Return the numbers of its drafters, the one with the largest weight first."""
         weights = [self.weights.get(name, 0.0) for name in self.names]

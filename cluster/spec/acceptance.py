@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -45,8 +45,13 @@ _PRIOR_TREES = 8.0
 _WEIGHED_RANK = 3
 # ... and is at least this, so that calibration alone decides about the nodes of a poor drafter.
 _LEAST_WEIGHT = 0.05
-# Limit for scores, because clients name tasks; the oldest score is dropped.
+# Limit for scores, because clients name tasks and models change; the oldest score is dropped.
 _MAX_SCORES = 1024
+# Between a drafter's name and its model's hash, and the digits of that.
+_WITH = "@"
+_SHOWN = 12
+
+Key = TypeVar("Key", tuple[str, Group], tuple[str, bool])
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -177,11 +182,21 @@ class Score:
 
 
 class AcceptanceModel:
-    """Scores by drafter and group."""
+    """Scores by drafter and group; of a drafter with a model by the model's hash too, so that
+    another model begins anew and one that comes back goes on with its own."""
 
     def __init__(self) -> None:
-        self._scores: dict[tuple[str, Group], Score] = {}
-        self._of_all_tasks: dict[tuple[str, bool], Score] = {}  # by drafter and law
+        self._versions: dict[str, str] = {}  # the drafters' names with their models' hashes
+        self._scores: dict[tuple[str, Group], Score] = {}  # by these
+        self._of_all_tasks: dict[tuple[str, bool], Score] = {}  # by these and the law
+
+    def meet(self, drafter: str, model_hash: str) -> bool:
+        """Score a drafter by this model from now on, "" = it has none; True if that is another."""
+        former, self._versions[drafter] = self._version(drafter), versioned(drafter, model_hash)
+        return former != self._version(drafter)
+
+    def _version(self, drafter: str) -> str:
+        return self._versions.get(drafter, drafter)
 
     def known(self, drafter: str, group: Group) -> Score:
         """Return the score to use: that of the group, or that of all tasks while it is new."""
@@ -191,13 +206,7 @@ class AcceptanceModel:
         return self._of_all(drafter, group[1])
 
     def score(self, drafter: str, group: Group) -> Score:
-        key = (drafter, group)
-        found = self._scores.get(key)
-        if found is None:
-            if len(self._scores) >= _MAX_SCORES:
-                del self._scores[next(iter(self._scores))]
-            found = self._scores[key] = Score()
-        return found
+        return _of(self._scores, (self._version(drafter), group))
 
     def learn_all(self, fates: Sequence[Fate]) -> None:
         """Enter trees whose outcome is known."""
@@ -241,20 +250,21 @@ class AcceptanceModel:
         return self.score(seen.drafter, seen.group), self._of_all(seen.drafter, seen.group[1])
 
     def _of_all(self, drafter: str, is_sampled: bool) -> Score:
-        found = self._of_all_tasks.get((drafter, is_sampled))
-        if found is None:
-            found = self._of_all_tasks[drafter, is_sampled] = Score()
-        return found
+        return _of(self._of_all_tasks, (self._version(drafter), is_sampled))
 
     def __iter__(self) -> Iterator[tuple[str, Group, Score]]:
-        for (drafter, group), score in self._scores.items():
-            yield drafter, group, score
+        """The scores of the drafters as they are now."""
+        for (version, group), score in self._scores.items():
+            drafter = name_of(version)
+            if version == self._version(drafter):
+                yield drafter, group, score
 
     def table(self) -> list[dict[str, object]]:
         """Every score as a plain record, for status reports: JSON has no infinite numbers."""
         return [
             {
                 "drafter": drafter,
+                "version": self._version(drafter),
                 "task": task,
                 "law": law_name(is_sampled=is_sampled),
                 "trees": score.num_trees,
@@ -270,18 +280,38 @@ class AcceptanceModel:
 
     def export(self) -> list[Any]:
         """Return the scores as plain values; task None stands for all tasks."""
-        own = [[drafter, *group, score.export()] for drafter, group, score in self]
-        for (drafter, is_sampled), score in self._of_all_tasks.items():
-            own.append([drafter, None, is_sampled, score.export()])
+        own = [[each, *group, score.export()] for (each, group), score in self._scores.items()]
+        for (version, is_sampled), score in self._of_all_tasks.items():
+            own.append([version, None, is_sampled, score.export()])
         return own
 
     def restore(self, state: Sequence[Any]) -> None:
-        for drafter, task, is_sampled, score in state:
+        for version, task, is_sampled, score in state:
             if task is None:
-                found = self._of_all(str(drafter), bool(is_sampled))
+                found = _of(self._of_all_tasks, (str(version), bool(is_sampled)))
             else:
-                found = self.score(str(drafter), (str(task), bool(is_sampled)))
+                found = _of(self._scores, (str(version), (str(task), bool(is_sampled))))
             found.restore(score)
+
+
+def versioned(drafter: str, model_hash: str) -> str:
+    """The name of a drafter with a model, for as long as it has that model."""
+    return f"{drafter}{_WITH}{model_hash[:_SHOWN]}" if model_hash else drafter
+
+
+def name_of(version: str) -> str:
+    """The drafter's own name, of what `versioned` gives."""
+    return version.partition(_WITH)[0]
+
+
+def _of(scores: dict[Key, Score], key: Key) -> Score:
+    """The score of a key, a new one for one that is not known."""
+    found = scores.get(key)
+    if found is None:
+        if len(scores) >= _MAX_SCORES:
+            del scores[next(iter(scores))]
+        found = scores[key] = Score()
+    return found
 
 
 def _finite(value: float) -> float | None:

@@ -345,3 +345,25 @@ async def test_every_tree_is_looked_at_before_anything_uses_it(budget: str) -> N
         num_frames = sum(bool(frame.commits) for frame in drafter.frames)
         rubbish = f'drafter_faults_total{{drafter="a",why="rubbish"}} {num_frames:.1f}'
         assert rubbish in stage.coordinator.render_metrics().decode()
+
+
+async def test_a_drafter_with_another_model_is_scored_anew_and_finds_its_score_again(
+    budget: str,
+) -> None:
+    async with house(budget=budget) as stage:
+        stage.add_target(ToyTarget())
+
+        async def trees_with(model_hash: str) -> float:
+            """Those scored of the replica with this model, after one more text."""
+            stage.add_drafter(ToyDrafter("a", oracle_chain(4), model_hash=model_hash))
+            events = await collect(stage.coordinator, request(params=LONGER))
+            assert text_of(events) == plain_text([1, 2, 3], LONGER)
+            await stage.settle()
+            (row,) = stage.coordinator.status()["scores"]
+            assert row["version"] == f"a@{model_hash}"
+            return float(row["trees"])
+
+        first = await trees_with("one")
+        other = await trees_with("two")
+        assert 0 < other < 2 * first
+        assert await trees_with("one") > first

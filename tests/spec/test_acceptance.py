@@ -100,7 +100,7 @@ def test_the_table_says_of_whom_what_task_and_law_it_speaks() -> None:
     assert isinstance(accepted, dict)
     assert accepted["4"] == 2.0
     assert set(greedy) == {
-        "drafter", "task", "law", "trees", "accepted", "error", "calibration_error",
+        "drafter", "version", "task", "law", "trees", "accepted", "error", "calibration_error",
     }  # fmt: skip
 
 
@@ -134,3 +134,24 @@ def test_the_table_is_json_where_no_step_would_have_begun_at_a_tree() -> None:
     (row,) = model.table()
     assert row["error"] is None
     json.dumps(row, allow_nan=False)
+
+
+def test_a_drafter_with_another_model_begins_anew_and_the_former_score_comes_back() -> None:
+    model = AcceptanceModel()
+
+    def trees() -> float:
+        return model.score("a", GROUP).num_trees
+
+    assert model.meet("a", "1" * 64)
+    model.learn(Seen.of("a", GROUP, 3, FORK, CLAIMED), token_array([5, 6]))
+    assert not model.meet("a", "1" * 64)
+    assert trees() == 1.0
+    assert model.meet("a", "2" * 64)
+    assert trees() == model.known("a", GROUP).num_trees == 0.0
+    assert model.table() == []
+    restored = AcceptanceModel()
+    restored.restore(json.loads(json.dumps(model.export())))
+    for each in (model, restored):
+        each.meet("a", "1" * 64)
+        assert [row["version"] for row in each.table()] == ["a@111111111111"]
+        assert [(name, score.num_trees) for name, _, score in each] == [("a", 1.0)]
