@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.config.schema import Config
@@ -32,7 +32,7 @@ class InProcessCluster:
         """Load the drafters and start everything.  engine: the target's, already loaded."""
         self._drafters = {name: build_drafter(config, name) for name in config.pool}
         self._target = build_target(engine, config)
-        self._engine = engine
+        self._config, self._engine = config, engine
         self._serving: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -49,6 +49,18 @@ class InProcessCluster:
         except BaseException:
             future.cancel()
             raise
+
+    def reconfigure(self, user_config: Mapping[str, Any]) -> str:
+        """Go on with other values of the target's live keys; returns why nothing has changed, "" if
+        all has."""
+        from cluster.worker.adapters import reconfigure_target
+
+        target = self._target
+        served = reconfigure_target(
+            self._engine, self._config, user_config, target.use, target.swaps
+        )
+        target.streams.announce(served)
+        return served.refused
 
     def stop(self) -> None:
         """Cancel all tasks and end every thread."""

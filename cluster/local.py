@@ -186,6 +186,14 @@ class LLM:
         cluster = self._running_cluster()
         return cluster.run(self._complete_all(cluster, requests, tuple(stop)))
 
+    def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Go on with other values of the target's keys that may change while it serves, as its
+        `user_config` in docs/configuration.md has them: say, another model of a drafter inside it.
+
+        Raises ConfigError for what cannot be; then nothing has changed."""
+        if refused := self._running_cluster().reconfigure(user_config):
+            raise ConfigError(refused)
+
     def metrics(self) -> str:
         """All current metrics, in Prometheus' text format."""
         cluster = self._running_cluster()

@@ -131,7 +131,8 @@ class WorkerDescription:
     of the drafters that run inside a target; look_ups: the residents that run no model; refused:
     drafters that cannot run inside, and why.  made_for: by the name of a drafter that is here, the
     target that it was made for.  engines: the worker's own, and those of a target's residents.
-    oldest_protocol_version: that it still understands, 0 = its own alone.
+    oldest_protocol_version: that it still understands, 0 = its own alone.  written_at: of a
+    drafter, when its model's weights were, in seconds since 1970; 0 = not known.
     """
 
     worker_id: str
@@ -153,6 +154,7 @@ class WorkerDescription:
     made_for: Mapping[str, MadeFor] = field(default_factory=dict)
     engines: tuple[EngineState, ...] = ()
     oldest_protocol_version: int = OLDEST_PROTOCOL_VERSION
+    written_at: float = 0.0
 
     @property
     def shares_protocol(self) -> bool:

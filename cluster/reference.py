@@ -88,10 +88,10 @@ applications:
 ```
 
 `adapters` stands in place of `target.engine.adapters`, with absolute folders. `drafters` may name
-more drafters of another application, or leave them out again. Each drafter of the pool has a
-deployment `drafter-NAME`, whose `user_config` has the keys `kind`, `options`, `max_nodes` and
-`max_requests`, without a path: the drafter is made anew inside its process. The clients' keys
-and the policy are read again whenever `access.keys_file` and `coordinator.policy` change.
+more drafters of another application, or leave them out again, and the `options` of one inside the
+target. Each drafter of the pool has a deployment `drafter-NAME` with `kind`, `options`, `max_nodes`
+and `max_requests`. [Either is made anew](models.md#another-drafter-without-a-restart). The clients'
+keys and the policy are read again whenever `access.keys_file` and `coordinator.policy` change.
 
 Beside `user_config`, a deployment may have Serve's own keys `num_replicas`, `autoscaling_config`
 and `max_surge_percent`; they are live, but for the first or last `autoscaling_config`, which

@@ -23,7 +23,7 @@ from ray.serve._private.deployment_state import DeploymentTargetState
 from ray.serve.schema import ServeApplicationSchema
 
 from cluster.config.applications import drafter_deployment
-from cluster.config.live import OF_A_DRAFTER, READ_BY
+from cluster.config.live import OF_A_DRAFTER, READ_BY, TARGET
 from cluster.errors import ConfigError
 
 Path = tuple[str, ...]
@@ -256,6 +256,8 @@ def _remedy(path: Path, cost: Cost) -> str:
             deployment = drafter_deployment(name)
             if deployment in cost.deployments:
                 return f" (live in the user_config of {deployment}, as {option})"
+            if option == "options":
+                return f" (live in the user_config of {TARGET}, as drafters.{name}.options)"
     return ""
 
 

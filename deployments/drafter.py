@@ -18,6 +18,7 @@ from cluster.rpc.server import serve_drafter
 from cluster.worker.build import load_drafter
 from cluster.worker.draft_worker import DraftWorker
 from cluster.worker.priority import freeze_gc
+from cluster.worker.swap import check_models, check_successor, parts_of
 from deployments.endpoints import REFUSAL_KEY
 from deployments.replica import WorkerReplica, configure_logging, process_id, told_at_start
 
@@ -69,9 +70,19 @@ class DrafterDeployment(WorkerReplica):
             self._config = config
             return await self._load(config)  # `reconfigure`, which follows, says why
 
-    async def _load(self, config: Config) -> DraftWorker:
+    async def _load(self, config: Config, *, beside: bool = False) -> DraftWorker:
         # Loading a model takes seconds, and Serve asks for the state meanwhile.
-        return await asyncio.to_thread(load_drafter, config, self._name, self._id)
+        return await asyncio.to_thread(load_drafter, config, self._name, self._id, beside=beside)
+
+    async def _load_beside(self, former: DraftWorker | None, config: Config) -> DraftWorker:
+        """Load what is to take the place of a drafter that serves meanwhile."""
+        if former is None:
+            return await self._load(config)
+        await asyncio.to_thread(check_models, parts_of(config, self._name))
+        worker = await self._load(config, beside=True)
+        if former.has_links:  # so it fits the target
+            check_successor(former.describe(), worker.describe())
+        return worker
 
     async def reconfigure(self, user_config: Any) -> None:
         """Serve calls it after the constructor and when the file's user_config has changed.
@@ -84,7 +95,7 @@ class DrafterDeployment(WorkerReplica):
             try:
                 wanted = changed_drafter(self._given, self._name, user_config)
                 if self._drafts_otherwise(wanted):
-                    await self._become(await self._load(wanted))
+                    await self._become(await self._load_beside(self._worker, wanted))
                 self._config = wanted
             except Exception as error:  # noqa: BLE001 - whatever the drafter's own code raises
                 refused = error.message if isinstance(error, ConfigError) else repr(error)

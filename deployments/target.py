@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cluster.config.live import changed
 from cluster.config.schema import Config
-from cluster.errors import WorkerError
+from cluster.errors import ConfigError, WorkerError
 from cluster.rpc.server import serve_target
 from cluster.worker.build import build_target, load_target
 from cluster.worker.priority import freeze_gc, shorten_switch_interval
 from deployments import learned
 from deployments.ranks import GpusOfRanks, RankGroup, show_gpus, stay_on_this_node
-from deployments.replica import WorkerReplica, configure_logging, process_id, where
+from deployments.replica import (
+    WorkerReplica,
+    configure_logging,
+    process_id,
+    told_at_start,
+    where,
+)
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
@@ -34,6 +42,7 @@ class TargetDeployment(WorkerReplica):
         # Loading takes from seconds to minutes, measuring steps two seconds, and Serve asks for the
         # state meanwhile.
         gpus = await self._ranks.begin()
+        config = _with_told_drafters(config)
         loading = asyncio.to_thread(_load, config, self._ranks.address, gpus)
         self._engine = await self._ranks.unless_over(loading)
         self._worker = await asyncio.to_thread(
@@ -43,7 +52,7 @@ class TargetDeployment(WorkerReplica):
         if config.residents:
             shorten_switch_interval()
         self._keeping = learned.keep(
-            config, self._worker.describe(), "target",
+            self._config, self._worker.describe(), "target",
             self._worker.restore_learned, self._worker.export_learned,
         )  # fmt: skip
         self._worker.start()
@@ -60,8 +69,9 @@ class TargetDeployment(WorkerReplica):
 
         async with self._changing:
             adapters = await asyncio.to_thread(
-                reconfigure_target, self._engine, self._config, user_config, self._worker.use
-            )
+                reconfigure_target, self._engine, self._config, user_config, self._worker.use,
+                self._worker.swaps,
+            )  # fmt: skip
             self._worker.streams.announce(adapters)
 
     async def check_health(self) -> None:
@@ -96,6 +106,15 @@ class TargetDeployment(WorkerReplica):
         finally:
             if hasattr(self, "_ranks"):
                 self._ranks.stop()
+
+
+def _with_told_drafters(config: Config) -> Config:
+    """The configuration with the drafters of the deployment's user_config, so that one of them need
+    not be loaded twice."""
+    try:
+        return replace(config, drafters=changed(config, told_at_start()).drafters)
+    except ConfigError:
+        return config  # `reconfigure`, which follows, says why
 
 
 def _load(config: Config, address: str, gpus: GpusOfRanks) -> Engine:

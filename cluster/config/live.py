@@ -15,12 +15,15 @@ from cluster.config.parse import check_keys, mapping, nearest, overlaid
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 
+DRAFTERS = "drafters"
+OPTIONS = "drafters.NAME.options"  # of one inside the target
 INGRESS, COORDINATOR, TARGET = "ingress", "coordinator", "target"
 
 # The deployments that read each key.  All else is read once, at the start, or by who starts them.
 READ_BY: Mapping[str, tuple[str, ...]] = {
     "tasks": (INGRESS, COORDINATOR),
-    "drafters": (INGRESS, COORDINATOR),
+    DRAFTERS: (INGRESS, COORDINATOR),
+    OPTIONS: (TARGET,),
     "coordinator.max_running_sequences": (INGRESS, COORDINATOR),
     "coordinator.max_queued_requests": (INGRESS, COORDINATOR),
     "coordinator.max_queued_tokens": (COORDINATOR,),
@@ -64,22 +67,25 @@ def changed(config: Config, user_config: Any, path: str = "user_config") -> Conf
     section = dict(mapping(user_config, path))
     check_keys(section, (*(field.name for field in fields(Config)), "adapters"), path)
     adapters = section.pop("adapters", None)
+    config = _with_options(config, section, path)
     result = overlaid(config, section, path)
     for key in _keys(section):
-        if key not in READ_BY:
+        if known_as(key) not in READ_BY:
             hint = nearest(key, READ_BY, "keys that can")
             raise ConfigError.at(
                 f"{path}.{key}",
                 "this key cannot change while the parts run; set it below args, which restarts "
                 f"the application ({hint})",
             )
-    for name in mapping(section.get("drafters"), path):
+    for name in mapping(section.get(DRAFTERS), path):
         former, drafter = config.drafters.get(name), result.drafters[name]
         if not drafter.application or (former is not None and not former.application):
             raise ConfigError.at(
                 f"{path}.drafters.{name}",
-                "only a drafter of another application comes and goes while the parts run; give it "
-                "placement: {application: NAME}, or set it below args",
+                "only a drafter of another application comes and goes while the parts run, and of "
+                "one inside the target its options may change; give it placement: {application: "
+                "NAME}, set it below args, or name options alone (those of a drafter with a "
+                f"process of its own stand in the user_config of drafter-{name})",
             )
     if adapters is not None:
         result = _with_adapters(result, mapping(adapters, f"{path}.adapters"), path)
@@ -109,7 +115,7 @@ def check_told(told: Mapping[str, Any], path: str) -> None:
     values = {name: _values(mapping(given, path)) for name, given in told.items()}
     for name, given in values.items():
         for key, value in given.items():
-            for reader in READ_BY[key]:
+            for reader in READ_BY[known_as(key)]:
                 if reader != name and values.get(reader, {}).get(key) != value:
                     raise ConfigError.at(
                         path,
@@ -117,6 +123,28 @@ def check_told(told: Mapping[str, Any], path: str) -> None:
                         "else or nothing; give all of them the same user_config (write it once, as "
                         "a YAML anchor)",
                     )
+
+
+def _with_options(config: Config, section: dict[str, Any], path: str) -> Config:
+    """Return `config` with the options of drafters inside the target, and take them out of
+    `section`."""
+    told, drafters = dict(mapping(section.get(DRAFTERS), path)), dict(config.drafters)
+    for name in (*config.residents, *config.hosted):
+        if _is_of_options(told.get(name)):
+            where = f"{path}.{DRAFTERS}.{name}"
+            drafters[name] = overlaid(drafters[name], told.pop(name), where)
+            section[DRAFTERS] = told
+    return replace(config, drafters=drafters)
+
+
+def known_as(key: str) -> str:
+    """The name of READ_BY for the path of a key."""
+    return OPTIONS if key.startswith(f"{DRAFTERS}.") and key.endswith(".options") else key
+
+
+def _is_of_options(told: Any) -> bool:
+    """True if of a drafter nothing is told but its options, with which it is made anew."""
+    return isinstance(told, Mapping) and set(told) == {"options"}
 
 
 def _with_adapters(config: Config, adapters: Mapping[str, Any], path: str) -> Config:
@@ -147,6 +175,12 @@ def _keys(section: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     that goes."""
     for key, value in section.items():
         path = f"{prefix}{key}"
+        if path == DRAFTERS:
+            told = mapping(value, path)
+            yield from (f"{path}.{name}.options" for name in told if _is_of_options(told[name]))
+            if not told or not all(map(_is_of_options, told.values())):
+                yield path
+            continue
         is_above = any(known.startswith(f"{path}.") for known in READ_BY)
         if is_above and isinstance(value, Mapping):
             yield from _keys(value, f"{path}.")

@@ -23,14 +23,19 @@ def record_moment(
 ) -> None:
     """Set the gauges that are counted only when somebody asks.
 
-    drafters: name and state of the breaker of each replica.  adapters: that are served.
+    drafters: name, state of the breaker, and when the weights were written, of each replica.
+    adapters: that are served.
     """
     recorder.set(metrics.RUNNING, table.num_running)
     recorder.set(metrics.QUEUED, table.num_waiting)
     recorder.set(metrics.TARGET_UP, len(table.seats))
     recorder.clear(metrics.BREAKERS_OPEN)
+    recorder.clear(metrics.DRAFTER_AGE)
     for name in {str(each["name"]) for each in drafters}:
-        states = [each["breaker"] for each in drafters if each["name"] == name]
+        own = [each for each in drafters if each["name"] == name]
+        if oldest := min((float(str(each["written_at"])) for each in own), default=0.0):
+            recorder.set(metrics.DRAFTER_AGE, time.time() - oldest, drafter=name)
+        states = [each["breaker"] for each in own]
         num_open = sum(state in ("open", "resting") for state in states)
         recorder.set(metrics.BREAKERS_OPEN, num_open, drafter=name)
     _record_pages(recorder, config, table)

@@ -100,6 +100,7 @@ class DrafterReplica:
             "id": self.id,
             "sessions": len(self.sessions),
             "breaker": self.breaker.state(now),
+            "written_at": self.description.written_at,
         }
 
     def is_stalled(self, now: float, patience_s: float) -> bool:

@@ -163,13 +163,14 @@ class TargetSeat:
 
     def resident_states(self) -> list[dict[str, object]]:
         """The same of the drafters inside it, as the pool's are told of."""
-        known = self.state.get("residents", {})
+        known, written_at = self.state.get("residents", {}), self.state.get("written_at", {})
         return [
             {
                 "name": name,
                 "id": self.id,
                 "sessions": len(self.sessions),
                 "breaker": known.get(name, "closed"),
+                "written_at": written_at.get(name, 0.0),
             }
             for name in self.residents
         ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +67,12 @@ class TextCache(ABC):
         self._host = host
         self._dtype = dtype
         self._layers = own_caches(host)[:num_layers]
-        self._stamps = host.caches[-1]
+
+    @cached_property
+    def _stamps(self) -> torch.Tensor:
+        """Cleared at the first use, in the engine's thread: what a head wrote whose place this one
+        takes says nothing to it."""
+        return self._host.caches[-1].zero_()
 
     @abstractmethod
     def write(self, rows: Sequence[StepRows]) -> None:

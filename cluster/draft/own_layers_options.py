@@ -10,6 +10,9 @@ from cluster.config.parse import NonNegativeInt, OpenShare, PositiveInt
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor
 
+# The kinds that run layers of the target.
+OWN_LAYERS = ("early_exit", "layer_skip")
+
 
 @dataclass(frozen=True, slots=True)
 class OwnLayersOptions:

@@ -267,17 +267,17 @@ DRAFTER_FOREIGN = Metric(
     "Times that a drafter joined which was made for another target than the one that is served.",
     ("drafter",),
 )
-DRAFTER_REQUESTS = Metric(
-    "drafthouse_drafter_requests",
+DRAFTER_AGE = Metric(
+    "drafthouse_drafter_age_seconds",
     "gauge",
-    "Requests that the drafter holds.",
-    ("drafter", "worker"),
+    "Time since the weights of the drafter's model were written, by the times of its files.",
+    ("drafter",),
+)
+DRAFTER_REQUESTS = Metric(
+    "drafthouse_drafter_requests", "gauge", "Requests that a drafter holds.", ("drafter", "worker")
 )
 DRAFTER_COMMITS = Metric(
-    "drafthouse_drafter_commits",
-    "counter",
-    "Commits sent to the drafter.",
-    ("drafter", "task"),
+    "drafthouse_drafter_commits", "counter", "Commits sent to the drafter.", ("drafter", "task")
 )
 DRAFT_TIME = Metric(
     "drafthouse_draft_seconds",

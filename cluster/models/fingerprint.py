@@ -88,8 +88,7 @@ def model_hash(folder: str | Path) -> str:
     folder = Path(folder)
     digest = hashlib.sha256()
     digest.update(_stable_config(folder / "config.json"))
-    weights = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
-    for path in (path for path in weights if path.name != GROUPED):
+    for path in (path for path in _weights_of(folder) if path.name != GROUPED):
         size = path.stat().st_size
         digest.update(f"{path.name}\0{size}\0".encode())
         with path.open("rb") as file:
@@ -97,6 +96,16 @@ def model_hash(folder: str | Path) -> str:
                 file.seek(max(0, size - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
                 digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+def written_at(folder: str | Path) -> float:
+    """When the newest file of a checkpoint's weights was written, in seconds since 1970, by the
+    times of its files; 0 where there is none."""
+    return max((path.stat().st_mtime for path in _weights_of(Path(folder))), default=0.0)
+
+
+def _weights_of(folder: Path) -> list[Path]:
+    return sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
 
 
 def _stable_config(path: Path) -> bytes:

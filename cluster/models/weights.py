@@ -45,6 +45,25 @@ def check_weights(folder: Path) -> None:
         _check_whole(path)
 
 
+def check_finite(folder: Path) -> None:
+    """Raise ConfigError, which names the tensor, for weights in safetensors that are not numbers:
+    what a training that went wrong has left."""
+    # Only for those who load a model, who have imported both.
+    import torch
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        header_of(path)  # raises for what is cut
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - the file is no mapping
+                tensor = file.get_tensor(name)
+                if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
+                    raise ConfigError(
+                        f"{path}: {name} holds NaN or infinite values; copy the folder again, or "
+                        "train it again"
+                    )
+
+
 def header_of(path: Path) -> dict[str, Any]:
     """The tensors of a safetensors file by name, as its header describes them; raises ConfigError
     unless the file is as long as its header says."""

@@ -19,11 +19,13 @@ from cluster.messages import AdapterList, WorkerDescription
 from cluster.models.engine_state import EngineState
 from cluster.models.made_for import made_for_of
 from cluster.models.resolve import resolve
+from cluster.models.version import version_of
 from cluster.worker.devices import devices_of, native_build
 from cluster.worker.draft_worker import DraftWorker
 from cluster.worker.grammars import Grammars
 from cluster.worker.priority import freeze_gc, pin_to_cores, shorten_switch_interval
 from cluster.worker.residents import ResidentDrafter, Residents
+from cluster.worker.swap import Swaps, model_folders
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
@@ -115,6 +117,11 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         prepare=parts.grammars.prepare,
     )  # fmt: skip
     worker.streams.announce(AdapterList(engine.adapters.references))
+    worker.swaps = Swaps(
+        engine, config, residents,
+        lambda wanted, name: _resident(engine, wanted, name, parts.grammars, beside=True),
+        worker.exchange,
+    )  # fmt: skip
     return worker
 
 
@@ -156,7 +163,9 @@ def _residents(
     return Residents(found), refused
 
 
-def _resident(engine: Engine, config: Config, name: str, grammars: Grammars) -> ResidentDrafter:
+def _resident(
+    engine: Engine, config: Config, name: str, grammars: Grammars, *, beside: bool = False
+) -> ResidentDrafter:
     from cluster.worker.host import EngineHost
 
     parts = {each: config.drafters[each] for each in (name, *config.drafters[name].stages)}
@@ -167,12 +176,16 @@ def _resident(engine: Engine, config: Config, name: str, grammars: Grammars) -> 
         return DrafterContext(
             part, parts[name].max_nodes, parts[name].max_requests, engine.vocab_size,
             engine.tokenizer_hash, EngineHost(engine, config, part), grammars.text,
+            beside=beside,
         )  # fmt: skip
 
     drafter = registry.build(name, settings, context_of)
     breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
     is_believed = registry.has_laws(parts[name].kind)
-    resident = ResidentDrafter(name, drafter, engine.vocab_size, breaker, is_believed=is_believed)
+    resident = ResidentDrafter(
+        name, drafter, engine.vocab_size, breaker, is_believed=is_believed,
+        model=version_of([*model_folders(parts).values()]),
+    )  # fmt: skip
     engine.model.resolve_taps(resident.wants.taps)  # raises for taps that the target lacks
     if resident.engine is not None:
         resident.warm_up()
@@ -198,15 +211,21 @@ def _beside(engine: Engine, settings: DrafterConfig, name: str) -> DrafterConfig
     return replace(settings, options={**settings.options, "engine": {**own, **changes}})
 
 
-def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker:
+def build_drafter(
+    config: Config, name: str, worker_id: str = "", *, beside: bool = False
+) -> DraftWorker:
     """The worker of drafter `name`, its model loaded, not yet started.
 
-    torch is imported by the kinds that need it.  Raises ConfigError for a drafter that cannot run.
+    beside: while its predecessor drafts in this process.  torch is imported by the kinds that need
+    it.  Raises ConfigError for a drafter that cannot run.
     """
     settings = config.drafters[name]
+    parts = {each: config.drafters[each] for each in (name, *settings.stages)}
     drafter = registry.build(
         name, config.drafters,
-        lambda part: DrafterContext(part, settings.max_nodes, settings.max_requests),
+        lambda part: DrafterContext(
+            part, settings.max_nodes, settings.max_requests, beside=beside
+        ),
     )  # fmt: skip
     engine: Any = getattr(drafter, "engine", None)
     most = settings.max_requests
@@ -226,6 +245,7 @@ def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker
         native_build=native_build(engine),
         made_for={name: made_for_of(drafter)},
         engines=_states({"": engine} if engine else {}),
+        written_at=version_of([*model_folders(parts).values()]).written_at,
     )
     return DraftWorker(drafter, description, nice=settings.nice)
 
@@ -264,7 +284,9 @@ def follow_target(
         leave_group()
 
 
-def load_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker:
+def load_drafter(
+    config: Config, name: str, worker_id: str = "", *, beside: bool = False
+) -> DraftWorker:
     """Return the result of `build_drafter`, for a process of its own."""
     pin_to_cores(config.drafters[name].reserved.cores)
     # Only kinds with a model of their own need torch.
@@ -275,7 +297,7 @@ def load_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker:
 
             configure_threads(engine)
     shorten_switch_interval()
-    worker = build_drafter(config, name, worker_id)
+    worker = build_drafter(config, name, worker_id, beside=beside)
     freeze_gc()
     return worker
 

@@ -94,6 +94,11 @@ class DraftWorker:
         return self._description
 
     @property
+    def has_links(self) -> bool:
+        """True if a coordinator has it draft."""
+        return bool(self._leases)
+
+    @property
     def is_healthy(self) -> bool:
         """True while the thread runs and the drafter has not failed many times in a row."""
         return self._thread.is_alive() and self._breaker.allows(self._clock())

@@ -42,13 +42,13 @@ def load_target_engine(config: Config) -> Engine:
     its KV cache, in the order of `Config.hosted`."""
 
     def layers(model: LoadedModel) -> list[LayerSpec]:
-        own = (_layers(config, name, model.layers[0]) for name in config.hosted)
+        own = (layers_of(config, name, model.layers[0]) for name in config.hosted)
         return list(itertools.chain.from_iterable(own))
 
     return Engine.load(config.target.engine, extra_layers=layers)
 
 
-def _layers(config: Config, name: str, like: LayerSpec) -> tuple[LayerSpec, ...]:
+def layers_of(config: Config, name: str, like: LayerSpec) -> tuple[LayerSpec, ...]:
     """Return the layers of one resident; none if it cannot be made, which is reported later."""
     settings = config.drafters[name]
     try:
@@ -64,7 +64,7 @@ class EngineHost:
 
     def __init__(self, engine: Engine, config: Config, drafter: str) -> None:
         model = engine.model
-        counts = {name: len(_layers(config, name, model.layers[0])) for name in config.hosted}
+        counts = {name: len(layers_of(config, name, model.layers[0])) for name in config.hosted}
         before = itertools.takewhile(lambda name: name != drafter, counts)
         first = len(model.layers) + sum(counts[name] for name in before)
         self.num_layers = len(model.layers)

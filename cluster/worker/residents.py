@@ -12,7 +12,7 @@ import math
 import operator
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -26,6 +26,7 @@ from cluster.draft.told import told_params
 from cluster.errors import ProtocolError
 from cluster.messages import Refusal
 from cluster.models.made_for import made_for_of
+from cluster.models.version import NO_MODEL, ModelVersion
 from cluster.plan.samples import Samples
 from cluster.spec.step_cost import MAX_COMMIT
 from cluster.spec.token_log import TokenLog
@@ -50,9 +51,9 @@ _LEAST_BOUND_S = 0.005
 class ResidentDrafter:
     """A drafter inside the target.  Belongs to the engine thread.
 
-    mean_s: running mean of its time per round.  made_for: the target that it was made for.
-    is_look_up: it runs no model, and is asked even if models would take too long.  num_read: the
-    texts that its own model had to read before it drafted, in the last round.
+    mean_s: running mean of its time per round.  made_for: the target that it was made for.  model:
+    which one it is.  is_look_up: it runs no model, and is asked even if models would take too long.
+    num_read: the texts that its own model had to read before it drafted, in the last round.
     """
 
     def __init__(
@@ -64,12 +65,14 @@ class ResidentDrafter:
         clock: Callable[[], float] = time.perf_counter,
         *,
         is_believed: bool = False,
+        model: ModelVersion = NO_MODEL,
     ) -> None:
         """vocab_size: the target's.  is_believed: its drafts are drawn from the laws it says."""
         self.name = name
         self.is_believed = is_believed
         self.mean_s = 0.0
         self.made_for = made_for_of(drafter)
+        self.model = model
         self.engine: object = getattr(drafter, "engine", None)
         self.is_look_up = bool(getattr(drafter, "is_look_up", False))
         self.num_read = 0
@@ -280,6 +283,16 @@ class Residents:
         self.wants = reduce(operator.or_, (each.wants for each in drafters), WANTS_NOTHING)
         self._drafters = list(drafters)
         self._clock = clock
+
+    def __iter__(self) -> Iterator[ResidentDrafter]:
+        return iter(self._drafters)
+
+    def exchange(self, drafter: ResidentDrafter) -> None:
+        """Draft with this one from now on, in place of that of its name and all that it holds."""
+        self._drafters[self.names.index(drafter.name)] = drafter
+        self.made_for[drafter.name] = drafter.made_for
+        if drafter.engine is not None:
+            self.engines[drafter.name] = drafter.engine
 
     def usable_kinds(self, now: float) -> tuple[bool, ...]:
         """Return those of `kinds` that a drafter serves which may be asked now."""

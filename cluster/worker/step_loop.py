@@ -36,7 +36,7 @@ from cluster.requests.plain_why import PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.worker.containment import Containment
 from cluster.worker.draft_steps import with_step
-from cluster.worker.residents import NOTHING_DRAFTED, Residents
+from cluster.worker.residents import NOTHING_DRAFTED, ResidentDrafter, Residents
 from cluster.worker.target_stream import Mail, Mailbox, TargetStream, TargetStreams
 from cluster.worker.text_keeper import TextKeeper
 from cluster.worker.texts import TargetText, TextTable
@@ -76,6 +76,8 @@ class StepLoop:
         self._max_rows = max_batch_tokens
         self._shadows = shadows
         self._clock, self._wall = clock, wall
+        for drafter in residents:
+            controller.acceptance.meet(drafter.name, drafter.model.model_hash)
         self._tally = Tally()
         fence = Fence(self._tally)
         self._keeper = TextKeeper(
@@ -299,6 +301,15 @@ class StepLoop:
         with self._learning:
             self._controller.learn(done)
 
+    def exchange(self, drafters: Sequence[ResidentDrafter]) -> None:
+        """Draft with these from now on, in place of those of their names; to be called between two
+        steps.  Every text is told to them as to drafters that know nothing of it."""
+        for drafter in drafters:
+            self._residents.exchange(drafter)
+            self._controller.acceptance.meet(drafter.name, drafter.model.model_hash)
+            for text in self._texts.values():
+                text.forget(drafter.name)
+
     # Reports
 
     def report(self) -> tuple[VerdictFrame, dict[str, Any]]:
@@ -311,6 +322,7 @@ class StepLoop:
             state["scores"] = self._controller.acceptance.table()
             state["loads"] = self._controller.states()
         state["residents"] = self._residents.states()
+        state["written_at"] = {each.name: each.model.written_at for each in self._residents}
         state["faults"] = self._residents.faults()
         self._residents.record(samples, self._worker_id)
         in_use, total = self._streams.pages = self._verifier.pages

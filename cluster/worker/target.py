@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,8 +24,9 @@ from cluster.plan import autoscaling
 from cluster.plan.controller import Controller
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.worker.residents import Residents
+from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
+from cluster.worker.swap import Swaps
 from cluster.worker.target_stream import Mailbox, TargetStream, TargetStreams
 from cluster.worker.texts import TextTable
 from cluster.worker.verifier import Verifier
@@ -66,6 +67,7 @@ class TargetWorker:
         self._controller = controller
         self._silence_s = silence_s
         self._prepare = prepare
+        self.swaps: Swaps | None = None  # of its residents
         self._former = (0, 0)  # steps, and the unserved in them, when `statistics` was last asked
         self._mailbox = Mailbox()
         self._loop = StepLoop(
@@ -93,6 +95,12 @@ class TargetWorker:
             self._controller.use(settings)
 
         self._mailbox.call(use)
+
+    def exchange(self, drafters: Sequence[ResidentDrafter]) -> None:
+        """Draft with these in place of the residents of their names; returns once that is so.
+
+        May be called from any thread but the engine's."""
+        self._mailbox.call(lambda: self._loop.exchange(drafters)).result()
 
     def describe(self) -> WorkerDescription:
         return self._description

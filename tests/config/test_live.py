@@ -11,11 +11,12 @@ import yaml
 
 from cluster.config.applications import POLICY
 from cluster.config.file import load
-from cluster.config.live import READ_BY, changed, changed_drafter
+from cluster.config.live import OPTIONS, READ_BY, changed, changed_drafter, check_told
 from cluster.config.schema import (
     Config,
     CoordinatorConfig,
     DrafterConfig,
+    DrafterPlacement,
     EngineConfig,
     TargetConfig,
 )
@@ -82,8 +83,27 @@ def test_a_drafter_is_made_anew_by_its_own_keys() -> None:
         changed_drafter(config, "a", {"nice": 4})
 
 
+def test_a_drafter_inside_the_target_is_made_anew_by_its_options() -> None:
+    inside, beside = DrafterPlacement(host="target"), DrafterPlacement(num_cpus=1.0)
+    config = replace(CONFIG, drafters={
+        "a": DrafterConfig(kind="suffix", max_nodes=5, placement=inside),
+        "b": DrafterConfig(kind="suffix", placement=beside),
+    })  # fmt: skip
+    found = changed(config, {"drafters": {"a": {"options": {"min_match": 2}}}})
+    assert found.drafters["a"] == replace(config.drafters["a"], options={"min_match": 2})
+    assert found.drafters["b"] == config.drafters["b"]
+    for told in ({"a": {"max_nodes": 2}}, {"b": {"options": {}}}):
+        with pytest.raises(ConfigError, match="only a drafter of another application"):
+            changed(config, {"drafters": told})
+    only = {"drafters": {"a": {"options": {}}}}
+    check_told({"target": only}, "f")
+    check_told(dict.fromkeys(("ingress", "coordinator", "target"), only), "f")
+    with pytest.raises(ConfigError, match=r"told drafters\.a\.options and target reads it, too"):
+        check_told({"ingress": only}, "f")
+
+
 def test_every_key_that_is_read_while_the_parts_run_is_one_of_the_schema() -> None:
-    for key in READ_BY.keys() - {"adapters"}:
+    for key in READ_BY.keys() - {"adapters", OPTIONS}:
         value: Any = Config()
         for part in key.split("."):
             value = getattr(value, part)

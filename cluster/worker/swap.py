@@ -1,0 +1,171 @@
+"""Puts another model in the place of a drafter's while it serves.
+
+The new one is loaded beside the old one and checked, in a thread of its own.  Whatever is wrong
+with it is raised there, and nothing has changed.  Then, between two steps, it takes the old one's
+place with nothing of its trees and caches: it says that it holds none of the texts, and is told
+them again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.config.parse import parse
+from cluster.config.schema import Config, DrafterConfig, EngineConfig
+from cluster.draft.head_options import HEAD_KINDS
+from cluster.draft.own_layers_options import OWN_LAYERS
+from cluster.errors import ConfigError
+from cluster.messages import WorkerDescription
+from cluster.models.resolve import resolve, resolve_head
+from cluster.models.weights import check_finite
+from cluster.worker.residents import ResidentDrafter, Residents
+
+if TYPE_CHECKING:
+    from cluster.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+# Makes a resident by a configuration, ready to draft.  Raises ConfigError.
+Make = Callable[[Config, str], ResidentDrafter]
+
+
+def model_folders(parts: Mapping[str, DrafterConfig]) -> dict[str, Path]:
+    """The folders of these drafters' models, by the paths of the keys that name them."""
+    found: dict[str, Path] = {}
+    for name, settings in parts.items():
+        path, options = f"drafters.{name}.options", settings.options
+        if isinstance(options.get("engine"), Mapping):
+            with ConfigError.below(f"{path}.engine", "model"):
+                model = parse(EngineConfig, options["engine"], "").model
+                found[f"{path}.engine.model"] = resolve(model)
+        elif settings.kind in HEAD_KINDS and options.get("model"):
+            with ConfigError.below(path, "model"):
+                found[f"{path}.model"] = resolve_head(str(options["model"]))
+    return found
+
+
+def check_models(parts: Mapping[str, DrafterConfig], device: str = "") -> None:
+    """Raise ConfigError for models that cannot be loaded now beside those that draft: weights that
+    are no numbers, or for which there is no room.
+
+    device: where they are to be, "" = where their own options say."""
+    for path, folder in model_folders(parts).items():
+        # Only kinds with a model need torch.
+        from cluster.engine.device import free_bytes, resolve_device
+        from cluster.engine.loading.held import held
+
+        with ConfigError.below(path):
+            check_finite(folder)
+            own = parts[path.split(".")[1]].options.get("engine")
+            engine = EngineConfig() if own is None else parse(EngineConfig, own)
+            weights = (
+                sum(each.stat().st_size for each in folder.glob("*.safetensors"))
+                if own is None
+                else held(folder, engine).weights
+            )
+            check_room(folder, weights, free_bytes(resolve_device(device or engine.device)))
+
+
+def check_room(folder: Path, needed: int, free: int) -> None:
+    """Raise ConfigError where weights do not fit beside what is in memory."""
+    if needed > free:
+        raise ConfigError(
+            f"{folder} takes {needed:,} bytes beside the model that drafts, which stays until the "
+            f"new one is ready, and {free:,} are free; free so much, or restart with the new one"
+        )
+
+
+def check_successor(former: WorkerDescription, later: WorkerDescription) -> None:
+    """Raise ConfigError where a drafter of the pool reads another vocabulary than the one before,
+    which fitted the target."""
+    hashes = former.tokenizer_hash, later.tokenizer_hash
+    # Models with the same tokenizer may be padded to other sizes.
+    told = hashes if all(hashes) else (former.vocab_size, later.vocab_size)
+    if all(told) and told[0] != told[1]:
+        raise ConfigError.at(
+            f"drafters.{former.name}.options",
+            f"the model has another vocabulary ({later.vocab_size} tokens, tokenizer "
+            f"{later.tokenizer_hash[:12] or 'unknown'}) than the one that drafts "
+            f"({former.vocab_size}, {former.tokenizer_hash[:12] or 'unknown'}); use one with the "
+            "target's tokenizer",
+        )
+
+
+class Swaps:
+    """Makes the residents of a target anew where their options have changed."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: Config,
+        residents: Residents,
+        make: Make,
+        exchange: Callable[[Sequence[ResidentDrafter]], None],
+    ) -> None:
+        """exchange: lets these draft in place of those of their names."""
+        self._engine, self._config, self._residents = engine, config, residents
+        self._make, self._exchange = make, exchange
+
+    def load(self, wanted: Config) -> list[ResidentDrafter]:
+        """Load the drafters that have other options by `wanted`, while the present ones serve.
+
+        Raises ConfigError, which names the key, for one that cannot draft."""
+        changed = [
+            name for name in wanted.residents
+            if parts_of(wanted, name) != parts_of(self._config, name)
+        ]  # fmt: skip
+        return [self._loaded(wanted, name) for name in changed]
+
+    def use(self, wanted: Config, loaded: Sequence[ResidentDrafter]) -> None:
+        """Let what `load` has returned draft from the next step on."""
+        if loaded:
+            self._exchange(loaded)
+        self._config = wanted
+        for drafter in loaded:
+            log.info("drafter made anew name=%s model=%s", drafter.name, drafter.model.model_hash)
+
+    def _loaded(self, wanted: Config, name: str) -> ResidentDrafter:
+        path, parts = f"drafters.{name}.options", parts_of(wanted, name)
+        if name not in self._residents.names:
+            reason = "this drafter was refused when the target started; restart the target"
+            raise ConfigError.at(path, reason)
+        if kind := next((each.kind for each in parts.values() if each.kind in OWN_LAYERS), ""):
+            reason = f"{kind} runs the target's own layers, which do not change; restart the target"
+            raise ConfigError.at(path, reason)
+        check_models(parts, str(self._engine.device))
+        try:
+            drafter = self._make(wanted, name)
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever a library raises for a damaged or too large model
+            raise ConfigError.at(path, f"{error!r}; name another model") from error
+        self._check_fits(drafter, wanted)
+        drafter.begin_afresh(is_warm=False)
+        return drafter
+
+    def _check_fits(self, drafter: ResidentDrafter, wanted: Config) -> None:
+        """Raise ConfigError for one that needs other steps of the target, or other layers in its
+        cache, than the target was made ready for."""
+        from cluster.worker.host import layers_of
+
+        former = next(each for each in self._residents if each.name == drafter.name)
+        like = self._engine.model.layers[0]
+        caches = [
+            [layers_of(config, part, like) for part in parts_of(config, drafter.name)]
+            for config in (wanted, self._config)
+        ]
+        if drafter.wants != former.wants or caches[0] != caches[1]:
+            raise ConfigError.at(
+                f"drafters.{drafter.name}.options",
+                f"the head reads {drafter.wants} of the target's steps and keeps {caches[0]} in "
+                f"its cache, the one that drafts {former.wants} and {caches[1]}; restart the "
+                "target with it",
+            )
+
+
+def parts_of(config: Config, name: str) -> dict[str, DrafterConfig]:
+    """The settings of a drafter and of its stages, by name."""
+    return {each: config.drafters[each] for each in (name, *config.drafters[name].stages)}

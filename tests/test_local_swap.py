@@ -1,0 +1,240 @@
+"""Another model in a drafter's place while texts are written: the texts stay the target's."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
+from cluster.core import SamplingParams, SpeculationOptions, TokenTree
+from cluster.draft.base import DrafterContext
+from cluster.draft.committed_text import RequestState
+from cluster.draft.plugin import Draft, TextDrafter
+from cluster.errors import ConfigError
+from cluster.local import LLM
+from cluster.models.fingerprint import model_hash
+from cluster.spec.acceptance import versioned
+from cluster.worker.swap import check_room
+from tests.support.draft.heads import random_eagle3
+from tests.support.local_models import PROMPTS, drafters, target
+
+pytestmark = pytest.mark.usefixtures("tireless_residents")
+
+NUM_STREAMS = 32
+PLAIN = SpeculationOptions(enabled=False)
+FIXED = CoordinatorConfig(budget="fixed", max_draft_tokens=6, max_running_sequences=NUM_STREAMS)
+PARAMS = [
+    SamplingParams(temperature=float(index % 2), seed=index, max_tokens=24)
+    for index in range(NUM_STREAMS)
+]
+TEXTS = [PROMPTS[index % len(PROMPTS)] for index in range(NUM_STREAMS)]
+
+
+def edited(source: Path, folder: Path, edit: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+    """A copy of a model whose output layer has been edited."""
+    shutil.copytree(source, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = edit(weights["lm_head.weight"]).contiguous()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def cut(source: Path, folder: Path) -> Path:
+    """A copy of a model that was interrupted."""
+    shutil.copytree(source, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(
+    llama_folder: Path, draft_folder: Path, checkpoint_factory: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:  # fmt: skip
+    root = tmp_path_factory.mktemp("models")
+    (root / "no-model").mkdir()
+    return {
+        "own": draft_folder,
+        "right": llama_folder,
+        "permuted": edited(draft_folder, root / "permuted", lambda rows: rows.roll(7, 0)),
+        "NaN": edited(draft_folder, root / "nan", lambda rows: rows.index_fill(
+            0, torch.tensor([3]), torch.nan)),
+        "other vocabulary": checkpoint_factory("llama", vocab_size=320),
+        "no model": root / "no-model",
+        "cut": cut(draft_folder, root / "cut"),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llm(llama_folder: Path, folders: dict[str, Path]) -> Iterator[LLM]:
+    own = {"lm": drafters(folders["own"], ())["lm"]}
+    with LLM(Config(target=target(llama_folder), drafters=own, coordinator=FIXED)) as opened:
+        yield opened
+
+
+def put(llm: LLM, folder: Path) -> None:
+    options = llm.config.drafters["lm"].options
+    told = {**options, "engine": {**options["engine"], "model": str(folder)}}
+    llm.reconfigure({"drafters": {"lm": {"options": told}}})
+
+
+def worth(llm: LLM, folder: Path) -> float:
+    """The accepted tokens of a tree's best four, of the model in this folder, which drafts now."""
+    wanted = versioned("lm", model_hash(folder))
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=32))
+        (told,) = llm.status()["targets"]
+        rows = [each for each in told.get("scores", ()) if each["version"] == wanted]
+        known = [each["accepted"]["4"] for each in rows if each["trees"] > 20]
+        if known:
+            return float(max(known))
+    raise AssertionError(f"{wanted} does not draft")
+
+
+def test_texts_under_way_are_the_targets_own_whatever_takes_the_drafters_place(
+    llm: LLM, folders: dict[str, Path]
+) -> None:
+    expected = llm.generate(TEXTS, PARAMS, speculation=PLAIN)
+    done = threading.Event()
+
+    def exchange() -> int:
+        """Each at least once, and again until the texts are written."""
+        count = 0
+        while count < 3 or not done.is_set():
+            put(llm, folders[("right", "permuted", "own")[count % 3]])
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(1) as other:
+        exchanging = other.submit(exchange)
+        try:
+            for _ in range(2):
+                found = llm.generate(TEXTS, PARAMS)
+                assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+        finally:
+            done.set()
+        assert exchanging.result() >= 3
+
+
+def test_a_model_has_its_own_score_and_finds_it_again(llm: LLM, folders: dict[str, Path]) -> None:
+    put(llm, folders["right"])
+    assert worth(llm, folders["right"]) > 1.0
+    put(llm, folders["permuted"])
+    assert worth(llm, folders["permuted"]) < 0.5
+    put(llm, folders["right"])
+    assert worth(llm, folders["right"]) > 1.0
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        (
+            "NaN",
+            r"model\.safetensors: lm_head\.weight holds NaN or infinite values; copy",
+        ),
+        ("other vocabulary", "use a draft model with the target's tokenizer"),
+        ("no model", r"no-model' has no config\.json"),
+        ("cut", "is damaged"),
+    ],
+)
+def test_a_model_that_cannot_draft_changes_nothing_and_is_named(
+    what: str, reason: str, llm: LLM, folders: dict[str, Path]
+) -> None:
+    put(llm, folders["right"])
+    with pytest.raises(ConfigError, match=reason) as refused:
+        put(llm, folders[what])
+    assert "drafters.lm" in refused.value.message
+    assert str(folders[what]) in refused.value.message or "hash" in refused.value.message
+    assert worth(llm, folders["right"]) > 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LateOptions:
+    """dies: its load waits for `leave`, and fails then."""
+
+    dies: bool = False
+
+
+class LateDrafter(TextDrafter):
+    """Drafts the text's last token again."""
+
+    Options = LateOptions
+    is_there, leave = threading.Event(), threading.Event()
+
+    def __init__(self, context: DrafterContext, options: LateOptions) -> None:
+        super().__init__(context)
+        if options.dies:
+            self.is_there.set()
+            self.leave.wait(120)
+            raise RuntimeError("CUDA out of memory")
+
+    def draft(self, request: RequestState, max_nodes: int) -> Draft:
+        last = int(request.text.token_ids[-1])
+        return Draft(TokenTree.chain([last]), np.ones(1, np.float32))
+
+
+def test_a_load_that_takes_long_holds_nobody_up_and_one_that_dies_leaves_the_drafter(
+    llama_folder: Path,
+) -> None:
+    own = {"late": DrafterConfig(kind=f"{__name__}:LateDrafter")}
+    config = Config(target=target(llama_folder), drafters=own, coordinator=FIXED)
+    with LLM(config) as llm, ThreadPoolExecutor(1) as other:
+        expected = llm.generate(TEXTS[:4], PARAMS[:4], speculation=PLAIN)
+        told = {"drafters": {"late": {"options": {"dies": True}}}}
+        swapping = other.submit(llm.reconfigure, told)
+        try:
+            assert LateDrafter.is_there.wait(120)
+            found = llm.generate(TEXTS[:4], PARAMS[:4])
+            assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+            assert not swapping.done()
+        finally:
+            LateDrafter.leave.set()
+        with pytest.raises(ConfigError, match="CUDA out of memory"):
+            swapping.result()
+        (after,) = llm.generate(TEXTS[:1], PARAMS[:1])
+        assert after.token_ids == expected[0].token_ids
+        assert after.stats.num_draft_tokens > 0
+
+
+def test_one_that_does_not_fit_beside_the_other_is_refused_with_the_numbers(
+    folders: dict[str, Path],
+) -> None:
+    check_room(folders["right"], 100, 100)
+    with pytest.raises(ConfigError, match=r"takes 2,000 bytes .* 1,999 are free; free so much"):
+        check_room(folders["right"], 2000, 1999)
+
+
+def test_a_head_finds_no_rows_of_the_one_before_it(llama_folder: Path, tmp_path: Path) -> None:
+    first = random_eagle3(tmp_path / "first", llama_folder)
+    second = edited(first, tmp_path / "second", lambda rows: rows.flip(0))
+    greedy = SamplingParams(temperature=0.0, max_tokens=24)
+
+    def config(head: Path) -> Config:
+        own = DrafterConfig(kind="eagle3", options={"model": str(head)})
+        return Config(target=target(llama_folder), drafters={"head": own}, coordinator=FIXED)
+
+    with LLM(config(second)) as llm:
+        (expected,) = llm.generate([PROMPTS[2]], greedy)
+    with LLM(config(first)) as llm:
+        (other,) = llm.generate([PROMPTS[2]], greedy)
+        llm.reconfigure({"drafters": {"head": {"options": {"model": str(second)}}}})
+        # The prompt's rows are in the prefix cache, and the new head has none of its own there.
+        (found,) = llm.generate([PROMPTS[2][::-1]], greedy)
+        (again,) = llm.generate([PROMPTS[2]], greedy)
+        assert other.token_ids == again.token_ids == expected.token_ids
+        assert found.stats.num_draft_tokens > 0
+        gone = {"drafters": {"head": {"options": {"model": str(tmp_path / "none")}}}}
+        with pytest.raises(ConfigError, match=r"drafters\.head\.options\.model"):
+            llm.reconfigure(gone)
