@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from cluster.worker.residents import ResidentDrafter, Residents
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
+    from cluster.engine.memory.kv_cache import KVCache
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +49,13 @@ def model_folders(parts: Mapping[str, DrafterConfig]) -> dict[str, Path]:
     return found
 
 
-def check_models(parts: Mapping[str, DrafterConfig], device: str = "") -> None:
+def check_models(
+    parts: Mapping[str, DrafterConfig], device: str = "", cache_bytes: int = 0
+) -> None:
     """Raise ConfigError for models that cannot be loaded now beside those that draft: weights that
     are no numbers, or for which there is no room.
 
-    device: where they are to be, "" = where their own options say."""
+    device: where they are to be, "" = where their own options say.  cache_bytes: of a KV cache."""
     for path, folder in model_folders(parts).items():
         # Only kinds with a model need torch.
         from cluster.engine.device import free_bytes, resolve_device
@@ -66,7 +70,8 @@ def check_models(parts: Mapping[str, DrafterConfig], device: str = "") -> None:
                 if own is None
                 else held(folder, engine).weights
             )
-            check_room(folder, weights, free_bytes(resolve_device(device or engine.device)))
+            free = free_bytes(resolve_device(device or engine.device))
+            check_room(folder, weights + (0 if own is None else cache_bytes), free)
 
 
 def check_room(folder: Path, needed: int, free: int) -> None:
@@ -128,6 +133,8 @@ class Swaps:
             log.info("drafter made anew name=%s model=%s", drafter.name, drafter.model.model_hash)
 
     def _loaded(self, wanted: Config, name: str) -> ResidentDrafter:
+        from cluster.engine.engine import Engine
+
         path, parts = f"drafters.{name}.options", parts_of(wanted, name)
         if name not in self._residents.names:
             reason = "this drafter was refused when the target started; restart the target"
@@ -135,9 +142,11 @@ class Swaps:
         if kind := next((each.kind for each in parts.values() if each.kind in OWN_LAYERS), ""):
             reason = f"{kind} runs the target's own layers, which do not change; restart the target"
             raise ConfigError.at(path, reason)
-        check_models(parts, str(self._engine.device))
+        former = next(each.engine for each in self._residents if each.name == name)
+        cache = former.cache if isinstance(former, Engine) else None
+        check_models(parts, str(self._engine.device), cache.num_bytes if cache else 0)
         try:
-            drafter = self._make(wanted, name)
+            drafter = self._make(_with_pages(wanted, name, cache), name)
         except ConfigError:
             raise
         except Exception as error:  # whatever a library raises for a damaged or too large model
@@ -164,6 +173,18 @@ class Swaps:
                 f"its cache, the one that drafts {former.wants} and {caches[1]}; restart the "
                 "target with it",
             )
+
+
+def _with_pages(config: Config, name: str, cache: KVCache | None) -> Config:
+    """A configuration by which the drafter's cache is as large as the former one, if its own
+    options say nothing else: what is free while both are there is not what will be."""
+    drafter = config.drafters[name]
+    own = drafter.options.get("engine")
+    if cache is None or len(cache.num_pages) > 1 or own is None or own.get("num_pages"):
+        return config
+    options = {**drafter.options, "engine": {**own, "num_pages": cache.num_pages[0]}}
+    drafters = {**config.drafters, name: replace(drafter, options=options)}
+    return replace(config, drafters=drafters)
 
 
 def parts_of(config: Config, name: str) -> dict[str, DrafterConfig]:
