@@ -5,7 +5,6 @@ Does not import torch: processes without a model use the tokenizer too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,39 +16,10 @@ from tokenizers import decoders
 from cluster.core import TokenArray
 from cluster.errors import ConfigError, RequestError
 from cluster.models.fingerprint import load_pretrained_tokenizer, token_strings, tokenizer_hash
+from cluster.models.token_bytes import BYTE_FALLBACK, byte_table
 from cluster.text.chat import ChatTemplate, read_template
 from cluster.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from cluster.text.generation_config import AUTO, load_eos_token_ids
-
-_BYTE_FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's mapping of printable characters to bytes.
-
-    Printable bytes map to themselves; the others are the characters from U+0100 on, in order.
-    Radford et al. 2019, `bytes_to_unicode`.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
-    return alphabet
-
-
-_BYTE_OF_CHAR = _byte_level_alphabet()
-
-
-def _byte_level_bytes(token: str) -> bytes:
-    """The bytes of one token, as in tokenizers' ByteLevel decoder.
-
-    A token with a character outside the alphabet (an added token with a space, for example) is
-    encoded as UTF-8.
-    """
-    try:
-        return bytes([_BYTE_OF_CHAR[char] for char in token])
-    except KeyError:
-        return token.encode("utf-8", errors="replace")
 
 
 class Tokenizer:
@@ -106,8 +76,7 @@ class Tokenizer:
 
     @cached_property
     def _bytes_of(self) -> list[bytes]:
-        strings = token_strings(self.backend.get_vocab(with_added_tokens=True))
-        return [_byte_level_bytes(string) for string in strings]
+        return byte_table(self.backend)
 
     @cached_property
     def _visible_bytes_of(self) -> list[bytes]:
@@ -153,8 +122,9 @@ class Tokenizer:
         if self.is_byte_level:
             return self._bytes_of[token_id] if 0 <= token_id < self.vocab_size else b""
         token = self.backend.id_to_token(token_id)
-        if token is not None and _BYTE_FALLBACK.fullmatch(token):
-            return bytes.fromhex(token[3:5])
+        byte = None if token is None else BYTE_FALLBACK.fullmatch(token)
+        if byte is not None:
+            return bytes.fromhex(byte[1])
         return self.token_text(token_id).encode()
 
     def detokenizer(
