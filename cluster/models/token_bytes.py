@@ -113,6 +113,14 @@ class TokenBytes:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
+    def words(self, text: str) -> tuple[list[int], list[int]]:
+        """The tokens of a piece of text, and which word each is of: words are cut before tokens."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        if self._backend.pre_tokenizer is not None:
+            return encoding.ids, encoding.word_ids
+        begins = (self.bytes_of[each].startswith(b" ") for each in encoding.ids)
+        return encoding.ids, list(itertools.accumulate(begins))
+
     def decode(self, token_ids: Sequence[int]) -> bytes:
         """The bytes of these tokens; ids beyond the vocabulary have none."""
         bytes_of = self.bytes_of
