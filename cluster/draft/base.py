@@ -21,6 +21,7 @@ class DrafterContext:
     name: its name in the configuration, which it writes into its proposals.
     max_nodes: maximum size of a request's tree.  max_requests: maximum number of open requests.
     vocab_size, tokenizer_hash: the target's; 0 and "" while unknown.
+    target_model: `target.engine.model`, "" where the drafter's file does not say it.
     target: the `cluster.draft.inside.Host` of a drafter inside the target, else None.
     stages: the drafters that a cascade is made of, by name.  beside: another drafter, or the target
     that it is in, serves meanwhile in this process.
@@ -33,6 +34,7 @@ class DrafterContext:
     max_requests: int
     vocab_size: int = 0
     tokenizer_hash: str = ""
+    target_model: str = ""
     target: Any = None
     open_text: Callable[[GrammarSpec], ConstrainedText] | None = None
     stages: Mapping[str, Drafter] = field(default_factory=dict)
@@ -75,6 +77,16 @@ class Interruptible(Protocol):
 
     def interrupt(self) -> None:
         """End the current slice soon, because a commit has arrived.  Called from any thread."""
+        ...
+
+
+@runtime_checkable
+class Waking(Protocol):
+    """Optional protocol for drafters whose trees grow by themselves, as those of another engine."""
+
+    def wake_by(self, call: Callable[[], object]) -> None:
+        """Have `call` called, from any thread, when `propose` may return more than it has.  Inside
+        a target nobody asks for that: each round asks for all trees."""
         ...
 
 
