@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cluster.config.processes import OPENAI
 from cluster.config.schema import Config, EngineConfig, PlacementConfig
+from cluster.draft import registry
 from deployments.access import access_lines
 from deployments.configured_models import engines
 from deployments.placement import total_resources
@@ -51,6 +53,7 @@ def facts(config: Config, found: Mapping[str, Inspected]) -> dict[str, Any]:
         ],
         "compared_tokenizers": compared if TARGET in found and found[TARGET].is_here else 0,
         "drafters": {name: _place(config, name) for name in config.drafters},
+        "asked": {name: _asked(config, name) for name in config.drafters if _asks(config, name)},
         "access": [*access_lines(config)],
         "tasks": {task: [*config.drafters_of(task)] for task in config.tasks or ("default",)},
     }
@@ -120,6 +123,11 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     for name, place in plan["drafters"].items():
         yield f"drafter {name}: {place}"
+    for name, asked in plan["asked"].items():
+        yield (
+            f"drafter {name}: sends {asked['texts']} to {asked['url']}; whether anything answers "
+            "there is not checked here"
+        )
     yield ""
     yield from plan["access"]
     for task, names in plan["tasks"].items():
@@ -147,6 +155,17 @@ def _place(config: Config, name: str) -> str:
     if drafter.replicas > 1 or drafter.nice > 0:
         return "in the pool (auto: it has replicas or nice, which only its own processes can have)"
     return f"in the pool (auto: its engine is on {drafter.device}, the target's on {target})"
+
+
+def _asks(config: Config, name: str) -> bool:
+    return config.drafters[name].kind == OPENAI
+
+
+def _asked(config: Config, name: str) -> dict[str, str]:
+    """The server that a drafter asks, and whose texts it sends there."""
+    options = registry.check(name, config.drafters[name])
+    whose = "all texts" if options.sends_all else "texts with neither API key nor salt"
+    return {"url": options.endpoint, "texts": whose}
 
 
 def _row(deployment: Mapping[str, Any]) -> str:

@@ -18,6 +18,8 @@ from cluster.requests.acceptance_law import Law
 
 # The kind whose options name other drafters.
 CASCADE = "cascade"
+# The kind whose engine is another server.
+OPENAI = "openai"
 
 # All of them lie in memory beside the model.
 _MAX_ADAPTERS = 64
@@ -222,7 +224,10 @@ class DrafterConfig:
 
     @property
     def device(self) -> str:
-        """The device that its engine names; auto where it names none, or has no engine."""
+        """The device that its engine names, or another server's address; auto where it names none,
+        or has no engine."""
+        if self.kind == OPENAI:
+            return str(self.options.get("url"))
         engine = self.options.get("engine")
         return str(engine.get("device", "auto")) if isinstance(engine, Mapping) else "auto"
 

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from cluster.config.parse import nearest, parse
-from cluster.config.processes import CASCADE
+from cluster.config.processes import CASCADE, OPENAI
 from cluster.config.schema import DrafterConfig
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.plugin import TextDrafter
@@ -90,6 +90,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "block": _kind("block_drafter", "Block", options_module="head_options"),
         "mtp": _kind("eagle3", "Mtp", options_module="head_options"),
         "grammar": _kind("grammar", "Grammar"),
+        OPENAI: _kind("openai", "OpenAI", options_module="openai_options"),
         CASCADE: _kind("cascade", "Cascade", options_module="cascade_options"),
     }
 )

@@ -175,8 +175,8 @@ def _resident(
     def context_of(part: str) -> DrafterContext:
         return DrafterContext(
             part, parts[name].max_nodes, parts[name].max_requests, engine.vocab_size,
-            engine.tokenizer_hash, EngineHost(engine, config, part), grammars.text,
-            beside=beside,
+            engine.tokenizer_hash, config.target.engine.model, EngineHost(engine, config, part),
+            grammars.text, beside=beside,
         )  # fmt: skip
 
     drafter = registry.build(name, settings, context_of)
@@ -224,7 +224,8 @@ def build_drafter(
     drafter = registry.build(
         name, config.drafters,
         lambda part: DrafterContext(
-            part, settings.max_nodes, settings.max_requests, beside=beside
+            part, settings.max_nodes, settings.max_requests,
+            target_model=config.target.engine.model, beside=beside,
         ),
     )  # fmt: skip
     engine: Any = getattr(drafter, "engine", None)

@@ -69,6 +69,7 @@ REQUIRED: dict[str, dict[str, object]] = {
     **{key: {"model": "h"} for key in ("eagle3", "peagle", "medusa", "block", "mtp")},
     "early_exit": {"exit_layer": 1},
     "layer_skip": {"skip_layers": [1]},
+    "openai": {"url": "http://a"},
     "cascade": {"stages": ["suffix", "lm"]},
 }
 
