@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from cluster.core import FloatArray, TokenTree
 from cluster.simulate.texts import RecordedText, RecordedTrees
 
 _SIZE = 12
+# Kinds of texts, and the specialist of each under the same name.
+KINDS = ("code", "mathematics", "letters")
+# A drafter that is never right.
+USELESS = "useless"
+_CHANGES = " and another"  # behind the task of texts whose kind changes
+
+
+@dataclass(frozen=True, slots=True)
+class Leads:
+    """The accuracy of a specialist in texts of its own kind, and in others.
+
+    changes: the second half of each text is of the next kind.  shares: a token that is hard for one
+    is hard for all.
+    """
+
+    own: float
+    others: float
+    changes: bool = False
+    shares: bool = True
 
 
 def texts(
@@ -26,6 +47,40 @@ def texts(
         trees = {drafter: RecordedTrees.of(offers)}
         found.append(RecordedText(8, token_ids, "default", number % 2 == 1, trees))
     return found
+
+
+def specialists(
+    num_texts: int, leads: Leads, length: int = 400, prompt_len: int = 128, seed: int = 0
+) -> list[RecordedText]:
+    """Make greedy texts of each kind by turns, with a specialist of each and a useless drafter.
+
+    Their claims are the same whatever the text, so nothing but outcomes tells them apart."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for number in range(num_texts):
+        token_ids = generator.integers(0, 1000, length).astype(np.int32)
+        task = KINDS[number % len(KINDS)] + (_CHANGES if leads.changes else "")
+        text = RecordedText(prompt_len, token_ids, task, False, {})
+        luck = generator.random(length + _SIZE)
+        trees = {}
+        for name in (*KINDS, USELESS):
+            own = luck if leads.shares else generator.random(length + _SIZE)
+            accuracy = np.full(length + _SIZE, leads.others if name in KINDS else 0.0)
+            accuracy[:length][[kind_at(text, place) == name for place in range(length)]] = leads.own
+            offers = [
+                _tree(token_ids, own < accuracy, position, leads.own) for position in range(length)
+            ]
+            trees[name] = RecordedTrees.of(offers)
+        found.append(replace(text, trees=trees))
+    return found
+
+
+def kind_at(text: RecordedText, position: int) -> str:
+    """Return the kind of a text of `specialists` at that position."""
+    kind = text.task.removesuffix(_CHANGES)
+    if kind == text.task or position < len(text.token_ids) // 2:
+        return kind
+    return KINDS[(KINDS.index(kind) + 1) % len(KINDS)]
 
 
 def _tree(

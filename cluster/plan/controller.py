@@ -20,9 +20,11 @@ from cluster import metrics
 from cluster.config.schema import CoordinatorConfig
 from cluster.plan import step_choice
 from cluster.plan.draft_length import DraftLength
+from cluster.plan.ensemble import Ensemble
 from cluster.plan.in_flight import Moment, Plan, Round
 from cluster.plan.load import Load, TargetModel
 from cluster.plan.offers import Offers, gather, in_flight_of, look_at, plain_items, set_aside
+from cluster.plan.resident import EVERYONE
 from cluster.plan.samples import Samples
 from cluster.plan.step_choice import StepChoice
 from cluster.plan.texts import Text
@@ -34,7 +36,7 @@ from cluster.spec.forest import depths, ranked, with_ancestors
 from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.survival import claimed_conditionals
 
-_STATE_VERSION = 5  # of the record that `export` returns
+_STATE_VERSION = 6  # of the record that `export` returns
 
 
 class Controller:
@@ -92,6 +94,8 @@ class Controller:
         set_aside(texts, self._lengths.resting(self.acceptance, self._num_looks))
         self._lengths.set_caps(texts, moment.wall_s, len(texts))
         plan = self._plan(texts, max_depths, max_nodes, moment)
+        for text, mask in zip(texts, plan.masks or [EVERYONE] * len(texts), strict=True):
+            text.take_ask(plan.ask, mask, moment.residents)
         self._lengths.note(texts, plan.in_flight)
         self.num_unserved += plan.num_unserved
         return plan
@@ -125,12 +129,11 @@ class Controller:
             load.asked = NO_DRAFTS  # there is nothing to choose, and nobody to ask
             return Plan(plain_items(texts), why=PlainWhy.NO_DRAFTS)
         weights = np.array([self._weight(text) for text in texts])
-        choice = StepChoice.of(self._target, load, texts, caps, moment, weights)
+        choice = StepChoice.of(self._target, self.acceptance, load, texts, caps, moment, weights)
         if choice is None:  # the first steps measure a step's time
             return Plan(plain_items(texts), why=PlainWhy.UNMEASURED)
         plan = choice.plan(offers)
         load.asked = plan.ask
-        plan.note_asked(texts)
         return plan
 
     def _offers(self, texts: Sequence[Text], max_depths: Sequence[int]) -> Offers | None:
@@ -146,23 +149,32 @@ class Controller:
         is_within = depths(offers.forest.parents) <= limits
         return offers if is_within.all() else offers.keep(is_within)
 
-    def first_ask(self, text: Text, moment: Moment) -> Ask:
-        """Return the ask for a text whose prompt is read; it is the one for running texts."""
+    def first_ask(self, text: Text, moment: Moment) -> None:
+        """Ask for a text whose prompt is read; it is the ask for running texts."""
         now = moment.now
         self._lengths.set_caps([text], moment.wall_s)
         if self._config.budget == "fixed" or not text.cap:
-            return Ask(text.cap)
+            text.take_ask(Ask(text.cap), EVERYONE)
+            return
         target = self._target
         load = target.laws[text.is_sampled].load
         if load is not None and load.guard.max_extra_s(1.0) <= 0.0:
-            return NO_DRAFTS
+            text.take_ask(NO_DRAFTS, EVERYONE)
+            return
+        rate = 0.0 if load is None else load.rate(0.0)
+        ensemble = Ensemble(target, self.acceptance, moment.residents, rate)
+        (mask,) = ensemble.teams([text], np.array([self._weight(text)]))
         ask = None if load is None else load.best
         if ask is None:  # not known: models draft for one text now and then
-            ask = Ask(step_choice.FIRST_NODES, target.first.is_due(now, target.read_s))
-        if ask.num_nodes and ask.with_models:
+            read_s = sum(
+                target.drafting[each.name].read_s for each in moment.residents if each.bit & mask
+            )
+            ask = Ask(step_choice.FIRST_NODES, target.first.is_due(now, read_s))
+        if not ask.with_models:
+            (mask,) = ensemble.look_ups([text])
+        elif ask.num_nodes:
             target.first.take(now)
-            text.asked_len = len(text.tokens)
-        return ask
+        text.take_ask(ask, mask, moment.residents)
 
     def learn(self, done: Round) -> None:
         """Enter a finished step into the costs, the rate and the guard."""
@@ -197,11 +209,12 @@ class Controller:
             self._lengths.learn(text, num_tokens)
         if done.prompt_rows:
             return
-        if done.num_nodes or not (done.asked.num_nodes or done.draft_time_s):
+        if done.num_nodes or not done.draft_time_s:
             # Where residents draft, a step without nodes takes longer than a plain one: it is no
             # measurement.
             target.measured(size, done.num_nodes, done.step_time_s or 0.0)
-        target.measured_drafting(size, done.asked, done.draft_time_s, done.num_read)
+        for turn in done.turns:
+            target.drafting[turn.drafter].learn(turn)
 
     def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
         """Score the trees of `texts` whose outcome is known by now; ends: the texts are over."""
@@ -242,11 +255,20 @@ class Controller:
 
 def score_texts(acceptance: AcceptanceModel, texts: Sequence[Text], *, ends: bool) -> None:
     """Score the trees of `texts` whose outcome is known by now; ends: the texts are over."""
-    acceptance.learn_all([
-        Fate(seen, followed, text.next_steps(seen.drafter))
-        for text in texts
-        for seen, followed in text.due(ends=ends)
-    ])  # fmt: skip
+    due = [(text, *each) for text in texts for each in text.due(ends=ends)]
+    outcomes = acceptance.learn_all(
+        [Fate(seen, followed, text.next_steps(seen.drafter)) for text, seen, followed in due]
+    )
+    for (text, seen, _), accepted in zip(due, outcomes, strict=True):
+        if accepted >= 0:
+            drafter, place = seen.drafter, seen.base_len
+            # Before it is entered: else whoever was better here would lead a little more often.
+            for other, found in text.standing.beside(drafter, place):
+                if text.standing.leads(drafter, other):
+                    acceptance.note_beside(text.group, drafter, other, max(found - accepted, 0))
+                else:
+                    acceptance.note_beside(text.group, other, drafter, max(accepted - found, 0))
+            text.standing.note(drafter, place, accepted)
 
 
 def record_scores(acceptance: AcceptanceModel, samples: Samples) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
+from cluster.plan.resident import DraftTurn, Resident
 from cluster.plan.texts import NO_SOURCES, SourceBits, Text
 from cluster.records import record
 from cluster.requests.plain_why import PlainWhy
@@ -32,13 +33,12 @@ PLAIN = InFlight()
 class Moment:
     """The circumstances under which a batch is planned.
 
-    residents: which kinds of residents may be asked, by `Ask.with_models`; empty = the target has
-    none.  prompt_rows: rows of prompts in the same step.  wall_s: the time since the epoch, None =
-    not known.
+    residents: those that may be asked.  prompt_rows: rows of prompts in the same step.  wall_s: the
+    time since the epoch, None = not known.
     """
 
     now: float
-    residents: tuple[bool, ...] = ()
+    residents: tuple[Resident, ...] = ()
     prompt_rows: int = 0
     wall_s: float | None = None
 
@@ -47,7 +47,8 @@ class Moment:
 class Plan:
     """The plan of a step: verify `in_flight`, one item per text.
 
-    ask: the drafts that residents are to make for each text after the step.
+    ask: the drafts that residents are to make for each text after the step.  masks: the residents
+    that are asked, as `Text.ask_mask`; empty = everyone for each text.
     why: the reason why there is nothing to verify, if there is nothing.  num_unserved: the texts
     whose `min_tokens_per_s` is out of reach.
     """
@@ -56,13 +57,7 @@ class Plan:
     ask: Ask = NO_DRAFTS
     why: PlainWhy = PlainWhy.NONE
     num_unserved: int = 0
-
-    def note_asked(self, texts: Sequence[Text]) -> None:
-        """Note that models are about to read the rest of these texts."""
-        if self.ask.num_nodes and self.ask.with_models:
-            for place, text in enumerate(texts):
-                if place not in self.ask.unread:
-                    text.asked_len = len(text.tokens)
+    masks: Sequence[int] = ()
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -70,8 +65,8 @@ class Round:
     """A finished round, as the controller learns from it.
 
     texts, num_tokens: parallel; the plain steps that the tokens of each text would have taken.
-    asked: the drafts that residents were asked for and made in draft_time_s; nothing if that time
-    is no valid measurement.  num_read: the texts that models have read in that time.
+    draft_time_s: of the residents after the last step.  turns: of each of them; empty if these are
+    no valid measurements.
     step_time_s: the time of the round without drafting; None = not measured.  prompt_rows: rows of
     prompts in the same step; if there are any, drafting is not timed.
     """
@@ -81,7 +76,6 @@ class Round:
     num_nodes: int
     is_sampled: bool
     step_time_s: float | None
-    asked: Ask = NO_DRAFTS
     draft_time_s: float = 0.0
-    num_read: int = 0
+    turns: Sequence[DraftTurn] = ()
     prompt_rows: int = 0

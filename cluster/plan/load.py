@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ import numpy as np
 from cluster.config.schema import CoordinatorConfig
 from cluster.plan.arms import SIZES, ArmWorth
 from cluster.plan.costs import RoundTimes, draft_parts, step_parts
+from cluster.plan.resident import DraftTurn
+from cluster.plan.standing import Turn
 from cluster.spec import evidence
 from cluster.spec.acceptance import law_name
 from cluster.spec.budget import NO_DRAFTS, Ask
@@ -19,30 +22,6 @@ from cluster.spec.forest import Floats
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.step_cost import NODE_EDGES, bucket
 from cluster.spec.step_profile import DraftTime, StepProfile
-
-# The share of the time that each kind of exploration may take.  The kinds are plain steps, and
-# trees of other sizes than the one that pays.
-_EXPLORED_SHARE = 0.003
-# The same share for the first explorations of each kind.  It spreads them over a text, because the
-# beginning of a text is not typical of the rest.
-_FIRST_SHARE = 0.05
-
-
-@dataclass(slots=True)
-class Turn:
-    """One kind of exploration: when it was last done, and how many times so far."""
-
-    done_at: float = -math.inf
-    num_done: int = 0
-
-    def is_due(self, now: float, cost_s: float) -> bool:
-        """True if its cost is within its share of the time since it was last done."""
-        share = _FIRST_SHARE if self.num_done < evidence.FIRST_TRIES else _EXPLORED_SHARE
-        return now - self.done_at >= cost_s / share
-
-    def take(self, now: float) -> None:
-        self.done_at = now
-        self.num_done += 1
 
 
 @dataclass(slots=True)
@@ -123,6 +102,32 @@ class Load:
         return max(plain_rate, self.tokens / self.time_s) if self.time_s else plain_rate
 
 
+class DraftTimes:
+    """The times of one resident's turns.
+
+    read_s: running mean of the time in which it reads a text, beside drafting for it."""
+
+    def __init__(self) -> None:
+        self.times = RoundTimes(draft_parts)
+        self.read_s = 0.0
+
+    def learn(self, turn: DraftTurn) -> None:
+        if not (turn.num_nodes and 0.0 < turn.time_s < math.inf):
+            return
+        if turn.num_read == 0:
+            self.times.record(turn.num_texts, turn.num_nodes, turn.time_s)
+            return
+        drafting_s = self.times.estimate(turn.num_texts, turn.num_nodes) or 0.0
+        read_s = (turn.time_s - drafting_s) / turn.num_read
+        weight = 1.0 / evidence.FIRST_TRIES if self.read_s else 1.0
+        self.read_s += weight * (max(read_s, 0.0) - self.read_s)
+
+    def seconds(self, num_texts: int) -> Floats | None:
+        """Return the seconds of a turn with trees of SIZES; None if none was measured."""
+        times_s = self.times.at_edges(num_texts)
+        return None if times_s is None else np.interp(SIZES, NODE_EDGES, times_s)
+
+
 class TargetModel:
     """The costs and gains of one target.  Both laws share the costs: step times do not depend on
     the law."""
@@ -130,17 +135,21 @@ class TargetModel:
     def __init__(self, profile: StepProfile | None, draft_times: Sequence[DraftTime] = ()) -> None:
         """profile: its measured step times, None = none.  draft_times: those of its residents."""
         self.steps = RoundTimes(step_parts(profile), is_in_seconds=profile is not None)
-        self.drafting: ByModels[RoundTimes] = (RoundTimes(draft_parts), RoundTimes(draft_parts))
-        self.read_s = 0.0  # running mean of the time in which models read a text
+        self.drafting: defaultdict[str, DraftTimes] = defaultdict(DraftTimes)  # by resident
         self._plain_s = self._spent_s = (
             0.0  # of the latest rounds: without drafts, and as they were
         )
+        # By law and model, of those that are poor in all texts so far.
+        self.tries: defaultdict[tuple[bool, str], Turn] = defaultdict(Turn)
         self.first = Turn()  # reading of a prompt by models at a load without history
         self.laws: ByModels[Law] = (Law(), Law())  # greedy, sampled
         self.loads: dict[tuple[bool, int], Load] = {}
         for each in draft_times:
-            ask = Ask(each.num_nodes, each.with_models)
-            self.measured_drafting(each.num_sequences, ask, each.time_s, each.num_read)
+            self.drafting[each.drafter].learn(
+                DraftTurn(
+                    each.drafter, each.num_sequences, each.num_nodes, each.time_s, each.num_read
+                )
+            )
 
     def load(self, config: CoordinatorConfig, num_sequences: int, *, is_sampled: bool) -> Load:
         """Return the load for batches of about this size, which has a guard of its own.
@@ -158,17 +167,6 @@ class TargetModel:
         for (_, size), load in self.loads.items():
             load.guard.allow(*_limits(config, size))
 
-    def draft_s(self, num_sequences: int, num_new: float) -> ByModels[Floats | None]:
-        """Return the seconds that each arm takes for trees of SIZES, with the time in which models
-        read new texts; None for an arm that was never measured."""
-        found: list[Floats | None] = []
-        for table, read_s in zip(self.drafting, (0.0, self.read_s), strict=True):
-            times_s = table.at_edges(num_sequences)
-            if times_s is not None:
-                times_s = np.interp(SIZES, NODE_EDGES, times_s) + num_new * read_s
-            found.append(times_s)
-        return found[0], found[1]
-
     def note_gain(self, plain_s: float, time_s: float) -> None:
         """Enter a round of time_s, whose tokens plain decoding would have emitted in plain_s."""
         self._plain_s += plain_s - evidence.RECENT * self._plain_s
@@ -184,34 +182,18 @@ class TargetModel:
         if step_time_s > 0.0:
             self.steps.record(num_sequences, num_nodes, step_time_s)
 
-    def measured_drafting(
-        self, num_sequences: int, ask: Ask, draft_time_s: float, num_read: int = 0
-    ) -> None:
-        """Enter the time in which residents answered `ask`; 0 = not measured.
-
-        num_read: the number of texts that models read before they drafted."""
-        if ask.num_nodes == 0 or ask.unread or not 0.0 < draft_time_s < math.inf:
-            return
-        drafting = self.drafting[ask.with_models]
-        if num_read == 0:
-            drafting.record(num_sequences, ask.num_nodes, draft_time_s)
-            return
-        drafting_s = drafting.estimate(num_sequences, ask.num_nodes) or 0.0
-        read_s = (draft_time_s - drafting_s) / num_read
-        weight = 1.0 / evidence.FIRST_TRIES if self.read_s else 1.0
-        self.read_s += weight * (max(read_s, 0.0) - self.read_s)
-
     def export(self) -> list[Any]:
         """Return what was measured and learned of this target, as plain values."""
         worth = [[each.export() for each in law.worth] for law in self.laws]
-        return [self.steps.export(), [each.export() for each in self.drafting], worth]
+        drafting = {name: each.times.export() for name, each in self.drafting.items()}
+        return [self.steps.export(), drafting, worth]
 
     def restore(self, state: Sequence[Any]) -> None:
         """Continue from a result of `export`; raises ValueError if it has another form."""
         steps, drafting, worth = state
         self.steps.restore(steps)
-        for table, found in zip(self.drafting, drafting, strict=True):
-            table.restore(found)
+        for name, found in drafting.items():
+            self.drafting[name].times.restore(found)
         for law, values in zip(self.laws, worth, strict=True):
             for own, turn, former in zip(law.worth, law.tried, values, strict=True):
                 own.restore(former)

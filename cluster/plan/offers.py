@@ -13,7 +13,7 @@ from cluster.core import FloatArray
 from cluster.plan.in_flight import PLAIN, InFlight
 from cluster.plan.texts import POOL, HeldTree, Place, SourceBits, Text
 from cluster.records import record
-from cluster.spec.acceptance import AcceptanceModel, Group, Seen
+from cluster.spec.acceptance import LEAST_WEIGHT, AcceptanceModel, Group, Seen
 from cluster.spec.forest import Forest, Indices, Mask
 from cluster.spec.held_trees import HeldTrees, MergedTrees
 from cluster.spec.merge_trees import merge_trees
@@ -106,7 +106,9 @@ def look_at(batch: Sequence[Text], turn: int) -> None:
 def _remember(text: Text, name: str, tree: HeldTree) -> None:
     if tree.place is not None:
         tree.settle()
-    if tree.base_len <= len(text.tokens):
+    # What is left of a model's former tree says little of the trees that it would draft now.
+    is_rest = tree.is_resident and not tree.is_look_up and tree.proposed_len < len(text.tokens)
+    if tree.base_len <= len(text.tokens) and not is_rest:
         text.seen.append(Seen.of(name, text.group, tree.base_len, tree.tree, tree.survival))
 
 
@@ -121,12 +123,14 @@ def set_aside(batch: Sequence[Text], resting: AbstractSet[tuple[str, Group]]) ->
 def _held(rows: Sequence[_Row], num_groups: int, acceptance: AcceptanceModel) -> HeldTrees:
     """Return the trees as they were proposed, or what the last batch has left of them."""
     scores = {key: acceptance.known(*key) for key in {(row.name, row.text.group) for row in rows}}
-    weights = {key: score.weight() for key, score in scores.items()}
-    # Merging takes losses in nats: exp(-loss) is a drafter's weight.
-    losses = {key: -math.log(weight) for key, weight in weights.items()}
-    for row in rows:
+    priors = {key: score.weight() for key, score in scores.items()}
+    weights = [
+        row.text.standing.expected(row.name, len(row.text.tokens), priors[row.name, row.text.group])
+        for row in rows
+    ]
+    for row, weight in zip(rows, weights, strict=True):
         if row.name != POOL:  # the coordinator has applied its drafters' weights
-            row.text.weights[row.name] = weights[row.name, row.text.group]
+            row.text.weights[row.name] = weight
     return HeldTrees(
         [row.held.tree for row in rows],
         [row.held.survival for row in rows],
@@ -134,7 +138,8 @@ def _held(rows: Sequence[_Row], num_groups: int, acceptance: AcceptanceModel) ->
         [scores[row.name, row.text.group].calibrator for row in rows],
         [row.text.tokens.since(row.held.base_len) for row in rows],
         [row.index for row in rows],
-        [losses[row.name, row.text.group] for row in rows],
+        # Merging takes losses in nats: exp(-loss) is a drafter's weight.
+        [-math.log(max(weight, LEAST_WEIGHT)) for weight in weights],
         num_groups,
     )
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cluster.plan.arms import SIZES
+from cluster.plan.ensemble import Ensemble, draft_s
 from cluster.plan.in_flight import Moment, Plan
 from cluster.plan.load import ByModels, Load, TargetModel
 from cluster.plan.offers import Offers, in_flight_of
 from cluster.plan.texts import Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec import evidence
+from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.budget import NO_DRAFTS, Ask, Prices, choose_nodes, ranking
 from cluster.spec.forest import Floats, Indices, ranked
 from cluster.spec.service import Service
@@ -37,8 +39,9 @@ class StepChoice:
     """A batch that is being planned.
 
     caps: the most nodes of each text.  weights: the weight of each text's tokens.  plain_s: the
-    seconds of a plain step.  draft_s: the seconds for trees of each of SIZES, of look-ups alone and
-    of look-ups with models; None = not known yet.  service: the speeds that texts are to have.
+    seconds of a plain step.  masks: the residents of each text, look-ups alone and look-ups with
+    models.  draft_s: their seconds for trees of each of SIZES; None = not known yet.  service: the
+    speeds that texts are to have.
     """
 
     target: TargetModel
@@ -49,6 +52,8 @@ class StepChoice:
     weights: Floats
     plain_s: float
     prices: Prices
+    ensemble: Ensemble
+    masks: ByModels[list[int]]
     draft_s: ByModels[Floats | None]
     service: Service
 
@@ -56,6 +61,7 @@ class StepChoice:
     def of(
         cls,
         target: TargetModel,
+        acceptance: AcceptanceModel,
         load: Load,
         texts: Sequence[Text],
         caps: Sequence[int],
@@ -76,28 +82,34 @@ class StepChoice:
             times_s = target.steps.at_edges(len(texts), moment.prompt_rows)
             assert times_s is not None
         prices = Prices(rate, times_s - times_s[0], load.guard.max_extra_s(plain_s))
+        ensemble = Ensemble(target, acceptance, moment.residents, rate)
+        masks = ensemble.look_ups(texts), ensemble.teams(texts, weights)
+        look_ups_s, models_s = (
+            draft_s(target, each, moment.residents, load.num_new) for each in masks
+        )
         return cls(
-            target, load, texts, np.array(caps), moment, weights, plain_s, prices,
-            target.draft_s(len(texts), load.num_new), service,
+            target, load, texts, np.array(caps), moment, weights, plain_s, prices, ensemble, masks,
+            (look_ups_s, models_s), service,
         )  # fmt: skip
 
     def plan(self, offers: Offers | None) -> Plan:
         """Return the plan for these offers."""
         load = self.load
         self._learn_worth(offers)
-        ask, draft_s = self._ask()
+        ask, masks, draft_s = self._ask()
         granted, num_unserved = self._grants(offers, draft_s)
         if offers is None:
             no_worth = bool(self.moment.residents) and load.best == NO_DRAFTS
             why = PlainWhy.NOT_WORTH_IT if no_worth else PlainWhy.NO_DRAFTS
             load.promised = 0.0, load.trust
             plain = in_flight_of(self.texts, None, _NO_NODES)
-            return Plan(plain, ask, why, num_unserved)
+            return Plan(plain, ask, why, num_unserved, masks)
         nodes, gains = self._ranking(offers, granted)
         why, num_nodes = self._choose(gains, draft_s, len(granted))
         promised = float(offers.survival[nodes[:num_nodes]].sum())
         load.promised = promised, load.trust
-        return Plan(in_flight_of(self.texts, offers, nodes[:num_nodes]), ask, why, num_unserved)
+        in_flight = in_flight_of(self.texts, offers, nodes[:num_nodes])
+        return Plan(in_flight, ask, why, num_unserved, masks)
 
     # Nodes to verify
 
@@ -168,12 +180,13 @@ class StepChoice:
         asked, laws = self.load.asked, self.load.law
         if asked.num_nodes == 0:
             return
-        for with_models in self.moment.residents:
+        models = self.ensemble.model_bits
+        for with_models in self._arms:
             if with_models > asked.with_models:
                 continue
             known = np.ones(len(self.texts), dtype=np.bool_)
-            if with_models and asked.unread:
-                known = np.array([text.is_read for text in self.texts])
+            if with_models:
+                known = np.array([text.ask_mask & models != 0 for text in self.texts])
             ranks: Indices = np.empty(0, dtype=np.int64)
             survival = np.empty(0)
             if offers is not None:
@@ -190,24 +203,30 @@ class StepChoice:
                 num_texts = int(known.sum())
                 laws.worth[with_models].learn(ranks, survival, num_texts, asked.num_nodes)
 
-    def _ask(self) -> tuple[Ask, float]:
-        """Return (the drafts to ask residents for after this step, the seconds that they take)."""
+    @property
+    def _arms(self) -> tuple[bool, ...]:
+        """The kinds of residents that may be asked, by `Ask.with_models`."""
+        look_ups, teams = self.masks
+        kinds = any(look_ups), any(mask & self.ensemble.model_bits for mask in teams)
+        return tuple(kind for kind in (False, True) if kinds[kind])
+
+    def _ask(self) -> tuple[Ask, list[int], float]:
+        """Return (the drafts to ask residents for after this step, the residents of each text, the
+        seconds that they take)."""
         load, prices, now = self.load, self.prices, self.moment.now
         if load.asked.num_nodes and self._takes_plain(_STALE_STEPS, _PLAIN_COST * self.plain_s):
-            return NO_DRAFTS, 0.0  # so that the next step measures a plain one
+            return NO_DRAFTS, [], 0.0  # so that the next step measures a plain one
         best, best_value, best_s = NO_DRAFTS, _MARGIN * prices.rate * self.plain_s, 0.0
         most = int(self.caps.max())
         sizes = [size for size in SIZES if size <= most] or [most]
         # It is no use to make drafts that the guard would not let a step verify.
         affordable_s = prices.max_extra_s - min(load.verify_s, self.plain_s)
-        for with_models in self.moment.residents:
+        for with_models in self._arms:
             draft_s = self.draft_s[with_models]
             if draft_s is None:  # the time is not known: measure it
                 load.best = load.best or NO_DRAFTS
-                return Ask(min(most, FIRST_NODES), with_models), 0.0
-            trust = load.law.trusts[with_models].share
-            values = load.law.worth[with_models].values(self.weights, trust, prices)
-            values = (values - prices.rate * draft_s)[: len(sizes)]
+                return Ask(min(most, FIRST_NODES), with_models), self.masks[with_models], 0.0
+            values = (self._values(with_models) - prices.rate * draft_s)[: len(sizes)]
             where = int(values.argmax())
             if values[where] >= best_value:
                 best, best_value = Ask(sizes[where], with_models), float(values[where])
@@ -215,7 +234,7 @@ class StepChoice:
         load.best = best
         # Trees of models show the worth of look-ups too, so only asks beyond the best one teach.
         known = (best.with_models and best.num_nodes > 0, best.num_nodes)
-        for with_models in reversed(self.moment.residents):
+        for with_models in reversed(self._arms):
             wanted = min(max(2 * best.num_nodes, FIRST_NODES), sizes[-1])
             if known >= (with_models, wanted):
                 continue
@@ -223,23 +242,60 @@ class StepChoice:
             draft_s, turn = self.draft_s[with_models], load.law.tried[with_models]
             assert draft_s is not None
             ask = Ask(sizes[where], with_models)
-            tried, tried_s = self._with_reading(ask, float(draft_s[where]), affordable_s)
+            masks, tried_s = self._with_reading(ask, float(draft_s[where]), affordable_s)
             if tried_s <= affordable_s and turn.is_due(now, tried_s - best_s):
                 turn.take(now)
-                return tried, tried_s
+                return ask, masks, tried_s
         if best_s > affordable_s:
-            return NO_DRAFTS, 0.0
-        return self._with_reading(best, best_s, affordable_s)
+            return NO_DRAFTS, [], 0.0
+        masks, best_s = self._with_reading(best, best_s, affordable_s)
+        return best, masks, self._with_tries(best, masks, best_s, affordable_s)
 
-    def _with_reading(self, ask: Ask, draft_s: float, affordable_s: float) -> tuple[Ask, float]:
-        """Return the ask and its seconds where models must first read texts: they read as many
-        texts at once as are affordable, and at least one."""
-        if not (ask.num_nodes and ask.with_models and self.target.read_s):
-            return ask, draft_s
-        unread = [place for place, text in enumerate(self.texts) if not text.is_read]
-        num_read = max(int((affordable_s - draft_s) / self.target.read_s), 1)
-        draft_s += self.target.read_s * min(num_read, len(unread))
-        return replace(ask, unread=frozenset(unread[num_read:])), draft_s
+    def _values(self, with_models: bool) -> Floats:
+        """Return what each of SIZES brings, less the price of verifying: texts of which no model
+        drafts get what look-ups bring."""
+        law, models = self.load.law, self.ensemble.model_bits
+        has_models = np.array([mask & models != 0 for mask in self.masks[with_models]])
+        total: Floats = np.zeros(len(SIZES))
+        for arm, is_own in ((False, ~has_models), (True, has_models)):
+            if is_own.any():
+                trust = law.trusts[arm].share
+                total += law.worth[arm].values(self.weights[is_own], trust, self.prices)
+        return total
+
+    def _with_reading(
+        self, ask: Ask, draft_s: float, affordable_s: float
+    ) -> tuple[list[int], float]:
+        """Return the residents of each text and their seconds where models must first read texts:
+        they read as many at once as are affordable, and at least one."""
+        masks = list(self.masks[ask.with_models])
+        if not (ask.num_nodes and ask.with_models):
+            return masks, draft_s
+        has_read = False
+        for model in self.ensemble.models:
+            read_s = self.target.drafting[model.name].read_s
+            for place, text in enumerate(self.texts):
+                if not masks[place] & model.bit or text.is_read(model.name) or not read_s:
+                    continue
+                if has_read and draft_s + read_s > affordable_s:
+                    masks[place] &= ~model.bit
+                else:
+                    has_read, draft_s = True, draft_s + read_s
+        return masks, draft_s
+
+    def _with_tries(self, ask: Ask, masks: list[int], draft_s: float, affordable_s: float) -> float:
+        """Add to `masks` the models whose turn in a text has come; returns the seconds of all."""
+        if not (ask.num_nodes and ask.with_models):
+            return draft_s
+        now = self.moment.now
+        for place, text in enumerate(self.texts):
+            found = self.ensemble.due(text, masks[place], now)
+            if found is not None and draft_s + found[2] <= affordable_s:
+                model, turn, cost_s = found
+                masks[place] |= model.bit
+                draft_s += cost_s
+                turn.take(now)
+        return draft_s
 
 
 _NO_NODES: Indices = np.empty(0, dtype=np.int64)

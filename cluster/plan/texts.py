@@ -13,9 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.core import FloatArray, Proposal, TokenArray, TokenTree
+from cluster.plan.resident import EVERYONE, Resident
+from cluster.plan.standing import Standing
 from cluster.requests.acceptance_law import NO_LAWS, Laws
 from cluster.spec import evidence, service
 from cluster.spec.acceptance import Group, Seen
+from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import Forest, Indices
 from cluster.spec.step_cost import DRAFT_LENGTHS, MAX_COMMIT
 from cluster.spec.token_log import TokenLog
@@ -101,7 +104,8 @@ class Text:
     drafters, at most MAX_DRAFTERS.  weights: the trust in each of them when its tree was last
     merged.  held: the newest tree of each drafter.
     seen: trees whose outcome is not known yet.  num_steps: the steps of the text so far.
-    asked_len: the length of the text when models were last asked to draft for it.
+    ask, ask_mask: the drafts to make after its step, and by which residents: bit i stands for the
+    target's i-th.  standing: how its drafters have fared in it.
     draft_len, fates, verified_depth: of `cluster.plan.draft_length`; the present length, 0 = none
     yet; accepted tokens and depth of the latest trees; the depth of the one under way.
     is_coupled: its tokens do not depend on its drafts.
@@ -127,19 +131,29 @@ class Text:
         self.seen: deque[Seen] = deque()
         self.tokens_per_step = 1.0
         self.num_steps = 0
-        self.asked_len = 0
+        self.ask = NO_DRAFTS
+        self.ask_mask = EVERYONE
+        self.standing = Standing()
         self.is_coupled = True
         self._next_steps: dict[str, Indices] = {}
         self._used_at: dict[str, int] = {}  # by drafter, the last step that verified nodes of it
+        self._asked_lens: dict[str, int] = {}  # by drafter, the length when it was asked last
 
     @property
     def is_sampled(self) -> bool:
         return self.group[1]
 
-    @property
-    def is_read(self) -> bool:
-        """True if models that are asked now need not read the text first."""
-        return len(self.tokens) - self.asked_len <= MAX_COMMIT
+    def is_read(self, drafter: str) -> bool:
+        """True if a model that is asked now need not read the text first."""
+        return len(self.tokens) - self._asked_lens.get(drafter, 0) <= MAX_COMMIT
+
+    def take_ask(self, ask: Ask, mask: int, residents: Sequence[Resident] = ()) -> None:
+        """Ask these residents; models among them are about to read the rest of the text."""
+        self.ask, self.ask_mask = ask, mask
+        if ask.num_nodes:
+            for each in residents:
+                if each.bit & mask:
+                    self._asked_lens[each.name] = len(self.tokens)
 
     def next_steps(self, drafter: str) -> Indices:
         """See `AcceptanceModel.learn`."""

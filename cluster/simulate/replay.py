@@ -15,10 +15,12 @@ from cluster.config.schema import CoordinatorConfig
 from cluster.core import TokenTree
 from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Round
+from cluster.plan.resident import DraftTurn
 from cluster.plan.texts import HeldTree, Text
 from cluster.simulate.texts import RecordedText
 from cluster.simulate.world import Growing, Machine, Offer, Pool
 from cluster.spec.budget import NO_DRAFTS, Ask
+from cluster.spec.step_cost import MAX_COMMIT
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import walk
 
@@ -30,7 +32,8 @@ class Playing:
     """A text that is being written.
 
     prompt_rows: rows of its prompt that are still to be read, 0 = it is read.  offers: the drafts
-    that residents have made after the last step.
+    that residents have made after the last step.  read: by model, the tokens that it was told of,
+    those of the prompt among them.
     """
 
     recorded: RecordedText
@@ -39,6 +42,7 @@ class Playing:
     position: int = 0
     growing: dict[str, Growing] = field(default_factory=dict)
     offers: dict[str, Offer] = field(default_factory=dict)
+    read: dict[str, int] = field(default_factory=dict)
 
     @property
     def remaining(self) -> int:
@@ -55,11 +59,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of a step and of drafting.  prompt_rows: rows of prompts in the step."""
+    """Seconds of a step and of drafting.  prompt_rows: rows of prompts in the step.  turns: of the
+    residents, for the texts that had been read before the step."""
 
     step_s: float
     draft_s: float
     prompt_rows: int
+    turns: Sequence[DraftTurn] = ()
 
 
 class Policy(Protocol):
@@ -137,9 +143,10 @@ class Simulation:
                 for tree, own in zip(step.trees, decoding, strict=True)
             ]
             now += step_s
-            draft_s = self._draft_s(step.ask, len(decoding))
             for own, count in zip(decoding, emitted, strict=True):
                 self._commit(own, count, now, step.ask)
+            drafted_in = self._turns(decoding, step.ask)
+            draft_s = sum(turn.time_s for turn in drafted_in)
             num_read = 0
             for own, chunk in zip(new, chunks, strict=True):
                 own.prompt_rows -= chunk
@@ -147,10 +154,10 @@ class Simulation:
                     continue
                 num_read += 1
                 ask = policy.first_ask(own, now)
-                draft_s += self._draft_s(ask, 1)
                 self._commit(own, 1, now, ask)
+                draft_s += sum(turn.time_s for turn in self._turns([own], ask))
             now += draft_s
-            policy.learn(decoding, step, emitted, Times(step_s, draft_s, sum(chunks)))
+            policy.learn(decoding, step, emitted, Times(step_s, draft_s, sum(chunks), drafted_in))
             tokens += sum(emitted) + num_read
             plain_s += (
                 (sum(emitted) + num_read) / len(running) * only_step_s * jitter if running else 0.0
@@ -163,11 +170,26 @@ class Simulation:
                     batch[place] = self._open(order, place, turns, now)
         return Outcome(tokens, now, plain_s, rounds, nodes, drafted)
 
-    def _draft_s(self, ask: Ask, num_sequences: int) -> float:
-        if not (self._pool.residents and num_sequences):
-            return 0.0
-        has_models = self._pool.has_resident_models
-        return self._machine.draft_s(num_sequences, ask, has_models=has_models)
+    def _turns(self, batch: Sequence[Playing], ask: Ask) -> list[DraftTurn]:
+        """Let residents read and draft; returns their turns."""
+        turns: list[DraftTurn] = []
+        num_look_ups = sum(each.is_look_up for each in self._pool.residents)
+        for each in self._pool.residents:
+            asked = [own for own in batch if own.text.ask_mask & each.bit and ask.num_nodes]
+            if not asked:
+                continue
+            time_s = self._machine.draft_s(
+                len(asked), ask.num_nodes, num_look_ups if each.is_look_up else 0
+            )
+            num_read = 0
+            for own in () if each.is_look_up else asked:
+                length = own.recorded.prompt_len + own.position
+                lacking, own.read[each.name] = length - own.read.get(each.name, 0), length
+                if lacking > MAX_COMMIT:
+                    num_read += 1
+                    time_s += self._machine.read_s * lacking
+            turns.append(DraftTurn(each.name, len(asked), ask.num_nodes, time_s, num_read))
+        return turns
 
     def _open(self, order: list[int], place: int, turns: list[int], now: float) -> Playing:
         recorded = self._texts[order[turns[place] % len(order)]]
@@ -194,9 +216,11 @@ class Simulation:
             growing.commit(own.recorded, own.position, now)
         if ask.num_nodes:
             own.offers = {
-                name: self._pool.sources[name].best(own.recorded, own.position, ask.num_nodes)
-                for name in self._pool.residents
-                if ask.with_models or name not in self._pool.models
+                each.name: self._pool.sources[each.name].best(
+                    own.recorded, own.position, ask.num_nodes
+                )
+                for each in self._pool.residents
+                if own.text.ask_mask & each.bit
             }
 
 
@@ -220,12 +244,11 @@ class Adaptive:
     ) -> None:
         """learned: a state that another controller has exported."""
         self._config = config or CoordinatorConfig()
-        times = machine.draft_times(has_models=pool.has_resident_models) if pool.residents else ()
+        times = machine.draft_times(pool.residents)
         self._controller = Controller(self._config, machine.profile, times)
         if learned is not None:
             self._controller.restore(learned)
         self._pool, self._max_rows = pool, machine.max_rows
-        self._kinds = tuple(sorted({name in pool.models for name in pool.residents}))
         self.whys: dict[str, int] = {}
 
     @property
@@ -236,7 +259,7 @@ class Adaptive:
         controller, texts = self._controller, [own.text for own in batch]
         for own in batch:
             self._offer(own, now)
-        moment = Moment(now, self._kinds, prompt_rows)
+        moment = Moment(now, self._pool.residents, prompt_rows)
         max_depths, room = [own.remaining - 1 for own in batch], self._max_rows - len(batch)
         plan = controller.plan(texts, max_depths, max(room, 0), moment)
         why = plan.why.name.lower()
@@ -245,9 +268,10 @@ class Adaptive:
 
     def first_ask(self, own: Playing, now: float) -> Ask:
         own.text.max_draft_tokens = self._config.max_draft_tokens
-        if not self._kinds:
+        if not self._pool.residents:
             return NO_DRAFTS
-        return self._controller.first_ask(own.text, Moment(now))
+        self._controller.first_ask(own.text, Moment(now, self._pool.residents))
+        return own.text.ask
 
     def learn(
         self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
@@ -259,8 +283,7 @@ class Adaptive:
         if texts:
             controller.learn(Round(
                 texts, num_tokens, num_nodes, texts[0].is_sampled,
-                times.step_s, NO_DRAFTS if times.prompt_rows else step.ask, times.draft_s,
-                prompt_rows=times.prompt_rows,
+                times.step_s, times.draft_s, times.turns, times.prompt_rows,
             ))  # fmt: skip
         controller.score([own.text for own in batch if own.remaining])
         controller.score([own.text for own in batch if not own.remaining], ends=True)

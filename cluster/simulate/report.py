@@ -85,7 +85,7 @@ def head(scene: Scene) -> str:
     lines = [
         f"{settings.target.replicas:,} targets under {asked} for {settings.seconds:g} s, "
         f"{len(scene.texts)} recorded texts ({settings.law})",
-        f"residents: {', '.join(pool.residents) or 'none'}; "
+        f"residents: {', '.join(each.name for each in pool.residents) or 'none'}; "
         f"pool: {', '.join(sorted(pool.remote)) or 'none'}",
     ]
     if scene.unrecorded:

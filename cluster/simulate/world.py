@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
+from cluster.plan.resident import Resident
 from cluster.simulate.texts import RecordedText
-from cluster.spec.budget import Ask
 from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.tree import prune, reroot
 
@@ -24,7 +24,8 @@ class Machine:
     """A target's cost curves, all in seconds.
 
     rows, times_s: the rows and times of steps.  told_s: the times by its profile, None = the same.
-    look_up_s: the time of look-ups per round and per node; model_s: the time that a model adds.
+    look_up_s: the time of look-ups per round and per node, of all of them together; model_s: that
+    of each model; read_s: in which a model reads a token that it was not told of.
     round_s, sequence_s: the time outside the step per round, and per sequence of it.  max_rows: the
     most rows of a step.
     """
@@ -34,6 +35,7 @@ class Machine:
     look_up_s: tuple[float, float]
     model_s: tuple[float, float]
     told_s: tuple[float, ...] | None = None
+    read_s: float = 0.0
     round_s: float = 0.0008
     sequence_s: float = 0.00001
     max_rows: int = 512
@@ -48,26 +50,24 @@ class Machine:
         outside_s = self.round_s + self.sequence_s * num_sequences
         return float(_profile(self.rows, self.times_s).at([num_rows])[0]) + outside_s
 
-    def draft_times(self, *, has_models: bool) -> list[DraftTime]:
+    def draft_times(self, residents: Sequence[Resident]) -> list[DraftTime]:
         """Return the times of its residents, as measured before it served."""
+        num_look_ups = sum(each.is_look_up for each in residents)
         return [
             DraftTime(
-                count, nodes, with_models,
-                self.draft_s(count, Ask(nodes, with_models), has_models=has_models),
+                count, nodes, each.name, each.is_look_up,
+                self.draft_s(count, nodes, num_look_ups if each.is_look_up else 0),
             )
-            for with_models in ((False, True) if has_models else (False,))
+            for each in residents
             for count in (1, 4, 16)
             for nodes in (2, 8, 24)
         ]  # fmt: skip
 
-    def draft_s(self, num_sequences: int, ask: Ask, *, has_models: bool) -> float:
-        """Return the residents' time.  has_models: not all of them are look-ups."""
-        if ask.num_nodes == 0:
-            return 0.0
-        kinds = (
-            (self.look_up_s, self.model_s) if ask.with_models and has_models else (self.look_up_s,)
-        )
-        return sum(once_s + node_s * ask.num_nodes * num_sequences for once_s, node_s in kinds)
+    def draft_s(self, num_sequences: int, num_nodes: int, num_look_ups: int) -> float:
+        """Return the time of one resident's turn.  num_look_ups: there are so many, and it is one
+        of them; 0 = it is a model."""
+        once_s, node_s = self.look_up_s if num_look_ups else self.model_s
+        return (once_s + node_s * num_nodes * num_sequences) / max(num_look_ups, 1)
 
 
 @functools.cache
@@ -112,12 +112,11 @@ class Pool:
     latency_s: float = 0.002
 
     @property
-    def residents(self) -> tuple[str, ...]:
-        return tuple(name for name in self.sources if name not in self.remote)
-
-    @property
-    def has_resident_models(self) -> bool:
-        return bool(self.models - self.remote)
+    def residents(self) -> tuple[Resident, ...]:
+        names = [name for name in self.sources if name not in self.remote]
+        return tuple(
+            Resident(number, name, name not in self.models) for number, name in enumerate(names)
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -44,7 +44,11 @@ _PRIOR_TREES = 8.0
 # In a merge, a drafter's weight depends on the acceptance of so many of its best nodes, ...
 _WEIGHED_RANK = 3
 # ... and is at least this, so that calibration alone decides about the nodes of a poor drafter.
-_LEAST_WEIGHT = 0.05
+LEAST_WEIGHT = 0.05
+# Of what two drafters add to each other, the weight of an older place beside that of the next one,
+# and the places after which what was found is half believed.
+_PAIRS_KEPT = 0.99
+_PRIOR_PAIRS = 8.0
 # Limit for scores, because clients name tasks and models change; the oldest score is dropped.
 _MAX_SCORES = 1024
 # Between a drafter's name and its model's hash, and the digits of that.
@@ -164,7 +168,7 @@ class Score:
     def weight(self) -> float:
         """The weight of this drafter in a merge: the tokens that its best nodes bring."""
         count, total, _ = self._by_length[:, _WEIGHED_RANK].tolist()
-        return float((total + _PRIOR_TREES * 0.5) / (count + _PRIOR_TREES)) + _LEAST_WEIGHT
+        return float((total + _PRIOR_TREES * 0.5) / (count + _PRIOR_TREES)) + LEAST_WEIGHT
 
     def export(self) -> dict[str, Any]:
         return {
@@ -189,6 +193,9 @@ class AcceptanceModel:
         self._versions: dict[str, str] = {}  # the drafters' names with their models' hashes
         self._scores: dict[tuple[str, Group], Score] = {}  # by these
         self._of_all_tasks: dict[tuple[str, bool], Score] = {}  # by these and the law
+        # By group, drafter, and another one: the places where both were held, and the sum of what
+        # the other one's best few nodes brought beyond those of the drafter.
+        self._beside: dict[tuple[Group, str, str], tuple[float, float]] = {}
 
     def meet(self, drafter: str, model_hash: str) -> bool:
         """Score a drafter by this model from now on, "" = it has none; True if that is another."""
@@ -208,13 +215,31 @@ class AcceptanceModel:
     def score(self, drafter: str, group: Group) -> Score:
         return _of(self._scores, (self._version(drafter), group))
 
-    def learn_all(self, fates: Sequence[Fate]) -> None:
-        """Enter trees whose outcome is known."""
-        fates = [fate for fate in fates if len(fate.followed)]
+    def note_beside(self, group: Group, drafter: str, other: str, gain: int) -> None:
+        """Enter a place where both were held.  gain: the tokens that the other one has added."""
+        key = group, self._version(drafter), self._version(other)
+        count, total = self._beside.pop(key, (0.0, 0.0))
+        if len(self._beside) >= _MAX_SCORES:
+            del self._beside[next(iter(self._beside))]
+        self._beside[key] = _PAIRS_KEPT * count + 1.0, _PAIRS_KEPT * total + gain
+
+    def beside(self, group: Group, drafter: str, other: str) -> float:
+        """Return the tokens that another drafter's best few nodes add to those of a drafter."""
+        key = group, self._version(drafter), self._version(other)
+        count, total = self._beside.get(key, (0.0, 0.0))
+        return total / (_PRIOR_PAIRS + count)
+
+    def learn_all(self, fates: Sequence[Fate]) -> list[int]:
+        """Enter trees whose outcome is known.
+
+        Returns the accepted among each tree's best few nodes, or -1 where no step with them would
+        have begun or no text has followed."""
         if not native.is_available():
-            for fate in fates:
-                self.learn(fate.seen, fate.followed, fate.next_steps)
-        elif fates:
+            return [self.learn(fate.seen, fate.followed, fate.next_steps) for fate in fates]
+        accepted = np.full(len(fates), -1)
+        has_followed = np.array([len(fate.followed) > 0 for fate in fates], dtype=np.bool_)
+        if has_followed.any():
+            fates = [fate for fate in fates if len(fate.followed)]
             both = [self._scores_of(fate.seen) for fate in fates]
             scores = list({id(each): each for pair in both for each in pair}.values())
             places = {id(score): place for place, score in enumerate(scores)}
@@ -226,24 +251,29 @@ class AcceptanceModel:
                 [(places[id(own)], places[id(for_all)]) for own, for_all in both],
                 [score.sums for score in scores], calibrators,
             )  # fmt: skip
-            native.score_trees(known, DRAFT_LENGTHS, TREE_DECAY)
+            found = native.score_trees(known, DRAFT_LENGTHS, _WEIGHED_RANK, TREE_DECAY)
+            accepted[has_followed] = found
             for calibrator in calibrators:
                 calibrator.fit_if_due()
+        return [int(each) for each in accepted]
 
-    def learn(self, seen: Seen, followed: TokenArray, next_steps: Indices | None = None) -> None:
-        """Enter one tree.  followed: the committed tokens after its root.
+    def learn(self, seen: Seen, followed: TokenArray, next_steps: Indices | None = None) -> int:
+        """Enter one tree; returns the accepted among its best few nodes, or -1 where no step with
+        them would have begun.  followed: the committed tokens after its root.
 
         next_steps: int64[DRAFT_LENGTHS], the text's length at which the next step would begin if
         every step verified so many nodes of this drafter; updated in place.  None = everywhere.
         """
         if len(followed) == 0:
-            return
+            return -1
         begins = None if next_steps is None else seen.base_len >= next_steps
         outcome = outcome_of(seen.tree, seen.claimed, followed)
         for score in self._scores_of(seen):
             score.enter(outcome, begins)
         if next_steps is not None:
             next_steps[begins] = seen.base_len + outcome.accepted_of_best[begins] + 1
+        begins_few = begins is None or bool(begins[_WEIGHED_RANK])
+        return int(outcome.accepted_of_best[_WEIGHED_RANK]) if begins_few else -1
 
     def _scores_of(self, seen: Seen) -> tuple[Score, Score]:
         """Return the score of its group and the score of all tasks."""

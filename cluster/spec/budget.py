@@ -104,18 +104,12 @@ def ranking(survival: FloatArray, weights: Floats, is_admissible: Mask) -> tuple
 class Ask:
     """The drafts that residents are asked for after a step: num_nodes per sequence, 0 = nothing.
 
-    with_models: all residents draft; otherwise only look-ups, which take hardly any time.
-    unread: places of sequences for which only look-ups are asked for now, because it would take
-    too long if models read all texts at once.
+    with_models: models draft beside look-ups, which take hardly any time.  Which of the residents
+    draft for a text says its mask (`cluster.plan.ensemble`).
     """
 
     num_nodes: int = 0
     with_models: bool = True
-    unread: frozenset[int] = frozenset()
-
-    def of(self, place: int) -> Ask:
-        """Return the ask for the sequence at that place of the batch."""
-        return Ask(self.num_nodes, with_models=False) if place in self.unread else self
 
 
 NO_DRAFTS = Ask()

@@ -94,22 +94,27 @@ class MeasuredCosts:
         return speedup
 
     def draft_s(self, num_sequences: int, num_drafts: int, *, with_models: bool) -> float:
-        """Return the time of a turn of residents, between and beyond the measured ones by lines; or
-        that of the models' steps, where it is longer."""
+        """Return the time of the residents' turns, between and beyond the measured ones by lines;
+        or that of the models' steps, where it is longer."""
         steps_s = num_drafts * sum(float(each.at([num_sequences])[0]) for each in self.models)
-        turns = [
-            each for each in self.drafts if each.with_models == with_models and not each.num_read
+        turns = [each for each in self.drafts if not each.num_read]
+        names = {each.drafter for each in turns if with_models or each.is_look_up}
+        turns_s = [
+            _turn_s([each for each in turns if each.drafter == name], num_sequences, num_drafts)
+            for name in names
         ]
-        counts = sorted({each.num_sequences for each in turns})
-        if not counts:
-            return steps_s * with_models
-        times_s = [
-            _at(num_drafts, sorted((each.num_nodes, each.time_s) for each in turns
-                                   if each.num_sequences == count))
-            for count in counts
-        ]  # fmt: skip
-        turn_s = _at(num_sequences, list(zip(counts, times_s, strict=True)))
-        return max(turn_s, steps_s * with_models, 0.0)
+        return max(sum(turns_s), steps_s * with_models, 0.0)
+
+
+def _turn_s(turns: Sequence[DraftTime], num_sequences: int, num_drafts: int) -> float:
+    """Return the time of one resident's turn by its measured ones."""
+    counts = sorted({each.num_sequences for each in turns})
+    times_s = [
+        _at(num_drafts, sorted((each.num_nodes, each.time_s) for each in turns
+                               if each.num_sequences == count))
+        for count in counts
+    ]  # fmt: skip
+    return _at(num_sequences, list(zip(counts, times_s, strict=True)))
 
 
 def _at(wanted: int, points: Sequence[tuple[int, float]]) -> float:

@@ -53,13 +53,14 @@ class StepProfile:
 
 @dataclass(frozen=True, slots=True)
 class DraftTime:
-    """The time of one turn of a target's residents, by its sequences and its nodes per sequence.
+    """The time of one turn of a resident, by its sequences and its nodes per sequence.
 
-    num_read: number of texts that models read first.
+    num_read: number of texts that its model read first.
     """
 
     num_sequences: int
     num_nodes: int
-    with_models: bool
+    drafter: str
+    is_look_up: bool
     time_s: float
     num_read: int = 0

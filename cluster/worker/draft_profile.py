@@ -10,14 +10,15 @@ import itertools
 import logging
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from cluster.core import EMPTY_TREE, SamplingParams, token_array
+from cluster.plan.resident import Resident
 from cluster.spec.step_profile import DraftTime
 from cluster.spec.token_log import TokenLog
-from cluster.worker.residents import Residents
+from cluster.worker.residents import NOTHING_DRAFTED, Residents
 from cluster.worker.text_record import TextRecord
 from cluster.worker.verifier import Verifier
 
@@ -54,24 +55,29 @@ def profile_drafting(
     bench = _Bench(verifier, residents, vocab_size, names)
     sizes = [each for each in _SEQUENCES if each <= max_sequences]
     try:
-        for count, with_models in itertools.product(sizes, residents.kinds):
+        models = [each for each in residents.members if not each.is_look_up]
+        look_ups = [each for each in residents.members if each.is_look_up]
+        teams = [each for each in (look_ups, *([model] for model in models)) if each]
+        for count, team in itertools.product(sizes, teams):
             if clock() > deadline:
                 break
-            best: dict[int, float] = {}
+            turns: list[DraftTime] = []
             bench.open(count, _PROMPT_LEN)
-            for turn, nodes in enumerate(_NODES):
-                time_s = bench.turn(nodes, with_models)
-                if turn == 0 and count == 1:
+            for number, nodes in enumerate(_NODES):
+                turn = bench.turn(nodes, team)
+                turns += turn if number else []
+                if number == 0 and count == 1:
                     residents.begin_afresh(is_warm=False)
-                if turn and time_s:
-                    best[nodes] = min(best.get(nodes, time_s), time_s)
                 if clock() > deadline:
                     break
-            found += [DraftTime(count, nodes, with_models, best[nodes]) for nodes in best]
-            if with_models and count == 1:
+            best = {
+                (each.drafter, each.num_nodes): each
+                for each in sorted(turns, key=lambda each: -each.time_s)
+            }
+            found += best.values()
+            if team is not look_ups and count == 1:
                 bench.open(1, _READ_LEN)
-                if time_s := bench.turn(_NODES[0], with_models):
-                    found.append(DraftTime(1, _NODES[0], True, time_s, num_read=1))
+                found += bench.turn(_NODES[0], team)
     except Exception:  # a defect of ours: the target serves without knowing
         log.exception("drafting could not be timed")
         return ()
@@ -92,7 +98,7 @@ def plain_turn_s(
         bench.open(1, _PROMPT_LEN)
         for _ in range(_PLAIN_TURNS):
             began = clock()
-            bench.turn(0, False)
+            bench.turn(0, ())
             times_s.append(clock() - began)
     finally:
         bench.release()
@@ -130,20 +136,31 @@ class _Bench:
         self._verifier.release(request_ids)
         self._residents.release(request_ids)
 
-    def turn(self, nodes: int, with_models: bool) -> float:
-        """Make a step of all texts; returns the residents' time after it, or 0 if it took several
-        steps or there was an error."""
+    def turn(self, nodes: int, team: Sequence[Resident]) -> list[DraftTime]:
+        """Make a step of all texts; returns the times of these residents after it, or nothing if it
+        took several steps or there was an error."""
         if self._verifier.submit([(text, EMPTY_TREE) for text in self._texts.values()]):
-            return 0.0
-        answered, time_s = 0, 0.0
+            return []
+        answered, drafted = 0, NOTHING_DRAFTED
+        mask = sum(each.bit for each in team)
+        look_ups = {each.name for each in team if each.is_look_up}
         while self._verifier.has_pending:
             stepped = self._verifier.step()
             own = [self._texts[each.request_id] for each in stepped.verdicts]
             for text, verdict in zip(own, stepped.verdicts, strict=True):
                 text.tokens.append(verdict.token_ids)
-                text.draft_nodes, text.only_look_ups = nodes, not with_models
+                text.draft_nodes, text.ask_mask = nodes, mask
             drafted = self._residents.draft(
                 own, stepped.report.step_time_s, self._verifier.last_rows
             )
-            answered, time_s = len(own), drafted.time_s
-        return time_s if answered == len(self._texts) else 0.0
+            answered = len(own)
+        if answered != len(self._texts):
+            return []
+        return [
+            DraftTime(
+                each.num_texts, each.num_nodes, each.drafter, each.drafter in look_ups,
+                each.time_s, each.num_read,
+            )
+            for each in drafted.turns
+            if each.time_s > 0.0
+        ]  # fmt: skip

@@ -27,6 +27,7 @@ from cluster.errors import ProtocolError
 from cluster.messages import Refusal
 from cluster.models.made_for import made_for_of
 from cluster.models.version import NO_MODEL, ModelVersion
+from cluster.plan.resident import DraftTurn, Resident
 from cluster.plan.samples import Samples
 from cluster.spec.step_cost import MAX_COMMIT
 from cluster.spec.token_log import TokenLog
@@ -53,7 +54,7 @@ class ResidentDrafter:
 
     mean_s: running mean of its time per round.  made_for: the target that it was made for.  model:
     which one it is.  is_look_up: it runs no model, and is asked even if models would take too long.
-    num_read: the texts that its own model had to read before it drafted, in the last round.
+    bit: its own in `TextRecord.ask_mask`.  turn: its last one, None = it was asked for nothing.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class ResidentDrafter:
         self.model = model
         self.engine: object = getattr(drafter, "engine", None)
         self.is_look_up = bool(getattr(drafter, "is_look_up", False))
-        self.num_read = 0
+        self.bit = 1
+        self.turn: DraftTurn | None = None
         self.faults = breaker.faults  # by reason
         self._drafting = Drafting(drafter, name, breaker, clock, vocab_size)
         self.wants = self._drafting.wants  # of the target's steps
@@ -94,10 +96,13 @@ class ResidentDrafter:
         time if it has stalled, else 0.
         """
         started = self._clock()
-        self.num_read = 0
+        self.turn = None
         due = self._due(texts, started) if self._drafting.breaker.allows(started) else []
         if not due:
             return [], 0.0
+        num_read = (
+            0 if self.is_look_up else sum(self._num_lacking(text) > MAX_COMMIT for text in due)
+        )
         newest: dict[str, Proposal] = {}
         self._drafting.growing.clear()
         for text in self._tell(self._tell(due)):
@@ -114,6 +119,8 @@ class ResidentDrafter:
                 break
         took_s = self._clock() - started
         self.mean_s += _TIME_WEIGHT * (took_s - self.mean_s)
+        if asked := [nodes for nodes in map(self._num_wanted, due) if nodes]:
+            self.turn = DraftTurn(self.name, len(asked), max(asked), took_s, num_read)
         trees = [each for each in newest.values() if len(each.tree.token_ids)]
         return trees, self._stalled_s(took_s, longest_s, bound_s)
 
@@ -174,16 +181,18 @@ class ResidentDrafter:
         for text in texts:
             if self.name not in text.residents or now < self._declined.get(text.request_id, now):
                 continue
-            num_nodes, num_lacking = self._num_wanted(text), len(text.tokens) - self._held_len(text)
-            if num_nodes or (self._follows and num_lacking >= _MAX_LAG):
+            num_nodes = self._num_wanted(text)
+            if num_nodes or (self._follows and self._num_lacking(text) >= _MAX_LAG):
                 due.append(text)
                 self._num_asked[text.task] += num_nodes
-                self.num_read += num_lacking > MAX_COMMIT and not self.is_look_up
         return due
 
     def _num_wanted(self, text: TextRecord) -> int:
         """Return the number of nodes that `text` wants of this drafter."""
-        return 0 if text.only_look_ups and not self.is_look_up else text.draft_nodes
+        return text.draft_nodes if text.ask_mask & self.bit else 0
+
+    def _num_lacking(self, text: TextRecord) -> int:
+        return len(text.tokens) - self._held_len(text)
 
     def _held_len(self, text: TextRecord) -> int:
         known = self._drafting.held.get(text.request_id)
@@ -251,13 +260,12 @@ class Drafted:
     """The drafts of all residents after one step.
 
     trees: each with its drafter.  time_s: the time of all residents but those that have stalled.
-    num_read: texts that models read first; if there are any, the time is not that of drafting
-    alone.  stalled: a resident took far too long.
+    turns: of those that were asked.  stalled: a resident took far too long.
     """
 
     trees: Sequence[tuple[ResidentDrafter, Proposal]] = ()
     time_s: float = 0.0
-    num_read: int = 0
+    turns: Sequence[DraftTurn] = ()
     stalled: bool = False
 
 
@@ -268,8 +276,7 @@ class Residents:
     """All drafters inside the target.  Belongs to the engine thread; request ids are those inside
     the worker.
 
-    kinds: the values of `Ask.with_models` that they can serve; empty = there are no residents.
-    wants: the rows of the target's steps that any of them reads.
+    members: by number.  wants: the rows of the target's steps that any of them reads.
     """
 
     def __init__(
@@ -277,7 +284,12 @@ class Residents:
     ) -> None:
         self.names = tuple(drafter.name for drafter in drafters)
         self.look_ups = tuple(drafter.name for drafter in drafters if drafter.is_look_up)
-        self.kinds = tuple(sorted({not drafter.is_look_up for drafter in drafters}))
+        self.members = tuple(
+            Resident(number, drafter.name, drafter.is_look_up)
+            for number, drafter in enumerate(drafters)
+        )
+        for own, drafter in zip(self.members, drafters, strict=True):
+            drafter.bit = own.bit
         self.made_for = {drafter.name: drafter.made_for for drafter in drafters}
         self.engines = {each.name: each.engine for each in drafters if each.engine is not None}
         self.wants = reduce(operator.or_, (each.wants for each in drafters), WANTS_NOTHING)
@@ -289,15 +301,16 @@ class Residents:
 
     def exchange(self, drafter: ResidentDrafter) -> None:
         """Draft with this one from now on, in place of that of its name and all that it holds."""
-        self._drafters[self.names.index(drafter.name)] = drafter
+        place = self.names.index(drafter.name)
+        self._drafters[place], drafter.bit = drafter, self.members[place].bit
         self.made_for[drafter.name] = drafter.made_for
         if drafter.engine is not None:
             self.engines[drafter.name] = drafter.engine
 
-    def usable_kinds(self, now: float) -> tuple[bool, ...]:
-        """Return those of `kinds` that a drafter serves which may be asked now."""
-        usable = {not each.is_look_up for each in self._drafters if each.is_usable(now)}
-        return self.kinds if len(usable) == len(self.kinds) else tuple(sorted(usable))
+    def usable(self, now: float) -> tuple[Resident, ...]:
+        """Return those that may be asked now."""
+        both = zip(self.members, self._drafters, strict=True)
+        return tuple(own for own, drafter in both if drafter.is_usable(now))
 
     def draft(
         self, texts: Sequence[TextRecord], step_time_s: float, rows: Sequence[StepRows] = ()
@@ -308,7 +321,7 @@ class Residents:
         if not self._drafters:
             return NOTHING_DRAFTED
         started, bound_s = self._clock(), max(_STEP_SHARE * step_time_s, _LEAST_BOUND_S)
-        stalled_s, num_read = 0.0, 0
+        stalled_s, turns = 0.0, list[DraftTurn]()
         if rows:
             stalled_s += sum(each.read(rows, self.wants, bound_s) for each in self._drafters)
         trees: list[tuple[ResidentDrafter, Proposal]] = []
@@ -321,10 +334,10 @@ class Residents:
                 continue
             trees += [(drafter, proposal) for proposal in proposals]
             stalled_s += lost_s
-            num_read = max(num_read, drafter.num_read)
+            turns += [drafter.turn] if drafter.turn else []
         # A drafter that stalls rests afterwards, so its stall is not part of the drafting time.
         drafted_s = max(self._clock() - started - stalled_s, 0.0)
-        return Drafted(trees, drafted_s, num_read, stalled_s > 0.0)
+        return Drafted(trees, drafted_s, turns, stalled_s > 0.0)
 
     def record(self, samples: Samples, worker_id: str) -> None:
         """Record the tokens they hold, and their work since the last record."""

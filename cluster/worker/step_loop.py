@@ -135,9 +135,8 @@ class StepLoop:
             text.was_decoding = text.is_decoding
         decoding = [text for text in batch if text.was_decoding]
         plan = self._plan(decoding)
-        asks = map(plan.ask.of, range(len(decoding)))
-        for text, in_flight, ask in zip(decoding, plan.in_flight, asks, strict=True):
-            text.in_flight, text.ask, text.chosen_at = in_flight, ask, began_at
+        for text, in_flight in zip(decoding, plan.in_flight, strict=True):
+            text.in_flight, text.chosen_at = in_flight, began_at
         for text in batch:
             if not text.was_decoding:
                 text.in_flight = InFlight(text.forced_tree(self._max_rows))
@@ -191,8 +190,8 @@ class StepLoop:
         )
         prompt_rows = min(lacking - len(decoding), room)
         now = self._clock()
-        kinds = self._residents.usable_kinds(now)
-        moment = Moment(now, kinds, max(prompt_rows, 0), self._wall())
+        usable = self._residents.usable(now)
+        moment = Moment(now, usable, max(prompt_rows, 0), self._wall())
         with self._planning:
             plan = self._controller.plan(decoding, max_depths, room, moment)
             for text, in_flight in zip(decoding, plan.in_flight, strict=True):
@@ -202,6 +201,7 @@ class StepLoop:
         # It is not known on which tree it failed, so all are dropped, and this step is a plain one.
         for text in decoding:
             text.held.clear()
+            text.ask = NO_DRAFTS
         return Plan([PLAIN] * len(decoding), why=PlainWhy.FAULT)
 
     def _submit(self, batch: Sequence[TargetText]) -> bool:
@@ -246,16 +246,17 @@ class StepLoop:
     def _draft(self, ask: Ask, answered: Sequence[TargetText], report: StepReport) -> None:
         """Let the residents draft for the step that follows."""
         texts = []
-        moment = Moment(self._clock(), wall_s=self._wall())
+        now = self._clock()
+        moment = Moment(now, self._residents.usable(now), wall_s=self._wall())
         for text in answered:
             if text.end is not None or not text.record.residents:
                 continue
             if text.chosen_at != self._began_at:  # its prompt has been read
                 text.ask = NO_DRAFTS
                 with self._planning:
-                    text.ask = self._controller.first_ask(text, moment)
+                    self._controller.first_ask(text, moment)
             nodes = 0 if text.is_scored else min(text.ask.num_nodes, text.cap)
-            text.record.draft_nodes, text.record.only_look_ups = nodes, not text.ask.with_models
+            text.record.draft_nodes, text.record.ask_mask = nodes, text.ask_mask
             texts.append(text)
         self._asked = ask
         self._drafted = self._residents.draft(
@@ -285,17 +286,14 @@ class StepLoop:
         is_whole = len(texts) == len(answered) == len(decoding)
         # Drafting times are no use if a drafter has stalled, and of little use beside prompts.
         is_timed = not drafted.stalled and (is_whole or report.num_prefill_tokens > 0)
-        is_clean = is_timed and report.num_prefill_tokens == 0
         done = Round(
             texts,
             [text.num_gained for text in texts],
             num_nodes=sum(len(in_flight.tree) for in_flight in plan.in_flight),
             is_sampled=any_sampled(texts),
             step_time_s=step_s + self._settled_s if is_timed else None,
-            # The time of reading prompts says nothing about drafting either.
-            asked=asked if is_clean else NO_DRAFTS,
             draft_time_s=drafted.time_s if asked.num_nodes else 0.0,
-            num_read=drafted.num_read,
+            turns=drafted.turns if is_timed else (),
             prompt_rows=report.num_prefill_tokens,
         )
         with self._learning:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cluster.core import SamplingParams
+from cluster.plan.resident import EVERYONE
 from cluster.requests.acceptance_law import NO_LAWS, Laws
 from cluster.spec.token_log import TokenLog
 
@@ -16,9 +17,9 @@ class TextRecord:
     tokens: the committed text; it only grows.  prompt_len: the token at index i is output token
     i - prompt_len.  residents: names of the drafters that draft for it.
     held_len: the tokens that the engine holds of it; the verifier notes them.
-    draft_nodes: nodes wanted after the last verdict.  only_look_ups: they are wanted of look-ups
-    alone.  is_over: no draft can be of use any more.  laws: of the nodes in flight.
-    is_audit: as in `Open`.
+    draft_nodes: nodes wanted after the last verdict.  ask_mask: they are wanted of these residents;
+    bit i stands for the target's i-th.  is_over: no draft can be of use any more.  laws: of the
+    nodes in flight.  is_audit: as in `Open`.
     """
 
     request_id: str
@@ -32,7 +33,7 @@ class TextRecord:
     adapter: str = ""
     held_len: int = 0
     draft_nodes: int = 0
-    only_look_ups: bool = False
+    ask_mask: int = EVERYONE
     is_over: bool = False
     laws: Laws = field(default_factory=lambda: NO_LAWS)
     is_audit: bool = False

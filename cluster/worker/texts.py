@@ -20,7 +20,6 @@ from cluster.plan.in_flight import PLAIN, InFlight
 from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, SourceBits, Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec.acceptance import group_of
-from cluster.spec.budget import NO_DRAFTS
 from cluster.spec.credit import counts, owners
 from cluster.spec.ending import cut
 from cluster.spec.params import check_params
@@ -62,7 +61,6 @@ class TargetText(Text):
         self.suspect = False
         self.was_decoding = False  # when the nodes in flight were chosen
         self.chosen_at = -math.inf  # when the step began for which they were
-        self.ask = NO_DRAFTS  # for the drafts after that step
         self.answered_at = 0.0  # when the last step began that had a verdict for it
         self.num_misses = 0  # cache misses since the last verdict
         self.num_gained = 0  # plain steps that the tokens of the last verdict would have taken

@@ -13,6 +13,7 @@ from cluster.core import TokenTree, token_array
 from cluster.plan.arms import SIZES
 from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Plan, Round
+from cluster.plan.resident import DraftTurn, Resident
 from cluster.plan.texts import HeldTree, Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec.acceptance import Seen
@@ -28,16 +29,20 @@ CHAIN = TokenTree.chain([1, 1, 1, 1])
 CLAIMED = np.array([0.9, 0.8, 0.7, 0.6], dtype=np.float32)
 
 
+SUFFIX, LM = Resident(0, "suffix", True), Resident(1, "lm", False)
+
+
 class Played:
     """A target with residents and one text, of which residents' tokens are accepted or not."""
 
-    residents = (True,)
+    residents: tuple[Resident, ...] = (LM,)
 
     def __init__(self, *, is_right: bool, is_shadow: bool = False, **settings: object) -> None:
         config = CoordinatorConfig(max_draft_tokens=8, **settings)  # type: ignore[arg-type]
         self.controller = Controller(config, PROFILE)
         self.text = Text("r", GROUP, TokenLog(token_array([5])))
         self.text.max_draft_tokens = 8
+        self.text.names = ("suffix", "lm")
         self.now = 0.0
         self.is_right, self._is_shadow = is_right, is_shadow
 
@@ -51,12 +56,18 @@ class Played:
         self.text.held.clear()
         if plan.ask.num_nodes:
             self.draft(plan.ask)
-        spent_s = self.spent_s(plan.ask, draft_s) if plan.ask.num_nodes else 0.0
+        turns = self.turns(plan.ask, draft_s) if plan.ask.num_nodes else []
+        spent_s = sum(turn.time_s for turn in turns)
         self.now += STEP_S + spent_s
-        done = Round([self.text], [num_tokens], num_nodes, False, STEP_S, plan.ask, spent_s)
+        done = Round([self.text], [num_tokens], num_nodes, False, STEP_S, spent_s, turns)
         self.controller.learn(done)
         self.controller.score([self.text])
         return plan
+
+    def first_ask(self) -> tuple[int, int]:
+        """Return the nodes that are asked for behind the prompt, and the mask."""
+        self.controller.first_ask(self.text, Moment(self.now, self.residents))
+        return self.text.ask.num_nodes, self.text.ask_mask
 
     def draft(self, ask: Ask) -> None:
         self.hold("lm", min(ask.num_nodes, 4))
@@ -68,8 +79,8 @@ class Played:
             is_shadow=self._is_shadow, is_look_up=is_look_up,
         )  # fmt: skip
 
-    def spent_s(self, ask: Ask, draft_s: float) -> float:
-        return draft_s
+    def turns(self, ask: Ask, draft_s: float) -> list[DraftTurn]:
+        return [DraftTurn("lm", 1, ask.num_nodes, draft_s)]
 
     def run(self, num_rounds: int, *, draft_s: float = 0.001) -> list[Plan]:
         return [self.round(draft_s=draft_s) for _ in range(num_rounds)]
@@ -78,15 +89,16 @@ class Played:
 class TwoKinds(Played):
     """A look-up knows the next token, and a model beside it the next four."""
 
-    residents = (False, True)
+    residents = (SUFFIX, LM)
 
     def draft(self, ask: Ask) -> None:
         self.hold("suffix", 1, is_look_up=True)
         if ask.with_models:
             self.hold("lm", min(ask.num_nodes, 4))
 
-    def spent_s(self, ask: Ask, draft_s: float) -> float:
-        return draft_s if ask.with_models else 0.0001
+    def turns(self, ask: Ask, draft_s: float) -> list[DraftTurn]:
+        look_up = DraftTurn("suffix", 1, ask.num_nodes, 0.0001)
+        return [look_up, *(super().turns(ask, draft_s) if ask.with_models else ())]
 
 
 def test_look_ups_draft_alone_where_a_model_takes_longer_than_it_brings() -> None:
@@ -132,7 +144,7 @@ def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round()
 def test_a_step_beside_which_residents_drafted_is_no_plain_one() -> None:
     played = Played(is_right=False)
     steps = played.controller._target.steps
-    played.controller.learn(Round([played.text], [1], 0, False, STEP_S, Ask(4), 0.001))
+    played.controller.learn(Round([played.text], [1], 0, False, STEP_S, 0.001))
     assert steps.num_recorded == 0
     played.controller.learn(Round([played.text], [1], 0, False, STEP_S))
     assert steps.num_recorded == 1
@@ -141,20 +153,19 @@ def test_a_step_beside_which_residents_drafted_is_no_plain_one() -> None:
 def test_what_models_read_first_is_no_drafting_and_counts_where_they_are_tried() -> None:
     played = Played(is_right=True)
     target = played.controller._target
-    drafting = [Round([played.text], [1], 0, False, STEP_S, Ask(4), s, num_read=int(s > 0.01))
-                for s in (0.002, 0.052)]  # fmt: skip
-    for done in drafting:
-        played.controller.learn(done)
-    assert target.drafting[True].num_recorded == 1
-    assert target.read_s == pytest.approx(0.050)
+    for time_s in (0.002, 0.052):
+        turn = DraftTurn("lm", 1, 4, time_s, num_read=int(time_s > 0.01))
+        played.controller.learn(Round([played.text], [1], 0, False, STEP_S, time_s, [turn]))
+    assert target.drafting["lm"].times.num_recorded == 1
+    assert target.drafting["lm"].read_s == pytest.approx(0.050)
 
 
 def reading_tries(*, read_s: float) -> int:
     played = TwoKinds(is_right=False)
-    played.controller._target.read_s = read_s
+    played.controller._target.drafting["lm"].read_s = read_s
     tries = 0
     for _ in range(400):
-        played.text.asked_len = 0  # another text each time
+        played.text._asked_lens.clear()  # another text each time
         ask = played.round(draft_s=2 * STEP_S).ask
         tries += ask.with_models and ask.num_nodes > 0
     return tries
@@ -166,66 +177,63 @@ def test_models_are_tried_less_often_on_texts_that_they_have_not_read() -> None:
 
 def test_models_read_one_prompt_of_a_new_load_and_then_as_those_that_run() -> None:
     played = TwoKinds(is_right=True)
-    played.controller._target.read_s = 0.020
-    for with_models in (True, False):
-        first = played.controller.first_ask(played.text, Moment(0.0))
-        assert (first.num_nodes, first.with_models) == (8, with_models)
-    assert played.text.is_read
+    played.controller._target.drafting["lm"].read_s = 0.020
+    for mask in (SUFFIX.bit | LM.bit, SUFFIX.bit):
+        assert played.first_ask() == (8, mask)
+    assert played.text.is_read("lm")
     for _ in range(2):
         played.text.stepped(())
     played.run(100)
-    assert played.controller.first_ask(played.text, Moment(played.now)).with_models
+    assert played.first_ask()[1] & LM.bit
 
 
 def test_the_first_drafts_of_a_text_are_what_pays_and_no_try() -> None:
     played = TwoKinds(is_right=False)
     for _ in range(200):
         plan = played.round(draft_s=5 * STEP_S)
-        first = played.controller.first_ask(played.text, Moment(played.now))
-        assert not (first.with_models and first.num_nodes)
+        num_nodes, mask = played.first_ask()
+        assert not (mask & LM.bit and num_nodes)
         if plan.ask.num_nodes and plan.ask.with_models:
             break
     else:
         pytest.fail("models were never tried")
     overdrawn = Round([played.text], [1], 4, False, 100 * STEP_S)
     played.controller.learn(overdrawn)
-    assert played.controller.first_ask(played.text, Moment(played.now)).num_nodes == 0
+    assert played.first_ask()[0] == 0
 
 
-DRAFT_TIMES = [DraftTime(1, 8, with_models, 0.001) for with_models in (False, True)]
+DRAFT_TIMES = [DraftTime(1, 8, each.name, each.is_look_up, 0.001) for each in (SUFFIX, LM)]
 
 
 def crowd(read_s: float) -> tuple[Controller, list[Text]]:
     """Sixteen texts of 100 tokens, which models have not read."""
     profile = StepProfile.of((1, 64), (STEP_S, STEP_S))
-    reading = DraftTime(1, 8, True, 0.001 + read_s, num_read=1)
+    reading = DraftTime(1, 8, "lm", False, 0.001 + read_s, num_read=1)
     controller = Controller(CoordinatorConfig(max_draft_tokens=8), profile, [*DRAFT_TIMES, reading])
     texts = [Text(str(place), GROUP, TokenLog(token_array([5] * 100))) for place in range(16)]
     for text in texts:
-        text.max_draft_tokens = 8
+        text.max_draft_tokens, text.names = 8, ("suffix", "lm")
     return controller, texts
 
 
 @pytest.mark.parametrize(("read_s", "most"), [(0.0001, 16), (0.005, 4), (0.5, 0)])
 def test_models_read_no_more_of_a_crowd_at_once_than_may_be_lost(read_s: float, most: int) -> None:
     controller, texts = crowd(read_s)
-    plan = controller.plan(texts, [100] * 16, None, Moment(0.0, residents=(True,)))
-    num_read = sum(text.is_read for text in texts)
+    plan = controller.plan(texts, [100] * 16, None, Moment(0.0, residents=(LM,)))
+    num_read = sum(text.is_read("lm") for text in texts)
     assert num_read <= most
     assert (num_read > 0) == (most > 0) == (plan.ask.num_nodes > 0)
-    assert [plan.ask.of(place).with_models for place in range(16)] == [
-        text.is_read or most == 0 for text in texts
-    ]
+    assert all(text.ask_mask == LM.bit * text.is_read("lm") for text in texts if most)
 
 
 def test_drafts_for_a_part_of_a_crowd_tell_what_they_would_be_worth_for_all() -> None:
     values = []
     for read_s in (0.0001, 0.005):
         controller, texts = crowd(read_s)
-        moment = Moment(0.0, residents=(True,))
+        moment = Moment(0.0, residents=(LM,))
         controller.plan(texts, [100] * 16, None, moment)
         for text in texts:
-            if text.is_read:
+            if text.is_read("lm"):
                 text.held["lm"] = HeldTree(100, 100, CHAIN, CLAIMED, is_resident=True)
         controller.plan(texts, [100] * 16, None, moment)
         values.append(worth(controller, with_models=True))

@@ -14,12 +14,14 @@ from cluster.config.schema import CoordinatorConfig
 from cluster.core import TokenTree, token_array
 from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Plan, Round
+from cluster.plan.resident import DraftTurn, Resident
 from cluster.plan.texts import HeldTree, Text
 from cluster.spec.step_profile import StepProfile
 from cluster.spec.token_log import TokenLog
 
 STEP_S = 0.010
 PROFILE = StepProfile.of((1, 16, 64), (STEP_S, STEP_S, 4 * STEP_S))
+LM = Resident(0, "lm", False)
 BUDGETS = pytest.mark.parametrize("budget", ["fixed", "adaptive"])
 
 
@@ -43,12 +45,12 @@ class Stage:
 
     def text(self, name: str, task: str = "default", max_draft_tokens: int = 8) -> Text:
         text = Text(name, (task, False), TokenLog(token_array([5])))
-        text.max_draft_tokens = max_draft_tokens
+        text.max_draft_tokens, text.names = max_draft_tokens, ("lm",)
         return text
 
     def round(self) -> Plan:
         """Make a step of all texts; each then has a new tree if drafts were asked for."""
-        moment = Moment(self.now, (True,), wall_s=self.wall_s)
+        moment = Moment(self.now, (LM,), wall_s=self.wall_s)
         plan = self.controller.plan(self.texts, [100] * len(self.texts), None, moment)
         counts = [len(item.tree) for item in plan.in_flight]
         num_tokens = [1 + min(count, self.depth) for count in counts]
@@ -61,8 +63,9 @@ class Stage:
                 self.hold(text, plan.ask.num_nodes)
         spent_s = 0.0005 if plan.ask.num_nodes else 0.0
         self.now += STEP_S + spent_s
+        turns = [DraftTurn("lm", len(self.texts), plan.ask.num_nodes, spent_s)] if spent_s else []
         self.controller.learn(
-            Round(self.texts, num_tokens, sum(counts), False, STEP_S, plan.ask, spent_s)
+            Round(self.texts, num_tokens, sum(counts), False, STEP_S, spent_s, turns)
         )
         self.controller.score(self.texts)
         return plan
@@ -115,7 +118,7 @@ def test_a_step_that_failed_teaches_no_length() -> None:
     stage = Stage(kind="heuristic", num_tokens=2)
     stage.verified(2)
     text = stage.texts[0]
-    moment = Moment(stage.now, (True,))
+    moment = Moment(stage.now, (LM,))
     stage.controller.plan([text], [100], None, moment)  # its step is lost
     text.held.clear()
     stage.controller.plan([text], [100], None, moment)
@@ -166,13 +169,13 @@ def test_one_drafter_rests_and_another_goes_on() -> None:
         score = stage.controller.acceptance.score("suffix", text.group)
         score.add(chain, np.full(1, 0.9, np.float32), token_array([7]))
     text.held["suffix"] = held
-    plan = stage.controller.plan([text], [100], None, Moment(stage.now, (True,)))
+    plan = stage.controller.plan([text], [100], None, Moment(stage.now, (LM,)))
     assert plan.in_flight[0].tree.token_ids.tolist() == [7]
 
 
 def caps(stage: Stage, texts: list[Text], wall_s: float | None) -> list[int]:
     stage.texts = texts
-    moment = Moment(0.0, (True,), wall_s=wall_s)
+    moment = Moment(0.0, (LM,), wall_s=wall_s)
     stage.controller.plan(texts, [100] * len(texts), None, moment)
     return [text.cap for text in texts]
 
@@ -201,11 +204,10 @@ def test_nothing_is_drafted_after_a_prompt_whose_text_may_have_no_drafts() -> No
     rules = (DraftLengthOverride(task="code"),)
     for budget in ("fixed", "adaptive"):
         stage = Stage(budget=budget, overrides=rules)
-        asks = [
-            stage.controller.first_ask(stage.text("a", task), Moment(0.0))
-            for task in ("code", "default")
-        ]
-        assert [ask.num_nodes for ask in asks] == [0, 8]
+        texts = [stage.text("a", task) for task in ("code", "default")]
+        for text in texts:
+            stage.controller.first_ask(text, Moment(0.0, (LM,)))
+        assert [text.ask.num_nodes for text in texts] == [0, 8]
 
 
 def test_a_text_with_a_rate_is_granted_nodes_that_do_not_pay() -> None:

@@ -55,8 +55,8 @@ def test_by_leviathan_drafts_pay_from_an_acceptance_above_their_cost(cost: float
 def test_by_the_measured_curve_a_step_costs_its_rows_and_its_drafts() -> None:
     assert PROFILE is not None
     times = (
-        DraftTime(1, 2, True, 0.002), DraftTime(1, 8, True, 0.008),
-        DraftTime(1, 2, False, 0.001), DraftTime(1, 8, True, 0.9, num_read=1),
+        DraftTime(1, 2, "lm", False, 0.001), DraftTime(1, 8, "lm", False, 0.007),
+        DraftTime(1, 2, "suffix", True, 0.001), DraftTime(1, 8, "lm", False, 0.9, num_read=1),
     )  # fmt: skip
     one = MeasuredCosts(PROFILE, times).speedup(1, with_models=True)
     # Four drafts in a step that takes no longer, and 4 ms for them.
@@ -73,7 +73,7 @@ def test_by_the_measured_curve_a_step_costs_its_rows_and_its_drafts() -> None:
 
 def test_a_chain_takes_as_many_steps_of_the_draft_model_as_it_has_tokens() -> None:
     assert PROFILE is not None
-    gave_up = (DraftTime(1, 2, True, 0.002), DraftTime(1, 8, True, 0.002))
+    gave_up = (DraftTime(1, 2, "lm", False, 0.002), DraftTime(1, 8, "lm", False, 0.002))
     drafter = StepProfile.of((1, 2, 16), (0.001, 0.001, 0.002))
     assert drafter is not None
     costs = MeasuredCosts(PROFILE, gave_up, [drafter], outside_s=0.002)

@@ -74,20 +74,23 @@ def test_it_times_drafting_by_texts_and_nodes_and_reading_by_itself() -> None:
     times = {(each.num_sequences, each.num_nodes): each for each in found if not each.num_read}
     assert times.keys() == {(count, nodes) for count in (1, 4) for nodes in (2, 8, 24)}
     for (count, nodes), each in times.items():
-        assert each.with_models
+        assert (each.drafter, each.is_look_up) == ("d0", False)
         assert each.time_s == pytest.approx(count * (0.001 * nodes + 0.0001), rel=0.2)
     (reading,) = (each for each in found if each.num_read)
     assert reading.num_read == reading.num_sequences == 1
     assert reading.time_s - times[1, reading.num_nodes].time_s == pytest.approx(0.0128, rel=0.2)
 
 
-def test_look_ups_are_timed_alone_and_models_beside_them() -> None:
+def test_each_resident_is_timed_by_itself() -> None:
     clock = Clock()
-    look_up, model = Timed(clock, is_look_up=True), Timed(clock)
-    found = profile([look_up, model], clock, max_sequences=1)
-    times = {(each.with_models, each.num_nodes): each.time_s for each in found if not each.num_read}
-    for nodes in (2, 8, 24):
-        assert times[True, nodes] == pytest.approx(2 * times[False, nodes], rel=0.2)
+    look_ups, models = [Timed(clock, is_look_up=True) for _ in range(2)], [Timed(clock)] * 2
+    found = profile([*look_ups, *models], clock, max_sequences=1)
+    times = {(each.drafter, each.num_nodes): each.time_s for each in found if not each.num_read}
+    for name in ("d0", "d1", "d2", "d3"):
+        for nodes in (2, 8, 24):
+            assert times[name, nodes] == pytest.approx(0.001 * nodes + 0.0001, rel=0.2)
+    assert {each.drafter for each in found if each.num_read} == {"d2", "d3"}
+    assert {each.drafter for each in found if each.is_look_up} == {"d0", "d1"}
 
 
 def test_residents_forget_the_texts_that_they_were_timed_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cluster.core import token_array
+from cluster.worker.residents import Residents
 from tests.support.worker.residents import (
     FakeClock,
     GreedyOracle,
@@ -32,24 +33,32 @@ def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so() -> None:
     oracle = GreedyOracle()
     drafter = resident(oracle, clock=FakeClock())
     kept = resident_text(range(100), draft_nodes=4)
-    kept.only_look_ups = True
+    kept.ask_mask = 0
     assert drafter.draft([kept], 0.01, 1000.01) == ([], False)
     assert oracle.commits == []
-    kept.only_look_ups = False
+    kept.ask_mask = drafter.bit
     trees = drafted(drafter, kept, now=1000.0)
     assert len(oracle.commits) == len(trees) == 1
-    assert drafter.num_read == 1
+    assert drafter.turn is not None
+    assert drafter.turn.num_read == 1
     kept.tokens.append(token_array([7]))
     drafted(drafter, kept, now=1000.0)
-    assert drafter.num_read == 0
-    kept.only_look_ups = True
+    assert drafter.turn.num_read == 0
+    kept.ask_mask = 0
     kept.tokens.append(token_array([7] * 100))
     assert drafter.draft([kept], 0.01, 1000.01) == ([], False)
     assert len(oracle.commits) == 2
 
 
-def test_a_look_up_is_asked_beside_models_and_without_them() -> None:
-    for only_look_ups in (False, True):
-        kept = resident_text(draft_nodes=4)
-        kept.only_look_ups = only_look_ups
-        assert len(drafted(resident(LookUp(), clock=FakeClock()), kept, now=1000.0)) == 1
+def test_each_resident_of_a_target_is_asked_by_its_own_bit() -> None:
+    oracles = [GreedyOracle(name=name) for name in "abc"]
+    drafters = [resident(each, each.name, clock=FakeClock()) for each in oracles]
+    residents = Residents(drafters, FakeClock())
+    kept = resident_text(draft_nodes=4)
+    kept.residents, kept.ask_mask = frozenset("abc"), 0b101
+    found = residents.draft([kept], 0.01)
+    assert {drafter.name for drafter, _ in found.trees} == {"a", "c"}
+    assert [(turn.drafter, turn.num_texts, turn.num_nodes) for turn in found.turns] == [
+        ("a", 1, 4), ("c", 1, 4),
+    ]  # fmt: skip
+    assert oracles[1].commits == []

@@ -99,7 +99,8 @@ extern "C" void score_trees(const Scored *given) {
         first += given->counts[tree];
         followed += given->followed_counts[tree];
         int64_t *next = given->next_steps[tree];
-        const int64_t lengths = given->num_lengths;
+        const int64_t lengths = given->num_lengths, few = given->few;
+        given->accepted[tree] = next && given->base_lens[tree] < next[few] ? -1 : found.of_best[few];
         for (int64_t which = 0; which < 2; which++) {
             const int64_t score = given->scores[2 * tree + which];
             observe(given, given->calibrators[score], given->fits[score], found);

@@ -35,11 +35,13 @@ struct Checked {
 /* Trees whose outcome is known.  scores: two per tree, as indices into sums, calibrators and fits. */
 struct Scored {
     int64_t num_trees, num_lengths, num_bins, num_forecast_bins, num_knots;
+    int64_t few;                                     /* index into lengths */
     const int64_t *counts, *followed_counts, *base_lens, *scores, *lengths;
     const int32_t *tokens, *parents, *followed;
     const float *claimed;
     int64_t *const *next_steps;                      /* of each tree, null = a step begins everywhere */
     double *const *sums, *const *calibrators;
     const double *const *fits;
+    int64_t *accepted;                               /* of each tree's best few nodes, -1 = no step begins */
     double tree_decay, node_decay;
 };

@@ -60,10 +60,10 @@ class _Scored(ctypes.Structure):
 
     _fields_ = (
         *((name, _INT64) for name in ("num_trees", "num_lengths", "num_bins")),
-        *((name, _INT64) for name in ("num_forecast_bins", "num_knots")),
+        *((name, _INT64) for name in ("num_forecast_bins", "num_knots", "few")),
         *((name, _POINTER) for name in ("counts", "followed_counts", "base_lens", "scores")),
         *((name, _POINTER) for name in ("lengths", "tokens", "parents", "followed", "claimed")),
-        *((name, _POINTER) for name in ("next_steps", "sums", "calibrators", "fits")),
+        *((name, _POINTER) for name in ("next_steps", "sums", "calibrators", "fits", "accepted")),
         *((name, ctypes.c_double) for name in ("tree_decay", "node_decay")),
     )
 
@@ -193,10 +193,13 @@ def merge_trees(held: HeldTrees) -> MergedTrees:
     )  # fmt: skip
 
 
-def score_trees(known: KnownTrees, lengths: npt.NDArray[np.int64], tree_decay: float) -> None:
+def score_trees(
+    known: KnownTrees, lengths: npt.NDArray[np.int64], few: int, tree_decay: float
+) -> npt.NDArray[np.int64]:
     """Enter each tree into its two scores, as `Score.enter` does one by one.
 
-    Calibrators are not fitted anew.  lengths, tree_decay: constants of `cluster.spec.acceptance`.
+    Calibrators are not fitted anew.  lengths, few (an index into them), tree_decay: constants of
+    `cluster.spec.acceptance`.  Returns what its `learn_all` does.
     """
     library = _library()
     assert library is not None, "ask is_available first"
@@ -223,12 +226,13 @@ def score_trees(known: KnownTrees, lengths: npt.NDArray[np.int64], tree_decay: f
         dtype=np.int64,
     )
     rows, row, columns = numbers.ctypes.data, 8 * len(known.trees), addresses.ctypes.data
-    first = known.calibrators[0]
+    first, accepted = known.calibrators[0], np.empty(len(known.trees), dtype=np.int64)
     given = _Scored(
         len(known.trees), len(lengths), NUM_BINS, NUM_FORECAST_BINS, (len(first.curve) - 2) // 2,
-        rows, rows + row, rows + 2 * row, scores.ctypes.data, lengths.ctypes.data,
+        few, rows, rows + row, rows + 2 * row, scores.ctypes.data, lengths.ctypes.data,
         tokens.ctypes.data, parents.ctypes.data, followed.ctypes.data, claimed.ctypes.data,
         rows + 3 * row, *(columns + 8 * len(known.sums) * place for place in range(3)),
-        tree_decay, first.decay,
+        accepted.ctypes.data, tree_decay, first.decay,
     )  # fmt: skip
     library.score_trees(ctypes.byref(given))
+    return accepted

@@ -1,0 +1,39 @@
+"""Records of the drafters inside a target, as its control loop sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# The mask of all residents.
+EVERYONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A drafter inside the target.
+
+    number: its place among the target's residents.  is_look_up: it runs no model.
+    """
+
+    number: int
+    name: str
+    is_look_up: bool
+
+    @property
+    def bit(self) -> int:
+        """Its bit in a mask of residents."""
+        return 1 << self.number
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTurn:
+    """The time in which a resident grew trees of num_nodes nodes for each of num_texts texts.
+
+    num_read: the texts that its model had to read first.
+    """
+
+    drafter: str
+    num_texts: int
+    num_nodes: int
+    time_s: float
+    num_read: int = 0

@@ -1,0 +1,105 @@
+"""How drafters fare in one text, and when something is to be tried again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cluster.spec import evidence
+
+# The share of the time that each kind of exploration may take.  The kinds are plain steps, trees of
+# other sizes than the one that pays, and models that are not the best for a text.
+_EXPLORED_SHARE = 0.003
+# The same share for the first explorations of each kind.  It spreads them over a text, because the
+# beginning of a text is not typical of the rest.
+_FIRST_SHARE = 0.05
+# What is known of drafters in all texts counts as so many places of this one.
+_PRIOR_PLACES = 2.0
+# What an outcome counts after each further token: half after 140 tokens, and in the short memory
+# after 14.  Where a drafter brings less than this share of what it brought, the text has changed,
+# and its outcomes so far tell nothing of the rest.
+_KEPT_SHORT, _KEPT_LONG = 0.95, 0.995
+_CHANGED_SHARE = 0.5
+_LEAST_OUTCOMES = 8.0
+# A drafter's outcomes are remembered for so many places, to be compared with those of others: the
+# outcome of a deep tree is known later than that of a shallow one.
+_REMEMBERED = 8
+
+Sums = tuple[float, float]
+_NOTHING: tuple[Sums, Sums] = ((0.0, 0.0), (0.0, 0.0))
+
+
+@dataclass(slots=True)
+class Turn:
+    """One kind of exploration: when it was last done, and how many times so far."""
+
+    done_at: float = -math.inf
+    num_done: int = 0
+
+    def is_due(self, now: float, cost_s: float) -> bool:
+        """True if its cost is within its share of the time since it was last done."""
+        share = _FIRST_SHARE if self.num_done < evidence.FIRST_TRIES else _EXPLORED_SHARE
+        return now - self.done_at >= cost_s / share
+
+    def take(self, now: float) -> None:
+        self.done_at = now
+        self.num_done += 1
+
+
+class Standing:
+    """How the drafters of one text have fared in it.
+
+    An outcome is the accepted of a tree's best few nodes, at a place where a step with them would
+    have begun.  turns: by model, of the exploration of those that are not asked.
+    """
+
+    def __init__(self) -> None:
+        self.turns: dict[str, Turn] = {}
+        # By drafter: the latest place; outcomes and accepted in each memory.
+        self._sums: dict[str, tuple[int, tuple[Sums, Sums]]] = {}
+        self._latest: dict[str, dict[int, int]] = {}  # outcomes by place
+
+    def note(self, drafter: str, place: int, accepted: int) -> None:
+        """Enter an outcome; place: the length of the text at the tree's root."""
+        short, long = ((count + 1.0, total + accepted) for count, total in self._at(drafter, place))
+        self._sums[drafter] = place, (short, long)
+        if long[0] > _LEAST_OUTCOMES and short[1] * long[0] < _CHANGED_SHARE * long[1] * short[0]:
+            self._sums.clear()
+            self.turns.clear()
+        latest = self._latest.setdefault(drafter, {})
+        latest[place] = accepted
+        if len(latest) > _REMEMBERED:
+            del latest[next(iter(latest))]
+
+    def expected(self, drafter: str, place: int, prior: float) -> float:
+        """Return the tokens to expect of a drafter's best few nodes.  prior: in other texts."""
+        known = self._sums.get(drafter)
+        if known is None:
+            return prior
+        known_at, (_, (count, total)) = known
+        kept = _KEPT_LONG ** max(place - known_at, 0)
+        return (_PRIOR_PLACES * prior + kept * total) / (_PRIOR_PLACES + kept * count)
+
+    def leads(self, drafter: str, other: str) -> bool:
+        """True if a drafter has brought more than another one in this text."""
+        (count, total), (others, brought) = (
+            self._sums.get(each, (0, _NOTHING))[1][1] for each in (drafter, other)
+        )
+        return total * others >= brought * count
+
+    def beside(self, drafter: str, place: int) -> Iterator[tuple[str, int]]:
+        """Yield the other drafters whose outcome at that place is known, each with it."""
+        for other, latest in self._latest.items():
+            if other != drafter and place in latest:
+                yield other, latest[place]
+
+    def _at(self, drafter: str, place: int) -> tuple[Sums, Sums]:
+        """Return the outcomes and the accepted, as far as they still count at `place`."""
+        known_at, (short, long) = self._sums.get(drafter, (place, _NOTHING))
+        age = max(place - known_at, 0)
+        return _aged(short, _KEPT_SHORT**age), _aged(long, _KEPT_LONG**age)
+
+
+def _aged(sums: Sums, kept: float) -> Sums:
+    return kept * sums[0], kept * sums[1]

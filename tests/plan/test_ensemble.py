@@ -1,0 +1,157 @@
+"""Which of several models a text asks, by what they have brought in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.replay.ensembles import Oracle, Watched
+from benchmarks.replay.machines import MACHINES
+from benchmarks.replay.synthetic import KINDS, USELESS, Leads, kind_at, specialists
+from cluster.core import TokenTree, token_array
+from cluster.plan.controller import score_texts
+from cluster.plan.standing import Standing
+from cluster.plan.texts import Text
+from cluster.simulate.replay import Outcome, Playing, Simulation, Step
+from cluster.simulate.texts import RecordedText
+from cluster.simulate.world import Pool, recorded
+from cluster.spec.acceptance import AcceptanceModel, Seen
+from cluster.spec.token_log import TokenLog
+
+GROUP = ("default", False)
+SECONDS = 8.0
+
+
+class Noted(Watched):
+    """Notes the models that were asked for each text, beside what they are best at.
+
+    asked: number of rounds by (quarter of the text, kind there, names), once something is known.
+    """
+
+    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
+        step = super().plan(batch, now, prompt_rows)
+        for own in batch if step.ask.num_nodes and now > SECONDS / 2 else ():
+            names = [each.name for each in self._pool.residents if own.text.ask_mask & each.bit]
+            kind = kind_at(own.recorded, own.position)
+            self.asked[own.position * 4 // len(own.recorded.token_ids), kind, *names] += 1
+        return step
+
+    asked: Counter[tuple[int | str, ...]]
+
+
+def played(
+    leads: Leads, names: Sequence[str] = KINDS, policy: type[Watched] = Noted
+) -> tuple[Outcome, Watched]:
+    machine = replace(MACHINES["cpu"], read_s=0.00003)
+    pool = Pool({name: recorded(name) for name in names}, frozenset(names))
+    own = policy(machine, pool)
+    if isinstance(own, Noted):
+        own.asked = Counter()
+    return Simulation(specialists(12, leads), machine, pool, 1).run(own, SECONDS), own
+
+
+def share(asked: Counter[tuple[int | str, ...]], *, quarter: int) -> float:
+    """Return the share of rounds that asked the kind's own specialist alone."""
+    own = {key: count for key, count in asked.items() if key[0] == quarter}
+    return sum(count for key, count in own.items() if key[1:] == (key[1], key[1])) / sum(
+        own.values()
+    )
+
+
+def test_a_text_asks_the_model_that_is_best_in_it() -> None:
+    _, policy = played(Leads(0.85, 0.3))
+    assert isinstance(policy, Noted)
+    assert share(policy.asked, quarter=3) > 0.9
+    oracle, _ = played(Leads(0.85, 0.3), policy=Oracle)
+    assert oracle.speed > 1.5
+
+
+def test_of_models_that_are_good_on_disjoint_halves_each_is_asked_in_its_own() -> None:
+    _, policy = played(Leads(0.85, 0.2, changes=True))
+    assert isinstance(policy, Noted)
+    assert share(policy.asked, quarter=1) > 0.7
+    assert share(policy.asked, quarter=3) > 0.7
+
+
+def test_a_useless_model_is_seldom_asked_and_never_left_out_for_good() -> None:
+    beside, policy = played(Leads(0.8, 0.5), (USELESS, *KINDS))
+    assert isinstance(policy, Noted)
+    asked = sum(count for key, count in policy.asked.items() if USELESS in key)
+    assert 0 < asked < 0.05 * policy.asked.total()
+    assert beside.speed > 1.5
+
+
+def test_a_permutation_of_names_changes_nothing() -> None:
+    def renamed(text: RecordedText) -> RecordedText:
+        trees = [text.trees[name] for name in KINDS]
+        return replace(text, trees=dict(zip(names, trees, strict=True)))
+
+    names = (KINDS[2], KINDS[0], KINDS[1])
+    machine = MACHINES["cpu"]
+    found = []
+    for order, texts in (
+        (KINDS, specialists(6, Leads(0.8, 0.5))),
+        (names, [renamed(text) for text in specialists(6, Leads(0.8, 0.5))]),
+    ):
+        pool = Pool({name: recorded(name) for name in order}, frozenset(order))
+        found.append(Simulation(texts, machine, pool, 2).run(Watched(machine, pool), 2.0))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("deep_first", [True, False])
+def test_outcomes_that_are_known_late_are_compared_by_their_place(deep_first: bool) -> None:
+    """The outcome of a tree of four is known three tokens later than that of a single node."""
+    acceptance = AcceptanceModel()
+    text = Text("r", GROUP, TokenLog(token_array([5])))
+    sizes = {"deep": 4, "flat": 1}
+    for _ in range(12):
+        for name in sorted(sizes, reverse=not deep_first):
+            tree = TokenTree.chain([1] * sizes[name])
+            claimed = np.full(len(tree), 0.9, np.float32)
+            text.seen.append(Seen.of(name, GROUP, len(text.tokens), tree, claimed))
+        for token in (1, 1, 1, 1, 9):
+            text.tokens.append(token_array([token]))
+            score_texts(acceptance, [text], ends=False)
+    assert text.standing.expected("deep", len(text.tokens), 1.0) > 3.0
+    assert text.standing.expected("flat", len(text.tokens), 1.0) < 1.1
+    assert acceptance.beside(GROUP, "deep", "flat") == 0.0
+    assert acceptance.beside(GROUP, "flat", "deep") < 0.4, "it led once, before anything was known"
+
+
+def test_two_models_that_err_at_different_places_add_to_each_other() -> None:
+    acceptance = AcceptanceModel()
+    text = Text("r", GROUP, TokenLog(token_array([5])))
+    for turn in range(40):
+        for name in ("a", "b"):
+            token = 1 if (turn % 2 == 0) == (name == "a") else 7
+            claimed = np.array([0.9], np.float32)
+            seen = Seen.of(name, GROUP, len(text.tokens), TokenTree.chain([token]), claimed)
+            text.seen.append(seen)
+        text.tokens.append(token_array([1]))
+        text.tokens.append(token_array([9]))
+        score_texts(acceptance, [text], ends=False)
+    assert acceptance.beside(GROUP, "a", "b") + acceptance.beside(GROUP, "b", "a") > 0.3
+
+
+def test_what_is_known_of_other_texts_counts_until_this_one_has_told_enough() -> None:
+    standing = Standing()
+    assert standing.expected("a", 0, 1.5) == 1.5
+    for place in range(0, 60, 3):
+        standing.note("a", place, 0)
+    assert standing.expected("a", 60, 1.5) < 0.3
+    assert standing.expected("a", 2000, 1.5) > 1.4
+
+
+def test_where_a_drafter_fails_of_a_sudden_the_text_counts_as_a_new_one() -> None:
+    standing = Standing()
+    for place in range(0, 90, 3):
+        standing.note("a", place, 2)
+        standing.note("b", place, 0)
+    for place in range(90, 150, 3):
+        standing.note("a", place, 0)
+    assert standing.expected("b", 150, 1.5) == 1.5
+    assert standing.expected("a", 150, 1.5) < 1.0
