@@ -11,6 +11,7 @@ drafter costs that is never right is measured.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ KNOWN_AFTER = 200
 SIZES = (1, 4)
 LEADS = (Leads(0.8, 0.5), Leads(0.8, 0.5, shares=False), Leads(0.8, 0.5, changes=True))
 _SECONDS = 20.0
-_SEEDS = range(3)
+_SEEDS = range(2)
 # The time in which a model reads a token.
 _READ_S = 0.00003
 
@@ -113,10 +114,13 @@ class Found:
     with_useless: Speeds
 
 
+_texts = functools.cache(functools.partial(specialists, 24))
+
+
 def judge(name: str, leads: Leads, num_sequences: int, seconds: float = _SECONDS) -> Found:
     """Play one cell."""
     machine = replace(MACHINES[name], read_s=_READ_S)
-    texts = specialists(24, leads)
+    texts = _texts(leads)
     return Found(
         name, leads, num_sequences,
         *(

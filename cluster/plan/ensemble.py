@@ -55,7 +55,8 @@ def draft_s(
 class Ensemble:
     """The residents that may be asked in a step, at present prices.
 
-    models: those that are no look-ups, and model_bits: their mask.
+    models: those that are no look-ups, and model_bits: their mask.  Shadows among them are tried
+    only, unless there are no others.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Ensemble:
         self._look_ups = [each for each in residents if each.is_look_up]
         self.models = [each for each in residents if not each.is_look_up]
         self.model_bits = sum(each.bit for each in self.models)
+        self._has_others = not all(each.is_shadow for each in self.models)
         # Asked for again and again within a step.
         self._known_priors: dict[Group, list[float]] = {}
         self._known_s: dict[tuple[str, int], float] = {}
@@ -105,7 +107,7 @@ class Ensemble:
             if model.bit & mask or model.name not in text.names:
                 continue
             turn = self._target.tries[text.is_sampled, model.name]
-            if prior >= _HOPEFUL_SHARE * max(priors):
+            if model.is_shadow or prior >= _HOPEFUL_SHARE * max(priors):
                 turn = text.standing.turns.setdefault(model.name, Turn())
             times = self._target.drafting[model.name]
             cost_s = self._seconds(model, 1) + times.read_s * (not text.is_read(model.name))
@@ -127,12 +129,16 @@ class Ensemble:
         ]
         return found
 
+    def _may_draft(self, model: Resident, text: Text) -> bool:
+        """True if its drafts for the text may be verified."""
+        return model.name in text.names and not (model.is_shadow and self._has_others)
+
     def _worth(self, text: Text, weight: float) -> list[float]:
         """Return the weighted tokens that each model promises; -inf: it does not draft for it."""
         place, standing = len(text.tokens), text.standing
         return [
             weight * standing.expected(each.name, place, prior)
-            if each.name in text.names
+            if self._may_draft(each, text)
             else -np.inf
             for each, prior in zip(self.models, self._priors(text), strict=True)
         ]
@@ -144,6 +150,8 @@ class Ensemble:
         while len(active) > 1:
             rests = [[each for each in active if each != left] for left in active]
             found = [self._value(table, rest) for rest in rests]
+            # Whether a model drafts at all is decided by what residents add to what is at hand.
+            found = [each if max(each[1]) >= 0 else (-np.inf, each[1]) for each in found]
             best = max(range(len(rests)), key=lambda place: found[place][0])
             if found[best][0] <= value:
                 break
@@ -177,7 +185,7 @@ class Ensemble:
                 place: float(weights[place])
                 * self._acceptance.beside(text.group, first.name, model.name)
                 for place, (text, first) in enumerate(zip(texts, picked, strict=True))
-                if first is not None and first is not model and model.name in text.names
+                if first is not None and first is not model and self._may_draft(model, text)
             }
             count = sum(first is model for first in picked)
             spent_s = self._seconds(model, count + len(gains)) - self._seconds(model, count)

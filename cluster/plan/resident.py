@@ -12,12 +12,14 @@ EVERYONE = -1
 class Resident:
     """A drafter inside the target.
 
-    number: its place among the target's residents.  is_look_up: it runs no model.
+    number: its place among the target's residents.  is_look_up: it runs no model.  is_shadow: it is
+    scored and never verified.
     """
 
     number: int
     name: str
     is_look_up: bool
+    is_shadow: bool = False
 
     @property
     def bit(self) -> int:

@@ -30,6 +30,9 @@ _STALE_STEPS = 64
 # The assumed cost of a plain step in the place of a speculative one, as a share of its time:
 # speculation is seldom more than twice as fast.
 _PLAIN_COST = 0.5
+# A model is tried beside others only where the guard would allow this many times its cost: the
+# others must go on, to earn it.
+_RESERVE = 2.0
 # Nodes that residents are asked for before the worth of their drafts is known.
 FIRST_NODES = 8
 
@@ -290,7 +293,7 @@ class StepChoice:
         now = self.moment.now
         for place, text in enumerate(self.texts):
             found = self.ensemble.due(text, masks[place], now)
-            if found is not None and draft_s + found[2] <= affordable_s:
+            if found is not None and draft_s + _RESERVE * found[2] <= affordable_s:
                 model, turn, cost_s = found
                 masks[place] |= model.bit
                 draft_s += cost_s

@@ -30,6 +30,7 @@ from cluster.messages import (
 from cluster.plan.controller import Controller, any_sampled
 from cluster.plan.fence import Fence
 from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
+from cluster.plan.resident import Resident
 from cluster.plan.samples import Tally
 from cluster.requests.acceptance_law import NO_LAWS
 from cluster.requests.plain_why import PlainWhy
@@ -190,8 +191,7 @@ class StepLoop:
         )
         prompt_rows = min(lacking - len(decoding), room)
         now = self._clock()
-        usable = self._residents.usable(now)
-        moment = Moment(now, usable, max(prompt_rows, 0), self._wall())
+        moment = Moment(now, self._usable(now), max(prompt_rows, 0), self._wall())
         with self._planning:
             plan = self._controller.plan(decoding, max_depths, room, moment)
             for text, in_flight in zip(decoding, plan.in_flight, strict=True):
@@ -203,6 +203,13 @@ class StepLoop:
             text.held.clear()
             text.ask = NO_DRAFTS
         return Plan([PLAIN] * len(decoding), why=PlainWhy.FAULT)
+
+    def _usable(self, now: float) -> tuple[Resident, ...]:
+        """Return the residents that may be asked now."""
+        return tuple(
+            replace(each, is_shadow=True) if each.name in self._shadows else each
+            for each in self._residents.usable(now)
+        )
 
     def _submit(self, batch: Sequence[TargetText]) -> bool:
         """Hand the batch to the engine; returns False if that failed."""
@@ -247,7 +254,7 @@ class StepLoop:
         """Let the residents draft for the step that follows."""
         texts = []
         now = self._clock()
-        moment = Moment(now, self._residents.usable(now), wall_s=self._wall())
+        moment = Moment(now, self._usable(now), wall_s=self._wall())
         for text in answered:
             if text.end is not None or not text.record.residents:
                 continue

@@ -14,6 +14,9 @@ from benchmarks.replay.machines import MACHINES
 from benchmarks.replay.synthetic import KINDS, USELESS, Leads, kind_at, specialists
 from cluster.core import TokenTree, token_array
 from cluster.plan.controller import score_texts
+from cluster.plan.ensemble import Ensemble
+from cluster.plan.load import TargetModel
+from cluster.plan.resident import Resident
 from cluster.plan.standing import Standing
 from cluster.plan.texts import Text
 from cluster.simulate.replay import Outcome, Playing, Simulation, Step
@@ -83,6 +86,22 @@ def test_a_useless_model_is_seldom_asked_and_never_left_out_for_good() -> None:
     asked = sum(count for key, count in policy.asked.items() if USELESS in key)
     assert 0 < asked < 0.05 * policy.asked.total()
     assert beside.speed > 1.5
+
+
+def test_a_shadow_is_tried_and_never_preferred() -> None:
+    target, acceptance = TargetModel(None), AcceptanceModel()
+    text = Text("r", GROUP, TokenLog(token_array([5])))
+    text.names = ("old", "new")
+    old, new = Resident(0, "old", False), Resident(1, "new", False, is_shadow=True)
+    for place in range(0, 40, 4):
+        text.standing.note("old", place, 1)
+        text.standing.note("new", place, 3)
+    for residents, team in (((old, new), old.bit), ((new,), new.bit)):
+        ensemble = Ensemble(target, acceptance, residents, 1.0)
+        assert ensemble.teams([text], np.ones(1)) == [team]
+    found = Ensemble(target, acceptance, (old, new), 1.0).due(text, old.bit, 0.0)
+    assert found is not None
+    assert found[0] is new
 
 
 def test_a_permutation_of_names_changes_nothing() -> None:
