@@ -237,13 +237,11 @@ class Observation:
     """A drafter's answer to one commit.
 
     have_len: tokens it now holds; less than base_len + len(token_ids) = send the rest.
-    log_loss: mean negative log-probability it gave the committed tokens, None = not computed.
     """
 
     request_id: str
     generation: int
     have_len: int
-    log_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,6 @@ class ReplayStats:
     num_rounds: rounds that could accept a draft (all but those for a last token).
     num_predicted: sum of the survivals that the drafter claimed; compare with num_accepted.
     root_hits, root_commits: the drafter's RootCounts; 0 if it has none.
-    log_loss_sum, num_losses: over the observations that reported a loss.
     """
 
     num_rounds: int = 0
@@ -77,8 +76,6 @@ class ReplayStats:
     num_predicted: float = 0.0
     root_hits: int = 0
     root_commits: int = 0
-    log_loss_sum: float = 0.0
-    num_losses: int = 0
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -93,8 +90,6 @@ class ReplayStats:
             self.num_predicted + other.num_predicted,
             self.root_hits + other.root_hits,
             self.root_commits + other.root_commits,
-            self.log_loss_sum + other.log_loss_sum,
-            self.num_losses + other.num_losses,
         )
 
 
@@ -203,8 +198,6 @@ class _Replay:
                 f"the drafter was sent {len(self._committed)} tokens and reports "
                 f"{observation.have_len}; replay with a drafter that has room and an unused id"
             )
-        if observation.log_loss is not None:
-            self._stats += ReplayStats(log_loss_sum=observation.log_loss, num_losses=1)
 
     def _grow(self) -> Proposal | None:
         """The newest proposal after at most `max_slices` slices, None if there is none."""

@@ -24,7 +24,7 @@ def checked_observation(commit: Commit, answer: object) -> Observation | Refusal
     """
     if not isinstance(answer, Observation):
         raise ProtocolError(f"a drafter answered a commit with a {type(answer).__name__}")
-    if not (type(answer.generation) is type(answer.have_len) is int and answer.log_loss is None):
+    if not type(answer.generation) is type(answer.have_len) is int:
         answer = _in_plain_numbers(answer)
     generation, have_len, name = answer.generation, answer.have_len, answer.request_id
     is_named = isinstance(name, str) and name == commit.request_id
@@ -44,15 +44,10 @@ def checked_observation(commit: Commit, answer: object) -> Observation | Refusal
 
 
 def _in_plain_numbers(answer: Observation) -> Observation:
-    counts, loss = (answer.generation, answer.have_len), answer.log_loss
+    counts = answer.generation, answer.have_len
     if not all(isinstance(each, (int, np.integer)) for each in counts):
         raise ProtocolError("a drafter's observation counts no tokens")
-    if not isinstance(loss, (int, float, np.floating, type(None))):
-        raise ProtocolError(f"a drafter's log_loss is a {type(loss).__name__}")
-    return replace(
-        answer, generation=int(counts[0]), have_len=int(counts[1]),
-        log_loss=None if loss is None else float(loss),
-    )  # fmt: skip
+    return replace(answer, generation=int(counts[0]), have_len=int(counts[1]))
 
 
 def narrowed(proposal: Proposal) -> Proposal:

@@ -74,15 +74,6 @@ class Ranking:
             return None
         return int(places[0])
 
-    def loss_of(self, token_id: int) -> float:
-        """The negative log-probability of `token_id`.
-
-        For a token that is no candidate, a lower bound: that of the least probable candidate.
-        """
-        places = np.flatnonzero(self.token_ids == token_id)
-        chosen = self.log_probs[places[0]] if len(places) else self.log_probs.min()
-        return -float(chosen)
-
 
 def rank_rows(
     logits: torch.Tensor,

@@ -147,10 +147,8 @@ class CommittedTextDrafter(ABC, Generic[State]):
         """Drop what was grown behind the text: it is invalid, though the text may be the same."""
 
     @abstractmethod
-    def _advance(self, request: State, commit: Commit) -> float | None:
-        """Make the text end with the commit's tokens, which it does not yet.
-
-        Returns the mean loss of its tokens: see `Observation.log_loss`."""
+    def _advance(self, request: State, commit: Commit) -> None:
+        """Make the text end with the commit's tokens, which it does not yet."""
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
         """See `Drafter.observe`."""
@@ -163,10 +161,9 @@ class CommittedTextDrafter(ABC, Generic[State]):
         if request.renewed:
             request.renewed = False
             self._forget_tree(request)
-        loss: float | None = None
         if not request.text.ends_with(commit.token_ids, commit.base_len):
-            loss = self._advance(request, commit)
-        return Observation(commit.request_id, commit.generation, len(request.text), loss)
+            self._advance(request, commit)
+        return Observation(commit.request_id, commit.generation, len(request.text))
 
     def _asked(self, tasks: Sequence[DraftTask]) -> list[tuple[State, int]]:
         """The known requests that nodes are asked for, with how many at most."""

@@ -84,21 +84,19 @@ class HeadDrafter(CommittedTextDrafter[State], Generic[State, Head]):
     def _forget_tree(self, request: State) -> None:
         request.drop_tree()
 
-    def _advance(self, request: State, commit: Commit) -> float | None:
+    def _advance(self, request: State, commit: Commit) -> None:
         kept = common_len(request.text, commit)
         request.cut(kept)
         request.text.append(commit.token_ids[kept - commit.base_len :])
-        loss = self._learn(request)
+        self._learn(request)
         request.drop_tree()
-        return loss
 
-    def _learn(self, request: State) -> float | None:
-        """Fit to the draws that the tree foresaw; returns their mean loss."""
+    def _learn(self, request: State) -> None:
+        """Fit to the draws that the tree foresaw."""
         tree = request.tree
-        if tree is None:
-            return None
-        token_ids = request.text.token_ids[request.root_len :].tolist()
-        return learn_draws(self._fits_of(request), tree, tree.walk(token_ids), token_ids)
+        if tree is not None:
+            token_ids = request.text.token_ids[request.root_len :].tolist()
+            learn_draws(self._fits_of(request), tree, tree.walk(token_ids), token_ids)
 
     def _fits_of(self, request: State) -> list[Sharpness]:
         # Greedy and sampled requests of a task class are calibrated separately.

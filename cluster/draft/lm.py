@@ -111,24 +111,24 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
     def _forget_tree(self, request: LMRequest) -> None:
         request.forget_cache(request.cached_len)
 
-    def _advance(self, request: LMRequest, commit: Commit) -> float | None:
+    def _advance(self, request: LMRequest, commit: Commit) -> None:
         kept = common_len(request.text, commit)
         if kept < len(request.text):
             request.roll_back(kept)
         request.append(commit.token_ids[kept - commit.base_len :], self.vocab_size)
-        return self._catch_up(request)
+        self._catch_up(request)
 
-    def _catch_up(self, request: LMRequest) -> float | None:
-        """Move the tree's root to the end of the text; returns the mean loss of the tokens passed.
+    def _catch_up(self, request: LMRequest) -> None:
+        """Move the tree's root to the end of the text.
 
         Does nothing while the engine works on the request, because its tree must not change then.
         """
         tree = request.tree
         if tree is None or request.pending is not None or request.root_len == len(request.text):
-            return None
+            return
         token_ids = request.text.token_ids[request.root_len :].tolist()
         path = tree.walk(token_ids)
-        loss = request.learn(path, token_ids, self._sharpness_of(request), self._drawn)
+        request.learn(path, token_ids, self._sharpness_of(request), self._drawn)
         hit = request.may_reroot(path, len(token_ids))
         self.root_counts.record(hit=hit)
         path_slots = [slot for node in path if (slot := tree.slots[node]) >= 0]
@@ -144,7 +144,6 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
             if path_slots:
                 self._engine.retain(request.request_id, path_slots)
             request.forget_cache(request.cached_len + len(path_slots))
-        return loss
 
     def _sharpness_of(self, request: LMRequest) -> Sharpness:
         return self._sharpness.of((request.task, request.params.temperature == 0.0))

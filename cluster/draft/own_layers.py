@@ -102,16 +102,15 @@ class EarlyExitDrafter(OwnLayersDrafter):
         num_nodes = self._num_expanded(min(task.max_nodes, self._max_nodes)) + self._options.width
         return self._first_layers.prepare(task.request_id, len(request.text), num_nodes)
 
-    def _catch_up(self, request: LMRequest) -> float | None:
-        tree, loss = request.tree, None
+    def _catch_up(self, request: LMRequest) -> None:
+        tree = request.tree
         if tree is not None and request.root_len == len(request.text):
-            return None
+            return
         if tree is not None:
             token_ids = request.text.token_ids[request.root_len :].tolist()
             fits = [self._sharpness_of(request)]
-            loss = learn_draws(fits, tree, tree.walk(token_ids), token_ids)
+            learn_draws(fits, tree, tree.walk(token_ids), token_ids)
         request.forget_cache(max(len(request.text) - 1, 0))
-        return loss
 
 
 class LayerSkipDrafter(OwnLayersDrafter):

@@ -62,15 +62,15 @@ class TreeRequest(RequestState):
 
     def learn(
         self, path: Sequence[int], token_ids: Sequence[int], fit: Sharpness, drawn: DrawnTrees
-    ) -> float | None:
-        """Learn from committed tokens; returns the mean loss of those that the tree foresaw.
+    ) -> None:
+        """Learn from committed tokens.
 
         path: the tree's nodes of these tokens, as far as it has them."""
         assert self.tree is not None
         if self.params.is_coupled:
-            return learn_draws([fit], self.tree, path, token_ids)
-        drawn.learn(self.tree, path, token_ids, self.task, self.params)
-        return None
+            learn_draws([fit], self.tree, path, token_ids)
+        else:
+            drawn.learn(self.tree, path, token_ids, self.task, self.params)
 
     @property
     def noise_params(self) -> SamplingParams:
@@ -211,19 +211,16 @@ def expand_nodes(
 
 def learn_draws(
     fits: Sequence[Sharpness], tree: LiveTree, path: Sequence[int], token_ids: Sequence[int]
-) -> float | None:
-    """Fit to the draws that a tree foresaw; returns their mean loss.
+) -> None:
+    """Fit to the draws that a tree foresaw.
 
     path: the tree's nodes of these tokens, as far as it has them.  fits: of the draws at the root
     and below it, the last of them for all that follow."""
-    losses: list[float] = []
     for depth, (node, token) in enumerate(zip((ROOT, *path), token_ids, strict=False)):
         ranking = tree.rankings[node]
         if ranking is None:
             break
         fits[min(depth, len(fits) - 1)].learn(ranking.scores, ranking.rank_of(token))
-        losses.append(ranking.loss_of(token))
-    return float(np.mean(losses)) if losses else None
 
 
 def _is_news(former: Proposal, tree: TokenTree, survival: FloatArray, is_growing: bool) -> bool:

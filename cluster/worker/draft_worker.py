@@ -219,9 +219,7 @@ class DraftWorker:
                 self._requests.pop(answer.request_id, None)
                 self._news[lease].append(replace(answer, request_id=name))
                 continue
-            self._news[lease].append(
-                Observation(name, answer.generation, answer.have_len, answer.log_loss)
-            )
+            self._news[lease].append(Observation(name, answer.generation, answer.have_len))
             if answer.have_len > 0:
                 request = self._requests.setdefault(answer.request_id, _Request(lease, name))
                 request.task, request.is_told = drafting.growing.get(answer.request_id), False

@@ -15,7 +15,6 @@ from cluster.errors import ProtocolError
 from cluster.models.made_for import MadeFor
 from cluster.requests.beam_spec import BeamEnd
 from cluster.rpc.codec_records import ByHand, record_codec
-from cluster.rpc.generated import draft_pb2
 from tests.support.rpc.frames_strategy import same
 
 
@@ -78,25 +77,31 @@ def test_repeated_fields_are_tuples_or_arrays_of_ones_own() -> None:
 
 @dataclasses.dataclass
 class Held:
-    """have_len has no presence; log_loss has."""
+    """num_beams has no presence; length_penalty has."""
 
-    request_id: str
-    generation: int
-    have_len: int
-    log_loss: float = 2.5
+    num_beams: int
+    length_penalty: float = 2.5
+
+    @property
+    def early_stopping(self) -> int:
+        return 0
+
+
+@dataclasses.dataclass
+class Bare(Held):
+    length_penalty: float = dataclasses.field()
 
 
 def test_an_absent_field_has_the_default_and_a_zero_is_not_absent() -> None:
-    codec = record_codec(Held, draft_pb2.Observation)
-    assert codec.decode(draft_pb2.Observation(request_id="a")) == Held("a", 0, 0, 2.5)
-    assert codec.decode(draft_pb2.Observation(log_loss=0.0)).log_loss == 0.0
-    assert codec.encode(Held("a", 0, 0, 0.0)).HasField("log_loss")
+    codec = record_codec(Held, common_pb2.BeamSearch)
+    assert codec.decode(common_pb2.BeamSearch(num_beams=3)) == Held(3, 2.5)
+    assert codec.decode(common_pb2.BeamSearch(length_penalty=0.0)).length_penalty == 0.0
+    assert codec.encode(Held(3, 0.0)).HasField("length_penalty")
 
 
 def test_an_absent_field_without_a_default_is_refused() -> None:
-    kind = record("Bare", request_id=str, generation=int, have_len=int, log_loss=float)
-    with pytest.raises(ProtocolError, match="log_loss is absent"):
-        record_codec(kind, draft_pb2.Observation).decode(draft_pb2.Observation())
+    with pytest.raises(ProtocolError, match="length_penalty is absent"):
+        record_codec(Bare, common_pb2.BeamSearch).decode(common_pb2.BeamSearch())
 
 
 @dataclasses.dataclass

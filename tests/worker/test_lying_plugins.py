@@ -73,7 +73,6 @@ OBSERVATIONS: dict[str, Callable[[Observation], Any]] = {
     "a length below 0": lambda honest: replace(honest, have_len=-1),
     "a length of no number": lambda honest: replace(honest, have_len="all"),
     "a generation of no number": lambda honest: replace(honest, generation=2.5),
-    "a loss of no number": lambda honest: replace(honest, log_loss="little"),
     "another request": lambda honest: replace(honest, request_id="somebody else's"),
 }
 

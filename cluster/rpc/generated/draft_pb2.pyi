@@ -90,13 +90,11 @@ class Proposal(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., tree: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., survival: _Optional[_Iterable[float]] = ..., drafter: _Optional[str] = ..., is_complete: _Optional[bool] = ...) -> None: ...
 
 class Observation(_message.Message):
-    __slots__ = ("request_id", "generation", "have_len", "log_loss")
+    __slots__ = ("request_id", "generation", "have_len")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HAVE_LEN_FIELD_NUMBER: _ClassVar[int]
-    LOG_LOSS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     have_len: int
-    log_loss: float
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., have_len: _Optional[int] = ..., log_loss: _Optional[float] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., have_len: _Optional[int] = ...) -> None: ...

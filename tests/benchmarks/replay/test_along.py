@@ -33,7 +33,7 @@ class KnowsTheText:
         self.have = commit.base_len + len(commit.token_ids)
         self.hash = prefix_hash(commit.token_ids, commit.prefix_hash)
         self.slices = 0
-        return [Observation(commit.request_id, commit.generation, self.have, 0.5)]
+        return [Observation(commit.request_id, commit.generation, self.have)]
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         (task,) = tasks
@@ -57,7 +57,6 @@ def test_perfect_drafts_are_accepted_completely() -> None:
     assert stats.num_accepted == stats.num_draft_tokens == 24
     assert stats.mean_acceptance_length == 5.0
     assert stats.num_predicted == pytest.approx(0.9 * 24)
-    assert stats.log_loss_sum == pytest.approx(0.5 * stats.num_losses)
     assert drafter.released == ["replay"]
 
 
