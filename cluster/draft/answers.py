@@ -67,3 +67,13 @@ def _narrow(array: Any, dtype: type) -> Any:
         return array
     narrow: npt.NDArray[Any] = array.astype(dtype)
     return narrow if array.dtype.kind == "f" or np.array_equal(narrow, array) else array
+
+
+def cut(proposal: Proposal, max_nodes: int) -> Proposal:
+    """Keep only as many nodes as were asked for: choosing among more of them takes longer."""
+    tree = proposal.tree
+    if len(tree.token_ids) <= max_nodes:
+        return proposal
+    # Parents stand before their children.
+    tree = TokenTree(tree.token_ids[:max_nodes], tree.parents[:max_nodes])
+    return replace(proposal, tree=tree, survival=proposal.survival[:max_nodes])

@@ -55,8 +55,9 @@ def profile_drafting(
     bench = _Bench(verifier, residents, vocab_size, names)
     sizes = [each for each in _SEQUENCES if each <= max_sequences]
     try:
-        models = [each for each in residents.members if not each.is_look_up]
-        look_ups = [each for each in residents.members if each.is_look_up]
+        members = [each.member for each in residents]
+        models = [each for each in members if not each.is_look_up]
+        look_ups = [each for each in members if each.is_look_up]
         teams = [each for each in (look_ups, *([model] for model in models)) if each]
         for count, team in itertools.product(sizes, teams):
             if clock() > deadline:

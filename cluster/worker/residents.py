@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from cluster import metrics
-from cluster.core import Commit, Proposal, SamplingParams, TokenTree, token_array
+from cluster.core import Commit, Proposal, SamplingParams, token_array
+from cluster.draft.answers import cut
 from cluster.draft.base import Drafter
 from cluster.draft.breaker import CircuitBreaker, has_stalled
 from cluster.draft.drafting import Drafting
@@ -54,7 +55,7 @@ class ResidentDrafter:
 
     mean_s: running mean of its time per round.  made_for: the target that it was made for.  model:
     which one it is.  is_look_up: it runs no model, and is asked even if models would take too long.
-    bit: its own in `TextRecord.ask_mask`.  turn: its last one, None = it was asked for nothing.
+    member: as the control loop sees it.  turn: its last one, None = it was asked for nothing.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class ResidentDrafter:
         self.model = model
         self.engine: object = getattr(drafter, "engine", None)
         self.is_look_up = bool(getattr(drafter, "is_look_up", False))
-        self.bit = 1
+        self.member = Resident(0, name, self.is_look_up)
         self.turn: DraftTurn | None = None
         self.faults = breaker.faults  # by reason
         self._drafting = Drafting(drafter, name, breaker, clock, vocab_size)
@@ -100,9 +101,7 @@ class ResidentDrafter:
         due = self._due(texts, started) if self._drafting.breaker.allows(started) else []
         if not due:
             return [], 0.0
-        num_read = (
-            0 if self.is_look_up else sum(self._num_lacking(text) > MAX_COMMIT for text in due)
-        )
+        num_unread = sum(self._num_lacking(text) > MAX_COMMIT for text in due)
         newest: dict[str, Proposal] = {}
         self._drafting.growing.clear()
         for text in self._tell(self._tell(due)):
@@ -120,6 +119,7 @@ class ResidentDrafter:
         took_s = self._clock() - started
         self.mean_s += _TIME_WEIGHT * (took_s - self.mean_s)
         if asked := [nodes for nodes in map(self._num_wanted, due) if nodes]:
+            num_read = 0 if self.is_look_up else num_unread
             self.turn = DraftTurn(self.name, len(asked), max(asked), took_s, num_read)
         trees = [each for each in newest.values() if len(each.tree.token_ids)]
         return trees, self._stalled_s(took_s, longest_s, bound_s)
@@ -189,7 +189,7 @@ class ResidentDrafter:
 
     def _num_wanted(self, text: TextRecord) -> int:
         """Return the number of nodes that `text` wants of this drafter."""
-        return text.draft_nodes if text.ask_mask & self.bit else 0
+        return text.draft_nodes if text.ask_mask & self.member.bit else 0
 
     def _num_lacking(self, text: TextRecord) -> int:
         return len(text.tokens) - self._held_len(text)
@@ -230,7 +230,7 @@ class ResidentDrafter:
             self._decline(refusal)
         for proposal in proposals:
             name = proposal.request_id
-            newest[name] = _cut(proposal, tasks[name].max_nodes)
+            newest[name] = cut(proposal, tasks[name].max_nodes)
 
     def _decline(self, refusal: Refusal) -> None:
         """Do not tell it of the request for a while."""
@@ -243,16 +243,6 @@ class ResidentDrafter:
             return 0.0
         self._drafting.note_stall(took_s)
         return took_s
-
-
-def _cut(proposal: Proposal, max_nodes: int) -> Proposal:
-    """Keep only as many nodes as were asked for: choosing among more of them takes longer."""
-    tree = proposal.tree
-    if len(tree.token_ids) <= max_nodes:
-        return proposal
-    # Parents stand before their children.
-    tree = TokenTree(tree.token_ids[:max_nodes], tree.parents[:max_nodes])
-    return replace(proposal, tree=tree, survival=proposal.survival[:max_nodes])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -276,7 +266,7 @@ class Residents:
     """All drafters inside the target.  Belongs to the engine thread; request ids are those inside
     the worker.
 
-    members: by number.  wants: the rows of the target's steps that any of them reads.
+    wants: the rows of the target's steps that any of them reads.
     """
 
     def __init__(
@@ -284,12 +274,8 @@ class Residents:
     ) -> None:
         self.names = tuple(drafter.name for drafter in drafters)
         self.look_ups = tuple(drafter.name for drafter in drafters if drafter.is_look_up)
-        self.members = tuple(
-            Resident(number, drafter.name, drafter.is_look_up)
-            for number, drafter in enumerate(drafters)
-        )
-        for own, drafter in zip(self.members, drafters, strict=True):
-            drafter.bit = own.bit
+        for number, drafter in enumerate(drafters):
+            drafter.member = replace(drafter.member, number=number)
         self.made_for = {drafter.name: drafter.made_for for drafter in drafters}
         self.engines = {each.name: each.engine for each in drafters if each.engine is not None}
         self.wants = reduce(operator.or_, (each.wants for each in drafters), WANTS_NOTHING)
@@ -302,15 +288,15 @@ class Residents:
     def exchange(self, drafter: ResidentDrafter) -> None:
         """Draft with this one from now on, in place of that of its name and all that it holds."""
         place = self.names.index(drafter.name)
-        self._drafters[place], drafter.bit = drafter, self.members[place].bit
+        drafter.member = self._drafters[place].member
+        self._drafters[place] = drafter
         self.made_for[drafter.name] = drafter.made_for
         if drafter.engine is not None:
             self.engines[drafter.name] = drafter.engine
 
     def usable(self, now: float) -> tuple[Resident, ...]:
         """Return those that may be asked now."""
-        both = zip(self.members, self._drafters, strict=True)
-        return tuple(own for own, drafter in both if drafter.is_usable(now))
+        return tuple(each.member for each in self._drafters if each.is_usable(now))
 
     def draft(
         self, texts: Sequence[TextRecord], step_time_s: float, rows: Sequence[StepRows] = ()

@@ -36,7 +36,7 @@ def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so() -> None:
     kept.ask_mask = 0
     assert drafter.draft([kept], 0.01, 1000.01) == ([], False)
     assert oracle.commits == []
-    kept.ask_mask = drafter.bit
+    kept.ask_mask = drafter.member.bit
     trees = drafted(drafter, kept, now=1000.0)
     assert len(oracle.commits) == len(trees) == 1
     assert drafter.turn is not None
