@@ -21,10 +21,10 @@ class DrafterContext:
     name: its name in the configuration, which it writes into its proposals.
     max_nodes: maximum size of a request's tree.  max_requests: maximum number of open requests.
     vocab_size, tokenizer_hash: the target's; 0 and "" while unknown.
-    target_model: `target.engine.model`, "" where the drafter's file does not say it.
     target: the `cluster.draft.inside.Host` of a drafter inside the target, else None.
     stages: the drafters that a cascade is made of, by name.  beside: another drafter, or the target
     that it is in, serves meanwhile in this process.
+    target_model: the target's, as the configuration names it; "" while unknown.
     open_text: an empty text under a request's grammar, for drafters inside the target; it raises
     RequestError.  None elsewhere.
     """
@@ -34,11 +34,11 @@ class DrafterContext:
     max_requests: int
     vocab_size: int = 0
     tokenizer_hash: str = ""
-    target_model: str = ""
     target: Any = None
     open_text: Callable[[GrammarSpec], ConstrainedText] | None = None
     stages: Mapping[str, Drafter] = field(default_factory=dict)
     beside: bool = False
+    target_model: str = ""
 
 
 class Drafter(Protocol):

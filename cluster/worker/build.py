@@ -175,8 +175,8 @@ def _resident(
     def context_of(part: str) -> DrafterContext:
         return DrafterContext(
             part, parts[name].max_nodes, parts[name].max_requests, engine.vocab_size,
-            engine.tokenizer_hash, config.target.engine.model, EngineHost(engine, config, part),
-            grammars.text, beside=beside,
+            engine.tokenizer_hash, EngineHost(engine, config, part), grammars.text,
+            target_model=config.target.engine.model, beside=beside,
         )  # fmt: skip
 
     drafter = registry.build(name, settings, context_of)
