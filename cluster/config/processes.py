@@ -16,9 +16,8 @@ from cluster.config.proof import AuditConfig, SwitchbackConfig
 from cluster.errors import ConfigError
 from cluster.requests.acceptance_law import Law
 
-# The kind whose options name other drafters.
+# The kind whose options name other drafters, and the one whose engine is another server.
 CASCADE = "cascade"
-# The kind whose engine is another server.
 OPENAI = "openai"
 
 # All of them lie in memory beside the model.

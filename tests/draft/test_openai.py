@@ -1,12 +1,9 @@
-"""Drafts of another engine: followed as they come, and an engine that fails costs its own alone."""
+"""Drafts of another engine: asked for where they may be, and followed as they come."""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import numpy as np
 import pytest
 
 from cluster.config.schema import DrafterConfig
-from cluster.core import Proposal, SamplingParams
+from cluster.core import SamplingParams
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext, Waking
 from cluster.draft.hit_rates import HitRates
@@ -23,81 +20,21 @@ from cluster.draft.openai_options import OpenAIOptions
 from cluster.errors import ConfigError
 from cluster.models.token_bytes import TokenBytes
 from tests.support.draft.author import GREEDY, Author, grow
+from tests.support.draft.openai_stage import CONTEXT, DEMO, PROMPT, WHOLE, Stage, stage
 from tests.support.draft.scripted_engine import (
     PATIENCE_S,
     Gate,
-    Script,
-    ScriptedEngine,
     continues,
     event,
     head,
     says,
     scripted,
-    sends,
 )
-
-DEMO = str(Path(__file__).resolve().parents[2] / "models" / "demo-target")
-CONTEXT = DrafterContext("peer", 16, 4, target_model=DEMO)
-WHOLE = "The quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 4
-PROMPT = "The quick brown"
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> TokenBytes:
     return TokenBytes.load(DEMO)
-
-
-class Stage:
-    """A drafter whose engine is scripted, and the news that it tells of."""
-
-    def __init__(self, engine: ScriptedEngine, **options: Any) -> None:
-        self.engine = engine
-        self.now = 0.0
-        settings = OpenAIOptions(**{"url": engine.url, **options})
-        self.drafter = OpenAIDrafter(CONTEXT, settings, lambda: self.now)
-        self._news = threading.Event()
-        self.drafter.wake_by(self._news.set)
-
-    def grown(
-        self, author: Author, is_enough: Callable[[Proposal], bool] = lambda found: True
-    ) -> Proposal:
-        """The first proposal that is enough; asked for whenever something has come."""
-        while True:
-            found = grow(self.drafter, author).get(author.request_id)
-            if found is not None and is_enough(found):
-                return found
-            self.wait()
-
-    def wait(self) -> None:
-        assert self._news.wait(PATIENCE_S)
-        self._news.clear()
-
-    def settle(self, author: Author, is_so: Callable[[], bool]) -> None:
-        """Ask for trees until something of the drafter's is so."""
-        grow(self.drafter, author)
-        while not is_so():
-            self.wait()
-            grow(self.drafter, author)
-
-    def open(self, author: Author) -> None:
-        self.drafter.observe([author.opening()])
-
-    def commit(self, author: Author, token_ids: list[int]) -> None:
-        self.drafter.observe([author.commit(token_ids)])
-
-
-def told(caplog: pytest.LogCaptureFixture) -> str:
-    """What the drafter has logged."""
-    ours = [each for each in caplog.records if each.name == OpenAIDrafter.__module__]
-    return "\n".join(each.getMessage() for each in ours)
-
-
-@contextmanager
-def stage(script: Script, **options: Any) -> Iterator[Stage]:
-    with scripted(script) as engine:
-        made = Stage(engine, **options)
-        yield made
-        made.drafter.release([request.request_id for request in made.drafter._requests])
 
 
 def test_the_draft_is_what_the_engine_says_in_the_targets_tokens(tokenizer: TokenBytes) -> None:
@@ -264,7 +201,8 @@ def test_a_long_text_is_sent_from_a_place_that_seldom_moves(tokenizer: TokenByte
             running.commit(author, ids[start : start + 10])
         prompts = running.engine.prompts
     assert len(prompts) > 8
-    assert all(512 <= len(prompt) <= 1024 and prompt in text for prompt in prompts)
+    assert all(512 <= len(prompt) <= 1024 for prompt in prompts)
+    assert all(prompt.split(" nonsense")[0] in text for prompt in prompts)
     assert len({prompt[:50] for prompt in prompts}) <= 2
 
 
@@ -381,117 +319,6 @@ def test_wrong_options_are_refused_by_name(options: dict[str, Any], told: str) -
 def test_a_drafter_that_does_not_know_the_target_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"options\.tokenizer: missing; name the target's model"):
         OpenAIDrafter(DrafterContext("peer", 16, 4), OpenAIOptions(url="http://a"))
-
-
-def _flood(body: dict[str, Any]) -> Any:
-    async def script() -> Any:
-        yield head()
-        while True:
-            yield event("flood and flood ")
-
-    return script()
-
-
-def _never(body: dict[str, Any]) -> Any:
-    async def script() -> Any:
-        while True:
-            yield b"HTTP/1.1 100 Continue\r\n\r\n"
-
-    return script()
-
-
-SSE = head()
-HOSTILE: dict[str, tuple[Script, str]] = {
-    "an error": (sends(head("500 Oops"), b"secret fox"), "HTTP status 500"),
-    "too many requests": (sends(head("429 No", "Retry-After: 999999")), "HTTP status 429"),
-    "a redirect": (sends(head("307 There", "Location: http://169.254.169.254/")), "status 307"),
-    "no HTTP": (sends(b"\x00\xff" * 9), "RemoteProtocolError"),
-    "nothing": (sends(), "RemoteProtocolError"),
-    "a head without end": (sends(b"HTTP/1.1 200 OK\r\n", *[b"a: b\r\n"] * 40_000), "Error"),
-    "heads without end": (_never, "within 2 s"),
-    "no JSON": (sends(SSE, b"data: secret fox\n\n"), "its answer is no completion"),
-    "other JSON": (sends(SSE, b"data: [1, 2]\n\n"), "its answer is no completion"),
-    "no text": (sends(SSE, b'data: {"choices": [{"text": 7}]}\n\n'), "is no completion"),
-    "deep JSON": (sends(SSE, b"data: " + b"[" * 15_000 + b"\n\n"), "is no completion"),
-    "no UTF-8": (sends(SSE, b'data: {"choices": [{"text": "\xff"}]}\n\n'), "no completion"),
-    "no stream": (sends(head(), b'{"choices": [{"text": "secret fox"}]}'), "breaks off"),
-    "no words": (says(""), "its answer is empty"),
-    "a line without end": (sends(SSE, *[b"data: " + b"x" * 65_536] * 9), "is too long"),
-    "comments without end": (sends(SSE, *[b": x\n" * 16_384] * 99), "is too long"),
-    "packed": (sends(head("200 OK", "Content-Encoding: gzip"), b"\x1f\x8b" * 99), "breaks off"),
-}
-
-
-@pytest.mark.parametrize("what", HOSTILE)
-def test_an_engine_that_fails_costs_its_own_drafts_alone(
-    tokenizer: TokenBytes, caplog: pytest.LogCaptureFixture, what: str
-) -> None:
-    script, why = HOSTILE[what]
-    author = Author(tokenizer.encode(PROMPT))
-    with stage(script, timeout_s=2.0) as running:
-        running.open(author)
-        running.settle(author, lambda: bool(told(caplog)))
-        assert why in told(caplog)
-        assert "secret" not in caplog.text
-        assert len({request["prompt"] for request in running.engine.requests}) == 1
-        running.engine.script, running.now = continues(WHOLE), 60.0
-        other = Author(tokenizer.encode(PROMPT), request_id="b")
-        running.open(other)
-        assert len(running.grown(other).tree)
-
-
-@pytest.mark.parametrize(
-    ("script", "drafted"),
-    [
-        (_flood, b" fox"),
-        (says(" fox jumps \ufffd over it", " and more"), b" fox jumps"),
-        (sends(SSE, b'data: {"choices": [{"text": " fox jumps \\ud83d over"}]}\n\n'), b" fox"),
-    ],
-    ids=["a flood", "broken UTF-8", "half a character"],
-)
-def test_of_an_answer_that_is_partly_sound_that_part_is_drafted(
-    tokenizer: TokenBytes, script: Script, drafted: bytes
-) -> None:
-    author = Author(tokenizer.encode(PROMPT))
-    with stage(script, max_tokens=8) as running:
-        running.open(author)
-        request = next(iter(running.drafter._requests))
-        running.settle(author, lambda: request.draft is not None and request.answer is None)
-        assert request.draft is not None
-        assert len(request.draft.rest) <= 8 * 16
-        if script is not _flood:
-            assert tokenizer.decode(request.draft.chain).startswith(drafted)
-
-
-@pytest.mark.parametrize("status", [400, 413, 422])
-def test_a_text_that_the_engine_refuses_is_not_asked_for_again(
-    tokenizer: TokenBytes, status: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    long, other = (Author(tokenizer.encode(PROMPT), request_id=name) for name in "ab")
-    with stage(sends(head(f"{status} No"), json.dumps({"error": PROMPT}).encode())) as running:
-        running.open(long)
-        running.settle(long, lambda: bool(told(caplog)))
-        running.commit(long, tokenizer.encode(" fox"))
-        assert grow(running.drafter, long) == {}
-        assert len(running.engine.requests) == 1
-        assert PROMPT not in caplog.text
-        running.engine.script = continues(WHOLE)
-        running.open(other)
-        assert len(running.grown(other).tree)
-
-
-def test_an_address_where_nobody_answers_is_an_engine_that_fails(
-    tokenizer: TokenBytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    with scripted(says()) as engine:
-        running = Stage(engine)
-    author = Author(tokenizer.encode(PROMPT))
-    running.open(author)
-    for _ in range(3):
-        running.settle(author, lambda: bool(told(caplog)))
-        running.commit(author, tokenizer.encode(" fox"))
-    assert "ConnectError" in told(caplog)
-    running.drafter.release(["a"])
 
 
 def test_its_thread_is_there_while_texts_are_and_no_longer(tokenizer: TokenBytes) -> None:
