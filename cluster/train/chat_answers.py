@@ -8,7 +8,7 @@ that an interrupted run goes on with the next one.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,8 @@ class AnswerSettings:
 
     follow_up_share: of the conversations, how many have a second question and answer.
     taps: hidden rows that are recorded with the answers (`cluster.engine.taps`), for draft heads.
+    system_prompt: stands before every question, so the model asks what belongs to that task; "" =
+    the template's own.
     """
 
     conversations_per_shard: int = 96
@@ -52,6 +54,7 @@ class AnswerSettings:
     max_answer_tokens: int = 320
     follow_up_share: float = 0.3
     taps: tuple[int, ...] = ()
+    system_prompt: str = ""
 
 
 class ChatModel:
@@ -86,7 +89,8 @@ class ChatModel:
 
     def answers(self, settings: AnswerSettings, generator: torch.Generator) -> list[Answer]:
         """Draw questions and answer them."""
-        opened = [_ask([]) for _ in range(settings.conversations_per_shard)]
+        system = _system(settings.system_prompt)
+        opened = [_ask(system) for _ in range(settings.conversations_per_shard)]
         asked = self._questions(opened, settings, generator)
         answers, answered = self._answered(asked, settings, generator)
         num_more = round(settings.follow_up_share * len(answered))
@@ -183,7 +187,8 @@ def draw_shards(
                 # Each shard has its own noise, so it does not depend on when the run was resumed.
                 generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
                 model = model or ChatModel.load(source, settings)
-                _write(path, model.answers(settings, generator))
+                _write(path, model.answers(settings, generator), settings.system_prompt)
+            _check_system_prompt(path, settings.system_prompt)
             size = sum(len(each.token_ids) for each in _read(path))
             total += size
             bar.update(size)
@@ -200,9 +205,15 @@ def read_shards(folder: Path) -> list[Answer]:
     return list(answers.values())
 
 
-def known_and_held_out(folder: Path, max_prompt_len: int) -> tuple[list[Answer], list[Answer]]:
-    """The answers to learn from, and those that are kept out of training."""
-    answers = [each for each in read_shards(folder) if len(each.prompt) <= max_prompt_len]
+def known_and_held_out(
+    folder: Path, max_prompt_len: int, reading: Callable[[Answer], Answer] | None = None
+) -> tuple[list[Answer], list[Answer]]:
+    """The answers to learn from, and those that are kept out of training.
+
+    reading: how the drafter reads them, if not in the target's tokens.
+    """
+    read = map(reading, read_shards(folder)) if reading else read_shards(folder)
+    answers = [each for each in read if len(each.prompt) <= max_prompt_len]
     known = [each for index, each in enumerate(answers) if index % _HELD_OUT]
     if not known:
         raise ConfigError(f"{folder}: {len(answers)} answers are too few; raise --answer-tokens")
@@ -223,11 +234,22 @@ def _read(path: Path) -> list[Answer]:
     return [Answer(*each) for each in zip(prompts, *parts, states, strict=True)]
 
 
+def _check_system_prompt(path: Path, wanted: str) -> None:
+    """Raise ConfigError for a shard that was drawn with another system prompt."""
+    with np.load(path) as arrays:
+        found = str(arrays["system_prompt"]) if "system_prompt" in arrays else ""
+    if found != wanted:
+        raise ConfigError(
+            f"{path}: drawn with the system prompt {found!r}, not {wanted!r}; choose another name "
+            "or --work, or remove the shards"
+        )
+
+
 def _states_of(path: Path) -> Path:
     return path.with_suffix(".states.npy")
 
 
-def _write(path: Path, answers: Sequence[Answer]) -> None:
+def _write(path: Path, answers: Sequence[Answer], system_prompt: str) -> None:
     states = [each.states for each in answers if each.states is not None]
     if states:
         np.save(_states_of(path), np.concatenate(states))
@@ -235,6 +257,7 @@ def _write(path: Path, answers: Sequence[Answer]) -> None:
     with unfinished.open("wb") as file:
         np.savez(
             file,
+            system_prompt=np.array(system_prompt),
             prompt_lens=[len(each.prompt) for each in answers],
             answer_lens=[len(each.token_ids) for each in answers],
             prompts=np.concatenate([each.prompt for each in answers]),
@@ -250,6 +273,10 @@ def context_len(source: Path, settings: AnswerSettings) -> int:
     wanted = 2 * (settings.max_question_tokens + settings.max_answer_tokens) + _TEMPLATE_TOKENS
     most = getattr(AutoConfig.from_pretrained(source), "max_position_embeddings", None)
     return min(wanted, most or wanted)
+
+
+def _system(text: str) -> list[Message]:
+    return [{"role": "system", "content": text}] if text else []
 
 
 def _ask(messages: list[Message]) -> list[Message]:

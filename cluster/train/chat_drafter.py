@@ -160,7 +160,13 @@ def save_drafter(
     folder: Path,
     weights: str = WEIGHTS[0],
 ) -> None:
-    """Write a Hugging Face folder and its vocabulary; the network is not changed.
+    """Write a Hugging Face folder and its vocabulary; see `save_network`."""
+    save_network(network, folder, weights)
+    vocabulary.save(folder)
+
+
+def save_network(network: PreTrainedModel, folder: Path, weights: str) -> None:
+    """Write a Hugging Face folder; the network is not changed.
 
     weights: bfloat16 or float32, which transformers loads as well, or int8 (`cluster.models.int8`).
     """
@@ -174,7 +180,6 @@ def save_drafter(
         network.generation_config.save_pretrained(folder)
     else:
         copy.deepcopy(network).to(getattr(torch, weights)).save_pretrained(folder)
-    vocabulary.save(folder)
     config = folder / "config.json"
     data = json.loads(config.read_text(encoding="utf-8"))
     data.pop("_name_or_path", None)  # a path of this machine

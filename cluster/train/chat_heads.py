@@ -37,7 +37,8 @@ class HeadSettings:
     """depth: drafts in a chain that training looks at.  loss: see `HeadLoss`.
     exit_layer: of an early exit, the target's layers that run; 0 = half of them.
     num_layers, weights: of a draft model, the layers that it takes of the target and how it is
-    written, one of WEIGHTS."""
+    written, one of WEIGHTS.  tokenizer: of a draft model, the model whose tokens it has in place of
+    the target's."""
 
     depth: int = 4
     vocab_size: int = 8192
@@ -47,6 +48,7 @@ class HeadSettings:
     exit_layer: int = 0
     num_layers: int = 2
     weights: str = WEIGHTS[0]
+    tokenizer: str = ""
 
 
 class HeadBatch(NamedTuple):
@@ -179,8 +181,9 @@ class HeadOrder:
             law = np.exp(answer.log_probs[:num_known].astype(np.float32))
             candidates[row, known] = np.maximum(ids, 0)
             probs[row, known] = law * (ids >= 0)
-            is_known[row, known] = True
-            is_greedy[row] = np.array_equal(answer.candidates[:, 0], answer.token_ids)
+            is_known[row, known] = law.any(axis=1)
+            has_best = np.isfinite(answer.log_probs[:, 0])
+            is_greedy[row] = (answer.candidates[:, 0] == answer.token_ids)[has_best].all()
         return HeadBatch(
             torch.from_numpy(token_ids),
             None if states is None else torch.from_numpy(states).view(torch.bfloat16),

@@ -27,7 +27,10 @@ HEADS = {
     "medusa": "train Medusa heads on a chat model's own answers",
     "early-exit": "train an exit between a chat model's layers on its own answers",
 }
-_OF_ONE_KIND = {"drafter": ("--layers", "--weights"), "early-exit": ("--exit-layer",)}
+_OF_ONE_KIND = {
+    "drafter": ("--layers", "--weights", "--tokenizer", "--system-prompt"),
+    "early-exit": ("--exit-layer",),
+}
 # A draft model chooses among more tokens than a head, which is a smaller part of it.
 _DRAFTER_VOCAB_SIZE = 10_240
 
@@ -96,6 +99,9 @@ def _head(arguments: argparse.Namespace) -> None:
     settings = replace(
         HeadSettings(), **{name: value for name, value in given.items() if value is not None}
     )
+    if kind == "drafter":
+        answers = replace(settings.answers, system_prompt=arguments.system_prompt)
+        settings = replace(settings, answers=answers)
     # A draft model's answers are drawn without hidden rows; all heads share theirs.
     work = arguments.work / arguments.name if kind == "drafter" else arguments.work
     run_together(

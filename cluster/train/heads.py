@@ -29,6 +29,7 @@ from cluster.train.eagle3 import Eagle3Learner, new_head
 from cluster.train.early_exit import ExitLearner, new_exit
 from cluster.train.made_for import target_of
 from cluster.train.medusa import MedusaLearner, new_heads
+from cluster.train.other_vocabulary import OtherVocabularyLearner, Rereading
 from cluster.train.processes import processes
 from cluster.train.trainer import Budget, Phase, Rates, Trainer, TrainSettings
 
@@ -66,10 +67,16 @@ def train_head(
         taps, shards = (settings.exit_layer,), work / f"answers-{settings.exit_layer}"
     drawn = replace(settings.answers, taps=taps)
     draw_shards(source, shards, settings.num_answer_tokens, seed, drawn)
-    known, held_out = known_and_held_out(shards, _PHASE.length - 2)
-    vocabulary = kept_vocabulary(work / kind, known, network, settings.vocab_size, source)
+    reading = None
+    if settings.tokenizer:
+        reading = Rereading.load(source, resolve(settings.tokenizer), network)
+    known, held_out = known_and_held_out(shards, _PHASE.length - 2, reading)
+    if reading:
+        vocabulary = reading.vocabulary
+    else:
+        vocabulary = kept_vocabulary(work / kind, known, network, settings.vocab_size, source)
     torch.manual_seed(seed)
-    learner = _learner(kind, network, vocabulary, taps, settings)
+    learner = _learner(kind, network, vocabulary, taps, settings, reading)
     orders = [
         HeadOrder(each, vocabulary.target_ids, len(vocabulary.draft_ids), _PHASE.length, seed)
         for each in (known, held_out)
@@ -95,7 +102,11 @@ def _learner(
     vocabulary: DraftVocabulary,
     taps: tuple[int, ...],
     settings: HeadSettings,
+    reading: Rereading | None,
 ) -> Learner:
+    if reading:
+        smaller = smaller_copy(reading.renamed(network), vocabulary, settings.num_layers)
+        return OtherVocabularyLearner(smaller, reading, settings.weights)
     if kind == "drafter":
         smaller = smaller_copy(network, vocabulary, settings.num_layers)
         return DraftModelLearner(smaller, vocabulary, settings.weights)

@@ -41,6 +41,13 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--depth": {"type": positive_int, "help": "drafts in a chain, or heads"},
     "--layers": {"dest": "num_layers", "type": positive_int, "help": "of the target"},
     "--weights": {"choices": WEIGHTS, "help": "how they are written"},
+    "--tokenizer": {
+        "metavar": "MODEL", "help": "draft in all tokens of this model instead of the target's",
+    },
+    "--system-prompt": {
+        "metavar": "TEXT", "default": "", "help": "of the task: stands before every question that "
+        "the target asks itself",
+    },
     "--exit-layer": {"type": positive_int, "help": "layers that run; default: half of them"},
     "--vocab-size": {"type": positive_int, "help": "tokens it drafts"},
     "--loss": {"choices": LOSSES},

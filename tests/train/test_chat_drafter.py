@@ -103,6 +103,20 @@ def test_a_continued_run_keeps_its_shards_and_draws_the_ones_that_are_missing(
     draw_shards(folder, tmp_path, 200, 0, ANSWERS)
 
 
+def test_a_system_prompt_stands_before_every_question_and_is_kept_with_the_answers(
+    folder: Path, tmp_path: Path
+) -> None:
+    settings = dataclasses.replace(ANSWERS, system_prompt="Write letters.")
+    draw_shards(folder, tmp_path, 1, 0, settings)
+    tokenizer = chat_answers.load_pretrained_tokenizer(folder)
+    prompts = [tokenizer.decode(each.prompt) for each in read_shards(tmp_path)]
+    assert prompts
+    assert all(each.startswith("<|im_start|>system\nWrite letters.<|im_end|>") for each in prompts)
+    draw_shards(folder, tmp_path, 1, 0, settings)
+    with pytest.raises(ConfigError, match=r"system prompt 'Write letters\.', not ''"):
+        draw_shards(folder, tmp_path, 1, 0, ANSWERS)
+
+
 def test_a_model_without_a_chat_template_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,135 @@
+"""A drafter with a tokenizer of its own reads the same text, and learns the laws it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks.support.options import DEMO_TARGET
+from cluster.draft.vocabulary import load_draft_vocabulary
+from cluster.models.fingerprint import folder_tokenizer_hash
+from cluster.models.made_for import folder_made_for
+from cluster.text.tokenizer import Tokenizer
+from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
+from cluster.train.chat_drafter import smaller_copy
+from cluster.train.chat_heads import HeadOrder, HeadSettings, evaluate
+from cluster.train.generate import Answer
+from cluster.train.heads import train_head
+from cluster.train.other_vocabulary import OtherVocabularyLearner, Rereading
+from cluster.train.trainer import Budget
+
+ANSWERS = AnswerSettings(6, max_question_tokens=10, max_answer_tokens=12, follow_up_share=0.5)
+SETTINGS = HeadSettings(
+    depth=2, num_answer_tokens=200, answers=ANSWERS, num_layers=2, tokenizer=str(DEMO_TARGET)
+)
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory("llama")
+
+
+@pytest.fixture(scope="module")
+def network(folder: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def reading(folder: Path, network: PreTrainedModel) -> Rereading:
+    return Rereading.load(folder, DEMO_TARGET, network)
+
+
+def answer_of(target: Tokenizer, prompt: str, answered: list[int]) -> Answer:
+    """An answer with the target's law on itself and on a token after it."""
+    written = np.array(answered, np.int32)
+    candidates = np.stack([written, (written + 1) % target.vocab_size], axis=1)
+    log_probs = np.log(np.tile(np.float16([0.75, 0.25]), (len(written), 1)))
+    ids = target.encode(prompt, add_special_tokens=False)
+    return Answer(ids, written, candidates, log_probs.astype(np.float16))
+
+
+def visible(tokenizer: Tokenizer, token_ids: np.ndarray) -> bytes:
+    return b"".join(
+        tokenizer.token_bytes(each)
+        for each in token_ids.tolist()
+        if each not in tokenizer.special_ids
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["for each in names:\n    print(each)", "naïve 漢字 🙂🙂 end", "\r\n\t"]
+)
+def test_the_text_is_the_same_and_known_laws_are_the_targets(
+    folder: Path, reading: Rereading, text: str
+) -> None:
+    target, drafter = Tokenizer.load(folder), reading.drafter
+    answer = answer_of(target, f"Say {text}", target.encode(text).tolist())
+    found = reading(answer)
+    assert visible(drafter, found.prompt) == visible(target, answer.prompt)
+    assert visible(drafter, found.token_ids) == visible(target, answer.token_ids) == text.encode()
+    assert np.array_equal(found.prompt, drafter.encode(f"Say {text}", add_special_tokens=False))
+
+    known = np.isfinite(found.log_probs)
+    assert known.any() == (reading.draft_ids[answer.token_ids] >= 0).any()
+    written = b""
+    starts = {
+        visible(target, answer.token_ids[:place]): place for place in range(len(answer.token_ids))
+    }
+    for row, token_id in enumerate(found.token_ids.tolist()):
+        if known[row].any():
+            law = answer.candidates[starts[written]]
+            for place in np.flatnonzero(known[row]):
+                same = drafter.token_bytes(int(found.candidates[row, place]))
+                assert same == target.token_bytes(int(law[place]))
+        written += drafter.token_bytes(token_id)
+
+
+def test_ends_are_the_same_and_other_special_tokens_are_read_as_text(
+    folder: Path, reading: Rereading
+) -> None:
+    target = Tokenizer.load(folder)
+    end = target.eos_token_ids[0]
+    assert reading.draft_ids[end] == reading.drafter.eos_token_ids[0]
+    start = target.backend.token_to_id("<|im_start|>")
+    found = reading.encode([start, *target.encode("user", add_special_tokens=False), end])
+    assert found[-1] == reading.drafter.eos_token_ids[0]
+    assert visible(reading.drafter, found) == b"<|im_start|>user"
+
+
+def test_the_first_weights_are_the_targets_where_tokens_are_the_same(
+    network: PreTrainedModel, reading: Rereading
+) -> None:
+    renamed = reading.renamed(network)
+    assert renamed.config.vocab_size == reading.drafter.vocab_size
+    same = np.flatnonzero(reading.draft_ids >= 0)
+    assert len(same) > 100
+    ours, theirs = renamed.get_output_embeddings().weight, network.get_output_embeddings().weight
+    torch.testing.assert_close(ours[reading.draft_ids[same]], theirs[same])
+    assert len(network.get_input_embeddings().weight) != reading.drafter.vocab_size, "unchanged"
+
+
+def test_training_gives_an_ordinary_model_with_the_other_tokenizer(
+    folder: Path, network: PreTrainedModel, reading: Rereading, tmp_path: Path
+) -> None:
+    target = folder.as_posix()
+    out = tmp_path / "out"
+    trained = train_head("drafter", target, tmp_path / "work", out, SETTINGS, Budget(steps=30))
+    assert folder_tokenizer_hash(out) == folder_tokenizer_hash(DEMO_TARGET)
+    assert load_draft_vocabulary(out) is None
+    assert folder_made_for(out).name
+    saved = AutoModelForCausalLM.from_pretrained(out)
+    assert saved.config.vocab_size == reading.drafter.vocab_size
+    assert saved.config.num_hidden_layers == 2
+
+    draw_shards(folder, tmp_path / "work" / "answers", 1, 0, ANSWERS)
+    held_out = list(map(reading, read_shards(tmp_path / "work" / "answers")[::20]))
+    vocabulary = reading.vocabulary
+    order = HeadOrder(held_out, vocabulary.target_ids, len(vocabulary.draft_ids), 512, 0)
+    untrained = smaller_copy(reading.renamed(network), vocabulary, 2)
+    before = evaluate(OtherVocabularyLearner(untrained, reading, "float32"), order, held_out)
+    assert trained.loss_nats[0] < before.loss_nats[0]
