@@ -52,7 +52,9 @@ def facts(config: Config, found: Mapping[str, Inspected]) -> dict[str, Any]:
             for path, engine in engines(config).items()
         ],
         "compared_tokenizers": compared if TARGET in found and found[TARGET].is_here else 0,
-        "drafters": {name: _place(config, name) for name in config.drafters},
+        "drafters": {
+            name: _place(config, name) + _rollout(config, name) for name in config.drafters
+        },
         "asked": {name: _asked(config, name) for name in config.drafters if _asks(config, name)},
         "access": [*access_lines(config)],
         "tasks": {task: [*config.drafters_of(task)] for task in config.tasks or ("default",)},
@@ -166,6 +168,11 @@ def _asked(config: Config, name: str) -> dict[str, str]:
     options = registry.check(name, config.drafters[name])
     whose = "all texts" if options.sends_all else "texts with neither API key nor salt"
     return {"url": options.endpoint, "texts": whose}
+
+
+def _rollout(config: Config, name: str) -> str:
+    rollout = config.drafters[name].rollout
+    return "" if rollout is None else f"; replaces {rollout.replaces} once it drafts better"
 
 
 def _row(deployment: Mapping[str, Any]) -> str:

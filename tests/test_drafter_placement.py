@@ -132,3 +132,11 @@ def test_a_process_is_pinned_with_all_its_threads() -> None:
 def test_a_core_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="cores: 4096 is not one of the cores that this process"):
         pin_to_cores([4096])
+
+
+def test_the_plan_names_whom_a_drafter_may_come_to_replace() -> None:
+    target, new = {"engine": {"model": "m"}}, {"kind": "suffix", "rollout": {"replaces": "a"}}
+    drafters = {"a": {"kind": "suffix"}, "b": new}
+    text = plan(parse_arguments({"target": target, "drafters": drafters}), {})
+    (line,) = [each for each in text.splitlines() if each.startswith("drafter b: ")]
+    assert line.endswith("; replaces a once it drafts better")

@@ -12,6 +12,7 @@ from typing import Any
 from cluster.config.live import COORDINATOR, INGRESS, TARGET, changed, changed_drafter, check_told
 from cluster.config.parse import check_keys, mapping, nearest, parse
 from cluster.config.processes import DrafterPlacement
+from cluster.config.references import check_stages
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 
@@ -56,7 +57,7 @@ def parse_pool(arguments: Mapping[str, Any]) -> Config:
     check_keys(mapping(arguments.get("coordinator"), ""), ("max_frame_bytes",), "coordinator")
     config = parse(Config, arguments)
     config.data_plane.check()
-    config.check_stages()
+    check_stages(config.tasks, config.drafters)
     if not config.on_their_own:
         raise ConfigError.at("drafters", "there is none; name one, or remove the application")
     for name in config.on_their_own:
@@ -65,12 +66,13 @@ def parse_pool(arguments: Mapping[str, Any]) -> Config:
             ("placement.with", drafter.is_hosted),
             ("placement.application", drafter.application),
             ("shadow", drafter.shadow),
+            ("rollout", drafter.rollout is not None),
         ):
             if is_said:
                 raise ConfigError.at(
                     f"drafters.{name}.{key}",
-                    "this is an application of drafters alone; remove it here (shadow is said "
-                    "beside the target)",
+                    "this is an application of drafters alone; remove it here (shadow and rollout "
+                    "are said beside the target)",
                 )
     return config
 
@@ -150,6 +152,7 @@ def _joined(config: Config, pool: Config) -> Config:
             drafter = replace(
                 drafter,
                 shadow=former.shadow,
+                rollout=former.rollout,
                 placement=DrafterPlacement()
                 if isinstance(drafter.placement, str)
                 else drafter.placement,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.parse import NameOf, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, Share
 from cluster.config.proof import AuditConfig, SwitchbackConfig
+from cluster.config.rollout import RolloutConfig
 from cluster.errors import ConfigError
 from cluster.requests.acceptance_law import Law
 
@@ -140,7 +141,7 @@ class DrafterPlacement(PlacementConfig):
     stand beside it."""
     application: str = ""
     """Its deployment is one of another application, whose own file section says all else of it; see
-    kubernetes.md. Beside that only kind and shadow may be said here."""
+    kubernetes.md. Beside that only kind, shadow and rollout may be said here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,8 @@ class DrafterConfig:
     worth the device. 0 = only its load counts. See docs/autoscaling.md."""
     shadow: bool = False
     """Its trees are scored by the texts that follow, and never verified."""
+    rollout: RolloutConfig | None = None
+    """How it comes to replace another drafter; null = it serves from the start."""
     placement: Literal["auto"] | DrafterPlacement = "auto"
     """auto = inside the target, unless it has what only processes of its own have: replicas, nice,
     or an engine on another device than the target's."""
@@ -235,19 +238,6 @@ class DrafterConfig:
         """The drafters that a cascade is made of; none of any other kind."""
         found = self.options.get("stages") if self.kind == CASCADE else ()
         return tuple(map(str, found)) if isinstance(found, Sequence) else ()
-
-    def check_elsewhere(self, path: str) -> None:
-        """Raise ConfigError for what the application that the drafter is part of must say."""
-        named = DrafterConfig(
-            kind=self.kind, shadow=self.shadow,
-            placement=DrafterPlacement(application=self.application),
-        )  # fmt: skip
-        if self != named:
-            raise ConfigError.at(
-                path,
-                f"the drafter is part of application {self.application}; beside placement: "
-                "{application: NAME} only kind and shadow may be said here, all else there",
-            )
 
     def check_resident(self, path: str) -> None:
         """Raise ConfigError for what only a process of its own has, and none inside the target."""

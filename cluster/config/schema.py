@@ -24,10 +24,8 @@ from cluster.config.parse import (
     Port,
     PositiveInt,
     Range,
-    nearest,
 )
 from cluster.config.processes import (
-    CASCADE,
     CoordinatorConfig,
     DrafterConfig,
     DrafterPlacement,
@@ -35,6 +33,14 @@ from cluster.config.processes import (
     PlacementConfig,
     TargetConfig,
 )
+from cluster.config.references import (
+    check_elsewhere,
+    check_rollouts,
+    check_stages,
+    check_tasks,
+    stages_of,
+)
+from cluster.config.rollout import RolloutConfig
 from cluster.errors import ConfigError, NotFoundError
 from cluster.logs import LogFormat
 
@@ -187,6 +193,9 @@ class Config:
     tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each task class, the drafters that serve it, best first. The class `default` is for
     requests that name no class or an unknown one; without it, such requests have every drafter."""
+    infer_tasks: bool = False
+    """Infer the class of the texts of requests without one from whose drafts are right in them;
+    their drafts are then judged as those of that class. See rollout.md."""
     log_format: LogFormat = "text"
     """How every process writes its log. json = one object a line, with time, level, logger, message
     and, where it is known, request_id."""
@@ -220,7 +229,7 @@ class Config:
     @property
     def stage_of(self) -> Mapping[str, str]:
         """Of each drafter that is a stage, the cascade in which it runs."""
-        return {stage: name for name, each in self.drafters.items() for stage in each.stages}
+        return stages_of(self.drafters)
 
     @property
     def residents(self) -> tuple[str, ...]:
@@ -248,6 +257,12 @@ class Config:
     def shadows(self) -> frozenset[str]:
         """Names of the drafters that are scored and never verified."""
         return frozenset(name for name, drafter in self.drafters.items() if drafter.shadow)
+
+    @property
+    def rollouts(self) -> Mapping[str, RolloutConfig]:
+        """The rollouts of drafters that may replace others, by their names."""
+        found = {name: drafter.rollout for name, drafter in self.drafters.items()}
+        return {name: rollout for name, rollout in found.items() if rollout is not None}
 
     @property
     def on_their_own(self) -> tuple[str, ...]:
@@ -283,8 +298,8 @@ class Config:
         for name in self.residents:
             self.drafters[name].check_resident(f"drafters.{name}")
         for name in self.elsewhere:
-            self.drafters[name].check_elsewhere(f"drafters.{name}")
-        self.check_stages()
+            check_elsewhere(name, self.drafters[name])
+        check_stages(self.tasks, self.drafters)
         classes = self.coordinator.latency_classes
         self.coordinator.draft_length.check(classes, (*self.tasks, "default"))
         for name in self.public_latency_classes:
@@ -295,31 +310,11 @@ class Config:
         if len(segments) > MAX_SEGMENTS or OTHER_SEGMENT in segments:
             reason = f"{len(segments)} names; name at most {MAX_SEGMENTS}, none of them `other`"
             raise ConfigError.at("ingress.segments", reason)
-        for task, names in self.tasks.items():
-            for position, name in enumerate(names):
-                if name in names[:position]:
-                    raise ConfigError.at(f"tasks.{task}", f"{name!r} stands twice; name it once")
-                if name not in self.drafters:
-                    hint = nearest(name, self.drafters, "drafters")
-                    raise ConfigError.at(f"tasks.{task}", f"no drafter is named {name!r} ({hint})")
-
-    def check_stages(self) -> None:
-        """Raise ConfigError for a cascade whose stages cannot be its own."""
-        for name, drafter in self.drafters.items():
-            path = f"drafters.{name}.options.stages"
-            for stage in drafter.stages:
-                if stage not in self.drafters:
-                    hint = nearest(stage, self.drafters, "drafters")
-                    raise ConfigError.at(path, f"no drafter is named {stage!r} ({hint})")
-                if self.drafters[stage].kind == CASCADE:
-                    raise ConfigError.at(path, f"{stage!r} is a cascade; name its stages instead")
-                if (owner := self.stage_of[stage]) != name:
-                    raise ConfigError.at(path, f"{stage!r} is a stage of {owner!r} already")
-                self.drafters[stage].check_resident(f"drafters.{stage}")
-        for task, names in self.tasks.items():
-            for stage in (each for each in names if each in self.stage_of):
-                reason = f"{stage!r} is a stage of {self.stage_of[stage]!r}; name that one"
-                raise ConfigError.at(f"tasks.{task}", reason)
+        check_tasks(self.tasks, self.drafters)
+        if self.infer_tasks and not {*self.tasks} - {"default"}:
+            reason = "there is no class but `default` to infer; name some in tasks, or remove this"
+            raise ConfigError.at("infer_tasks", reason)
+        check_rollouts(self.tasks, self.drafters, self.residents)
 
     def check_ports(self) -> None:
         """Raise ConfigError when two of our servers would listen on the same port.

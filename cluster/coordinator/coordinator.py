@@ -79,8 +79,8 @@ class Coordinator:
         self._clock = clock
         self._id = worker_id or uuid.uuid4().hex[:12]
         fence = Fence(self.recorder)
-        scores = self._scores = PoolScores(is_adaptive=settings.budget == "adaptive")
-        self._pool = DrafterPool(settings, self.recorder, scores, fence, config.shadows)
+        scores = self._scores = PoolScores.of(config)
+        self._pool = DrafterPool(settings, self.recorder, scores, fence)
         self._table = SessionTable(config, self._pool, self.recorder, max_frame_tokens, clock)
         self._activity = ActivityLog(clock())
         self._watches = Watches(self.describe, self.status, clock)
@@ -131,8 +131,7 @@ class Coordinator:
         """Go on with other values of the keys of `cluster.config.live`; what runs keeps its own."""
         self._table.use(config)  # first: it raises for a policy that cannot be used
         self._config, self._config_refused = config, ""
-        self._scores.is_adaptive = config.coordinator.budget == "adaptive"
-        self._pool.shadows = config.shadows
+        self._scores.use(config)
 
     def refuse_config(self, reason: str) -> None:
         """Report that a change of the configuration was refused, until one is not."""
@@ -282,6 +281,7 @@ class Coordinator:
             ),
             "engines": reported((*seats, *self._pool)),
             "scores": self._scores.acceptance.table(),
+            "rollouts": self._scores.roster.table(),
             "refused": self._refusals(),
             "recent_steps": self._log.recent_steps.report(),
         }
@@ -309,8 +309,7 @@ class Coordinator:
         now = self._clock()
         self._targets.tick(now)
         self._table.tick(now)
-        for session in self._pool.move_stalled(now):
-            self._pool.commit(session, now)
+        self._pool.tick(now)
         self._activity.tick(now, self.load(), [seat.load for seat in self._targets.seats])
 
     # Tasks

@@ -38,11 +38,9 @@ class DrafterPool:
         recorder: Recorder,
         scores: PoolScores,
         fence: Fence,
-        shadows: frozenset[str] = frozenset(),
     ) -> None:
-        """shadows: names of drafters that are scored and never verified."""
         self._trees = PoolTrees(scores, fence)
-        self.shadows = shadows
+        self._num_changes = scores.roster.num_changes  # of the roster, as the sessions follow it
         self._config = config
         self._recorder = recorder
         self._scores = scores
@@ -65,7 +63,7 @@ class DrafterPool:
         link: DrafterLink,
     ) -> DrafterReplica:
         """Take a replica into the pool.  Of several with different models the last one counts."""
-        if self._scores.acceptance.meet(name, description.model_hash):
+        if self._scores.meet(name, description.model_hash):
             for session in self._subscribed.values():
                 session.forget(name)
         return self.replicas.add(name, replica_id, description, link)
@@ -82,7 +80,20 @@ class DrafterPool:
         """Take a replica out.  Returns the sessions that lost it, to be committed elsewhere."""
         if not self.replicas.remove(replica, now, failed=failed):
             return []
+        if not any(each.name == replica.name for each in self):
+            self._scores.roster.left(replica.name)
         return self._detach_all(replica)
+
+    def tick(self, now: float) -> None:
+        """Free sessions of replicas that have stopped answering, and follow the roster."""
+        for session in self.move_stalled(now):
+            self.commit(session, now)
+        roster = self._scores.roster
+        roster.note_faults(self.replicas.faults())
+        if self._num_changes != roster.num_changes:
+            self._num_changes = roster.num_changes
+            for session in self._subscribed.values():
+                roster.drop_trees(session)
 
     def commit(self, session: Session, now: float) -> None:
         """Let the pool drafters of `session` know its tokens.  Returns at once.
@@ -94,7 +105,7 @@ class DrafterPool:
             self._commit(session, now)
 
     def _commit(self, session: Session, now: float) -> None:
-        target, names = session.target, session.drafters
+        target, names = session.target, self._scores.roster.asked(session)
         if target is not None and target.residents:
             names = tuple(name for name in names if name not in target.residents)
         num_texts = target.num_sessions if target is not None else 1
@@ -183,9 +194,7 @@ class DrafterPool:
                 self._record_rubbish(replica, problem, now)
                 continue
             num_kept += 1
-            held = session.keep_newest(replica.name, proposal)
-            if held is not None:
-                held.is_shadow = replica.name in self.shadows
+            if self._scores.keep_newest(session, replica.name, proposal) is not None:
                 self._trees.renewed(session)
         if num_kept and not num_refused:
             replica.breaker.record_success()

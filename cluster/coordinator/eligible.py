@@ -16,6 +16,7 @@ class Eligible:
     def __init__(self, config: Config) -> None:
         """Read the policy; raises ConfigError for one that cannot be used."""
         self._config = config
+        self._candidates = {each.replaces: name for name, each in config.rollouts.items()}
         path = config.coordinator.policy
         self._policy = Reloaded((path,) if path else (), lambda: read_policy(config))
 
@@ -36,7 +37,11 @@ class Eligible:
             name for name in self.names(request)
             if (rule.drafters is None or name in rule.drafters) and self._may_help(name, request)
         )  # fmt: skip
-        return names if request.params.is_coupled else self._one_of(names)
+        if not request.params.is_coupled:
+            return self._one_of(names)
+        # Who may come to replace a drafter is one of the text's wherever that one is.
+        candidates = [self._candidates[name] for name in names if name in self._candidates]
+        return (*names, *(name for name in candidates if name not in names))
 
     def _may_help(self, name: str, request: Request) -> bool:
         """True if the drafter has anything to go by: without a prediction one costs nothing."""
@@ -46,6 +51,7 @@ class Eligible:
         """Return the one drafter of a text under a textbook law: the first whose laws are believed,
         else the first."""
         drafters, residents = self._config.drafters, self._config.residents
-        able = [name for name in names if not drafters[name].shadow]
+        unproven = self._config.shadows.union(self._config.rollouts)
+        able = [name for name in names if name not in unproven]
         able.sort(key=lambda name: not (name in residents and has_laws(drafters[name].kind)))
         return tuple(able[:1])

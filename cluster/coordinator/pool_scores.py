@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from cluster.plan.controller import record_scores, score_texts
-from cluster.plan.samples import Samples
+from cluster.config.schema import Config
+from cluster.plan.roster import Roster
+from cluster.plan.scores import DraftScores
+from cluster.plan.task_inference import TaskInference
 from cluster.plan.texts import Text
-from cluster.spec.acceptance import AcceptanceModel
 
 # Nodes that a pool drafter is asked for (and a target sent), of one text and of all of a target:
 # broader trees more often go on behind the next commits; but the coordinator reads all of it.
@@ -20,12 +21,26 @@ _MAX_LAG = 64  # tokens that a pool drafter may lack: they are read in one commi
 _STATE_VERSION = 5  # of what `export` gives
 
 
-class PoolScores:
+class PoolScores(DraftScores):
     """Only the coordinator sees these drafters' trees, so it keeps their calibration."""
 
-    def __init__(self, *, is_adaptive: bool) -> None:
-        self.acceptance = AcceptanceModel()
+    def __init__(
+        self, *, is_adaptive: bool, roster: Roster | None = None, tasks: TaskInference | None = None
+    ) -> None:
+        super().__init__(roster, tasks)
         self.is_adaptive = is_adaptive
+
+    @classmethod
+    def of(cls, config: Config) -> PoolScores:
+        return cls(
+            is_adaptive=config.coordinator.budget == "adaptive",
+            roster=Roster.of(config, config.pool), tasks=TaskInference.of(config),
+        )  # fmt: skip
+
+    def use(self, config: Config) -> None:
+        """Go on by another configuration; what was learned stays."""
+        self.is_adaptive = config.coordinator.budget == "adaptive"
+        self.roster.use(config, config.pool)
 
     def ask(self, text: Text, num_texts: int, *, is_model: bool) -> int:
         """How many nodes a drafter may grow behind the next commit; it always may some.
@@ -43,27 +58,19 @@ class PoolScores:
         Reading its trees costs time, in a crowd above all.  is_shared: it drafts on target's cores.
         """
         num_unused = text.num_unused(drafter)
-        if not self.is_adaptive or num_unused < _UNUSED_STEPS:
+        if not self.is_adaptive or num_unused < _UNUSED_STEPS or self.roster.tries(drafter, text):
             return 1
         # On the target's cores a commit costs as much as some tokens: fewer and fewer are sent.
         if is_shared:
             return min(num_unused, _MAX_LAG)
         return min(max(num_texts // 2, 1), _UNUSED_STEPS)
 
-    def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
-        """Score the trees of `texts` whose fate is known by now; ends: nothing more follows."""
-        score_texts(self.acceptance, texts, ends=ends)
-
-    def record(self, samples: Samples) -> None:
-        """Export what drafts are worth."""
-        record_scores(self.acceptance, samples)
-
     def export(self) -> dict[str, Any]:
         """Return what was learned, as one small record of plain values."""
-        return {"version": _STATE_VERSION, "scores": self.acceptance.export()}
+        return {"version": _STATE_VERSION, **super().export()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `export` gave; ValueError where it is of another version or form."""
         if state.get("version") != _STATE_VERSION:
             raise ValueError(f"a record of version {state.get('version')}, not {_STATE_VERSION}")
-        self.acceptance.restore(state["scores"])
+        super().restore(state)

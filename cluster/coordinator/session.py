@@ -15,6 +15,7 @@ from cluster.coordinator.statistics import RequestStatistics
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenArray, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError
 from cluster.messages import Open, PoolTree, TextVerdict
+from cluster.plan.roster import lot_of
 from cluster.plan.texts import MAX_DRAFTERS, Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.requests.redraw import Redraw
@@ -68,6 +69,7 @@ class Session(Text):
         params = request.params
         super().__init__(session_id, group_of(params, request.task, request.adapter), tokens)
         self.is_coupled = params.is_coupled
+        self.lot = lot_of(session_id)
         self.request = request
         self.deliver = deliver
         self.arrival = arrival

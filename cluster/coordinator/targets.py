@@ -24,6 +24,8 @@ from cluster.rpc.link import Link
 # Frames that a target may have sent before it is told that they came.  It parks this coordinator's
 # texts at four times as many.
 _ACKNOWLEDGE_EVERY = 16
+# What a target says of its control loop in status reports.
+_OF_LOOP = ("scores", "loads", "rollouts")
 _ANY_NUMBER = 2**16  # of seats, where a target has no limit
 
 
@@ -149,7 +151,7 @@ class TargetSeat:
             "id": self.id,
             "sessions": len(self.sessions),
             "load": dataclasses.asdict(self.load),
-            **{name: self.state[name] for name in ("scores", "loads") if name in self.state},
+            **{name: self.state[name] for name in _OF_LOOP if name in self.state},
         }
 
     def faults(self) -> dict[str, dict[str, int]]:

@@ -5,15 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from cluster.metrics.metric import Metric as Metric
 
-Kind = Literal["counter", "gauge", "histogram"]
-
-# Rounds of small models take fractions of a millisecond, long prefills of large ones seconds.
-_SECONDS = (
-    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0
-)  # fmt: skip
 _TOKENS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 # All bounds that vLLM has, since `vllm_metrics` tells the same series under its names; and
 # finer ones below them, because small models write a token within a millisecond.
@@ -28,18 +21,6 @@ _ITL_SECONDS = (
 
 # Few: there are as many histograms as segments.
 _SEGMENT_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One time series family.  Counters are exported with `_total`."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = _SECONDS
-
 
 REQUESTS = Metric(
     "drafthouse_requests", "counter", "Finished requests.", ("task", "segment", "finish_reason")
@@ -267,6 +248,23 @@ DRAFTER_FOREIGN = Metric(
     "Times that a drafter joined which was made for another target than the one that is served.",
     ("drafter",),
 )
+ROLLOUT_PHASE = Metric(
+    "drafthouse_rollout_phase", "gauge",
+    "Phase of a drafter in a rollout: 0 shadow, 1 canary, 2 active, 3 retired.", ("drafter",),
+)  # fmt: skip
+ROLLOUT_LEAD = Metric(
+    "drafthouse_rollout_lead_tokens", "gauge",
+    "Accepted tokens beyond those of the drafter that it replaces, per step of this phase.",
+    ("drafter",),
+)  # fmt: skip
+ROLLOUT_CHANGES = Metric(
+    "drafthouse_rollout_changes", "counter", "Times that it came to a phase.", ("drafter", "phase")
+)
+INFERRED_TASKS = Metric(
+    "drafthouse_inferred_tasks", "counter",
+    "Texts without a task class that turned out to be of one, as auto:CLASS (or auto:default).",
+    ("task",),
+)  # fmt: skip
 DRAFTER_AGE = Metric(
     "drafthouse_drafter_age_seconds",
     "gauge",

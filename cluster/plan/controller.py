@@ -26,11 +26,11 @@ from cluster.plan.load import Load, TargetModel
 from cluster.plan.offers import Offers, gather, in_flight_of, look_at, plain_items, set_aside
 from cluster.plan.resident import EVERYONE
 from cluster.plan.samples import Samples
+from cluster.plan.scores import DraftScores
 from cluster.plan.step_choice import StepChoice
 from cluster.plan.texts import Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec import evidence, merge_trees
-from cluster.spec.acceptance import AcceptanceModel, Fate, law_name
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import depths, ranked, with_ancestors
 from cluster.spec.step_profile import DraftTime, StepProfile
@@ -47,14 +47,17 @@ class Controller:
         config: CoordinatorConfig,
         profile: StepProfile | None = None,
         draft_times: Sequence[DraftTime] = (),
+        scores: DraftScores | None = None,
     ) -> None:
-        """profile, draft_times: its step times and drafting times, measured before it served."""
+        """profile, draft_times: its step times and drafting times, measured before it served.
+        scores: of the drafters, if some are shadows or in a rollout, or tasks are inferred."""
         self._config = config
         self._target = TargetModel(profile, draft_times)
         self._lengths = DraftLength(config.draft_length)
         self._num_looks = self._num_told = 0
         self.num_unserved = 0  # steps of texts whose rates are out of reach
-        self.acceptance = AcceptanceModel()
+        self.scores = scores or DraftScores()
+        self.acceptance = self.scores.acceptance
         merge_trees.prepare()
 
     def use(self, config: CoordinatorConfig) -> None:
@@ -218,11 +221,11 @@ class Controller:
 
     def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
         """Score the trees of `texts` whose outcome is known by now; ends: the texts are over."""
-        score_texts(self.acceptance, texts, ends=ends)
+        self.scores.score(texts, ends=ends)
 
     def record(self, samples: Samples) -> None:
         """Export the scores of drafts as metrics; called outside of steps."""
-        record_scores(self.acceptance, samples)
+        self.scores.record(samples)
         if self.num_unserved > self._num_told:
             samples.add(metrics.UNATTAINABLE_RATES, self.num_unserved - self._num_told)
             self._num_told = self.num_unserved
@@ -231,7 +234,7 @@ class Controller:
         """Return what was learned as a small record of plain values, to keep beside the model."""
         return {
             "version": _STATE_VERSION,
-            "scores": self.acceptance.export(),
+            **self.scores.export(),
             "costs": self._target.export(),
         }
 
@@ -242,7 +245,7 @@ class Controller:
         """
         if state.get("version") != _STATE_VERSION:
             raise ValueError(f"a record of version {state.get('version')}, not {_STATE_VERSION}")
-        self.acceptance.restore(state["scores"])
+        self.scores.restore(state)
         self._target.restore(state["costs"])
 
     def _weight(self, text: Text) -> float:
@@ -251,33 +254,6 @@ class Controller:
 
     def _load(self, num_sequences: int, *, is_sampled: bool) -> Load:
         return self._target.load(self._config, num_sequences, is_sampled=is_sampled)
-
-
-def score_texts(acceptance: AcceptanceModel, texts: Sequence[Text], *, ends: bool) -> None:
-    """Score the trees of `texts` whose outcome is known by now; ends: the texts are over."""
-    due = [(text, *each) for text in texts for each in text.due(ends=ends)]
-    outcomes = acceptance.learn_all(
-        [Fate(seen, followed, text.next_steps(seen.drafter)) for text, seen, followed in due]
-    )
-    for (text, seen, _), accepted in zip(due, outcomes, strict=True):
-        if accepted >= 0:
-            drafter, place = seen.drafter, seen.base_len
-            # Before it is entered: else whoever was better here would lead a little more often.
-            for other, found in text.standing.beside(drafter, place):
-                if text.standing.leads(drafter, other):
-                    acceptance.note_beside(text.group, drafter, other, max(found - accepted, 0))
-                else:
-                    acceptance.note_beside(text.group, other, drafter, max(accepted - found, 0))
-            text.standing.note(drafter, place, accepted)
-
-
-def record_scores(acceptance: AcceptanceModel, samples: Samples) -> None:
-    """Export the scores of each drafter's trees as metrics."""
-    for drafter, (task, is_sampled), score in acceptance:
-        if score.num_trees:
-            labels = {"drafter": drafter, "task": task, "law": law_name(is_sampled=is_sampled)}
-            samples.set(metrics.CALIBRATION_ERROR, score.calibrator.expected_error(), **labels)
-            samples.set(metrics.EXPECTED_ACCEPTED, score.accepted_of_few(), **labels)
 
 
 def _plan_fixed(

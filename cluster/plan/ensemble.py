@@ -71,7 +71,6 @@ class Ensemble:
         self._look_ups = [each for each in residents if each.is_look_up]
         self.models = [each for each in residents if not each.is_look_up]
         self.model_bits = sum(each.bit for each in self.models)
-        self._has_others = not all(each.is_shadow for each in self.models)
         # Asked for again and again within a step.
         self._known_priors: dict[Group, list[float]] = {}
         self._known_s: dict[tuple[str, int], float] = {}
@@ -87,7 +86,7 @@ class Ensemble:
         if len(models) == 1:
             (model,) = models
             return [
-                mask | model.bit * (model.name in text.names)
+                mask | model.bit * text.may_ask(model.name)
                 for mask, text in zip(masks, texts, strict=True)
             ]
         if models:
@@ -104,10 +103,10 @@ class Ensemble:
         models = self.models
         priors = self._priors(text) if len(models) > 1 else []
         for model, prior in zip(models, priors, strict=False):
-            if model.bit & mask or model.name not in text.names:
+            if model.bit & mask or not text.may_ask(model.name):
                 continue
             turn = self._target.tries[text.is_sampled, model.name]
-            if model.is_shadow or prior >= _HOPEFUL_SHARE * max(priors):
+            if model.name in text.shadows or prior >= _HOPEFUL_SHARE * max(priors):
                 turn = text.standing.turns.setdefault(model.name, Turn())
             times = self._target.drafting[model.name]
             cost_s = self._seconds(model, 1) + times.read_s * (not text.is_read(model.name))
@@ -131,7 +130,11 @@ class Ensemble:
 
     def _may_draft(self, model: Resident, text: Text) -> bool:
         """True if its drafts for the text may be verified."""
-        return model.name in text.names and not (model.is_shadow and self._has_others)
+        if not text.shadows:
+            return text.may_ask(model.name)
+        own = [each.name for each in self.models if text.may_ask(each.name)]
+        # Where all of them are scored only, one is asked all the same.
+        return model.name in own and (model.name not in text.shadows or text.shadows >= {*own})
 
     def _worth(self, text: Text, weight: float) -> list[float]:
         """Return the weighted tokens that each model promises; -inf: it does not draft for it."""

@@ -12,14 +12,12 @@ EVERYONE = -1
 class Resident:
     """A drafter inside the target.
 
-    number: its place among the target's residents.  is_look_up: it runs no model.  is_shadow: it is
-    scored and never verified.
+    number: its place among the target's residents.  is_look_up: it runs no model.
     """
 
     number: int
     name: str
     is_look_up: bool
-    is_shadow: bool = False
 
     @property
     def bit(self) -> int:

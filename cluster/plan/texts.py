@@ -6,15 +6,17 @@ A session is such a text; the replay of recorded texts makes others.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from cluster.core import FloatArray, Proposal, TokenArray, TokenTree
+from cluster.plan.guess import Guess
 from cluster.plan.resident import EVERYONE, Resident
 from cluster.plan.standing import Standing
+from cluster.plan.trials import Trial
 from cluster.requests.acceptance_law import NO_LAWS, Laws
 from cluster.spec import evidence, service
 from cluster.spec.acceptance import Group, Seen
@@ -108,7 +110,11 @@ class Text:
     target's i-th.  standing: how its drafters have fared in it.
     draft_len, fates, verified_depth: of `cluster.plan.draft_length`; the present length, 0 = none
     yet; accepted tokens and depth of the latest trees; the depth of the one under way.
-    is_coupled: its tokens do not depend on its drafts.
+    is_coupled: its tokens do not depend on its drafts.  guess: of its task class, if its request
+    named none.
+    lot: of its request, for rollouts.  shadows, resting: those of its drafters that are scored
+    only, or asked for nothing.  beside: the shadows that draft wherever another one does, with that
+    one; asked: who was asked for the newest trees, None = all; trials: of such pairs.
     """
 
     @property
@@ -135,6 +141,13 @@ class Text:
         self.ask_mask = EVERYONE
         self.standing = Standing()
         self.is_coupled = True
+        self.lot = 1.0
+        self.shadows: frozenset[str] = frozenset()
+        self.resting: frozenset[str] = frozenset()
+        self.beside: Mapping[str, str] = {}
+        self.trials: dict[tuple[str, str], Trial] = {}
+        self.asked: frozenset[str] | None = None
+        self.guess: Guess | None = None
         self._next_steps: dict[str, Indices] = {}
         self._used_at: dict[str, int] = {}  # by drafter, the last step that verified nodes of it
         self._asked_lens: dict[str, int] = {}  # by drafter, the length when it was asked last
@@ -147,9 +160,20 @@ class Text:
         """True if a model that is asked now need not read the text first."""
         return len(self.tokens) - self._asked_lens.get(drafter, 0) <= MAX_COMMIT
 
+    def may_ask(self, drafter: str) -> bool:
+        """True if a drafter is one of the text's and does not rest."""
+        return drafter in self.names and drafter not in self.resting
+
     def take_ask(self, ask: Ask, mask: int, residents: Sequence[Resident] = ()) -> None:
         """Ask these residents; models among them are about to read the rest of the text."""
+        for each in residents if self.beside else ():
+            partner = self.beside.get(each.name)
+            if any(other.name == partner and other.bit & mask for other in residents):
+                mask |= each.bit
         self.ask, self.ask_mask = ask, mask
+        self.asked = None
+        if self.beside and mask != EVERYONE:
+            self.asked = frozenset(each.name for each in residents if each.bit & mask)
         if ask.num_nodes:
             for each in residents:
                 if each.bit & mask:
@@ -190,6 +214,7 @@ class Text:
         """Drop the trees of a drafter with another model now, which has not read the text."""
         self.held.pop(drafter, None)
         self.seen = deque(seen for seen in self.seen if seen.drafter != drafter)
+        self.trials = {pair: each for pair, each in self.trials.items() if drafter not in pair}
         self.asked_len = 0
 
     def by_weight(self) -> list[int]:

@@ -12,11 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from cluster.config.schema import CoordinatorConfig
-from cluster.core import TokenTree
+from cluster.core import Proposal, TokenTree
 from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Round
 from cluster.plan.resident import DraftTurn
-from cluster.plan.texts import HeldTree, Text
+from cluster.plan.roster import lot_of
+from cluster.plan.scores import DraftScores
+from cluster.plan.texts import Text
 from cluster.simulate.texts import RecordedText
 from cluster.simulate.world import Growing, Machine, Offer, Pool
 from cluster.spec.budget import NO_DRAFTS, Ask
@@ -196,6 +198,7 @@ class Simulation:
         turns[place] += self._num_sequences
         text = Text(f"{place}", (recorded.task, recorded.is_sampled), TokenLog())
         text.names = tuple(self._pool.sources)
+        text.lot = lot_of(f"{place}-{turns[place]}")
         playing = Playing(recorded, text, recorded.prompt_len)
         share = min(1.0, self._pool.crowd / self._num_sequences)
         rate = self._pool.nodes_per_s * share
@@ -241,11 +244,13 @@ class Adaptive:
         pool: Pool,
         config: CoordinatorConfig | None = None,
         learned: Mapping[str, Any] | None = None,
+        scores: DraftScores | None = None,
     ) -> None:
-        """learned: a state that another controller has exported."""
+        """learned: a state that another controller has exported.  scores: for rollouts, and where
+        tasks are inferred."""
         self._config = config or CoordinatorConfig()
         times = machine.draft_times(pool.residents)
-        self._controller = Controller(self._config, machine.profile, times)
+        self._controller = Controller(self._config, machine.profile, times, scores)
         if learned is not None:
             self._controller.restore(learned)
         self._pool, self._max_rows = pool, machine.max_rows
@@ -259,6 +264,7 @@ class Adaptive:
         controller, texts = self._controller, [own.text for own in batch]
         for own in batch:
             self._offer(own, now)
+            controller.scores.roster.assign(own.text)
         moment = Moment(now, self._pool.residents, prompt_rows)
         max_depths, room = [own.remaining - 1 for own in batch], self._max_rows - len(batch)
         plan = controller.plan(texts, max_depths, max(room, 0), moment)
@@ -290,19 +296,21 @@ class Adaptive:
 
     def _offer(self, own: Playing, now: float) -> None:
         grown = {name: growing.at(own.recorded, now) for name, growing in own.growing.items()}
-        offers = own.offers | grown
+        text, scores = own.text, self._controller.scores
+        asked = scores.roster.asked(text)
+        offers = {name: each for name, each in (own.offers | grown).items() if name in asked}
         for name, (tree, claimed) in offers.items():
-            held = own.text.held.get(name)
+            held = text.held.get(name)
             if len(tree) == 0:
-                own.text.held.pop(name, None)
+                text.held.pop(name, None)
             elif held is None or held.proposed_len != own.position or len(held.tree) != len(tree):
-                is_resident = name not in grown
-                own.text.held[name] = HeldTree(
-                    own.position, own.position, tree, claimed, is_resident=is_resident,
-                    is_look_up=is_resident and name not in self._pool.models,
-                )  # fmt: skip
+                proposal = Proposal(text.id, 0, own.position, 0, tree, claimed)
+                held = scores.keep_newest(text, name, proposal)
+                assert held is not None
+                held.is_resident = name not in grown
+                held.is_look_up = held.is_resident and name not in self._pool.models
         if not offers:
-            own.text.held.clear()
+            text.held.clear()
 
 
 class Timed(Adaptive):

@@ -256,6 +256,12 @@ class AcceptanceModel:
     def _of_all(self, drafter: str, is_sampled: bool) -> Score:
         return _of(self._of_all_tasks, (self._version(drafter), is_sampled))
 
+    def calibration_error(self, drafter: str) -> float:
+        """Return the greatest error of its calibration over all tasks, of its laws."""
+        scores = [self._of_all(drafter, is_sampled) for is_sampled in (False, True)]
+        known = [each for each in scores if each.num_trees >= evidence.FEW]
+        return max((each.calibrator.expected_error() for each in known), default=0.0)
+
     def __iter__(self) -> Iterator[tuple[str, Group, Score]]:
         """The scores of the drafters as they are now."""
         for (version, group), score in self._scores.items():

@@ -85,11 +85,15 @@ def target_parts(engine: Engine, config: Config) -> TargetParts:
 def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetWorker:
     """A target worker around a loaded engine, not yet started."""
     from cluster.plan.controller import Controller
+    from cluster.plan.roster import Roster
+    from cluster.plan.scores import DraftScores
+    from cluster.plan.task_inference import TaskInference
     from cluster.worker.target import TargetWorker
 
     settings, pace = config.target.engine, config.coordinator
     parts = target_parts(engine, config)
     residents = parts.residents
+    scores = DraftScores(Roster.of(config, residents.names), TaskInference.of(config))
     description = WorkerDescription(
         worker_id=worker_id or _unique("target"),
         role="target",
@@ -111,9 +115,9 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         engines=(_state_of(engine, parts.verifier), *_states(residents.engines)),
     )
     worker = TargetWorker(
-        parts.verifier, description, Controller(pace, parts.profile, parts.draft_times), residents,
+        parts.verifier, description,
+        Controller(pace, parts.profile, parts.draft_times, scores), residents,
         max_draft_tokens=pace.max_draft_tokens, silence_s=pace.target_silence_s,
-        shadows=config.shadows,
         prepare=parts.grammars.prepare,
     )  # fmt: skip
     worker.streams.announce(AdapterList(engine.adapters.references))

@@ -30,7 +30,6 @@ from cluster.messages import (
 from cluster.plan.controller import Controller, any_sampled
 from cluster.plan.fence import Fence
 from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
-from cluster.plan.resident import Resident
 from cluster.plan.samples import Tally
 from cluster.requests.acceptance_law import NO_LAWS
 from cluster.requests.plain_why import PlainWhy
@@ -61,12 +60,10 @@ class StepLoop:
         *,
         worker_id: str,
         max_batch_tokens: int,
-        shadows: frozenset[str] = frozenset(),
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """shadows: names of residents that are scored and never verified.  wall: the clock that
-        schedules by hours go by."""
+        """wall: the clock that schedules by hours go by."""
         self._verifier = verifier
         self._residents = residents
         self._controller = controller
@@ -75,10 +72,9 @@ class StepLoop:
         self._mailbox = mailbox
         self._worker_id = worker_id
         self._max_rows = max_batch_tokens
-        self._shadows = shadows
         self._clock, self._wall = clock, wall
         for drafter in residents:
-            controller.acceptance.meet(drafter.name, drafter.model.model_hash)
+            controller.scores.meet(drafter.name, drafter.model.model_hash)
         self._tally = Tally()
         fence = Fence(self._tally)
         self._keeper = TextKeeper(
@@ -191,7 +187,7 @@ class StepLoop:
         )
         prompt_rows = min(lacking - len(decoding), room)
         now = self._clock()
-        moment = Moment(now, self._usable(now), max(prompt_rows, 0), self._wall())
+        moment = Moment(now, self._residents.usable(now), max(prompt_rows, 0), self._wall())
         with self._planning:
             plan = self._controller.plan(decoding, max_depths, room, moment)
             for text, in_flight in zip(decoding, plan.in_flight, strict=True):
@@ -203,13 +199,6 @@ class StepLoop:
             text.held.clear()
             text.ask = NO_DRAFTS
         return Plan([PLAIN] * len(decoding), why=PlainWhy.FAULT)
-
-    def _usable(self, now: float) -> tuple[Resident, ...]:
-        """Return the residents that may be asked now."""
-        return tuple(
-            replace(each, is_shadow=True) if each.name in self._shadows else each
-            for each in self._residents.usable(now)
-        )
 
     def _submit(self, batch: Sequence[TargetText]) -> bool:
         """Hand the batch to the engine; returns False if that failed."""
@@ -254,7 +243,7 @@ class StepLoop:
         """Let the residents draft for the step that follows."""
         texts = []
         now = self._clock()
-        moment = Moment(now, self._usable(now), wall_s=self._wall())
+        moment = Moment(now, self._residents.usable(now), wall_s=self._wall())
         for text in answered:
             if text.end is not None or not text.record.residents:
                 continue
@@ -271,10 +260,10 @@ class StepLoop:
         )
         by_id = {text.id: text for text in texts}
         for drafter, proposal in self._drafted.trees:
-            held = by_id[proposal.request_id].keep_newest(drafter.name, proposal)
+            text = by_id[proposal.request_id]
+            held = self._controller.scores.keep_newest(text, drafter.name, proposal)
             if held is not None:
                 held.is_resident, held.is_look_up = True, drafter.is_look_up
-                held.is_shadow = drafter.name in self._shadows
                 held.laws = proposal.laws if drafter.is_believed else NO_LAWS
 
     def _note_round(
@@ -311,7 +300,7 @@ class StepLoop:
         steps.  Every text is told to them as to drafters that know nothing of it."""
         for drafter in drafters:
             self._residents.exchange(drafter)
-            self._controller.acceptance.meet(drafter.name, drafter.model.model_hash)
+            self._controller.scores.meet(drafter.name, drafter.model.model_hash)
             for text in self._texts.values():
                 text.forget(drafter.name)
 
@@ -321,11 +310,13 @@ class StepLoop:
         """Return the target's own metrics since the last call, and a snapshot of its state."""
         samples, state = self._tally, dict[str, Any]()
         with self._scoring:
+            self._controller.scores.roster.note_faults(self._residents.faults())
             self._controller.record(samples)
             samples.set(metrics.DEFICIT, self._controller.deficit_s, target=self._worker_id)
             samples.set(metrics.SPEEDUP, self._controller.speedup, target=self._worker_id)
             state["scores"] = self._controller.acceptance.table()
             state["loads"] = self._controller.states()
+            state["rollouts"] = self._controller.scores.roster.table()
         state["residents"] = self._residents.states()
         state["written_at"] = {each.name: each.model.written_at for each in self._residents}
         state["faults"] = self._residents.faults()

@@ -56,7 +56,6 @@ class TargetWorker:
         *,
         max_draft_tokens: int = 16,
         silence_s: float = 3.0,
-        shadows: frozenset[str] = frozenset(),
         prepare: Prepare = lambda opened: None,
     ) -> None:
         """silence_s: after so long without a frame, a coordinator's texts are freed."""
@@ -73,7 +72,6 @@ class TargetWorker:
         self._loop = StepLoop(
             verifier, residents, controller, self.streams, self._texts, self._mailbox,
             worker_id=description.worker_id, max_batch_tokens=description.max_batch_tokens,
-            shadows=shadows,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._loop.run, name="target-engine", daemon=True)
 

@@ -44,10 +44,12 @@ class TextKeeper:
         self._texts = texts
         self._tally = tally
         self._scoring = fence.section("scores")
+        self._roster = controller.scores.roster
+        self._num_changes = self._roster.num_changes  # of the roster, as the texts follow it
         self._convicted: set[str] = set()  # names that raised alone; they begin as suspects
 
     def apply(self, mail: Sequence[Mail]) -> None:
-        """Apply the mail."""
+        """Apply the mail, and let others draft if the roster has changed since the last time."""
         for stream, frame in mail:
             if frame is None:
                 self._end(stream)
@@ -67,6 +69,7 @@ class TextKeeper:
                 stream.is_plain = frame.heartbeat.is_plain
             # Last, because a frame counts as heard only once its texts are here.
             stream.heard = max(stream.heard, frame.serial)
+        self._follow_changes()
 
     def _end(self, stream: TargetStream) -> None:
         for text in self._texts.of(stream):
@@ -96,6 +99,7 @@ class TextKeeper:
             self._verifier.release([name])
             self._residents.release([name])
         text.suspect = name in self._convicted
+        self._follow_roster(text)
 
     def _hold(self, stream: TargetStream, mail: PoolTree) -> None:
         """Keep the newest of a text's pool trees; one that does not fit is dropped."""
@@ -116,6 +120,18 @@ class TextKeeper:
         text.weights.update(
             (name, weight) for name, weight in zip(text.names, mail.weights, strict=False) if weight
         )
+
+    def _follow_changes(self) -> None:
+        if self._num_changes != self._roster.num_changes:
+            self._num_changes = self._roster.num_changes
+            for text in self._texts.values():
+                self._follow_roster(text)
+                self._roster.drop_trees(text)
+
+    def _follow_roster(self, text: TargetText) -> None:
+        self._roster.assign(text)
+        asked = frozenset(self._residents.names).intersection(text.names)
+        text.record.residents = asked - text.resting
 
     def drop(self, text: TargetText) -> None:
         """Free all state of a text."""

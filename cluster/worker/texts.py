@@ -17,6 +17,7 @@ from cluster.core import (
 from cluster.errors import CapacityError, ProtocolError
 from cluster.messages import Open, TextName, TextVerdict
 from cluster.plan.in_flight import PLAIN, InFlight
+from cluster.plan.roster import lot_of
 from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, SourceBits, Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec.acceptance import group_of
@@ -52,6 +53,7 @@ class TargetText(Text):
             TokenLog(opened.token_ids, room),
         )  # fmt: skip
         self.is_coupled = params.is_coupled
+        self.lot = lot_of(opened.request_id)
         self.stream = stream
         self.opened = opened
         self.params = params

@@ -96,7 +96,7 @@ def decide(cells: Cells, config: Config, measure: Measure) -> list[Decision]:
     for name in config.on_their_own:
         own = {cell: asked for cell, asked in cells.items()
                if name in names_of[cell] and len(names_of[cell]) > 1}  # fmt: skip
-        if own and not config.drafters[name].shadow:
+        if own and name not in config.shadows.union(config.rollouts):
             alone[name] = measure((name,), own)
     decisions = []
     for cell, names in names_of.items():

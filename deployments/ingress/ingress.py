@@ -274,6 +274,7 @@ class Ingress:
         faults: of drafters since their coordinators started, by name and reason.  left_alone: those
         that are asked for nothing for a while, after faults in a row.
         engines: what each engine computes with, and what of it is slower than was wanted.
+        rollouts: of drafters that may replace others, at each target or coordinator that decides.
         keys: names of the callers, and why the file of keys as it is now is not used.
         """
         reports = await self._ask(lambda link: link.status(_REPORT_TIMEOUT_S))
@@ -284,9 +285,13 @@ class Ingress:
         # Every coordinator tells of the same targets and drafters: each counts once.
         engines: dict[tuple[str, str], dict[str, Any]] = {}
         targets: set[str] = set()
+        rollouts: dict[tuple[str, str], dict[str, Any]] = {}
         for report in reports:
             engines |= {(each["worker"], each["name"]): each for each in report["engines"]}
             targets.update(target["id"] for target in report["targets"])
+            for place in (report, *report["targets"]):
+                for each in place.get("rollouts", ()):
+                    rollouts[place["id"], each["drafter"]] = {"at": place["id"], **each}
             replicas = Counter(drafter["name"] for drafter in report["drafters"])
             refused |= report["refused"]
             left_alone.update(report["left_alone"])
@@ -304,6 +309,7 @@ class Ingress:
             "faults": faults,
             "left_alone": sorted(left_alone),
             "engines": list(engines.values()),
+            "rollouts": list(rollouts.values()),
             **self.keys.status(),
         }
 

@@ -92,7 +92,8 @@ def test_a_shadow_is_tried_and_never_preferred() -> None:
     target, acceptance = TargetModel(None), AcceptanceModel()
     text = Text("r", GROUP, TokenLog(token_array([5])))
     text.names = ("old", "new")
-    old, new = Resident(0, "old", False), Resident(1, "new", False, is_shadow=True)
+    old, new = Resident(0, "old", False), Resident(1, "new", False)
+    text.shadows = frozenset({"new"})
     for place in range(0, 40, 4):
         text.standing.note("old", place, 1)
         text.standing.note("new", place, 3)

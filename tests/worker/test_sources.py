@@ -10,6 +10,7 @@ import pytest
 
 from cluster.core import DraftTask, Proposal, SamplingParams, TokenTree
 from cluster.messages import TextVerdict
+from cluster.plan.roster import Roster
 from cluster.requests.plain_why import PlainWhy
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import Desk, Steps, steps
@@ -130,7 +131,7 @@ async def test_each_node_is_credited_to_the_one_with_the_largest_weight(
 async def test_a_shadow_is_asked_and_never_verified() -> None:
     shadow, served = GreedyOracle(4), GreedyOracle(2, "b")
     residents = [resident(shadow), resident(served, "b")]
-    async with steps(residents=residents, shadows=["a"]) as target:
+    async with steps(residents=residents, roster=Roster(shadows=frozenset("a"))) as target:
         desk = await begun(target)
         verdict = await next_verdict(target, desk)
         await target.run()

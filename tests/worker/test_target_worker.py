@@ -238,7 +238,7 @@ async def test_one_coordinator_counts_the_targets_own_metrics_and_another_after_
     assert counted.report is not None
     assert counted.report.pages_total == 1000
     assert json.loads(counted.status).keys() == {
-        "scores", "loads", "residents", "faults", "written_at",
+        "scores", "loads", "rollouts", "residents", "faults", "written_at",
     }  # fmt: skip
     await second.until(lambda: any(frame.heartbeat for frame in second.frames[1:]))
     assert not any(frame.samples or frame.status for frame in second.frames)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
+from cluster.config.rollout import RolloutConfig
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig, DrafterPlacement
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import (
     Request,
@@ -103,12 +104,19 @@ class House:
 @asynccontextmanager
 async def house(
     drafters: Sequence[str] = ("a", "b"),
+    rollouts: Mapping[str, RolloutConfig] | None = None,
     **settings: Any,
 ) -> AsyncIterator[House]:
     clock = FakeClock()
     settings.setdefault("budget", "fixed")  # the adaptive one learns from real step times
+    own = DrafterPlacement(num_cpus=1)
     config = Config(
-        drafters={name: DrafterConfig(kind="prompt_lookup") for name in drafters},
+        drafters={
+            name: DrafterConfig(kind="prompt_lookup")
+            if rollouts is None
+            else DrafterConfig(kind="prompt_lookup", placement=own, rollout=rollouts.get(name))
+            for name in drafters
+        },
         coordinator=CoordinatorConfig(**settings),
     )
     coordinator = Coordinator(config, clock=clock)

@@ -12,6 +12,9 @@ from cluster.config.schema import CoordinatorConfig
 from cluster.engine.engine import Engine
 from cluster.messages import Open, PoolTree, StepFrame, TextName, VerdictFrame
 from cluster.plan.controller import Controller
+from cluster.plan.roster import Roster
+from cluster.plan.scores import DraftScores
+from cluster.plan.task_inference import TaskInference
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
 from cluster.worker.target_stream import Mailbox, TargetStream, TargetStreams
@@ -72,7 +75,8 @@ class Steps:
         *,
         max_texts: int = 64,
         max_rows: int = 512,
-        shadows: Sequence[str] = (),
+        roster: Roster | None = None,
+        tasks: TaskInference | None = None,
         clock: Callable[[], float] | None = None,
         wall: Callable[[], float] = lambda: 0.0,
         verifier: Verifier | None = None,
@@ -84,7 +88,7 @@ class Steps:
         config = config or CoordinatorConfig(**{"budget": "fixed", **settings})
         clock = clock or Clock()
         self.engine: Any = engine or ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
-        self.controller = Controller(config)
+        self.controller = Controller(config, scores=DraftScores(roster, tasks))
         self.residents = Residents(residents, clock)
         self.texts = TextTable(
             self.residents.names, self.engine.vocab_size, config.max_draft_tokens
@@ -94,8 +98,7 @@ class Steps:
         self.verifier = verifier or Verifier(self.engine, clock, wants=self.residents.wants)
         self.loop = StepLoop(
             self.verifier, self.residents, self.controller, self.streams, self.texts, self.mailbox,
-            worker_id=worker_id, max_batch_tokens=max_rows, shadows=frozenset(shadows), clock=clock,
-            wall=wall,
+            worker_id=worker_id, max_batch_tokens=max_rows, clock=clock, wall=wall,
         )  # fmt: skip
         self.desks: list[Desk] = []
 

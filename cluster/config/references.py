@@ -1,0 +1,107 @@
+"""What the keys of drafters must obey beside those of others: tasks, cascades, rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from cluster.config.parse import nearest
+from cluster.config.processes import CASCADE, DrafterConfig, DrafterPlacement
+from cluster.errors import ConfigError
+
+Drafters = Mapping[str, DrafterConfig]
+Tasks = Mapping[str, Sequence[str]]
+
+
+def stages_of(drafters: Drafters) -> dict[str, str]:
+    """Return the cascade of each drafter that is a stage of one."""
+    return {stage: name for name, each in drafters.items() for stage in each.stages}
+
+
+def check_tasks(tasks: Tasks, drafters: Drafters) -> None:
+    """Raise ConfigError for a task class that names a drafter twice, or one that there is not."""
+    for task, names in tasks.items():
+        for position, name in enumerate(names):
+            if name in names[:position]:
+                raise ConfigError.at(f"tasks.{task}", f"{name!r} stands twice; name it once")
+            if name not in drafters:
+                hint = nearest(name, drafters, "drafters")
+                raise ConfigError.at(f"tasks.{task}", f"no drafter is named {name!r} ({hint})")
+
+
+def check_stages(tasks: Tasks, drafters: Drafters) -> None:
+    """Raise ConfigError for a cascade whose stages cannot be its own."""
+    cascades = stages_of(drafters)
+    for name, drafter in drafters.items():
+        path = f"drafters.{name}.options.stages"
+        for stage in drafter.stages:
+            if stage not in drafters:
+                hint = nearest(stage, drafters, "drafters")
+                raise ConfigError.at(path, f"no drafter is named {stage!r} ({hint})")
+            if drafters[stage].kind == CASCADE:
+                raise ConfigError.at(path, f"{stage!r} is a cascade; name its stages instead")
+            if (owner := cascades[stage]) != name:
+                raise ConfigError.at(path, f"{stage!r} is a stage of {owner!r} already")
+            drafters[stage].check_resident(f"drafters.{stage}")
+    for task, names in tasks.items():
+        for stage in (each for each in names if each in cascades):
+            reason = f"{stage!r} is a stage of {cascades[stage]!r}; name that one"
+            raise ConfigError.at(f"tasks.{task}", reason)
+
+
+def check_rollouts(tasks: Tasks, drafters: Drafters, residents: Collection[str]) -> None:
+    """Raise ConfigError for a rollout that makes no sense.  residents: run inside the target."""
+    replaced: dict[str, str] = {}
+    for name, drafter in drafters.items():
+        if drafter.rollout is None:
+            continue
+        path, former = f"drafters.{name}.rollout.replaces", drafter.rollout.replaces
+        for reason in _problems(name, former, drafters, replaced):
+            raise ConfigError.at(path, reason)
+        if (name in residents) != (former in residents):
+            inside = name if name in residents else former
+            raise ConfigError.at(
+                path,
+                f"{inside!r} runs inside the target and the other one does not, so nobody sees the "
+                "trees of both; give both the same placement",
+            )
+        replaced[former] = name
+        for task, names in tasks.items():
+            if name in names:
+                reason = f"{name!r} takes the place of {former!r} by itself; name that one alone"
+                raise ConfigError.at(f"tasks.{task}", reason)
+
+
+def _problems(
+    name: str, former: str, drafters: Drafters, replaced: Mapping[str, str]
+) -> Iterator[str]:
+    cascades = stages_of(drafters)
+    known = [each for each in drafters if each not in cascades]
+    if not former:
+        yield "empty; name the drafter whose place it is to take"
+    elif former == name:
+        yield "a drafter cannot replace itself; name the one that serves now"
+    elif former not in known:
+        others = [each for each in known if each != name]
+        yield f"no drafter of its own is named {former!r} ({nearest(former, others, 'drafters')})"
+    elif name in cascades:
+        yield f"{name!r} is a stage of {cascades[name]!r}; roll that one out"
+    elif drafters[former].rollout is not None:
+        yield f"{former!r} is in a rollout itself; end that one first"
+    elif former in replaced:
+        yield f"{replaced[former]!r} is to replace {former!r} already; roll out one at a time"
+    elif drafters[name].shadow or drafters[former].shadow:
+        yield "a shadow is never verified; remove shadow: true"
+
+
+def check_elsewhere(name: str, drafter: DrafterConfig) -> None:
+    """Raise ConfigError for what the application that the drafter is part of must say."""
+    named = DrafterConfig(
+        kind=drafter.kind, shadow=drafter.shadow, rollout=drafter.rollout,
+        placement=DrafterPlacement(application=drafter.application),
+    )  # fmt: skip
+    if drafter != named:
+        raise ConfigError.at(
+            f"drafters.{name}",
+            f"the drafter is part of application {drafter.application}; beside placement: "
+            "{application: NAME} only kind, shadow and rollout may be said here, all else there",
+        )

@@ -1,0 +1,262 @@
+"""The roster: which drafters serve, which are scored only, and which rest, by text.
+
+A drafter with a rollout takes another one's place in steps, each of which its drafts must earn:
+
+    SHADOW    in the sample of texts both draft, and its drafts are never verified
+    CANARY    in the sample its drafts are verified, and the former's are scored
+    ACTIVE    it serves all texts; in the sample the former still drafts, to be compared
+    RETIRED   it has lost, and rests until its weights are others
+
+A place is a point of a text in the sample at which both were asked.  Which of their nodes would
+have been accepted there, the text itself decides, whoever was verified.  A candidate must lead
+twice: where steps begin as the former's drafts let them, and where they begin as its own do.
+Pure: no clock, no I/O but the log.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from cluster import metrics
+from cluster.config.rollout import RolloutConfig
+from cluster.config.schema import Config
+from cluster.plan.candidate import Candidate, Phase
+from cluster.plan.samples import Samples
+from cluster.plan.texts import Text
+from cluster.plan.trials import Trial
+
+log = logging.getLogger(__name__)
+
+
+class Role(enum.Enum):
+    """Of one drafter in one text."""
+
+    SERVES = "serves"
+    SHADOW = "shadow"  # it drafts, and is scored only
+    RESTS = "rests"
+
+
+# Of the candidate and of the former, in the sample of texts and in the others.
+_ROLES = {
+    Phase.SHADOW: ((Role.SHADOW, Role.SERVES), (Role.RESTS, Role.SERVES)),
+    Phase.CANARY: ((Role.SERVES, Role.SHADOW), (Role.RESTS, Role.SERVES)),
+    Phase.ACTIVE: ((Role.SERVES, Role.SHADOW), (Role.SERVES, Role.RESTS)),
+    Phase.RETIRED: ((Role.RESTS, Role.SERVES), (Role.RESTS, Role.SERVES)),
+}
+
+
+def lot_of(request_id: str) -> float:
+    """Return the lot of a request, in [0, 1), the same in every process."""
+    digest = hashlib.blake2b(request_id.encode(), digest_size=6).digest()
+    return int.from_bytes(digest) / 2.0**48
+
+
+class Roster:
+    """All drafters of a target, or of the pool, as far as not all of them simply serve.
+
+    num_changes: of phases so far; whoever keeps what follows from roles looks at it.
+    """
+
+    def __init__(
+        self,
+        rollouts: Mapping[str, RolloutConfig] | None = None,
+        shadows: frozenset[str] = frozenset(),
+        max_faults: int = 3,
+    ) -> None:
+        """shadows: names of drafters that are scored and never verified.  max_faults: so many bring
+        a candidate down."""
+        self.num_changes = 0
+        self._max_faults = max_faults
+        self._here: dict[str, str] = {}  # the hashes of drafters' weights, by name
+        self._known: dict[str, Mapping[str, Any]] = {}  # states by key, of weights that were here
+        self._candidates: list[Candidate] = []
+        self._changed: Counter[tuple[str, Phase]] = Counter()  # since they were last told
+        self._take(rollouts or {}, shadows)
+
+    @classmethod
+    def of(cls, config: Config, names: Collection[str]) -> Roster:
+        """Return the roster of these drafters by the configuration."""
+        roster = cls(max_faults=config.coordinator.breaker_failures)
+        roster.use(config, names)
+        return roster
+
+    def use(self, config: Config, names: Collection[str]) -> None:
+        """Go on by another configuration; what is known of the rollouts that stay is kept."""
+        own = {name: each for name, each in config.rollouts.items() if name in names}
+        self._take(own, config.shadows)
+
+    def _take(self, rollouts: Mapping[str, RolloutConfig], shadows: frozenset[str]) -> None:
+        for each in self._candidates:
+            self._keep(each)
+        former = {
+            each.name: each for each in self._candidates if each.rollout == rollouts.get(each.name)
+        }
+        self._shadows = shadows
+        self._candidates = [
+            former.get(name) or Candidate(name, rollout, self._max_faults)
+            for name, rollout in rollouts.items()
+        ]
+        for each in self._candidates:
+            if each.name in self._here and each.model_hash is None:
+                each.model_hash = self._here[each.name]
+                each.restore(self._known.get(each.key))
+        self._by_name = {each.name: (each, 0) for each in self._candidates}
+        self._by_name |= {each.rollout.replaces: (each, 1) for each in self._candidates}
+        self.num_changes += 1
+
+    def met(self, name: str, model_hash: str) -> None:
+        """A drafter is here, with these weights; "" = it has none."""
+        self._here[name] = model_hash
+        candidate = self._of(name)
+        if candidate is not None and candidate.model_hash != model_hash:
+            self._keep(candidate)
+            candidate.model_hash = model_hash
+            candidate.restore(self._known.get(candidate.key))
+            self.num_changes += 1
+
+    def left(self, name: str) -> None:
+        """A drafter is not here any more; the one that it was to replace serves."""
+        self._here.pop(name, None)
+        candidate = self._of(name)
+        if candidate is not None and candidate.model_hash is not None:
+            self._keep(candidate)
+            candidate.model_hash = None
+            self.num_changes += 1
+
+    def role(self, name: str, text: Text) -> Role:
+        """Return what a drafter is in a text."""
+        if name in self._shadows:
+            return Role.SHADOW
+        candidate, place = self._by_name.get(name, (None, 0))
+        if candidate is None:
+            return Role.SERVES
+        is_here = candidate.model_hash is not None and candidate.name in text.names
+        phase = candidate.phase if text.is_coupled and is_here else Phase.RETIRED
+        in_sample, elsewhere = _ROLES[phase]
+        return (in_sample if _in_sample(candidate, text) else elsewhere)[place]
+
+    def asked(self, text: Text) -> tuple[str, ...]:
+        """Return the names of the text's drafters that do not rest in it."""
+        if not self._candidates:
+            return text.names
+        return tuple(name for name in text.names if self.role(name, text) is not Role.RESTS)
+
+    def assign(self, text: Text) -> None:
+        """Tell a text who of its drafters is scored only, who rests, and who drafts beside whom."""
+        roles = {name: self.role(name, text) for name in text.names}
+        text.shadows, text.resting = (
+            frozenset(name for name, role in roles.items() if role is wanted)
+            for wanted in (Role.SHADOW, Role.RESTS)
+        )
+        pairs = [(each.name, each.rollout.replaces) for each in self._candidates]
+        both = {**dict(pairs), **{old: new for new, old in pairs}}
+        text.beside = {name: both[name] for name in text.shadows if name in both}
+
+    def drop_trees(self, text: Text) -> None:
+        """Drop the trees whose drafters may have another role now."""
+        for name in self._by_name:
+            text.held.pop(name, None)
+
+    def trials(self, text: Text) -> Iterator[Trial]:
+        """Yield the trials of a text in which both drafters were asked for their newest trees."""
+        for each in self._candidates:
+            pair = each.name, each.rollout.replaces
+            if (
+                each.phase is not Phase.RETIRED and text.is_coupled and _in_sample(each, text)
+                and all(name in self._here and name in text.names for name in pair)
+                and (text.asked is None or text.asked.issuperset(pair))
+            ):  # fmt: skip
+                if pair not in text.trials:
+                    text.trials[pair] = Trial(pair)
+                yield text.trials[pair]
+
+    def tries(self, name: str, text: Text) -> bool:
+        """True if a drafter is compared with another one in a text."""
+        return any(name in trial.pair for trial in self.trials(text))
+
+    def learn(
+        self, texts: Sequence[Text], error_of: Callable[[str], float], *, ends: bool = False
+    ) -> None:
+        """Enter the places of texts whose outcome is known by now; ends: the texts are over.
+
+        error_of: returns the error of a drafter's calibration."""
+        for text in texts:
+            for trial in text.trials.values():
+                candidate = self._of(trial.pair[0])
+                for num_places, stretch in trial.take_due(text.tokens, ends=ends):
+                    if candidate is not None:
+                        former = candidate.phase, candidate.num_places + num_places
+                        why = candidate.enter(num_places, stretch, error_of(candidate.name))
+                        self._note(candidate, *former, why)
+
+    def note_faults(self, faults: Mapping[str, Mapping[str, int]]) -> None:
+        """Note the faults of drafters so far, by name and reason."""
+        for candidate in self._candidates:
+            total = sum(faults.get(candidate.name, {}).values())
+            former = candidate.phase, candidate.num_places
+            self._note(candidate, *former, candidate.note_faults(total))
+
+    def record(self, samples: Samples) -> None:
+        """Export the phases as metrics."""
+        for (name, phase), count in self._changed.items():
+            samples.add(metrics.ROLLOUT_CHANGES, count, drafter=name, phase=phase)
+        self._changed.clear()
+        for each in self._candidates:
+            samples.set(metrics.ROLLOUT_PHASE, [*Phase].index(each.phase), drafter=each.name)
+            if each.num_places:
+                samples.set(metrics.ROLLOUT_LEAD, each.lead[0], drafter=each.name)
+
+    def table(self) -> list[dict[str, object]]:
+        """Every rollout as a plain record, for status reports."""
+        return [
+            {
+                "drafter": each.name, "replaces": each.rollout.replaces, "phase": each.phase.value,
+                "is_here": each.model_hash is not None, "places": each.num_places,
+                "lead": each.lead[0],
+                "error": each.lead[1] if math.isfinite(each.lead[1]) else None,
+            }
+            for each in self._candidates
+        ]  # fmt: skip
+
+    def export(self) -> dict[str, Any]:
+        """Return what is known, as plain values by the candidate's name and weights."""
+        for each in self._candidates:
+            self._keep(each)
+        return dict(self._known)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a result of `export`; raises ValueError or LookupError for another form."""
+        self._known.update(state)
+        for each in self._candidates:
+            if each.model_hash is not None and not each.num_places:
+                each.restore(self._known.get(each.key))
+        self.num_changes += 1
+
+    def _of(self, name: str) -> Candidate | None:
+        candidate, place = self._by_name.get(name, (None, 0))
+        return candidate if place == 0 else None
+
+    def _keep(self, candidate: Candidate) -> None:
+        if candidate.model_hash is not None:
+            self._known[candidate.key] = candidate.export()
+
+    def _note(self, candidate: Candidate, former: Phase, num_places: int, why: str) -> None:
+        if not why:
+            return
+        self.num_changes += 1
+        self._changed[candidate.name, candidate.phase] += 1
+        level = logging.WARNING if candidate.phase is Phase.RETIRED else logging.INFO
+        log.log(
+            level, "rollout name=%s replaces=%s phase=%s former=%s places=%d: %s", candidate.name,
+            candidate.rollout.replaces, candidate.phase, former, num_places, why,
+        )  # fmt: skip
+
+
+def _in_sample(candidate: Candidate, text: Text) -> bool:
+    return text.lot < candidate.rollout.canary_share

@@ -1,0 +1,81 @@
+"""What is known of drafters by their trees: how right they are, and whom to use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cluster import metrics
+from cluster.core import Proposal
+from cluster.plan.roster import Role, Roster
+from cluster.plan.samples import Samples
+from cluster.plan.task_inference import TaskInference
+from cluster.plan.texts import HeldTree, Text
+from cluster.spec.acceptance import AcceptanceModel, Fate, law_name
+
+
+class DraftScores:
+    """Of the drafters whose trees one process sees: a target's residents, or the pool."""
+
+    def __init__(self, roster: Roster | None = None, tasks: TaskInference | None = None) -> None:
+        """tasks: None = those of texts without a class are not inferred."""
+        self.acceptance = AcceptanceModel()
+        self.roster = roster or Roster()
+        self._tasks = tasks
+        self._num_inferred: Counter[str] = Counter()  # texts, by class
+
+    def meet(self, drafter: str, model_hash: str) -> bool:
+        """Judge a drafter by this model from now on, "" = it has none; True if that is another."""
+        self.roster.met(drafter, model_hash)
+        return self.acceptance.meet(drafter, model_hash)
+
+    def keep_newest(self, text: Text, drafter: str, proposal: Proposal) -> HeldTree | None:
+        """Hold a drafter's newest tree; returns None if a newer one has overtaken it."""
+        held = text.keep_newest(drafter, proposal)
+        if held is not None:
+            held.is_shadow = self.roster.role(drafter, text) is Role.SHADOW
+            for trial in self.roster.trials(text):
+                if drafter in trial.pair:
+                    trial.keep(drafter, proposal)
+        return held
+
+    def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
+        """Score the trees of `texts` whose outcome is known by now; ends: the texts are over."""
+        due = [(text, *each) for text in texts for each in text.due(ends=ends)]
+        outcomes = self.acceptance.learn_all(
+            [Fate(seen, followed, text.next_steps(seen.drafter)) for text, seen, followed in due]
+        )
+        self.roster.learn(texts, self.acceptance.calibration_error, ends=ends)
+        if self._tasks is not None:
+            for (text, seen, _), accepted in zip(due, outcomes, strict=True):
+                is_told = accepted >= 0 and text.is_coupled
+                if is_told and self._tasks.learn(text, seen.drafter, accepted):
+                    self._num_inferred[text.group[0]] += 1
+
+    def record(self, samples: Samples) -> None:
+        """Export the scores of each drafter's trees, and what follows from them, as metrics."""
+        for drafter, (task, is_sampled), score in self.acceptance:
+            if score.num_trees:
+                labels = {"drafter": drafter, "task": task, "law": law_name(is_sampled=is_sampled)}
+                samples.set(metrics.CALIBRATION_ERROR, score.calibrator.expected_error(), **labels)
+                samples.set(metrics.EXPECTED_ACCEPTED, score.accepted_of_few(), **labels)
+        self.roster.record(samples)
+        for task, count in self._num_inferred.items():
+            samples.add(metrics.INFERRED_TASKS, count, task=f"auto:{task}")
+        self._num_inferred.clear()
+
+    def export(self) -> dict[str, Any]:
+        """Return what was learned as plain values."""
+        return {
+            "scores": self.acceptance.export(),
+            "rollouts": self.roster.export(),
+            "tasks": self._tasks.export() if self._tasks else [],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a result of `export`; raises ValueError or LookupError for another form."""
+        self.acceptance.restore(state["scores"])
+        self.roster.restore(state.get("rollouts", {}))
+        if self._tasks:
+            self._tasks.restore(state.get("tasks", []))

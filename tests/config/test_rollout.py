@@ -1,0 +1,69 @@
+"""A rollout that makes no sense is refused by name, with a remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.config.parse import parse
+from cluster.config.schema import Config
+from cluster.errors import ConfigError
+
+OLD = {"kind": "suffix"}
+POOL = {"num_cpus": 1}
+
+
+def new(replaces: str = "old", **fields: Any) -> dict[str, Any]:
+    return {"kind": "suffix", "rollout": {"replaces": replaces}, **fields}
+
+
+def checked(drafters: dict[str, Any], **fields: Any) -> Config:
+    config = parse(Config, {"target": {"engine": {"model": "m"}}, "drafters": drafters, **fields})
+    config.check()
+    return config
+
+
+def test_a_rollout_inside_the_target_or_in_the_pool_is_taken() -> None:
+    inside = checked({"old": OLD, "new": new()})
+    assert inside.rollouts["new"].replaces == "old"
+    assert inside.rollouts["new"].canary_share == 0.05
+    in_pool = checked({"old": {**OLD, "placement": POOL}, "new": new(placement=POOL)})
+    assert in_pool.pool == ("old", "new")
+
+
+@pytest.mark.parametrize(
+    ("drafters", "key", "told"),
+    [
+        ({"new": new("ald"), "old": OLD}, "drafters.new", "no drafter of its own is named 'ald'"),
+        ({"new": new("new")}, "drafters.new", "cannot replace itself; name the one that serves"),
+        ({"new": new(""), "old": OLD}, "drafters.new", "empty; name the drafter"),
+        ({"new": new(), "old": OLD, "third": new()}, "drafters.third", "'new' is to replace 'old'"),
+        ({"new": new(), "old": OLD, "third": new("new")}, "drafters.third", "end that one first"),
+        ({"new": new(shadow=True), "old": OLD}, "drafters.new", "remove shadow: true"),
+        ({"new": new(), "old": {**OLD, "shadow": True}}, "drafters.new", "remove shadow: true"),
+        ({"new": new(placement=POOL), "old": OLD}, "drafters.new", "'old' runs inside the target"),
+        ({"new": new(), "old": {**OLD, "placement": POOL}}, "drafters.new", "the same placement"),
+        (
+            {"new": new("all"), "old": OLD, "third": OLD,
+             "all": {"kind": "cascade", "options": {"stages": ["new", "old"]}}},
+            "drafters.new", "'new' is a stage of 'all'; roll that one out",
+        ),
+    ],
+)  # fmt: skip
+def test_nonsense_is_refused(drafters: dict[str, Any], key: str, told: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        checked(drafters)
+    assert found.value.message.startswith(f"{key}.rollout.replaces: ")
+    assert told in found.value.message
+
+
+def test_a_candidate_stands_in_no_task() -> None:
+    with pytest.raises(ConfigError, match="'new' takes the place of 'old' by itself"):
+        checked({"old": OLD, "new": new()}, tasks={"code": ["old", "new"]})
+
+
+def test_classes_are_inferred_only_where_there_are_some() -> None:
+    with pytest.raises(ConfigError, match="infer_tasks: there is no class but"):
+        checked({"old": OLD}, infer_tasks=True, tasks={"default": ["old"]})
+    assert checked({"old": OLD}, infer_tasks=True, tasks={"code": ["old"]}).infer_tasks

@@ -1,0 +1,81 @@
+"""Pool drafters in every phase of a rollout: who is told, whose drafts are sent on, same text."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.config.rollout import RolloutConfig
+from cluster.core import SamplingParams
+from cluster.plan.candidate import Phase
+from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain, plain_text
+
+LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+
+
+def staged(stage: House, phase: str) -> dict[str, ToyDrafter]:
+    """Let drafter `b` be in that phase."""
+    known = {"b@": {"phase": phase, "places": 0, "lead": [0.0] * 20}}
+    stage.coordinator.restore_learned({"version": 5, "scores": [], "rollouts": known})
+    stage.add_target(ToyTarget())
+    drafters = {name: ToyDrafter(name, oracle_chain()) for name in ("a", "b")}
+    for each in drafters.values():
+        stage.add_drafter(each)
+    return drafters
+
+
+@LAWS
+@pytest.mark.parametrize("phase", [*Phase])
+@pytest.mark.parametrize("in_sample", [True, False])
+async def test_roles_decide_who_is_told_and_verified_and_never_the_text(
+    phase: Phase, in_sample: bool, params: SamplingParams
+) -> None:
+    rollouts = {"b": RolloutConfig("a", 1.0 if in_sample else 0.001)}
+    async with house(rollouts=rollouts) as stage:
+        drafters = staged(stage, phase)
+        events = await collect(stage.coordinator, request(params=params))
+        await stage.settle()
+        (known,) = stage.coordinator.status()["rollouts"]
+    assert text_of(events) == plain_text([1, 2, 3], params)
+    assert events[-1].stats is not None
+    verified = {name for name, count in events[-1].stats.verified_by_drafter.items() if count}
+    serves_new = phase is Phase.ACTIVE or (phase is Phase.CANARY and in_sample)
+    assert verified == ({"b"} if serves_new else {"a"})
+    is_compared = in_sample and phase is not Phase.RETIRED
+    assert bool(drafters["a"].opened) == (is_compared or not serves_new)
+    assert bool(drafters["b"].opened) == (is_compared or serves_new)
+    assert (known["places"] != 0) == is_compared
+
+
+async def test_the_former_serves_when_the_one_that_had_replaced_it_has_left() -> None:
+    async with house(rollouts={"b": RolloutConfig("a", 0.001)}) as stage:
+        staged(stage, "active")
+        stage.coordinator.remove_drafter("b", "r0")
+        await stage.settle()
+        events = await collect(stage.coordinator, request())
+    assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+    assert events[-1].stats is not None
+    assert set(events[-1].stats.verified_by_drafter) == {"a"}
+
+
+async def test_faults_retire_a_canary_and_metrics_say_so() -> None:
+    async with house(rollouts={"b": RolloutConfig("a", 1.0)}, breaker_reset_s=60.0) as stage:
+        drafters = staged(stage, "canary")
+        drafters["b"].survival = 7.0  # no probability
+        await collect(stage.coordinator, request())
+        await stage.pass_time(1.0)
+        said = stage.coordinator.render_metrics().decode()
+    assert 'drafthouse_rollout_changes_total{drafter="b",phase="retired"} 1.0' in said
+    assert 'drafthouse_rollout_phase{drafter="b"} 3.0' in said
+
+
+async def test_a_text_under_a_textbooks_law_has_the_former_alone() -> None:
+    sampled = SamplingParams(temperature=0.8, seed=3, max_tokens=12)
+    async with house(
+        rollouts={"b": RolloutConfig("a", 1.0)}, laws=("rejection",)
+    ) as stage:  # fmt: skip
+        drafters = staged(stage, "active")
+        await collect(stage.coordinator, request(params=sampled))
+        await stage.settle()
+    assert drafters["a"].opened
+    assert not drafters["b"].opened

@@ -1,0 +1,236 @@
+"""Who serves, who is scored only and who rests, and what moves a drafter from one to the other."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from cluster.config.rollout import RolloutConfig
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
+from cluster.core import Proposal, TokenTree, token_array
+from cluster.plan.candidate import Candidate, Phase
+from cluster.plan.lead import Lead, Stretch
+from cluster.plan.roster import Role, Roster, lot_of
+from cluster.plan.scores import DraftScores
+from cluster.plan.texts import Text
+from cluster.plan.trials import Trial
+from cluster.spec.token_log import TokenLog
+
+SHARE = 0.5
+
+
+def text(lot: float = 0.0, names: tuple[str, ...] = ("old", "new", "other")) -> Text:
+    made = Text("r", ("default", False), TokenLog(token_array([5])))
+    made.names, made.lot = names, lot
+    return made
+
+
+def roster(**hashes: str) -> Roster:
+    made = Roster({"new": RolloutConfig("old", SHARE)})
+    for name, model_hash in {"old": "", "new": "one", **hashes}.items():
+        made.met(name, model_hash)
+    return made
+
+
+def candidate() -> Candidate:
+    made = Candidate("new", RolloutConfig("old"), max_faults=3)
+    made.model_hash = "one"
+    return made
+
+
+def stretches(lead: float, seed: int = 0) -> Iterator[tuple[int, Stretch]]:
+    """Ten places each, at which the former has one right token and the candidate more or fewer."""
+    generator = np.random.default_rng(seed)
+    while True:
+        yield 10, (10.0, 10.0 * (1.0 + lead) + generator.normal(), 10.0, 10.0 + generator.normal())
+
+
+def entered(one: Candidate, lead: float, most: int, error: float = 0.0) -> tuple[Phase, int]:
+    """Enter places until the phase changes; returns it with the number of places so far."""
+    former, num_places = one.phase, 0
+    for count, stretch in stretches(lead):
+        if num_places + count > most:
+            break
+        num_places += count
+        one.enter(count, stretch, error)
+        if one.phase is not former:
+            break
+    return one.phase, num_places
+
+
+def test_a_better_one_rises_twice_and_needs_its_places_each_time() -> None:
+    one = candidate()
+    assert entered(one, 0.2, 10_000) == (Phase.CANARY, 500)
+    assert entered(one, 0.2, 10_000) == (Phase.ACTIVE, 500)
+    assert entered(one, 0.2, 10_000) == (Phase.ACTIVE, 10_000)
+
+
+@pytest.mark.parametrize("lead", [0.0, -0.02, -0.5])
+def test_one_that_is_not_better_never_rises(lead: float) -> None:
+    assert entered(candidate(), lead, 50_000) == (Phase.SHADOW, 50_000)
+
+
+def test_one_whose_claims_are_untrue_waits() -> None:
+    one = candidate()
+    assert entered(one, 0.5, 2_000, error=0.06)[0] is Phase.SHADOW
+    assert entered(one, 0.5, 10, error=0.04)[0] is Phase.CANARY
+
+
+@pytest.mark.parametrize("num_phases", [1, 2])
+def test_one_that_turns_bad_is_out_within_300_places_and_stays_so(num_phases: int) -> None:
+    one = candidate()
+    for _ in range(num_phases):
+        entered(one, 0.3, 10_000)
+    entered(one, 0.3, 400)
+    phase, num_places = entered(one, -1.0, 1_000)
+    assert phase is Phase.RETIRED
+    assert num_places <= 300
+    assert entered(one, 1.0, 5_000) == (Phase.RETIRED, 5_000)
+
+
+def test_one_that_serves_is_not_brought_down_by_chance() -> None:
+    one = candidate()
+    one.restore({"phase": "active", "places": 0, "lead": [0.0] * 20})
+    assert entered(one, 0.05, 30_000)[0] is Phase.ACTIVE
+
+
+def test_faults_bring_down_a_canary_alone() -> None:
+    one = candidate()
+    assert one.note_faults(10) == ""
+    entered(one, 0.2, 10_000)
+    assert one.note_faults(12) == ""
+    assert one.note_faults(13) == "3 faults"
+    assert one.phase is Phase.RETIRED
+    other = candidate()
+    other.restore({"phase": "active", "places": 0, "lead": [0.0] * 20})
+    assert other.note_faults(99) == ""
+
+
+S, SHADOW, RESTS = Role.SERVES, Role.SHADOW, Role.RESTS
+
+
+@pytest.mark.parametrize(
+    ("phase", "in_sample", "elsewhere"),
+    [
+        ("shadow", (SHADOW, S), (RESTS, S)),
+        ("canary", (S, SHADOW), (RESTS, S)),
+        ("active", (S, SHADOW), (S, RESTS)),
+        ("retired", (RESTS, S), (RESTS, S)),
+    ],
+)
+def test_roles_in_each_phase(
+    phase: str, in_sample: tuple[Role, Role], elsewhere: tuple[Role, Role]
+) -> None:
+    own = roster()
+    own.restore({"new@one": {"phase": phase, "places": 0, "lead": [0.0] * 20}})
+    for lot, roles in ((0.49, in_sample), (0.5, elsewhere)):
+        one = text(lot)
+        assert (own.role("new", one), own.role("old", one)) == roles
+        assert own.role("other", one) is Role.SERVES
+        resting = {name for name, role in zip(("new", "old"), roles, strict=True) if role is RESTS}
+        assert set(own.asked(one)) == {"old", "new", "other"} - resting
+
+
+def active() -> Roster:
+    own = roster()
+    own.restore({"new@one": {"phase": "active", "places": 7, "lead": [1.0] * 20}})
+    return own
+
+
+def test_the_former_serves_where_the_candidate_cannot() -> None:
+    own, bound = active(), text(0.9)
+    assert own.role("old", bound) is Role.RESTS
+    bound.is_coupled = False  # such a text would not be the same with another drafter
+    assert (own.role("old", bound), own.role("new", bound)) == (Role.SERVES, Role.RESTS)
+    assert own.role("old", text(0.9, names=("old",))) is Role.SERVES
+    own.left("new")
+    assert own.role("old", text(0.9)) is Role.SERVES
+
+
+def test_other_weights_begin_anew_and_the_same_ones_go_on() -> None:
+    own = active()
+    before = own.num_changes
+    own.met("new", "two")
+    assert own.num_changes == before + 1
+    assert own.role("new", text()) is Role.SHADOW
+    own.met("new", "one")
+    assert own.role("new", text(0.9)) is Role.SERVES
+    assert own.table()[0]["places"] == 7
+
+
+def test_what_is_known_outlives_a_restart_and_a_change_of_settings() -> None:
+    state = json.loads(json.dumps(active().export()))
+    own = Roster({"new": RolloutConfig("old", SHARE)})
+    own.restore(state)
+    own.met("new", "one")
+    assert own.role("new", text(0.9)) is Role.SERVES
+    drafters = {"old": DrafterConfig(kind="suffix"), "new": DrafterConfig(kind="suffix")}
+    own.use(Config(drafters=drafters), ("old", "new"))
+    assert {own.role(name, text(0.9)) for name in ("old", "new")} == {Role.SERVES}
+    drafters["new"] = DrafterConfig(kind="suffix", rollout=RolloutConfig("old", 0.2))
+    own.use(Config(drafters=drafters), ("old", "new"))
+    assert own.role("old", text(0.9)) is Role.RESTS
+    of_all = Roster.of(Config(drafters=drafters, coordinator=CoordinatorConfig()), ())
+    assert of_all.table() == []
+    own.met("new", "two")
+    with pytest.raises(ValueError, match="another form"):
+        own.restore({"new@two": {"phase": "active", "places": 1, "lead": [0.0]}})
+    assert own.role("new", text(0.9)) is Role.RESTS
+
+
+def test_lots_are_even_and_the_same_everywhere() -> None:
+    lots = [lot_of(f"r{number}") for number in range(4000)]
+    assert np.histogram(lots, 10, (0.0, 1.0))[0] == pytest.approx([400] * 10, abs=80)
+    assert lot_of("r1") == lots[1]
+
+
+def proposal(base_len: int, *tokens: int) -> Proposal:
+    survival = np.full(len(tokens), 0.9, np.float32)
+    return Proposal("r", 1, base_len, 0, TokenTree.chain(tokens), survival)
+
+
+def test_a_trial_counts_the_steps_of_each_and_a_silent_drafter_has_none_right() -> None:
+    tokens, trial = TokenLog(token_array([0] * 5)), Trial(("new", "old"))
+    for base_len in (1, 2, 3):
+        trial.keep("new", proposal(base_len, 0, 0))
+    trial.keep("old", proposal(2, 9))
+    trial.keep("old", proposal(2, 0))  # the newest tree of a place counts
+    trial.keep("new", proposal(5, 7))  # nothing has followed it
+    ((num_places, stretch),) = trial.take_due(tokens, ends=True)
+    # A step with the new one from 1 ends at 4; with the old one steps begin at 1, 2 and 4.
+    assert (num_places, stretch) == (3, (1.0, 2.0, 2.0, 1.0))
+
+
+def test_the_error_of_a_lead_is_that_of_whole_stretches() -> None:
+    generator, found = np.random.default_rng(3), []
+    for _ in range(300):
+        lead = Lead()
+        for _ in range(60):
+            luck = generator.normal(0.0, 0.5)  # of the text, for both
+            new, old = (generator.normal(10 * (1.0 + luck + gain), 2.0) for gain in (0.1, 0.0))
+            lead.add((10.0, new, 10.0, old))
+        found.append(lead.estimate())
+    leads, errors = np.array(found).T
+    assert leads.mean() == pytest.approx(0.1, abs=0.01)
+    assert errors.mean() == pytest.approx(leads.std(), rel=0.15)
+
+
+def test_a_change_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    scores = DraftScores(roster())
+    with caplog.at_level(logging.INFO, logger="cluster.plan.roster"):
+        while scores.roster.role("old", text()) is Role.SERVES:
+            one = text()
+            for _ in range(40):
+                base_len = len(one.tokens)
+                scores.keep_newest(one, "new", proposal(base_len, 1, 1))
+                scores.keep_newest(one, "old", proposal(base_len, 1, 2))
+                one.tokens.append(token_array([1, 1, 1]))
+                scores.score([one])
+            scores.score([one], ends=True)
+    (said,) = caplog.messages
+    assert said.startswith("rollout name=new replaces=old phase=canary former=shadow places=5")
+    assert "it leads by 1.000 tokens a step" in said

@@ -1,0 +1,108 @@
+"""Drafters inside a target in every phase of a rollout: who is asked and verified; same text."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.config.rollout import RolloutConfig
+from cluster.core import SamplingParams
+from cluster.plan.candidate import Phase
+from cluster.plan.roster import Roster
+from cluster.plan.task_inference import TaskInference
+from tests.support.worker.residents import GreedyOracle, resident
+from tests.support.worker.steps import Steps, steps
+from tests.support.worker.texts import LAWS, opened, plain
+
+NAMES = ("old", "new")
+
+
+def roster(phase: str, share: float) -> Roster:
+    made = Roster({"new": RolloutConfig("old", share)})
+    made.restore({"new@": {"phase": phase, "places": 0, "lead": [0.0] * 20}})
+    return made
+
+
+class Stage:
+    """Two drafters that are right, of which the candidate's chains are longer."""
+
+    def __init__(self, phase: str, share: float) -> None:
+        self.old, self.new = GreedyOracle(2, "old"), GreedyOracle(4, "new")
+        self.roster = roster(phase, share)
+        both = (self.old, self.new)
+        self.residents = [resident(each, each.name) for each in both]
+
+    async def verified(self, target: Steps, params: SamplingParams) -> tuple[int, int]:
+        """Run a text; returns how many nodes of the former and of the candidate were verified."""
+        desk = target.connect()
+        desk.post(opened(params=params, drafters=NAMES))
+        await target.run()
+        assert desk.text() == plain(params=params)
+        found = [each.verified for each in desk.verdicts["r"] if each.verified]
+        return sum(each[0] for each in found), sum(each[1] for each in found)
+
+
+@LAWS
+@pytest.mark.parametrize("phase", [*Phase])
+@pytest.mark.parametrize("in_sample", [True, False])
+async def test_roles_decide_who_is_asked_and_verified_and_never_the_text(
+    phase: Phase, in_sample: bool, params: SamplingParams
+) -> None:
+    stage = Stage(phase, 1.0 if in_sample else 0.001)
+    async with steps(residents=stage.residents, roster=stage.roster) as target:
+        old, new = await stage.verified(target, params)
+    serves_new = phase is Phase.ACTIVE or (phase is Phase.CANARY and in_sample)
+    assert (old > 0, new > 0) == (not serves_new, serves_new)
+    is_compared = in_sample and phase is not Phase.RETIRED
+    assert bool(stage.old.tasks) == (is_compared or not serves_new)
+    assert bool(stage.new.tasks) == (is_compared or serves_new)
+    (known,) = stage.roster.table()
+    assert (known["places"] != 0) == is_compared
+
+
+@LAWS
+async def test_a_change_in_the_middle_of_a_text_drops_the_trees_and_keeps_the_text(
+    params: SamplingParams,
+) -> None:
+    stage = Stage("active", 1.0)
+    async with steps(residents=stage.residents, roster=stage.roster) as target:
+        desk = target.connect()
+        desk.post(opened(params=params, drafters=NAMES))
+        for turn in range(12):
+            stage.roster.met("new", "" if turn // 3 % 2 else "other")
+            await target.turn()
+        await target.run()
+    assert desk.text() == plain(params=params)
+    verified = [each.verified for each in desk.verdicts["r"] if each.verified]
+    assert any(each[0] for each in verified)
+    assert any(each[1] for each in verified)
+
+
+async def test_faults_of_a_canary_and_the_phase_are_reported() -> None:
+    stage = Stage("canary", 1.0)
+    async with steps(residents=stage.residents, roster=stage.roster) as target:
+        _, state = target.loop.report()
+        assert [each["phase"] for each in state["rollouts"]] == ["canary"]
+        stage.residents[1].faults["rubbish"] += 3
+        frame, state = target.loop.report()
+        assert [each["phase"] for each in state["rollouts"]] == ["retired"]
+        told = {(each.metric, each.labels): each.value for each in frame.samples}
+        assert told["drafthouse_rollout_phase", ("new",)] == 3
+        assert told["drafthouse_rollout_changes", ("new", "retired")] == 1
+        old, new = await stage.verified(target, SamplingParams(temperature=0.0, max_tokens=40))
+    assert old > 0
+    assert new == 0
+
+
+@LAWS
+async def test_inferring_classes_changes_no_text(params: SamplingParams) -> None:
+    tasks = TaskInference(("code", "letters"))
+    both = [resident(GreedyOracle(2, name), name) for name in NAMES]
+    async with steps(residents=both, tasks=tasks) as target:
+        desk = target.connect()
+        for number in range(40):
+            task = ("code", "letters", "default")[number % 3]
+            desk.post(opened(f"r{number}", (number % 30, 1), params, drafters=NAMES, task=task))
+        await target.run()
+    for number in range(40):
+        assert desk.text(f"r{number}") == plain((number % 30, 1), params)
+    assert tasks.export()
