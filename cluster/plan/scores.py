@@ -47,11 +47,24 @@ class DraftScores:
             [Fate(seen, followed, text.next_steps(seen.drafter)) for text, seen, followed in due]
         )
         self.roster.learn(texts, self.acceptance.calibration_error, ends=ends)
-        if self._tasks is not None:
-            for (text, seen, _), accepted in zip(due, outcomes, strict=True):
-                is_told = accepted >= 0 and text.is_coupled
-                if is_told and self._tasks.learn(text, seen.drafter, accepted):
-                    self._num_inferred[text.group[0]] += 1
+        for (text, seen, _), accepted in zip(due, outcomes, strict=True):
+            if accepted < 0:
+                continue
+            self._compare(text, seen.drafter, seen.base_len, accepted)
+            if self._tasks is None or not text.is_coupled:
+                continue
+            if self._tasks.learn(text, seen.drafter, accepted):
+                self._num_inferred[text.group[0]] += 1
+
+    def _compare(self, text: Text, drafter: str, place: int, accepted: int) -> None:
+        """Enter an outcome beside those of the text's other drafters at its place."""
+        # Before it is entered: else whoever was better here would lead a little more often.
+        for other, found in text.standing.beside(drafter, place):
+            if text.standing.leads(drafter, other):
+                self.acceptance.note_beside(text.group, drafter, other, max(found - accepted, 0))
+            else:
+                self.acceptance.note_beside(text.group, other, drafter, max(accepted - found, 0))
+        text.standing.note(drafter, place, accepted)
 
     def record(self, samples: Samples) -> None:
         """Export the scores of each drafter's trees, and what follows from them, as metrics."""

@@ -13,10 +13,10 @@ from benchmarks.replay.ensembles import Oracle, Watched
 from benchmarks.replay.machines import MACHINES
 from benchmarks.replay.synthetic import KINDS, USELESS, Leads, kind_at, specialists
 from cluster.core import TokenTree, token_array
-from cluster.plan.controller import score_texts
 from cluster.plan.ensemble import Ensemble
 from cluster.plan.load import TargetModel
 from cluster.plan.resident import Resident
+from cluster.plan.scores import DraftScores
 from cluster.plan.standing import Standing
 from cluster.plan.texts import Text
 from cluster.simulate.replay import Outcome, Playing, Simulation, Step
@@ -125,7 +125,8 @@ def test_a_permutation_of_names_changes_nothing() -> None:
 @pytest.mark.parametrize("deep_first", [True, False])
 def test_outcomes_that_are_known_late_are_compared_by_their_place(deep_first: bool) -> None:
     """The outcome of a tree of four is known three tokens later than that of a single node."""
-    acceptance = AcceptanceModel()
+    scores = DraftScores()
+    acceptance = scores.acceptance
     text = Text("r", GROUP, TokenLog(token_array([5])))
     sizes = {"deep": 4, "flat": 1}
     for _ in range(12):
@@ -135,7 +136,7 @@ def test_outcomes_that_are_known_late_are_compared_by_their_place(deep_first: bo
             text.seen.append(Seen.of(name, GROUP, len(text.tokens), tree, claimed))
         for token in (1, 1, 1, 1, 9):
             text.tokens.append(token_array([token]))
-            score_texts(acceptance, [text], ends=False)
+            scores.score([text])
     assert text.standing.expected("deep", len(text.tokens), 1.0) > 3.0
     assert text.standing.expected("flat", len(text.tokens), 1.0) < 1.1
     assert acceptance.beside(GROUP, "deep", "flat") == 0.0
@@ -143,7 +144,8 @@ def test_outcomes_that_are_known_late_are_compared_by_their_place(deep_first: bo
 
 
 def test_two_models_that_err_at_different_places_add_to_each_other() -> None:
-    acceptance = AcceptanceModel()
+    scores = DraftScores()
+    acceptance = scores.acceptance
     text = Text("r", GROUP, TokenLog(token_array([5])))
     for turn in range(40):
         for name in ("a", "b"):
@@ -153,7 +155,7 @@ def test_two_models_that_err_at_different_places_add_to_each_other() -> None:
             text.seen.append(seen)
         text.tokens.append(token_array([1]))
         text.tokens.append(token_array([9]))
-        score_texts(acceptance, [text], ends=False)
+        scores.score([text])
     assert acceptance.beside(GROUP, "a", "b") + acceptance.beside(GROUP, "b", "a") > 0.3
 
 

@@ -14,10 +14,12 @@ from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.core import Proposal, TokenTree, token_array
 from cluster.plan.candidate import Candidate, Phase
 from cluster.plan.lead import Lead, Stretch
+from cluster.plan.resident import Resident
 from cluster.plan.roster import Role, Roster, lot_of
 from cluster.plan.scores import DraftScores
 from cluster.plan.texts import Text
 from cluster.plan.trials import Trial
+from cluster.spec.budget import Ask
 from cluster.spec.token_log import TokenLog
 
 SHARE = 0.5
@@ -234,3 +236,16 @@ def test_a_change_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> Non
     (said,) = caplog.messages
     assert said.startswith("rollout name=new replaces=old phase=canary former=shadow places=5")
     assert "it leads by 1.000 tokens a step" in said
+
+
+def test_a_candidate_drafts_beside_the_one_that_it_is_compared_with() -> None:
+    residents = (Resident(0, "old", False), Resident(1, "new", False), Resident(2, "other", True))
+    own, inside, outside = roster(), text(), text(0.9)
+    for one in (inside, outside):
+        own.assign(one)
+        one.take_ask(Ask(4), residents[0].bit | residents[2].bit, residents)
+    assert (inside.ask_mask, inside.asked) == (0b111, {"old", "new", "other"})
+    assert (outside.ask_mask, outside.resting) == (0b101, {"new"})
+    assert own.tries("new", inside)
+    inside.take_ask(Ask(4, with_models=False), residents[2].bit, residents)
+    assert (inside.ask_mask, own.tries("new", inside)) == (0b100, False)
