@@ -20,6 +20,8 @@ from cluster.requests.acceptance_law import Law
 # The kind whose options name other drafters, and the one whose engine is another server.
 CASCADE = "cascade"
 OPENAI = "openai"
+# The kind that drafts nothing: it reads what others' drafts came to.
+RECORDER = "recorder"
 
 # All of them lie in memory beside the model.
 _MAX_ADAPTERS = 64

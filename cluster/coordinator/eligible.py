@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cluster.config.policy import DEFAULT_TASK, PolicyRule, read_policy
+from cluster.config.processes import RECORDER
 from cluster.config.reloaded import Reloaded
 from cluster.config.schema import Config
 from cluster.core import Request
@@ -45,7 +46,8 @@ class Eligible:
 
     def _may_help(self, name: str, request: Request) -> bool:
         """True if the drafter has anything to go by: without a prediction one costs nothing."""
-        return bool(request.params.prediction) or self._config.drafters[name].kind != "prediction"
+        kind = self._config.drafters[name].kind
+        return kind != RECORDER and (kind != "prediction" or bool(request.params.prediction))
 
     def _one_of(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Return the one drafter of a text under a textbook law: the first whose laws are believed,

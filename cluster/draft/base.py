@@ -48,6 +48,8 @@ class Drafter(Protocol):
 
     A class with the attribute `is_look_up = True` runs no model: a tree takes it well below a
     millisecond.  Inside a target it is asked where models would take longer than they bring.
+    One with `only_reads = True` drafts nothing: inside a target it is handed the rows of steps
+    (`cluster.draft.inside.StepReader`), is told which requests have ended, and is asked nothing.
     """
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:

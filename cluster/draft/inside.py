@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from cluster.core import TokenArray
+from cluster.core import SamplingParams, TokenArray
 from cluster.errors import ConfigError
 from cluster.spec.token_log import TokenLog
 
@@ -48,6 +48,9 @@ class StepWants:
 WANTS_NOTHING = StepWants()
 
 
+_PLAIN = SamplingParams()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRows:
     """One step's rows of one sequence: first those of its text, then all nodes of its tree.
@@ -60,7 +63,8 @@ class StepRows:
     taps: [rows, taps, hidden], in the order of the reader's `wants`; None where it wants none: then
     of the text only the last row is here, and chunks of prompts are not.
     top: of the last rows, so many as it has: the last context row and the nodes; None for chunks.
-    task, tenant: the request's.
+    task, tenant, params, adapter: the request's; of params without what the noise is made of, where
+    drafts may bias the text.
     """
 
     request_id: str
@@ -75,6 +79,8 @@ class StepRows:
     next_token: int | None
     taps: torch.Tensor | None = None
     top: TopTokens | None = None
+    params: SamplingParams = _PLAIN
+    adapter: str = ""
 
     @property
     def text_rows(self) -> IndexArray:
@@ -140,6 +146,7 @@ class StepReader(Protocol):
 class Host(Protocol):
     """The target as a drafter inside it sees it."""
 
+    model_hash: str
     num_layers: int
     hidden_size: int
     vocab_size: int
@@ -190,8 +197,8 @@ def host_of(target: Any, name: str, kind: str) -> Host:
         path = f"drafters.{name}.placement"
         raise ConfigError.at(
             path,
-            f"{kind} drafts from the target's hidden rows and cannot run in a process of "
-            "its own; set it to {with: target}",
+            f"{kind} reads the target's steps and cannot run in a process of its own; set it to "
+            "{with: target}",
         )
     host: Host = target
     return host

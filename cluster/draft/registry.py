@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from cluster.config.parse import nearest, parse
-from cluster.config.processes import CASCADE, OPENAI
+from cluster.config.processes import CASCADE, OPENAI, RECORDER
 from cluster.config.schema import DrafterConfig
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.plugin import TextDrafter
@@ -92,6 +92,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "grammar": _kind("grammar", "Grammar"),
         OPENAI: _kind("openai", "OpenAI", options_module="openai_options"),
         CASCADE: _kind("cascade", "Cascade", options_module="cascade_options"),
+        RECORDER: _kind("recorder", "Recorder"),
     }
 )
 

@@ -21,3 +21,8 @@ def told_params(params: SamplingParams, *, is_believed: bool) -> SamplingParams:
     if not is_believed or params.grammar is not None:
         return replace(params, law="coupled", temperature=0.0, seed=None)
     return replace(params, seed=derived_key(params.noise_key, "draft"))
+
+
+def params_beside_rows(params: SamplingParams) -> SamplingParams:
+    """Return what a reader of steps is told: all but the noise of a text that drafts may bias."""
+    return params if params.is_coupled else replace(params, seed=None)

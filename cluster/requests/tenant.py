@@ -15,6 +15,8 @@ import hashlib
 _DIGEST_BYTES = 16
 
 DEFAULT_TENANT = b""
+# Of texts that a target writes to measure itself: no client shares what is learned there.
+PROFILE_TENANT = b"draft-profile"
 
 
 def tenant_of(cache_salt: str | None, owner: str = "") -> bytes:

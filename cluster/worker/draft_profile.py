@@ -16,6 +16,7 @@ import numpy as np
 
 from cluster.core import EMPTY_TREE, SamplingParams, token_array
 from cluster.plan.resident import Resident
+from cluster.requests.tenant import PROFILE_TENANT
 from cluster.spec.step_profile import DraftTime
 from cluster.spec.token_log import TokenLog
 from cluster.worker.residents import NOTHING_DRAFTED, Residents
@@ -31,7 +32,6 @@ _PLAIN_TURNS = 40
 _PROMPT_LEN = 8
 _READ_LEN = 128  # tokens of a prompt, as in chats
 _MAX_S = 2.0
-_TENANT = b"draft-profile"  # look-ups share what they learn here with no client
 
 
 def profile_drafting(
@@ -128,7 +128,7 @@ class _Bench:
             tokens = TokenLog(token_array((number + np.arange(prompt_len)) % self._vocab_size))
             name = f"draft-profile-{number}"
             self._texts[name] = TextRecord(
-                name, 1, prompt_len, params, "", _TENANT, self._names, tokens
+                name, 1, prompt_len, params, "", PROFILE_TENANT, self._names, tokens
             )
 
     def release(self) -> None:

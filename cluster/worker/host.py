@@ -67,6 +67,7 @@ class EngineHost:
         counts = {name: len(layers_of(config, name, model.layers[0])) for name in config.hosted}
         before = itertools.takewhile(lambda name: name != drafter, counts)
         first = len(model.layers) + sum(counts[name] for name in before)
+        self.model_hash = engine.model_hash
         self.num_layers = len(model.layers)
         self.vocab_size = engine.vocab_size
         self.device = engine.device

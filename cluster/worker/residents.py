@@ -77,6 +77,7 @@ class ResidentDrafter:
         self.model = model
         self.engine: object = getattr(drafter, "engine", None)
         self.is_look_up = bool(getattr(drafter, "is_look_up", False))
+        self.only_reads = bool(getattr(drafter, "only_reads", False))
         self.member = Resident(0, name, self.is_look_up)
         self.turn: DraftTurn | None = None
         self.faults = breaker.faults  # by reason
@@ -139,7 +140,9 @@ class ResidentDrafter:
     def release(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._declined.pop(request_id, None)
-        known = [request_id for request_id in request_ids if request_id in self._drafting.held]
+        # One that only reads has not been told of any request.
+        held = None if self.only_reads else self._drafting.held
+        known = [each for each in request_ids if held is None or each in held]
         if known:
             self._drafting.release(known)
 
@@ -155,8 +158,8 @@ class ResidentDrafter:
         return self._drafting.breaker.state(self._clock())
 
     def is_usable(self, now: float) -> bool:
-        """True unless its breaker is open or it rests."""
-        return self._drafting.breaker.allows(now)
+        """True if it drafts, and neither is its breaker open nor does it rest."""
+        return not self.only_reads and self._drafting.breaker.allows(now)
 
     def warm_up(self) -> None:
         """Draft once without a request, because a model's first steps take longer than the rest."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from cluster.core import EMPTY_TOKENS, Verdict
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
+from cluster.draft.told import params_beside_rows
 from cluster.engine.taps import Taps
 from cluster.engine.work import Output
 from cluster.worker.target_sequence import TargetSequence
@@ -22,18 +23,19 @@ def rows_of_step(
     """Return the rows of one step, before its verdicts become text.
 
     answered: those with a verdict, whose path is one through `TargetSequence.tree`.  sequences:
-    all; the step may have run a chunk of those that are still pending.
+    all; the step may have run a chunk of those that are still pending.  Audits are left out: they
+    write a text a second time, as a tenant of their own, and nobody is to learn from that.
     """
     if wants == WANTS_NOTHING:
         return []
-    found = [_answered(wants, taps, *each) for each in answered]
+    found = [_answered(wants, taps, *each) for each in answered if not each[0].text.is_audit]
     places = {each.request_id: each for each in taps.sequences} if taps is not None else {}
     for sequence in sequences:
         text = sequence.text
         place = places.get(text.request_id)
         if taps is None or place is None or not place.num_context:
             continue
-        if not sequence.is_pending or sequence.search is not None:
+        if not sequence.is_pending or sequence.search is not None or text.is_audit:
             continue
         first, count = place.first_position, place.num_context
         found.append(
@@ -59,4 +61,5 @@ def _answered(
         np.concatenate((text.tokens.since(first), tree.token_ids)), num_context, tree.parents,
         verdict.path, int(verdict.token_ids[-1]), None if tapped is None else tapped[1],
         output.top if wants.num_top else None,
+        params_beside_rows(text.params), text.adapter,
     )  # fmt: skip

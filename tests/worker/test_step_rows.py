@@ -98,6 +98,13 @@ def test_the_most_probable_tokens_are_those_of_the_last_row_and_of_all_nodes(
     assert np.array_equal(rows.top.token_ids, top_tokens(logits, 3).token_ids)
 
 
+def test_nobody_reads_an_audit(llama_folder: Path) -> None:
+    sessions = [Session(name, prompt(40, seed=1).tolist(), PARAMS) for name in "ab"]
+    sessions[0].record.is_audit = True
+    rows = decoded(load_engine(llama_folder, max_batch_tokens=16), sessions, WANTS)
+    assert {each.request_id for each in rows} == {"b"}
+
+
 def test_an_accepted_path_is_text(llama_folder: Path) -> None:
     engine = load_engine(llama_folder)
     text = Session("a", prompt(11).tolist(), PARAMS)

@@ -1,0 +1,325 @@
+"""The recorder: what it keeps of answers, of whom, where, and for how long."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.core import SamplingParams
+from cluster.draft.recorded import (
+    UNSALTED,
+    Folder,
+    Origin,
+    RecordedAnswer,
+    encode,
+    read_answer,
+    read_folder,
+    tenant_name,
+    tokens_in,
+)
+from cluster.draft.recorder import RELEASE, SPILL, Keeper, RecorderOptions
+from cluster.errors import ConfigError
+from tests.support.draft.recording import ORIGIN, PER_TENANT, STOP, K, World, law
+
+
+def record(world: World, *, num_texts: int = 12, num_tenants: int = 3) -> None:
+    """Texts of some tenants, side by side."""
+    names = [f"r{index}" for index in range(num_texts)]
+    for index, name in enumerate(names):
+        world.open(name, index % num_tenants, prompt_len=3 + index)
+    for _ in range(4):
+        for name in names:
+            world.step(name)
+    world.end(*names)
+
+
+def ids_in(answer: RecordedAnswer) -> np.ndarray[Any, Any]:
+    parts = (
+        answer.prompt, answer.token_ids, answer.candidates, answer.rejected.token_ids,
+        answer.rejected.candidates,
+    )  # fmt: skip
+    return np.concatenate([each.ravel() for each in parts])
+
+
+def path_of(answer: RecordedAnswer, node: int) -> tuple[int, ...]:
+    rejected, words = answer.rejected, list[int]()
+    while True:
+        words.insert(0, int(rejected.token_ids[node]))
+        parent = int(rejected.parents[node])
+        if parent < 0:
+            before = answer.token_ids[: rejected.places[node]].tolist()
+            return (*answer.prompt.tolist(), *before, *words)
+        assert rejected.places[node] == rejected.places[parent] + 1
+        node = parent
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_token_and_every_rejected_node_has_the_law_behind_it(
+    tmp_path: Path, seed: int
+) -> None:
+    world = World(tmp_path, seed)
+    record(world)
+    world.close()
+    answers = read_folder(tmp_path, ORIGIN)
+    texts = {tuple(text.prompt): text for text in world.texts.values()}
+    assert len(answers) == len(texts)
+    num_rejected = 0
+    for answer in answers:
+        text = texts[tuple(answer.prompt.tolist())]
+        assert [*answer.prompt.tolist(), *answer.token_ids.tolist()] == text.tokens
+        for place, candidates in enumerate(answer.candidates):
+            before = tuple(text.tokens[: len(answer.prompt) + place])
+            assert candidates.tolist() == law(before).tolist()
+        for node, candidates in enumerate(answer.rejected.candidates):
+            assert candidates.tolist() == law(path_of(answer, node)).tolist()
+        num_rejected += len(answer.rejected.token_ids)
+        assert answer.temperature == 0.5
+        for place in answer.first_rejected:
+            assert not answer.is_accepted[place]
+    assert num_rejected > 10
+
+
+@pytest.mark.parametrize("keep", ["disk", "memory"])
+@pytest.mark.parametrize("seed", range(3))
+def test_one_tenants_tokens_are_never_in_anothers_file(
+    tmp_path: Path, keep: str, seed: int
+) -> None:
+    """Nor after one tenant was released, whose tokens are nowhere then."""
+    world = World(tmp_path, seed, keep=keep)
+    record(world)
+    world.close()
+    assert keep == "disk" or not list(tmp_path.iterdir())
+    (tmp_path / f"{tenant_name(bytes([1]) * 16)}{RELEASE}").touch()
+    if keep == "memory":
+        (tmp_path / SPILL).touch()
+    world.recorder.keeper.sweep()
+    assert not list(tmp_path.glob(f"*{RELEASE}"))
+    found = {}
+    for tenant in range(3):
+        name = tenant_name(bytes([tenant]) * 16 if tenant else b"")
+        for path in tmp_path.glob(f"{name}/*"):
+            ids = ids_in(read_answer(path, ORIGIN))
+            assert set(ids // PER_TENANT) == {tenant}
+            found[path] = tenant
+    assert sorted(set(found.values())) == [0, 2]
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == found.keys()
+
+
+def test_files_are_the_owners_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "recorded"
+    world = World(folder)
+    record(world)
+    world.close()
+    for path in (folder, *folder.rglob("*")):
+        wanted = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
+
+
+@pytest.mark.parametrize("tenants", ["none", "unsalted"])
+def test_nobody_is_recorded_who_is_not_meant(tmp_path: Path, tenants: str) -> None:
+    """What was recorded of them before is deleted."""
+    former = World(tmp_path)
+    record(former)
+    former.close()
+    assert len(list(tmp_path.iterdir())) == 3
+    world = World(tmp_path, tenants=tenants)
+    record(world)
+    world.close()
+    assert [each.name for each in tmp_path.iterdir()] == ([UNSALTED] * (tenants == "unsalted"))
+    assert world.recorder.wants.num_top == (32 if tenants == "unsalted" else 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"params": SamplingParams(forced_ids=(1, 2))},
+        {"adapter": "other"},
+        {"tenant": b"draft-profile"},
+    ],
+    ids=["given", "adapter", "profile"],
+)
+def test_what_the_target_did_not_write_for_a_client_is_not_recorded(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    world = World(tmp_path)
+    world.open("a")
+    world.step("a", **changes)
+    world.end("a")
+    world.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_share_of_the_requests_is_recorded(tmp_path: Path) -> None:
+    world = World(tmp_path, share=0.25)
+    record(world, num_texts=80, num_tenants=1)
+    world.close()
+    assert 8 <= len(read_folder(tmp_path, ORIGIN)) <= 32
+
+
+def test_an_answer_ends_with_its_stop_token_and_before_steps_that_were_missed(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    world.open("stopped")
+    world.step("stopped")
+    world.step("stopped", num_nodes=0, next_token=STOP)
+    world.step("stopped")
+    world.open("missed")
+    world.step("missed", num_nodes=0)
+    world.texts["missed"].tokens += [9, 9]
+    world.step("missed")
+    world.end("stopped", "missed")
+    world.close()
+    stopped, missed = read_folder(tmp_path, ORIGIN)
+    assert stopped.token_ids[-1] == STOP
+    assert len(missed.token_ids) == 1
+
+
+def answer(world: World, name: str = "a") -> RecordedAnswer:
+    """One whose tokens are 12 at least."""
+    world.open(name)
+    for _ in range(4):
+        world.step(name)
+    recording = world.recorder._recordings[name]
+    assert recording is not None
+    return recording.answer()
+
+
+class Clock:
+    now = 1e9
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.mark.parametrize("keep", ["disk", "memory"])
+def test_each_tenant_keeps_the_newest_within_the_bounds(tmp_path: Path, keep: Any) -> None:
+    one = answer(World(tmp_path / "other"))
+    clock = Clock()
+    options = RecorderOptions(
+        "all", 1.0, keep, str(tmp_path / "here"), 5 * one.num_tokens, 1.0, max_tenants=2
+    )
+    keeper = Keeper(options, ORIGIN, clock)
+    for tenant in (b"a" * 16, b"", b"b" * 16):
+        for _ in range(8):
+            keeper.keep(tenant, one)
+    keeper.close()
+    kept: Any = keeper._folder if keep == "disk" else keeper._memory
+    assert sorted(kept.tenants()) == sorted([UNSALTED, (b"b" * 16).hex()])
+    for tenant in kept.tenants():
+        names = kept.names(tenant)
+        assert len(names) == 5
+        assert sum(map(tokens_in, names)) <= options.max_tokens
+    clock.now += 3600.0
+    keeper.sweep()
+    assert not kept.tenants()
+
+
+def test_another_peoples_file_in_the_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / UNSALTED).mkdir()
+    for path in (tmp_path / "notes.txt", tmp_path / UNSALTED / "mine.npz"):
+        path.write_text("mine")
+    world = World(tmp_path, tenants="none")
+    world.close()
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
+
+
+def test_a_disk_that_takes_nothing_costs_the_recording_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "full").write_text("no folder")
+    world = World(tmp_path / "full")
+    record(world)
+    world.close()
+    assert "recorder cannot write" in caplog.text
+    assert caplog.text.count("recorder cannot write") == 1
+
+
+def _truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def _flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    place = data.index(b"candidates.npy") + 200
+    data[place] ^= 0xFF
+    path.write_bytes(data)
+
+
+def _foreign(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, answers=np.arange(3))
+
+
+def _pickled(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, format=np.array([{}], object))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (_truncated, "cannot be read"), (_flipped, "cannot be read"), (_foreign, "is no draft"),
+        (_pickled, "cannot be read"), (lambda path: path.write_text("text"), "cannot be read"),
+    ],
+    ids=["truncated", "flipped", "foreign", "pickled", "text"],
+)  # fmt: skip
+def test_a_damaged_or_foreign_file_is_refused_by_name(
+    tmp_path: Path, damage: Callable[[Path], object], told: str
+) -> None:
+    world = World(tmp_path)
+    record(world)
+    world.close()
+    path = next(tmp_path.rglob("*.npz"))
+    damage(path)
+    with pytest.raises(ConfigError, match=told) as raised:
+        read_folder(tmp_path, ORIGIN)
+    assert str(path) in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        Origin("other", "tokenizer", ORIGIN.vocab_size),
+        Origin("model", "other", ORIGIN.vocab_size),
+        Origin("model", "tokenizer", PER_TENANT),
+    ],
+    ids=["model", "tokenizer", "size"],
+)
+def test_another_targets_answers_are_refused_by_name(tmp_path: Path, origin: Origin) -> None:
+    path = tmp_path / "answer.npz"
+    path.write_bytes(encode(answer(World(tmp_path / "other")), ORIGIN))
+    with pytest.raises(ConfigError, match="another target wrote it") as raised:
+        read_answer(path, origin)
+    assert str(path) in raised.value.message
+    # In whatever format its weights are served, it is the same checkpoint.
+    served = Origin(f"{ORIGIN.model_hash}|weights=int8", ORIGIN.tokenizer_hash, ORIGIN.vocab_size)
+    assert read_answer(path, served).candidates.shape[1] == K
+
+
+def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    found = answer(World(tmp_path / "other"))
+    found.token_ids[0] = ORIGIN.vocab_size
+    path = tmp_path / "answer.npz"
+    path.write_bytes(encode(found, ORIGIN))
+    with pytest.raises(ConfigError, match="outside the vocabulary"):
+        read_answer(path, ORIGIN)
+
+
+def test_a_folder_is_needed_where_anything_is_recorded() -> None:
+    with pytest.raises(ConfigError, match="folder"):
+        RecorderOptions("all")
+
+
+def test_a_tenants_folder_that_others_could_read_is_closed(tmp_path: Path) -> None:
+    (tmp_path / UNSALTED).mkdir(mode=0o755)
+    os.chmod(tmp_path / UNSALTED, 0o755)
+    Folder(tmp_path).put(UNSALTED, "a", b"")
+    assert stat.S_IMODE((tmp_path / UNSALTED).stat().st_mode) == 0o700

@@ -1,0 +1,97 @@
+"""A recorder driven by hand: random texts of several tenants, with trees that partly come true."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from cluster.core import SamplingParams, TokenArray, token_array
+from cluster.draft.base import DrafterContext
+from cluster.draft.inside import StepRows
+from cluster.draft.recorded import Origin
+from cluster.draft.recorder import RecorderDrafter, RecorderOptions
+from cluster.spec.logprobs import TopTokens
+
+PER_TENANT = 100  # ids of the vocabulary that one tenant's texts are made of
+ORIGIN = Origin("model", "tokenizer", 8 * PER_TENANT)
+STOP = 7
+K = 4
+
+
+def law(words: tuple[int, ...]) -> TokenArray:
+    """The most probable ids behind these words, of their tenant."""
+    first = words[0] - words[0] % PER_TENANT
+    random = np.random.default_rng(zlib.crc32(str(words).encode()))
+    return token_array(random.integers(8, PER_TENANT, K) + first)
+
+
+@dataclass(slots=True)
+class Text:
+    """One text and what a recorder should have of it."""
+
+    tenant: int
+    tokens: list[int]
+    prompt: list[int] = field(default_factory=list)
+
+
+class World:
+    """Texts whose every id is of its tenant's own range."""
+
+    def __init__(self, folder: Path, seed: int = 0, **options: Any) -> None:
+        self.random = np.random.default_rng(seed)
+        self.texts: dict[str, Text] = {}
+        host: Any = SimpleNamespace(
+            model_hash=ORIGIN.model_hash,
+            token_ids=lambda name: token_array(self.texts[name].tokens),
+        )
+        context = DrafterContext("recorder", 8, 8, ORIGIN.vocab_size, ORIGIN.tokenizer_hash, host)
+        given = {"tenants": "all", "share": 1.0, "keep": "disk", "folder": str(folder), **options}
+        self.recorder = RecorderDrafter(context, RecorderOptions(**given))
+
+    def open(self, name: str, tenant: int = 0, prompt_len: int = 5) -> Text:
+        text = Text(tenant, self._ids(tenant, prompt_len).tolist())
+        text.prompt = text.tokens.copy()
+        self.texts[name] = text
+        return text
+
+    def _ids(self, tenant: int, count: int) -> TokenArray:
+        return token_array(self.random.integers(8, PER_TENANT, count) + tenant * PER_TENANT)
+
+    def step(self, name: str, num_nodes: int = 6, **changes: Any) -> StepRows:
+        """A step of a text, of which the recorder reads: a random tree and a random path in it."""
+        text = self.texts[name]
+        parents = [int(self.random.integers(-1, node)) for node in range(num_nodes)]
+        nodes = self._ids(text.tenant, num_nodes)
+        path: list[int] = []
+        for node, parent in enumerate(parents):
+            if parent == (path[-1] if path else -1) and self.random.random() < 0.5:
+                path.append(node)
+        behind = {-1: tuple(text.tokens)}
+        for node, parent in enumerate(parents):
+            behind[node] = (*behind[parent], int(nodes[node]))
+        laws = np.stack([law(words) for words in behind.values()])
+        next_token = int(changes.pop("next_token", self._ids(text.tenant, 1)[0]))
+        tenant = bytes([text.tenant]) * 16 if text.tenant else b""
+        rows = StepRows(
+            name, 1, "default", tenant, len(text.tokens) - 1,
+            token_array([text.tokens[-1], *nodes]), 1, token_array(parents), token_array(path),
+            next_token, None, TopTokens(laws, -np.sort(self.random.random((len(laws), K))).astype(
+                np.float32)), SamplingParams(temperature=0.5, stop_token_ids=(STOP,)),
+        )  # fmt: skip
+        # The cache holds what was accepted; the token behind it has no row yet.
+        text.tokens += nodes[path].tolist()
+        self.recorder.read([replace(rows, **changes)])
+        text.tokens.append(next_token)
+        return rows
+
+    def end(self, *names: str) -> None:
+        self.recorder.release(names)
+
+    def close(self) -> None:
+        """All that was recorded is written, and the bounds hold."""
+        self.recorder.keeper.close()

@@ -1,0 +1,74 @@
+"""`LLM` with a recorder inside: the same texts, and what is recorded of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
+from cluster.core import SpeculationOptions
+from cluster.draft.recorded import Origin, RecordedAnswer, read_folder, tenant_name
+from cluster.local import LLM
+from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
+from cluster.requests.tenant import tenant_of
+from tests.support.local_models import PROMPTS, drafters, target
+from tests.test_local import GREEDY, SEEDED
+
+PLAIN = SpeculationOptions(enabled=False)
+
+
+def texts_of(folder: Path, recorded: Path | None) -> list[list[int]]:
+    """Greedy and seeded, with drafts and without, of two tenants."""
+    found = drafters(folder)
+    if recorded is not None:
+        options = {"tenants": "all", "share": 1.0, "keep": "disk", "folder": str(recorded)}
+        found["recorder"] = DrafterConfig(kind="recorder", options=options)
+    config = Config(
+        target=target(folder), drafters=found,
+        coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=6),
+    )  # fmt: skip
+    with LLM(config) as llm:
+        return [
+            list(completion.token_ids)
+            for salt in (None, "secret")
+            for params in (GREEDY, SEEDED)
+            for speculation in (SpeculationOptions(), PLAIN)
+            for completion in llm.generate(
+                PROMPTS, params, cache_salt=salt, speculation=speculation
+            )
+        ]
+
+
+def test_texts_are_the_same_and_what_is_recorded_is_the_targets_law(
+    checkpoint_factory: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = checkpoint_factory("llama")
+    texts = texts_of(folder, tmp_path)
+    assert texts == texts_of(folder, None)
+    origin = Origin(model_hash(folder), folder_tokenizer_hash(folder), 288)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert {each.name for each in tmp_path.iterdir()} == {
+        tenant_name(tenant_of(salt)) for salt in (None, "secret")
+    }
+    answers = read_folder(tmp_path, origin)
+    assert len(answers) == len(texts)
+    assert any(len(each.rejected.token_ids) for each in answers)
+    written = [text for text in texts if text]
+    for answer in answers:
+        # A text's stop token is recorded and is no part of it.
+        assert any(answer.token_ids[: len(text)].tolist() == text for text in written)
+        check_laws(model, answer)
+
+
+def check_laws(model: torch.nn.Module, answer: RecordedAnswer) -> None:
+    ids = np.concatenate([answer.prompt, answer.token_ids])
+    with torch.no_grad():
+        logits = model(torch.from_numpy(ids).long()[None]).logits[0, len(answer.prompt) - 1 : -1]
+    laws = torch.log_softmax(logits.float(), -1)
+    found = torch.gather(laws, 1, torch.from_numpy(answer.candidates).long())
+    assert found.numpy() == pytest.approx(answer.log_probs.astype(np.float32), abs=2e-2)
