@@ -32,7 +32,7 @@ _TEMPERATURES = (0.0, 0.7, 0.0, 0.85, 0.0, 1.0)
 # Shares of the probability beyond so many candidates are a few percent.
 _NUM_CANDIDATES = 32
 # Every so many-th answer is kept out of training.
-_HELD_OUT = 20
+HELD_OUT = 20
 # More than chat templates add to two turns: system prompts and marks.
 _TEMPLATE_TOKENS = 512
 
@@ -214,10 +214,10 @@ def known_and_held_out(
     """
     read = map(reading, read_shards(folder)) if reading else read_shards(folder)
     answers = [each for each in read if len(each.prompt) <= max_prompt_len]
-    known = [each for index, each in enumerate(answers) if index % _HELD_OUT]
+    known = [each for index, each in enumerate(answers) if index % HELD_OUT]
     if not known:
         raise ConfigError(f"{folder}: {len(answers)} answers are too few; raise --answer-tokens")
-    return known, answers[::_HELD_OUT]
+    return known, answers[::HELD_OUT]
 
 
 def _read(path: Path) -> list[Answer]:

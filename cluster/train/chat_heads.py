@@ -59,7 +59,7 @@ class HeadBatch(NamedTuple):
     candidates: int64[rows, width, k], draft ids, best first, of the law after each token.
     probs: float32[rows, width, k], 0 outside the draft vocabulary and where no law was recorded.
     is_known: bool[rows, width], whether one was.  is_greedy: bool[rows], whether every token of the
-    answer is the law's most probable one.
+    answer is the law's most probable one.  is_rejected: bool[rows, width], `Answer.rejected`.
     """
 
     token_ids: torch.Tensor
@@ -68,6 +68,7 @@ class HeadBatch(NamedTuple):
     probs: torch.Tensor
     is_known: torch.Tensor
     is_greedy: torch.Tensor
+    is_rejected: torch.Tensor
 
     def tapped(self, columns: int | Sequence[int] | torch.Tensor) -> torch.Tensor:
         """Columns of the states; raises ConfigError where none were recorded."""
@@ -164,7 +165,7 @@ class HeadOrder:
         token_ids = np.zeros(shape, np.int64)
         candidates = np.zeros((*shape, k), np.int64)
         probs = np.zeros((*shape, k), np.float32)
-        is_known = np.zeros(shape, np.bool_)
+        is_known, is_rejected = np.zeros((2, *shape), np.bool_)
         is_greedy = np.zeros(len(answers), np.bool_)
         states: NDArray[np.int16] | None = None
         for row, (answer, length) in enumerate(zip(answers, lens, strict=True)):
@@ -182,6 +183,8 @@ class HeadOrder:
             candidates[row, known] = np.maximum(ids, 0)
             probs[row, known] = law * (ids >= 0)
             is_known[row, known] = law.any(axis=1)
+            if answer.rejected is not None:
+                is_rejected[row, start + answer.rejected[answer.rejected < num_known]] = True
             has_best = np.isfinite(answer.log_probs[:, 0])
             is_greedy[row] = (answer.candidates[:, 0] == answer.token_ids)[has_best].all()
         return HeadBatch(
@@ -191,6 +194,7 @@ class HeadOrder:
             torch.from_numpy(probs),
             torch.from_numpy(is_known),
             torch.from_numpy(is_greedy),
+            torch.from_numpy(is_rejected),
         )
 
 
@@ -226,14 +230,14 @@ class HeadLoss(nn.Module):
         if loss not in LOSSES:
             raise ConfigError(f"loss {loss!r}: unknown; known: {', '.join(LOSSES)}")
         super().__init__()
-        self._learner = learner
+        self.learner = learner
         self._loss = loss
 
     def forward(self, batch: HeadBatch) -> torch.Tensor:
         total = torch.zeros((), device=batch.probs.device)
-        for depth, (hidden, known) in enumerate(known_drafts(self._learner, batch)):
+        for depth, (hidden, known) in enumerate(known_drafts(self.learner, batch)):
             if len(hidden):
-                logits = self._learner.logits(hidden)
+                logits = self.learner.logits(hidden)
                 total = total + _DEPTH_WEIGHT**depth * self.of(logits, batch, known)
         return total
 
@@ -243,9 +247,14 @@ class HeadLoss(nn.Module):
         picked = torch.gather(torch.log_softmax(logits.float(), dim=-1), 1, ids)
         if self._loss == "kl":
             return -(probs * picked).sum() / len(probs)
-        accepted = torch.minimum(probs, picked.exp()).sum(dim=-1)
-        # Where nothing would be accepted, the gradient must stay finite.
-        return -(accepted + 1e-4).log().mean()
+        return negative_log_acceptance(probs, picked)
+
+
+def negative_log_acceptance(probs: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
+    """The mean of -log sum min(p, q).  picked: log q of the tokens whose probability is `probs`."""
+    accepted = torch.minimum(probs, picked.exp()).sum(dim=-1)
+    # Where nothing would be accepted, the gradient must stay finite.
+    return -(accepted + 1e-4).log().mean()
 
 
 def known_drafts(learner: Learner, batch: HeadBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:

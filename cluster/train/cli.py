@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from cluster.errors import DrafthouseError
+from cluster.errors import ConfigError, DrafthouseError
 from cluster.train.chat_heads import HeadSettings
 from cluster.train.compare import Questions, compare, drafters_of, read_questions, table
 from cluster.train.demo import RECIPES, TARGET_NAME, heldout_bits, train_demo
@@ -19,6 +19,7 @@ from cluster.train.heads import train_head
 from cluster.train.layer_skip import SearchSettings, find_layer_skip
 from cluster.train.options import FOLDERS, PUBLISHED, add, add_training
 from cluster.train.processes import processes, run_together
+from cluster.train.traffic import Traffic, learn_from_traffic
 from cluster.train.trainer import Budget
 
 HEADS = {
@@ -47,6 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         add(head, "--evaluate")
         if kind == "drafter":
             head.set_defaults(vocab_size=_DRAFTER_VOCAB_SIZE)
+            add(head, "--from-traffic", "--starts-from", "--mix")
     skip = verbs.add_parser(
         "layer-skip", help="find the layers that a target can leave out when it drafts for itself"
     )
@@ -102,6 +104,10 @@ def _head(arguments: argparse.Namespace) -> None:
     if kind == "drafter":
         answers = replace(settings.answers, system_prompt=arguments.system_prompt)
         settings = replace(settings, answers=answers)
+    if getattr(arguments, "from_traffic", None) or getattr(arguments, "starts_from", None):
+        _from_traffic(arguments, settings)
+        show_comparison(arguments, arguments.target, questions)
+        return
     # A draft model's answers are drawn without hidden rows; all heads share theirs.
     work = arguments.work / arguments.name if kind == "drafter" else arguments.work
     run_together(
@@ -125,6 +131,39 @@ def _train_head(
         print(f"draft {depth}\t{loss:.3f} nats per token\tagreement {agreement:.3f}")
     print(f"mean acceptance length of greedy chains of {settings.depth}\t{found.chain_len:.3f}")
     print(f"the target's probability inside the draft vocabulary\t{found.coverage:.3f}")
+
+
+def _from_traffic(arguments: argparse.Namespace, settings: HeadSettings) -> None:
+    """Let a drafter go on learning, and say how it does."""
+    if not (arguments.from_traffic and arguments.starts_from):
+        raise ConfigError("--from-traffic and --starts-from go together; give both")
+    if arguments.num_layers:
+        raise ConfigError(f"--layers: those of {arguments.starts_from} stay; leave it out")
+    traffic = Traffic(arguments.from_traffic, arguments.starts_from, arguments.mix)
+    run_together(
+        arguments.processes, _learn_from_traffic, arguments.target, traffic,
+        arguments.work / arguments.name, arguments.models / arguments.name,
+        replace(settings, weights=arguments.weights or ""), _budget(arguments), arguments.seed,
+    )  # fmt: skip
+
+
+def _learn_from_traffic(
+    target: str, traffic: Traffic, work: Path, folder: Path, settings: HeadSettings,
+    budget: Budget, seed: int,
+) -> None:  # fmt: skip
+    """In each process of the training."""
+    found = learn_from_traffic(target, traffic, work, folder, settings, budget, seed)
+    if found is None:
+        return
+    print(f"recorded tokens that it learned from\t{found.num_tokens}")
+    for name, before in found.before.items():
+        after = found.after[name]
+        print(
+            f"held-out {name}\t{before.num_answers} answers\t"
+            f"acceptance {before.acceptance:.4f} -> {after.acceptance:.4f}\t"
+            f"excess {before.excess_nats:.4f} -> {after.excess_nats:.4f} nats per token"
+        )
+    print(f"written\t{found.folder}")
 
 
 def questions_of(arguments: argparse.Namespace) -> Questions | None:

@@ -30,7 +30,8 @@ class Answer:
 
     candidates: int32[answer, k], best first.  log_probs: float16[answer, k], at temperature 1.
     states: int16[prompt + answer - 1, taps, hidden], the bits of bfloat16 hidden rows of all tokens
-    but the last; None where no taps were asked for.
+    but the last; None where no taps were asked for.  rejected: int32[m], the places where a step's
+    drafts ended because the target drew another token; None where it was not served.
     """
 
     prompt: NDArray[np.int32]
@@ -38,6 +39,7 @@ class Answer:
     candidates: NDArray[np.int32]
     log_probs: NDArray[np.float16]
     states: NDArray[np.int16] | None = None
+    rejected: NDArray[np.int32] | None = None
 
 
 @dataclass(slots=True, eq=False)

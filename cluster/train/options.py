@@ -32,6 +32,13 @@ def positive_float(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share, from 0 to below 1")
+    return value
+
+
 # As argparse takes them.  What has no default here has that of its settings.
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--target": {
@@ -73,6 +80,17 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "nargs": "?", "type": Path, "const": PUBLISHED / "heldout.jsonl", "metavar": "QUESTIONS",
         "help": "afterwards compare the target's drafters, by depth and task, on held-out text or "
         "on questions as Spec-Bench's JSONL has them",
+    },
+    "--from-traffic": {
+        "type": Path, "metavar": "DIR", "help": "learn from served answers that a recorder has "
+        "kept, beside those that the target writes first; see docs/learning.md",
+    },
+    "--starts-from": {
+        "metavar": "CURRENT", "help": "with --from-traffic: the drafter that goes on learning"
+    },
+    "--mix": {
+        "type": share, "default": 0.5, "help": "with --from-traffic: the share of answers to "
+        "questions that the target asks itself, against forgetting",
     },
     "--out": {"type": Path, "help": "write the drafter's options there, as YAML"},
     "--tokens": {

@@ -67,6 +67,7 @@ def head_batch() -> HeadBatch:
         torch.zeros(shape, dtype=torch.int64), torch.zeros(*shape, 4, HIDDEN),
         torch.zeros(*shape, K, dtype=torch.int64), torch.zeros(*shape, K),
         torch.ones(shape, dtype=torch.bool), torch.ones(1, dtype=torch.bool),
+        torch.zeros(shape, dtype=torch.bool),
     )  # fmt: skip
 
 

@@ -1,0 +1,260 @@
+"""A drafter goes on learning from served answers: `drafthouse train drafter --from-traffic`.
+
+The recorder (`cluster.draft.recorder`) has kept them with the target's laws, so the target runs
+only for the original answers that are mixed in against forgetting.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from accelerate.utils import send_to_device
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from cluster.draft.recorded import Origin, RecordedAnswer, read_folder
+from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
+from cluster.errors import ConfigError
+from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
+from cluster.models.int8 import is_int8, load_int8
+from cluster.models.made_for import folder_made_for
+from cluster.models.resolve import resolve
+from cluster.train.chat_answers import HELD_OUT, draw_shards, known_and_held_out
+from cluster.train.chat_drafter import DraftModelLearner
+from cluster.train.chat_heads import (
+    WEIGHTS,
+    HeadBatch,
+    HeadLoss,
+    HeadOrder,
+    HeadSettings,
+    known_drafts,
+    negative_log_acceptance,
+)
+from cluster.train.generate import Answer
+from cluster.train.made_for import target_of
+from cluster.train.processes import processes
+from cluster.train.trainer import Budget, Phase, Rates, Trainer, TrainSettings
+
+log = logging.getLogger(__name__)
+
+# As of the specialists of the demonstration, which go on from a general drafter too.
+_RATES = Rates(muon=0.006, adamw=0.0012, warmup=0.05, decay=0.95)
+_PHASE = Phase(0.0, length=768, rows=1)
+_CONVERSATIONS_PER_STEP = 4
+# A drafter is not written where it would accept so much less than the one that it starts from.
+_LARGEST_FALL = 0.01
+_HASH_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a drafter goes on from.
+
+    folder: the recorder's, or one tenant's in it.  starts_from: the drafter's folder.  mix: the
+    share of the target's own answers to questions that it asks itself.
+    """
+
+    folder: Path
+    starts_from: str
+    mix: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """A drafter along answers that it did not learn from.
+
+    acceptance: the mean of sum min(p, q).  excess_nats: the mean of sum p log(p / q).  Both over
+    the target's recorded candidates that the drafter can write.
+    """
+
+    num_answers: int
+    acceptance: float
+    excess_nats: float
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """before, after: by what the held-out answers are, traffic or originals."""
+
+    folder: Path
+    num_tokens: int
+    before: dict[str, Along]
+    after: dict[str, Along]
+
+
+class TrafficLoss(HeadLoss):
+    """Cross-entropy with the target's law at all places, and the negative log of the acceptance at
+    those where a step's drafts ended: there a better draft would have brought a token."""
+
+    def __init__(self, learner: DraftModelLearner) -> None:
+        super().__init__(learner, "kl")
+
+    def forward(self, batch: HeadBatch) -> torch.Tensor:
+        total = torch.zeros((), device=batch.probs.device)
+        for hidden, known in known_drafts(self.learner, batch):
+            if not len(hidden):
+                continue
+            logits = self.learner.logits(hidden)
+            total = total + self.of(logits, batch, known)
+            is_rejected = batch.is_rejected[known]
+            if is_rejected.any():
+                chosen = known & batch.is_rejected
+                probs, ids = batch.probs[chosen], batch.candidates[chosen]
+                picked = torch.log_softmax(logits[is_rejected].float(), dim=-1).gather(1, ids)
+                total = total + negative_log_acceptance(probs, picked)
+        return total
+
+
+def learn_from_traffic(
+    target: str, traffic: Traffic, work: Path, folder: Path, settings: HeadSettings,
+    budget: Budget, seed: int = 0,
+) -> Learned | None:  # fmt: skip
+    """Train on from a drafter and write the new one as FOLDER@HASH.
+
+    work: where the target's own answers are, or are drawn.  Returns None in all processes but the
+    main one.  Raises ConfigError for traffic or a drafter of another target, and where the new one
+    would accept less.
+    """
+    source = resolve(target)
+    origin = origin_of(source)
+    known, held_out = split(traffic.folder, origin)
+    num_tokens = sum(len(each.token_ids) for each in known)
+    held: dict[str, Sequence[Answer]] = {"traffic": held_out}
+    if traffic.mix:
+        wanted = round(num_tokens * traffic.mix / (1.0 - traffic.mix))
+        most = min(wanted, settings.num_answer_tokens)
+        draw_shards(source, work / "answers", most, seed, settings.answers)
+        originals, held["originals"] = known_and_held_out(work / "answers", _PHASE.length - 2)
+        known = [*known, *_so_many(originals, wanted)]
+    current = resolve(traffic.starts_from)
+    if not folder_made_for(current).fits(target_of(target)):
+        made_for = folder_made_for(current)
+        raise ConfigError(f"--starts-from {current}: it was made for {made_for}, not for {target}")
+    torch.manual_seed(seed)
+    learner = load_drafter(current, origin, settings.weights)
+
+    def order(answers: Sequence[Answer]) -> HeadOrder:
+        target_ids = learner.vocabulary.target_ids
+        return HeadOrder(answers, target_ids, origin.vocab_size, _PHASE.length, seed)
+
+    def measured(drafter: DraftModelLearner) -> dict[str, Along]:
+        return {name: measure(drafter, order(each), each) for name, each in held.items()}
+
+    before = measured(learner) if processes().is_main_process else {}
+    Trainer(
+        TrafficLoss(learner),
+        [order(known)],
+        TrainSettings(budget, (_PHASE,), _PHASE.length * _CONVERSATIONS_PER_STEP, seed, _RATES),
+    ).run()
+    if not processes().is_main_process:
+        return None
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    learner.save(unfinished, target_of(target))
+    # What is written is measured: rounding the weights is part of it.
+    after = measured(load_drafter(unfinished, origin, settings.weights))
+    try:
+        _check(before, after)
+    except ConfigError:
+        shutil.rmtree(unfinished)
+        raise
+    finished = folder.with_name(f"{folder.name}@{model_hash(unfinished)[:_HASH_DIGITS]}")
+    shutil.rmtree(finished, ignore_errors=True)
+    unfinished.replace(finished)
+    return Learned(finished, num_tokens, before, after)
+
+
+def load_drafter(folder: Path, origin: Origin, weights: str = "") -> DraftModelLearner:
+    """The draft model in a folder, to be trained on.  weights: as of `DraftModelLearner`, "" = as
+    it is written there."""
+    config = AutoConfig.from_pretrained(folder)
+    vocabulary = load_draft_vocabulary(folder)
+    if vocabulary is None:
+        ids = np.arange(origin.vocab_size, dtype=np.int32)
+        vocabulary = DraftVocabulary(ids, ids, origin.tokenizer_hash)
+    if vocabulary.tokenizer_hash != origin.tokenizer_hash or (
+        len(vocabulary.target_ids) != config.vocab_size
+    ):
+        raise ConfigError(f"{folder}: its vocabulary is not the target's; start from another one")
+    state = load_int8(folder)
+    if state is None:
+        network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    else:
+        kind = getattr(transformers, config.architectures[0])
+        network = kind.from_pretrained(None, config=config, state_dict=state, dtype=torch.float32)
+    written = "int8" if is_int8(folder) else WEIGHTS[0]
+    return DraftModelLearner(network.train(), vocabulary, weights or written)
+
+
+@torch.no_grad()
+def measure(learner: DraftModelLearner, order: HeadOrder, answers: Sequence[Answer]) -> Along:
+    """How a drafter does along answers."""
+    device = next(learner.parameters()).device
+    accepted, excess = [], []
+    for answer in answers:
+        batch = send_to_device(order.batch([answer]), device)
+        ((hidden, known),) = known_drafts(learner, batch)
+        probs, ids = batch.probs[known], batch.candidates[known]
+        picked = torch.log_softmax(learner.logits(hidden).float(), dim=-1).gather(1, ids)
+        accepted.append(torch.minimum(probs, picked.exp()).sum(dim=-1).cpu().numpy())
+        gained = probs * (probs.clamp(min=1e-9).log() - picked)
+        excess.append(gained.sum(dim=-1).cpu().numpy())
+    means = (float(np.concatenate(each).mean()) for each in (accepted, excess))
+    return Along(len(answers), *means)
+
+
+def _check(before: dict[str, Along], after: dict[str, Along]) -> None:
+    for name, along in before.items():
+        was, now = along.acceptance, after[name].acceptance
+        if now < was * (1.0 - _LARGEST_FALL):
+            raise ConfigError(
+                f"acceptance on held-out {name} would fall from {was:.4f} to {now:.4f}, by more "
+                f"than {_LARGEST_FALL:.0%}; nothing is written: record more, or give another --mix "
+                "or more time"
+            )
+
+
+def origin_of(target: Path) -> Origin:
+    """What answers of the model in a folder say of it."""
+    vocab_size = AutoConfig.from_pretrained(target).vocab_size
+    return Origin(model_hash(target), folder_tokenizer_hash(target), vocab_size)
+
+
+def split(folder: Path, origin: Origin) -> tuple[list[Answer], list[Answer]]:
+    """The answers to learn from, and those to every 20th prompt, which are kept out of training."""
+    recorded = read_folder(folder, origin)
+    prompts = list(dict.fromkeys(each.prompt.tobytes() for each in recorded))
+    kept_out = set(prompts[::HELD_OUT])
+    known, held_out = list[Answer](), list[Answer]()
+    for each in recorded:
+        (held_out if each.prompt.tobytes() in kept_out else known).append(_fitting(each))
+    if not known:
+        raise ConfigError(f"{folder}: {len(prompts)} prompts are too few; record more")
+    return known, held_out
+
+
+def _fitting(recorded: RecordedAnswer) -> Answer:
+    """An answer as training reads it: of a long prompt its end."""
+    room = max(_PHASE.length - len(recorded.token_ids), _PHASE.length // 2)
+    return Answer(
+        recorded.prompt[-room:], recorded.token_ids, recorded.candidates, recorded.log_probs,
+        rejected=recorded.first_rejected,
+    )  # fmt: skip
+
+
+def _so_many(answers: Sequence[Answer], num_tokens: int) -> list[Answer]:
+    """Answers of so many tokens together, some of them twice if there are fewer."""
+    found: list[Answer] = []
+    for answer in itertools.cycle(answers):
+        if num_tokens <= 0:
+            return found
+        found.append(answer)
+        num_tokens -= len(answer.token_ids)
+    return found

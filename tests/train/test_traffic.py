@@ -1,0 +1,163 @@
+"""From served answers to a drafter that accepts more of them: recorder, files, training."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
+from cluster.core import SamplingParams
+from cluster.draft.recorded import UNSALTED, Folder
+from cluster.errors import ConfigError
+from cluster.local import LLM
+from cluster.models.fingerprint import model_hash
+from cluster.train import traffic
+from cluster.train.chat_answers import AnswerSettings
+from cluster.train.chat_heads import HeadBatch, HeadLoss, HeadSettings
+from cluster.train.heads import train_head
+from cluster.train.traffic import Traffic, TrafficLoss, learn_from_traffic, load_drafter
+from cluster.train.trainer import Budget
+from tests.support.checkpoints import noisy_copy
+from tests.support.local_models import drafters, target
+from tests.train.test_cli import parse, run
+
+ANSWERS = AnswerSettings(6, max_question_tokens=10, max_answer_tokens=12)
+SETTINGS = HeadSettings(depth=2, vocab_size=288, num_answer_tokens=120, answers=ANSWERS)
+STEPS = Budget(steps=30)
+
+
+@pytest.fixture(scope="module")
+def target_folder(checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory("llama")
+
+
+@pytest.fixture(scope="module")
+def current(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drafter that has learned next to nothing."""
+    work = tmp_path_factory.mktemp("current")
+    settings = replace(SETTINGS, num_layers=1, weights="int8")
+    train_head("drafter", str(target_folder), work, work / "d", settings, Budget(steps=1))
+    return work / "d"
+
+
+@pytest.fixture(scope="module")
+def recorded(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Answers as they are served, with drafts."""
+    folder = tmp_path_factory.mktemp("recorded")
+    options = {"tenants": "unsalted", "share": 1.0, "keep": "disk", "folder": str(folder)}
+    inside = {"lookup": drafters(target_folder)["lookup"]}
+    inside["recorder"] = DrafterConfig(kind="recorder", options=options)
+    config = Config(
+        target=target(target_folder), drafters=inside,
+        coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=4),
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    prompts = [random.integers(2, 280, 6).tolist() * 2 for _ in range(40)]
+    with LLM(config) as llm:
+        llm.generate(prompts, SamplingParams(temperature=0.7, seed=1, max_tokens=24))
+    return folder
+
+
+def learn(
+    target_folder: Path, recorded: Path, current: Path, work: Path, mix: float = 0.5
+) -> traffic.Learned:
+    found = learn_from_traffic(
+        str(target_folder), Traffic(recorded, str(current), mix), work, work / "new",
+        replace(SETTINGS, weights=""), STEPS,
+    )  # fmt: skip
+    assert found is not None
+    return found
+
+
+def test_a_drafter_learns_from_what_was_served(
+    target_folder: Path, recorded: Path, current: Path, tmp_path: Path
+) -> None:
+    found = learn(target_folder, recorded, current, tmp_path)
+    assert found.folder.name == f"new@{model_hash(found.folder)[:12]}"
+    assert not (tmp_path / "new.unfinished").exists()
+    for name in ("traffic", "originals"):
+        assert found.after[name].acceptance > found.before[name].acceptance
+        assert found.after[name].excess_nats < found.before[name].excess_nats
+    # It serves as any drafter does, in the format of the one that it started from.
+    assert (found.folder / "model.int8.safetensors").exists()
+    engine = {"model": str(found.folder), "dtype": "float32", "device": "cpu", "num_pages": 64}
+    lm = DrafterConfig(kind="lm", options={"engine": engine})
+    with LLM(Config(target=target(target_folder), drafters={"lm": lm})) as llm:
+        (answer,) = llm.generate([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=8))
+        assert len(answer.token_ids) > 0
+
+
+def test_a_drafter_that_accepts_less_is_not_written(
+    target_folder: Path, recorded: Path, current: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    class Unlearning(TrafficLoss):
+        def forward(self, batch: HeadBatch) -> torch.Tensor:
+            return -super().forward(batch)
+
+    monkeypatch.setattr(traffic, "TrafficLoss", Unlearning)
+    with pytest.raises(ConfigError, match=r"would fall from 0\.\d+ to 0\.\d+, by more than 1%"):
+        learn(target_folder, recorded, current, tmp_path, mix=0.0)
+    assert not list(tmp_path.glob("new*"))
+
+
+def test_what_it_cannot_learn_from_is_refused_by_name(
+    target_folder: Path, recorded: Path, current: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="no recorded answers"):
+        learn(target_folder, tmp_path, current, tmp_path)
+    other = noisy_copy(target_folder, tmp_path / "other")
+    with pytest.raises(ConfigError, match="another target wrote it"):
+        learn(other, recorded, current, tmp_path)
+    foreign = tmp_path / "foreign"
+    shutil.copytree(current, foreign)
+    config = foreign / "config.json"
+    config.write_text(config.read_text().replace('"model_hash": "', '"model_hash": "0'))
+    with pytest.raises(ConfigError, match="it was made for"):
+        learn(target_folder, recorded, foreign, tmp_path, mix=0.0)
+    kept = Folder(tmp_path / "few")
+    name = Folder(recorded).names(UNSALTED)[0]
+    kept.put(UNSALTED, name, (recorded / UNSALTED / name).read_bytes())
+    with pytest.raises(ConfigError, match="1 prompts are too few"):
+        learn(target_folder, kept.path, current, tmp_path)
+
+
+def test_places_where_drafts_ended_count_by_what_would_be_accepted(
+    target_folder: Path, recorded: Path, current: Path
+) -> None:
+    origin = traffic.origin_of(target_folder)
+    known, held_out = traffic.split(recorded, origin)
+    assert not {each.prompt.tobytes() for each in known} & {
+        each.prompt.tobytes() for each in held_out
+    }
+    learner = load_drafter(current, origin)
+    order = traffic.HeadOrder(known, learner.vocabulary.target_ids, 288, 768, 0)
+    batch = order.batch(known[:8])
+    assert 0 < int(batch.is_rejected.sum()) < int(batch.is_known.sum())
+    assert not (batch.is_rejected & ~batch.is_known).any()
+    nowhere = batch._replace(is_rejected=torch.zeros_like(batch.is_rejected))
+    with torch.no_grad():
+        plain = HeadLoss(learner, "kl")(batch)
+        assert TrafficLoss(learner)(nowhere) == plain
+        assert TrafficLoss(learner)(batch) > plain
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--from-traffic", "here"), "go together"),
+        (("--starts-from", "here"), "go together"),
+        (("--from-traffic", "x", "--starts-from", "y", "--layers", "1"), "--layers"),
+    ],
+)
+def test_options_that_do_not_fit_are_explained(
+    words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(parse("drafter", "x", "--target", "y", "--steps", "1", *words)) == 2
+    assert complaint in capsys.readouterr().err
