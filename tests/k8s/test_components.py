@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,11 @@ import pytest
 
 from cluster.errors import SURFACES
 from cluster.metrics.recorder import EVERY_METRIC, PROCESS_LABEL
+from cluster.train.cli import configure
 from deployments.dashboards.__main__ import DASHBOARDS
 from deployments.dashboards.panels import document
+from tests.k8s.test_network_policies import DATA_PLANE, DNS, HEAD, INTERNET, WORKER
+from tests.support.k8s.network import Peer, may_connect
 from tests.support.k8s.rendering import (
     MANIFESTS,
     REPOSITORY,
@@ -171,6 +176,32 @@ def test_the_gateways_services_are_those_of_the_contract(everything: Objects) ->
     (package,) = re.findall(r"^package (.+);", proto, re.MULTILINE)
     services = re.findall(r"^service (\w+)", proto, re.MULTILINE)
     assert named == {*(f"{package}.{each}" for each in services), "grpc.health.v1.Health"}
+
+
+def test_the_job_that_trains_is_a_command_of_ours_on_the_volume_of_the_targets(
+    everything: Objects,
+) -> None:
+    job = only("CronJob", everything)["spec"]["jobTemplate"]["spec"]["template"]
+    (container,) = job["spec"]["containers"]
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert container["workingDir"] == mounts["learning"]
+    (words,) = re.findall(r"drafthouse train (.*)", container["args"][0].replace("\\\n", ""))
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    arguments = parser.parse_args(shlex.split(words))
+    assert not arguments.from_traffic.is_absolute()
+    claim = {"claimName": only("PersistentVolumeClaim", everything)["metadata"]["name"]}
+    _, target, *_others = groups(only("RayService", everything)).values()
+    for pod in (job["spec"], pod_of(target)):
+        assert claim in [volume.get("persistentVolumeClaim") for volume in pod["volumes"]]
+        assert pod["securityContext"]["runAsUser"] == 1000
+    mount = {"name": "learning", "mountPath": mounts["learning"]}
+    assert mount in container_of(target)["volumeMounts"]
+    trainer = Peer(job["metadata"]["labels"])
+    for other in (HEAD, WORKER, DNS, INTERNET):
+        assert not may_connect(everything, trainer, other, 443)
+        assert not may_connect(everything, other, trainer, 443)
+    assert not may_connect(everything, trainer, WORKER, DATA_PLANE)
 
 
 @pytest.mark.parametrize("overlay", MANIFESTS)

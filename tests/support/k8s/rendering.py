@@ -30,7 +30,7 @@ MANIFESTS = {
         "k8s/overlays/autoscaling/serve.yaml",
     ),
 }
-COMPONENTS = ("gateway", "model-hub", "monitoring", "ray-tls")
+COMPONENTS = ("gateway", "learning", "model-hub", "monitoring", "ray-tls")
 
 Manifest = Mapping[str, Any]
 
