@@ -50,6 +50,8 @@ class Drafter(Protocol):
     millisecond.  Inside a target it is asked where models would take longer than they bring.
     One with `only_reads = True` drafts nothing: inside a target it is handed the rows of steps
     (`cluster.draft.inside.StepReader`), is told which requests have ended, and is asked nothing.
+    Where it has a method `takes(request_id, tenant) -> bool`, the most probable tokens of others'
+    steps need not be found for it.
     """
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:

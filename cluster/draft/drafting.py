@@ -71,6 +71,8 @@ class Drafting:
         self._interruptible = drafter if isinstance(drafter, Interruptible) else None
         self._reader: StepReader | None = None
         self.wants = WANTS_NOTHING
+        self.only_reads = bool(getattr(drafter, "only_reads", False))
+        self._takes: Any = getattr(drafter, "takes", None)
         # Asked only once, because the target's steps are set up for what the drafters read.
         if found := self._try("wants", lambda: _reader_of(drafter)):
             self._reader, self.wants = found
@@ -162,6 +164,17 @@ class Drafting:
         started = self._clock()
         self._try("rows", lambda: reader.read(rows), fault="refused")
         self.busy_s += self._clock() - started
+
+    def num_top(self, request_id: str, tenant: bytes) -> int:
+        """Return how many most probable tokens it reads of the request's steps."""
+        num_top, takes = self.wants.num_top, self._takes
+        if not num_top or takes is None:
+            return num_top
+        return num_top if self._try("takes", lambda: takes(request_id, tenant)) else 0
+
+    def knows(self, request_id: str) -> bool:
+        """True if it may hold anything of the request; one that only reads is not told of any."""
+        return self.only_reads or request_id in self.held
 
     def release(self, request_ids: Sequence[str]) -> None:
         """Forget these requests; the drafter ignores unknown ones."""

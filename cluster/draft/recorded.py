@@ -147,9 +147,10 @@ class Folder:
 
 
 def _names(folder: Path, pattern: re.Pattern[str]) -> list[str]:
-    if not folder.is_dir():
+    try:
+        return sorted(name for name in os.listdir(folder) if pattern.fullmatch(name))
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(each.name for each in folder.iterdir() if pattern.fullmatch(each.name))
 
 
 def encode(answer: RecordedAnswer, origin: Origin) -> bytes:

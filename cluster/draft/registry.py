@@ -92,7 +92,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "grammar": _kind("grammar", "Grammar"),
         OPENAI: _kind("openai", "OpenAI", options_module="openai_options"),
         CASCADE: _kind("cascade", "Cascade", options_module="cascade_options"),
-        RECORDER: _kind("recorder", "Recorder"),
+        RECORDER: _kind("recorder", "Recorder", options_module="recorder_options"),
     }
 )
 

@@ -73,7 +73,12 @@ def target_parts(engine: Engine, config: Config) -> TargetParts:
     grammars = Grammars(compiler, engine.vocab_size, engine.eos_token_ids)
     residents, refused = _residents(engine, config, grammars)
     engine.capture_ahead(residents.wants.taps)
-    verifier = Verifier(engine, open_hook=grammars.open_hook, wants=residents.wants)
+    verifier = Verifier(
+        engine, open_hook=grammars.open_hook, wants=residents.wants,
+        num_top=lambda text: max(
+            (each.num_top(text.request_id, text.tenant) for each in residents), default=0
+        ),
+    )  # fmt: skip
     times = (
         profile_drafting(verifier, residents, engine.vocab_size, settings.max_running_sequences)
         if is_asked

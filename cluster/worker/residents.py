@@ -77,12 +77,12 @@ class ResidentDrafter:
         self.model = model
         self.engine: object = getattr(drafter, "engine", None)
         self.is_look_up = bool(getattr(drafter, "is_look_up", False))
-        self.only_reads = bool(getattr(drafter, "only_reads", False))
         self.member = Resident(0, name, self.is_look_up)
         self.turn: DraftTurn | None = None
         self.faults = breaker.faults  # by reason
         self._drafting = Drafting(drafter, name, breaker, clock, vocab_size)
         self.wants = self._drafting.wants  # of the target's steps
+        self.num_top = self._drafting.num_top  # of a text's steps
         self._clock = clock
         # Its own model reads a text only when it is asked to draft for it, which may be never.
         self._follows = self.is_look_up or self.wants != WANTS_NOTHING
@@ -140,9 +140,7 @@ class ResidentDrafter:
     def release(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._declined.pop(request_id, None)
-        # One that only reads has not been told of any request.
-        held = None if self.only_reads else self._drafting.held
-        known = [each for each in request_ids if held is None or each in held]
+        known = [request_id for request_id in request_ids if self._drafting.knows(request_id)]
         if known:
             self._drafting.release(known)
 
@@ -159,7 +157,7 @@ class ResidentDrafter:
 
     def is_usable(self, now: float) -> bool:
         """True if it drafts, and neither is its breaker open nor does it rest."""
-        return not self.only_reads and self._drafting.breaker.allows(now)
+        return not self._drafting.only_reads and self._drafting.breaker.allows(now)
 
     def warm_up(self) -> None:
         """Draft once without a request, because a model's first steps take longer than the rest."""

@@ -67,10 +67,13 @@ class Verifier:
         clock: Callable[[], float] = time.perf_counter,
         open_hook: OpenHook = lambda text: None,
         wants: StepWants = WANTS_NOTHING,
+        num_top: Callable[[TextRecord], int] | None = None,
     ) -> None:
-        """wants: the rows of every step that the drafters inside the target read."""
+        """wants: the rows of every step that the drafters inside the target read.  num_top: of each
+        text at most wants.num_top; None = so many of all."""
         self.last_rows: Sequence[StepRows] = ()
         self._wants = wants
+        self._num_top = num_top or (lambda text: wants.num_top)
         self._engine = engine
         self._open_hook = open_hook
         self._clock = clock
@@ -174,7 +177,7 @@ class Verifier:
             held = text.held_len
             work = Work(
                 text.request_id, held, text.tokens.since(held), sequence.tree, 0,
-                text.tokens.hash_at(held), text.tenant, self._wants.num_top,
+                text.tokens.hash_at(held), text.tenant, self._num_top(text),
                 adapter=sequence.adapter,
             )  # fmt: skip
         self._engine.submit(work)

@@ -23,9 +23,12 @@ from cluster.draft.recorded import (
     tenant_name,
     tokens_in,
 )
-from cluster.draft.recorder import RELEASE, SPILL, Keeper, RecorderOptions
+from cluster.draft.recorder_keeper import RELEASE, SPILL, Keeper
+from cluster.draft.recorder_options import RecorderOptions
 from cluster.errors import ConfigError
+from cluster.worker.residents import Residents
 from tests.support.draft.recording import ORIGIN, PER_TENANT, STOP, K, World, law
+from tests.support.worker.residents import resident, resident_text
 
 
 def record(world: World, *, num_texts: int = 12, num_tenants: int = 3) -> None:
@@ -98,7 +101,7 @@ def test_one_tenants_tokens_are_never_in_anothers_file(
     (tmp_path / f"{tenant_name(bytes([1]) * 16)}{RELEASE}").touch()
     if keep == "memory":
         (tmp_path / SPILL).touch()
-    world.recorder.keeper.sweep()
+    world.recorder.keeper.obey()
     assert not list(tmp_path.glob(f"*{RELEASE}"))
     found = {}
     for tenant in range(3):
@@ -162,6 +165,20 @@ def test_a_share_of_the_requests_is_recorded(tmp_path: Path) -> None:
     assert 8 <= len(read_folder(tmp_path, ORIGIN)) <= 32
 
 
+def test_only_the_steps_of_what_is_recorded_have_their_likeliest_tokens_found(
+    tmp_path: Path,
+) -> None:
+    reader = resident(World(tmp_path, share=0.25).recorder)
+    together = Residents([reader])
+    texts = [resident_text(name=f"r{index}") for index in range(80)]
+    found = [reader.num_top(text.request_id, text.tenant) for text in texts]
+    assert set(found) == {0, 32}
+    assert 8 <= found.count(32) <= 32
+    # It is no drafter that a plan could count on.
+    assert together.usable(0.0) == ()
+    assert together.draft(texts, 1.0).trees == []
+
+
 def test_an_answer_ends_with_its_stop_token_and_before_steps_that_were_missed(
     tmp_path: Path,
 ) -> None:
@@ -218,7 +235,7 @@ def test_each_tenant_keeps_the_newest_within_the_bounds(tmp_path: Path, keep: An
         assert len(names) == 5
         assert sum(map(tokens_in, names)) <= options.max_tokens
     clock.now += 3600.0
-    keeper.sweep()
+    keeper.trim()
     assert not kept.tenants()
 
 

@@ -14,7 +14,8 @@ from cluster.core import SamplingParams, TokenArray, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
 from cluster.draft.recorded import Origin
-from cluster.draft.recorder import RecorderDrafter, RecorderOptions
+from cluster.draft.recorder import RecorderDrafter
+from cluster.draft.recorder_options import RecorderOptions
 from cluster.spec.logprobs import TopTokens
 
 PER_TENANT = 100  # ids of the vocabulary that one tenant's texts are made of

@@ -1,0 +1,163 @@
+"""Keeps what the recorder has recorded within its bounds, in memory or on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cluster.draft.once_a_minute import OnceAMinute
+from cluster.draft.recorded import (
+    UNSALTED,
+    Folder,
+    Origin,
+    RecordedAnswer,
+    encode,
+    new_name,
+    tenant_name,
+    tokens_in,
+    written_s,
+)
+from cluster.draft.recorder_options import RecorderOptions
+
+log = logging.getLogger(__name__)
+
+# Finished answers that wait for the thread that keeps them; more are not kept.
+_MAX_WAITING = 256
+# Requests of the operator are looked for so often, and bounds are kept so often: that walks through
+# all names, of which there may be thousands.
+_OBEYS_EVERY_S = 5.0
+_TRIMS_EVERY_S = 60.0
+# The names of an operator's requests: files in the recorder's folder.
+SPILL = "spill"
+RELEASE = ".release"
+
+
+class _Memory:
+    """Like `Folder`, in memory."""
+
+    def __init__(self) -> None:
+        self.data: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
+
+    def tenants(self) -> list[str]:
+        return list(self.data)
+
+    def names(self, tenant: str) -> list[str]:
+        return sorted(self.data.get(tenant, ()))
+
+    def put(self, tenant: str, name: str, data: bytes) -> None:
+        self.data[tenant][name] = data
+
+    def drop(self, tenant: str, names: Sequence[str]) -> None:
+        for name in names:
+            del self.data[tenant][name]
+        if not self.data[tenant]:
+            del self.data[tenant]
+
+
+class Keeper:
+    """Keeps finished answers within the bounds, in a thread of its own: disks may be slow."""
+
+    def __init__(
+        self, options: RecorderOptions, origin: Origin, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._options = options
+        self._origin = origin
+        self._wall = wall
+        self._memory = _Memory()
+        self._folder = Folder(Path(options.folder)) if options.folder else None
+        self._said = OnceAMinute()
+        self._waiting: queue.Queue[tuple[bytes, RecordedAnswer] | None] = queue.Queue(_MAX_WAITING)
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+
+    def keep(self, tenant: bytes, answer: RecordedAnswer) -> None:
+        """Take an answer; it is dropped where the thread cannot follow."""
+        try:
+            self._waiting.put_nowait((tenant, answer))
+        except queue.Full:
+            log.debug("recorder does not follow; an answer is dropped")
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=_OBEYS_EVERY_S)
+        self._thread.join(_OBEYS_EVERY_S)
+
+    def _run(self) -> None:
+        is_over, obeyed_at, trimmed_at = False, -math.inf, -math.inf
+        while not is_over:
+            try:
+                item = self._waiting.get(timeout=_OBEYS_EVERY_S)
+                is_over = item is None
+                if item is not None:
+                    self._put(*item)
+            except queue.Empty:
+                pass
+            except OSError as error:
+                self._complain(error)
+            now = time.monotonic()
+            try:
+                if is_over or now - obeyed_at >= _OBEYS_EVERY_S:
+                    obeyed_at = now
+                    self.obey()
+                if is_over or now - trimmed_at >= _TRIMS_EVERY_S:
+                    trimmed_at = now
+                    self.trim()
+            except OSError as error:
+                self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        if self._said.is_due("disk", time.monotonic()):
+            log.warning("recorder cannot write folder=%s: %s", self._options.folder, error)
+
+    def _put(self, tenant: bytes, answer: RecordedAnswer) -> None:
+        to = self._folder if self._options.keep == "disk" and self._folder else self._memory
+        name = new_name(self._wall(), answer.num_tokens)
+        to.put(tenant_name(tenant), name, encode(answer, self._origin))
+
+    def obey(self) -> None:
+        """Do what the operator asks for."""
+        if (folder := self._folder) is not None:
+            for request in folder.path.glob(f"*{RELEASE}"):
+                for each in (folder, self._memory):
+                    if request.stem in each.tenants():
+                        each.drop(request.stem, each.names(request.stem))
+                request.unlink(missing_ok=True)
+            if (folder.path / SPILL).exists():
+                for tenant in self._memory.tenants():
+                    for name, data in list(self._memory.data[tenant].items()):
+                        folder.put(tenant, name, data)
+                        self._memory.drop(tenant, [name])
+                (folder.path / SPILL).unlink(missing_ok=True)
+
+    def trim(self) -> None:
+        """Delete what is beyond the bounds, and of whom nothing is to be kept."""
+        for kept in (self._folder, self._memory):
+            if kept is not None:
+                self._trim(kept)
+
+    def _trim(self, kept: Folder | _Memory) -> None:
+        options = self._options
+        oldest_s = self._wall() - 3600.0 * options.max_age_h
+        names = {tenant: kept.names(tenant) for tenant in kept.tenants()}
+        by_use = sorted(names, key=lambda tenant: max(names[tenant], default=""), reverse=True)
+        heard = [tenant for tenant in by_use if self._may_keep(tenant)][: options.max_tenants]
+        for tenant, theirs in names.items():
+            room = options.max_tokens if tenant in heard else 0
+            dropped = []
+            for name in reversed(theirs):
+                room -= tokens_in(name)
+                if room < 0 or written_s(name) < oldest_s:
+                    dropped.append(name)
+            kept.drop(tenant, dropped)
+
+    def _may_keep(self, tenant: str) -> bool:
+        allowed = self._options.tenants
+        return allowed == "all" or (allowed == "unsalted" and tenant == UNSALTED)
