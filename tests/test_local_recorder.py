@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.core import SpeculationOptions
-from cluster.draft.recorded import Origin, RecordedAnswer, read_folder, tenant_name
+from cluster.draft.recorded import Origin, RecordedAnswer, tenant_name
 from cluster.local import LLM
 from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
 from cluster.requests.tenant import tenant_of
+from tests.support.draft.recording import answers_in
 from tests.support.local_models import PROMPTS, drafters, target
 from tests.test_local import GREEDY, SEEDED
 
@@ -52,11 +53,11 @@ def test_texts_are_the_same_and_what_is_recorded_is_the_targets_law(
     assert texts == texts_of(folder, None)
     origin = Origin(model_hash(folder), folder_tokenizer_hash(folder), 288)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    answers = answers_in(tmp_path, len(texts), origin)
+    assert len(answers) == len(texts)
     assert {each.name for each in tmp_path.iterdir()} == {
         tenant_name(tenant_of(salt)) for salt in (None, "secret")
     }
-    answers = read_folder(tmp_path, origin)
-    assert len(answers) == len(texts)
     assert any(len(each.rejected.token_ids) for each in answers)
     written = [text for text in texts if text]
     for answer in answers:

@@ -84,11 +84,11 @@ class Keeper:
         except queue.Full:
             log.debug("recorder does not follow; an answer is dropped")
 
-    def close(self) -> None:
+    def close(self, within_s: float = _OBEYS_EVERY_S) -> None:
         """Write what waits, and end."""
         with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=_OBEYS_EVERY_S)
-        self._thread.join(_OBEYS_EVERY_S)
+            self._waiting.put(None, timeout=within_s)
+        self._thread.join(within_s)
 
     def _run(self) -> None:
         is_over, obeyed_at, trimmed_at = False, -math.inf, -math.inf

@@ -29,6 +29,7 @@ from cluster.models.resolve import resolve
 from cluster.train.chat_answers import HELD_OUT, draw_shards, known_and_held_out
 from cluster.train.chat_drafter import DraftModelLearner
 from cluster.train.chat_heads import (
+    LOSSES,
     WEIGHTS,
     HeadBatch,
     HeadLoss,
@@ -91,10 +92,12 @@ class Learned:
 
 class TrafficLoss(HeadLoss):
     """Cross-entropy with the target's law at all places, and the negative log of the acceptance at
-    those where a step's drafts ended: there a better draft would have brought a token."""
+    those where a step's drafts ended: there a better draft would have brought a token.
+
+    It stands for `--loss acceptance`; what it brings is not measured (docs/benchmarks/learning)."""
 
     def __init__(self, learner: DraftModelLearner) -> None:
-        super().__init__(learner, "kl")
+        super().__init__(learner, LOSSES[0])
 
     def forward(self, batch: HeadBatch) -> torch.Tensor:
         total = torch.zeros((), device=batch.probs.device)
@@ -148,8 +151,9 @@ def learn_from_traffic(
         return {name: measure(drafter, order(each), each) for name, each in held.items()}
 
     before = measured(learner) if processes().is_main_process else {}
+    is_plain = settings.loss == LOSSES[0]
     Trainer(
-        TrafficLoss(learner),
+        HeadLoss(learner, LOSSES[0]) if is_plain else TrafficLoss(learner),
         [order(known)],
         TrainSettings(budget, (_PHASE,), _PHASE.length * _CONVERSATIONS_PER_STEP, seed, _RATES),
     ).run()

@@ -227,7 +227,7 @@ def test_each_tenant_keeps_the_newest_within_the_bounds(tmp_path: Path, keep: An
     for tenant in (b"a" * 16, b"", b"b" * 16):
         for _ in range(8):
             keeper.keep(tenant, one)
-    keeper.close()
+    keeper.close(60.0)
     kept: Any = keeper._folder if keep == "disk" else keeper._memory
     assert sorted(kept.tenants()) == sorted([UNSALTED, (b"b" * 16).hex()])
     for tenant in kept.tenants():

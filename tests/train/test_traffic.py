@@ -24,11 +24,14 @@ from cluster.train.heads import train_head
 from cluster.train.traffic import Traffic, TrafficLoss, learn_from_traffic, load_drafter
 from cluster.train.trainer import Budget
 from tests.support.checkpoints import noisy_copy
+from tests.support.draft.recording import answers_in
 from tests.support.local_models import drafters, target
 from tests.train.test_cli import parse, run
 
 ANSWERS = AnswerSettings(6, max_question_tokens=10, max_answer_tokens=12)
-SETTINGS = HeadSettings(depth=2, vocab_size=288, num_answer_tokens=120, answers=ANSWERS)
+SETTINGS = HeadSettings(
+    depth=2, vocab_size=288, loss="acceptance", num_answer_tokens=120, answers=ANSWERS
+)
 STEPS = Budget(steps=30)
 
 
@@ -61,6 +64,7 @@ def recorded(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     prompts = [random.integers(2, 280, 6).tolist() * 2 for _ in range(40)]
     with LLM(config) as llm:
         llm.generate(prompts, SamplingParams(temperature=0.7, seed=1, max_tokens=24))
+        answers_in(folder, len(prompts), traffic.origin_of(target_folder))
     return folder
 
 

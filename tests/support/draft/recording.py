@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from cluster.core import SamplingParams, TokenArray, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
-from cluster.draft.recorded import Origin
+from cluster.draft.recorded import Origin, RecordedAnswer, read_folder
 from cluster.draft.recorder import RecorderDrafter
 from cluster.draft.recorder_options import RecorderOptions
 from cluster.spec.logprobs import TopTokens
@@ -95,4 +96,13 @@ class World:
 
     def close(self) -> None:
         """All that was recorded is written, and the bounds hold."""
-        self.recorder.keeper.close()
+        self.recorder.keeper.close(60.0)
+
+
+def answers_in(folder: Path, count: int, origin: Origin) -> list[RecordedAnswer]:
+    """Those of a folder, as soon as there are so many: a thread writes them."""
+    given_up_at = time.monotonic() + 60.0
+    while len(list(folder.rglob("*.npz"))) < count:
+        assert time.monotonic() < given_up_at
+        time.sleep(0.01)
+    return read_folder(folder, origin)
