@@ -51,7 +51,9 @@ class World:
             model_hash=ORIGIN.model_hash,
             token_ids=lambda name: token_array(self.texts[name].tokens),
         )
-        context = DrafterContext("recorder", 8, 8, ORIGIN.vocab_size, ORIGIN.tokenizer_hash, host)
+        context = DrafterContext(
+            "recorder", 8, 8, ORIGIN.vocab_size, ORIGIN.tokenizer_hash, target=host
+        )
         given = {"tenants": "all", "share": 1.0, "keep": "disk", "folder": str(folder), **options}
         self.recorder = RecorderDrafter(context, RecorderOptions(**given))
 
