@@ -20,6 +20,7 @@ from cluster.draft.bounded import Bounded
 from cluster.draft.candidates import rank_rows
 from cluster.draft.committed_text import CommittedTextDrafter, common_len
 from cluster.draft.coupling import is_useful
+from cluster.draft.draft_model import load_draft_model
 from cluster.draft.drawn import DrawnTrees
 from cluster.draft.leaves import choose_leaves
 from cluster.draft.live_tree import KEPT_SHARE, ROOT, LiveTree
@@ -28,12 +29,9 @@ from cluster.draft.lm_request import LMRequest
 from cluster.draft.root_counts import RootCounts
 from cluster.draft.sharpness import Sharpness, conditionals
 from cluster.draft.tree_request import expand_nodes
-from cluster.draft.vocabulary import load_draft_vocabulary, readable_vocabulary
 from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
 from cluster.engine.first_layers import FirstLayers
-from cluster.models.made_for import folder_made_for
-from cluster.models.resolve import resolve
 
 log = logging.getLogger(__name__)
 
@@ -60,16 +58,10 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         options: LMOptions,
         engine: Engine | FirstLayers | None = None,
     ) -> None:
-        engine = engine or Engine.load(options.engine, beside=context.beside)
-        self._engine: Engine | FirstLayers = engine
-        folder = resolve(self._engine.config.model)
-        self.made_for = folder_made_for(folder)
-        self._vocabulary = load_draft_vocabulary(folder)
-        self.tokenizer_hash, self.vocab_size = readable_vocabulary(
-            context, self._engine.tokenizer_hash, self._engine.vocab_size, self._vocabulary
-        )
-        # Of the logits; a model's vocabulary may be padded.
-        self._num_columns = min(self.vocab_size, self._engine.vocab_size)
+        self._model = model = load_draft_model(context, options, engine)
+        self._engine, self._vocabulary = model.engine, model.vocabulary
+        self.made_for, self.tokenizer_hash = model.made_for, model.tokenizer_hash
+        self.vocab_size, self._num_columns = model.vocab_size, model.num_columns
         self._options = options
         longest = self._engine.longest_context
         self._window = min(options.context_window or longest, longest)
@@ -99,7 +91,8 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
 
     def _opened(self, commit: Commit) -> LMRequest:
         request = LMRequest.opened_by(commit)
-        request.vocabulary, request.window = self._vocabulary, self._window
+        request.vocabulary, request.read = self._vocabulary, self._model.read_text()
+        request.window = request.longest = self._window
         return request
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
@@ -250,7 +243,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         growing: list[tuple[LMRequest, int, float]] = []
         for request, num_asked in requests:
             max_nodes = self._num_expanded(num_asked)
-            if request.pending is not None:
+            if request.pending is not None or request.read.is_behind:
                 continue
             if not request.is_draftable:
                 self._drop_cache(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from cluster.config.parse import NonNegativeInt, OpenShare, PositiveInt
 from cluster.config.schema import EngineConfig
@@ -15,6 +16,13 @@ class LMOptions:
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     """The draft model and its device."""
+    vocabulary: Literal["auto", "own", "intersection"] = "auto"
+    """How its tokens and the target's correspond. own = they are the same, or the folder says which
+    of them it has. intersection = by their bytes: it reads all texts and writes what both have.
+    auto = intersection where it has another tokenizer than the target, own elsewhere."""
+    specials: Literal["text", "drop"] = "text"
+    """How a model of another vocabulary reads special tokens of the target that it has not: text =
+    as they are spelled, drop = not at all."""
     context_window: NonNegativeInt = 0
     """Tokens at the end of a text that the model reads. A full window drops its older half and
     reads the newer one again from position 0, about one row more per token: a model drifts beyond

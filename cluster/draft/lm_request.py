@@ -11,11 +11,11 @@ import numpy as np
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.draft.candidates import are_unprocessed, ranked_draw
 from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.read_text import ReadText
 from cluster.draft.tree_request import TreeRequest
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.cpu.growth import Growing, Grown
 from cluster.engine.work import Output, Work
-from cluster.spec.token_log import TokenLog
 
 # The native code prefills at most this many missing tokens; the engine's scheduler does more.
 _MAX_NATIVE_DELTA = 16
@@ -34,11 +34,12 @@ def window_start(text_len: int, window: int) -> int:
 class LMRequest(TreeRequest):
     """The state of one request.
 
-    Text and tree consist of the target's tokens.  The engine gets the text from window_start on; if
-    the model has a vocabulary of its own, translated by `vocabulary`.
+    Text and tree consist of the target's tokens.  The engine gets the text from window_start on, as
+    `read` has it, and the tree's nodes by `vocabulary` where the model has one of its own.
 
-    window: see `LMOptions.context_window`.  in_engine: the engine knows the request.  cached_len:
-    tokens of the window that the engine should hold in its KV cache.  tree: None while the logits
+    window: see `LMOptions.context_window`, but for a text that the model reads in more tokens than
+    it has; longest: so many may be read.  in_engine: the engine knows the request.  cached_len:
+    tokens of `read` that the engine should hold in its KV cache.  tree: None while the logits
     at the end of the text are missing; its root is behind the text only while work is pending.
     pending: the engine's current work: the text, or these leaves of the tree.  changed: the tree
     was re-rooted, or grew without being asked for, and has not been proposed since.  graft: another
@@ -47,7 +48,9 @@ class LMRequest(TreeRequest):
     """
 
     vocabulary: DraftVocabulary | None = None
+    read: ReadText = field(default_factory=lambda: ReadText(None))
     window: int = 0
+    longest: int = 0
     in_engine: bool = False
     cached_len: int = 0
     pending: Literal["text"] | list[int] | None = None
@@ -55,11 +58,10 @@ class LMRequest(TreeRequest):
     graft: TokenTree = EMPTY_TREE
     judged: TokenTree = EMPTY_TREE
     num_kept: int | None = None
-    # The window's text in the engine's tokens; all lengths below are of it.
-    _read_text: TokenLog = field(default_factory=TokenLog)
-    # While work is pending: number of tokens that have not changed since it was submitted.
+    # Lengths of the window's text.  While work is pending: how many tokens have not changed since
+    # it was submitted.
     _valid_len: int = 0
-    _pending_len: int = 0  # the length when the work was submitted
+    _pending_len: int = 0  # when the work was submitted
     _foreign_at: int | None = None  # the first token outside the model's vocabulary
     _failed: bool = False  # the engine can never serve this text
 
@@ -71,12 +73,12 @@ class LMRequest(TreeRequest):
 
     def _keep_read(self, length: int) -> None:
         """Cut the window to `length` tokens."""
-        self._read_text.truncate(length)
-        self._valid_len = min(self._valid_len, length)
+        self.read.truncate(length)
+        self._valid_len = min(self._valid_len, self.read.num_read)
         self._failed = False
         if self._foreign_at is not None and self._foreign_at >= length:
             self._foreign_at = None
-        self.forget_cache(min(self.cached_len, length))
+        self.forget_cache(min(self.cached_len, len(self.read.log)))
 
     def append(self, token_ids: TokenArray, vocab_size: int) -> None:
         """Append tokens to the text, and move the window where it is full.
@@ -84,16 +86,26 @@ class LMRequest(TreeRequest):
         vocab_size: the model can read only tokens below it."""
         self.text.append(token_ids)
         self.graft = EMPTY_TREE
+        self._read_on(vocab_size)
+        while len(self.read.log) > self.longest:  # in more tokens than the text has
+            self.window = self.window * 3 // 4
+            self._read_on(vocab_size)
+
+    def _read_on(self, vocab_size: int) -> None:
         start = window_start(len(self.text), self.window)
         if start != self.window_start:
             self._keep_read(0)
             self.window_start = start
-        added = self.text.since(start + len(self._read_text))
+        added = self.text.since(start + self.read.num_read)
         if self._foreign_at is None and len(added):
             foreign = np.flatnonzero((added < 0) | (added >= vocab_size))
             if len(foreign):
-                self._foreign_at = len(self._read_text) + int(foreign[0])
-        self._read_text.append(added if self.vocabulary is None else self.vocabulary.read(added))
+                self._foreign_at = self.read.num_read + int(foreign[0])
+        self.read.append(added)
+
+    def network_len(self, length: int) -> int:
+        """See `TreeRequest`."""
+        return self.read.len_at(length - self.window_start)
 
     def _engine_tree(self, tree: TokenTree) -> TokenTree:
         if self.vocabulary is None:
@@ -111,7 +123,7 @@ class LMRequest(TreeRequest):
         return (
             self._foreign_at is None
             and not self._failed
-            and len(self.text) > 0
+            and len(self.read.log) > 0
             and self.next_position >= 0
             and self.next_position + 1 < self.params.max_tokens
         )
@@ -122,7 +134,7 @@ class LMRequest(TreeRequest):
         Contains at least the last token, for the logits after it.  The tokens are copied, because
         the text may be rolled back while the engine reads them.
         """
-        text = self._read_text
+        text = self.read.log
         base_len = min(self.cached_len, len(text) - 1)
         self._take_graft()
         self.pending = "text"
@@ -160,22 +172,24 @@ class LMRequest(TreeRequest):
             self.text.token_ids[:0],
             self._engine_tree(self.tree.engine_tree()),
             num_cached,
-            self._read_text.hash_at(self.cached_len),
+            self.read.log.hash_at(self.cached_len),
         )
 
     def can_grow_natively(self, max_slots: int, min_survival: float) -> bool:
         """True if the native code supports the request's parameters and has something to grow."""
         if self.pending is not None or len(self.graft) or not are_unprocessed(self.params):
             return False
+        if self.read.is_behind:
+            return False
         if not self.params.is_coupled:  # the native code shapes trees by what the tokens are
             return False
         if self.tree is None:
-            return len(self._read_text) - self.cached_len <= _MAX_NATIVE_DELTA
+            return len(self.read.log) - self.cached_len <= _MAX_NATIVE_DELTA
         return self.tree.num_slots < max_slots and self.tree.best_leaf_survival() >= min_survival
 
     def growing(self, max_slots: int, num_wanted: int, tau: float, coverage: float) -> Growing:
         """Input of the native growth: the tree, or the missing text if there is no tree yet."""
-        params, text, vocabulary = self.params, self._read_text, self.vocabulary
+        params, text, vocabulary = self.params, self.read.log, self.vocabulary
         base_len = min(self.cached_len, len(text) - (self.tree is None))
         tree = self.tree or LiveTree()
         leaves, stop_token_ids = tree.leaves(), params.stop_token_ids
@@ -198,7 +212,7 @@ class LMRequest(TreeRequest):
             self.forget_cache(answer.have_len or 0)
             return
         if self.tree is None:
-            self.forget_cache(len(self._read_text))
+            self.forget_cache(len(self.read.log))
             self.tree, self.root_len = LiveTree(), len(self.text)
         if self.vocabulary is not None:
             written = self.vocabulary.target_ids
@@ -211,7 +225,7 @@ class LMRequest(TreeRequest):
 
     def _mark_submitted(self) -> None:
         self.in_engine = True
-        self._pending_len = self._valid_len = len(self._read_text)
+        self._pending_len = self._valid_len = self.read.num_read
 
     def completed(self, output: Output) -> Sequence[int]:
         """Apply the engine's answer to the pending work; returns the nodes of its logits."""
@@ -220,9 +234,9 @@ class LMRequest(TreeRequest):
             self._failed = True
             self.forget_cache(0)
         elif output.have_len is not None:
-            self.forget_cache(min(output.have_len, self._valid_len))
+            self.forget_cache(min(output.have_len, self.read.len_at(self._valid_len)))
         elif pending == "text":
-            self.forget_cache(min(self._pending_len, self._valid_len))
+            self.forget_cache(self.read.len_at(self._valid_len))
             if self._valid_len == self._pending_len:
                 self.tree, self.root_len = LiveTree(), self.window_start + self._pending_len
                 # Nothing has a ranking yet, so all of the graft waits for one.

@@ -48,6 +48,10 @@ class TreeRequest(RequestState):
         assert self.tree is not None
         return self.root_len - self.prompt_len + self.tree.depths[node]
 
+    def network_len(self, length: int) -> int:
+        """Tokens that the network reads of the text's first `length`."""
+        return length - self.window_start
+
     @property
     def is_drawn_anew(self) -> bool:
         """True if no draft is kept behind a commit: a block that was cut off tells of those behind
@@ -135,7 +139,7 @@ class TreeRequest(RequestState):
             if conditional > 0.0 and self._is_useful(position, token)
         ]
         # The network's position of a child; it has none beyond the limit.
-        place = self.root_len - self.window_start + tree.depths[node]
+        place = self.network_len(self.root_len) + tree.depths[node]
         grows = place < max_context_len and position + 2 < self.params.max_tokens
         tree.expand(node, ranking, children, grows=grows)
 

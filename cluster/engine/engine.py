@@ -88,6 +88,7 @@ class Engine:
         self.config = config
         self.device = model.device
         self.vocab_size = model.vocab_size
+        self.num_columns = model.num_columns
         self.max_context_len = model.max_context_len
         self.eos_token_ids = model.eos_token_ids
         self.layers = layers

@@ -42,7 +42,7 @@ class FirstLayers:
     def __init__(self, whole: Engine, model: LoadedModel) -> None:
         """model: of the whole's first layers, see `part_of`."""
         self.config = whole.config
-        self.vocab_size = whole.vocab_size
+        self.vocab_size = self.num_columns = whole.vocab_size
         self.max_context_len = whole.max_context_len
         self.longest_context = whole.longest_context
         self.tokenizer_hash = whole.tokenizer_hash

@@ -137,7 +137,7 @@ class Forward:
         fails."""
         num_rows = sum(pick.num_rows for pick in picks)
         if not num_rows:
-            nothing = (0, self._model.vocab_size)
+            nothing = (0, self._model.num_columns)
             return StepOutputs(torch.empty(nothing, dtype=torch.float32, device=self._model.device))
         if self._reminder is not None:
             self._reminder.tick(lambda: self.fallbacks)

@@ -99,7 +99,7 @@ class GraphedForward:
         self._stagings = [Staging(fixed + rest_words, model.device) for _ in padding]
         # Outside the pool: one result may be read while no graph may have it overwritten.
         self._logits = torch.zeros(
-            (widths[-1], model.vocab_size), dtype=torch.float32, device=model.device
+            (widths[-1], model.num_columns), dtype=torch.float32, device=model.device
         )
 
     @property

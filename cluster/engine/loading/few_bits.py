@@ -14,6 +14,7 @@ from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.narrow import LINEAR_SHARE, multiply_in_bf16, multiply_in_groups
 from cluster.engine.cpu.packed_linear import PackedLinear, is_packable, plain_share
 from cluster.engine.device import computes, resolve_dtype
+from cluster.engine.loading.renumbered import Numbering
 from cluster.errors import ConfigError
 from cluster.models.grouped import GroupedWeight, in_four_bits
 from cluster.models.grouped_file import StoredGroups
@@ -57,11 +58,15 @@ def weights_dtype(
 class FewBits:
     """The weights in few bits that a loaded model is to have, made before they are packed."""
 
-    def __init__(self, module: Any, config: EngineConfig, folder: Path) -> None:
+    def __init__(
+        self, module: Any, config: EngineConfig, folder: Path, numbering: Numbering | None
+    ) -> None:
         self.format = wanted_format(folder, config)
         self._is_output_wide = config.output_weights == "bf16"
         self._groups: Mapping[str, GroupedWeight] = {}
-        wide = module.get_output_embeddings() if self._is_output_wide else None
+        # A file's groups are of the output layer's own rows.
+        is_wide = self._is_output_wide or (numbering is not None and self.format == "stored")
+        wide = module.get_output_embeddings() if is_wide else None
         left_out = {name for name, layer in module.named_modules() if layer is wide}
         if self.format == "stored":
             self._groups = StoredGroups(folder, left_out)

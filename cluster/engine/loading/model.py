@@ -43,6 +43,7 @@ from cluster.engine.loading.model_config import BAD_VALUES
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.loading.probe import probe_layers
 from cluster.engine.loading.progress import telling_of_weights
+from cluster.engine.loading.renumbered import Numbering
 from cluster.engine.loading.reproducible import check_reproducible
 from cluster.engine.module_forward import ModuleForward
 from cluster.engine.paths import Path, StepInputs, StepOutputs
@@ -64,7 +65,7 @@ class LoadedModel:
     module: the transformers model, in eval mode.  source: the folder it came from.
     layers: what each attention layer caches on this rank.  device: where inputs go.
     activation_bytes: GPU memory a full step needs beyond the weights, 0 on CPU.
-    weights: see `served_weights`.
+    weights: see `served_weights`.  numbering: of its tokens, None = its own.
     plain, compiled, native: its paths, see `paths`.  adapters: those that works may ask for; none
     until some are loaded.
     """
@@ -81,6 +82,7 @@ class LoadedModel:
     weights: str = ""
     compiled: CompiledForward | None = None
     native: NativeForward | None = None
+    numbering: Numbering | None = None
     adapters: AdapterShelf = field(init=False)
     plain: ModuleForward = field(init=False)
 
@@ -89,6 +91,11 @@ class LoadedModel:
         object.__setattr__(self, "adapters", adapters)
         plain = ModuleForward(self.module, len(self.layers), adapters)
         object.__setattr__(self, "plain", plain)
+
+    @property
+    def num_columns(self) -> int:
+        """The number of its logits."""
+        return self.vocab_size if self.numbering is None else self.numbering.num_columns
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -125,10 +132,13 @@ class LoadedModel:
 ExtraLayers = Callable[[LoadedModel], Sequence[LayerSpec]]
 
 
-def load_model(config: EngineConfig, *, beside: bool = False) -> LoadedModel:
+def load_model(
+    config: EngineConfig, numbering: Numbering | None = None, *, beside: bool = False
+) -> LoadedModel:
     """Load `config.model`; raises ConfigError with the remedy when it cannot be served.
 
-    beside: while another engine of the process makes steps."""
+    numbering: of its tokens, None = its own.  beside: while another engine of the process makes
+    steps."""
     seam.register()
     source = str(resolve(config.model))
     described = describe(source, config)
@@ -145,6 +155,8 @@ def load_model(config: EngineConfig, *, beside: bool = False) -> LoadedModel:
             _convert(module, text_config.dtype if isinstance(dtype, str) else dtype)
         else:
             module = _load_module(source, config, device, dtype)
+    if numbering is not None:
+        numbering.apply(module)
     module.eval()
     module.requires_grad_(False)
     input_device = module.get_input_embeddings().weight.device
@@ -156,7 +168,7 @@ def load_model(config: EngineConfig, *, beside: bool = False) -> LoadedModel:
         is_widened = can_widen(module, config, int(text_config.num_attention_heads), layers)
         forward = _fused(
             module, config, layers, max_context_len,
-            FewBits(module, config, Folder(source)) if is_widened else None,
+            FewBits(module, config, Folder(source), numbering) if is_widened else None,
         )  # fmt: skip
     weights = served_weights(module)
     warn_of_wide_weights(Folder(source), config, device, weights, is_widened=is_widened)
@@ -185,6 +197,7 @@ def load_model(config: EngineConfig, *, beside: bool = False) -> LoadedModel:
         weights=weights,
         compiled=_compiled(module, config, device),
         native=forward,
+        numbering=numbering,
     )
     loaded.adapters.serve(found)
     log.info(

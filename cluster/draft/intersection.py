@@ -1,0 +1,162 @@
+"""The tokens that a draft model of another vocabulary shares with the target, found by their bytes.
+
+The model writes these alone (TLI: Timor et al. 2025, "Accelerating LLM Inference with Lossless
+Speculative Decoding Algorithms for Heterogeneous Vocabularies"), and reads all texts, since any
+bytes can be written in its own tokens.  Its tokens are numbered anew: first those that are shared,
+in the order of the target's ids, then all others, which it only reads.  So noise, ranking and
+growth work as for a draft vocabulary that is a part of the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cluster.draft.vocabulary import DraftVocabulary, Ids
+from cluster.errors import ConfigError
+from cluster.models.token_bytes import TokenBytes, unfinished_len
+
+Specials = Literal["text", "drop"]
+
+# So many tokens that together end inside a character are read as broken bytes.
+_MAX_WAITING = 4
+# In place of a number of tokens that wait: nothing waits, but the last bytes could not be read.
+_LOST = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Intersection:
+    """vocabulary: of the columns that the model writes.  order: the model's own id of each id in
+    the new numbering.  share: of the target's tokens that it can write."""
+
+    vocabulary: DraftVocabulary
+    order: Ids
+    reader: Reader
+    share: float
+
+
+def intersection(
+    target: TokenBytes, draft: TokenBytes, target_size: int, draft_size: int, specials: Specials
+) -> Intersection:
+    """Find what two vocabularies share.
+
+    target_size, draft_size: of the models' own, which may be padded.  Raises ConfigError where they
+    share nothing.
+    """
+    pairs = _pairs(target, draft)
+    if not pairs:
+        raise ConfigError(
+            "its tokenizer shares no token with the target's; use another draft model"
+        )
+    target_ids = np.array(sorted(pairs), np.int32)
+    shared = np.array([pairs[each] for each in target_ids.tolist()], np.int64)
+    order = np.concatenate((shared, np.setdiff1d(np.arange(draft_size), shared)))
+    columns = np.zeros(max(target_size, len(target.bytes_of)), np.int32)
+    columns[target_ids] = np.arange(len(target_ids))
+    vocabulary = DraftVocabulary(target_ids, columns, target.hash)
+    num_tokens = len(target.marks) + sum(map(bool, target.bytes_of))
+    reader = Reader(target, draft, vocabulary, order, specials)
+    return Intersection(vocabulary, order, reader, len(target_ids) / num_tokens)
+
+
+def _pairs(target: TokenBytes, draft: TokenBytes) -> dict[int, int]:
+    """The draft id of each of the target's ids that means the same, no id twice."""
+    drafts, targets = _by_bytes(draft), _by_bytes(target)
+    pairs = {targets[data]: drafts[data] for data in targets.keys() & drafts.keys()}
+    pairs |= {target.marks[each]: draft.marks[each] for each in target.marks.keys() & draft.marks}
+    ends = ((target.eos_id, draft.eos_id), (_last(target.opening), _last(draft.opening)))
+    for theirs, ours in ends:
+        if theirs is not None and ours is not None and ours not in pairs.values():
+            pairs.setdefault(theirs, ours)
+    return pairs
+
+
+def _by_bytes(vocabulary: TokenBytes) -> dict[bytes, int]:
+    """The lowest id of each token with bytes."""
+    found: dict[bytes, int] = {}
+    for index, data in enumerate(vocabulary.bytes_of):
+        if data:
+            found.setdefault(data, index)
+    return found
+
+
+def _last(marks: Sequence[int]) -> int | None:
+    return marks[-1] if marks else None
+
+
+class Reader:
+    """Reads texts of the target's tokens in the draft model's, as they are numbered anew."""
+
+    def __init__(
+        self, target: TokenBytes, draft: TokenBytes, vocabulary: DraftVocabulary, order: Ids,
+        specials: Specials,
+    ) -> None:  # fmt: skip
+        self._target, self._draft = target, draft
+        self._places = np.empty(len(order), np.int64)
+        self._places[order] = np.arange(len(order))
+        self._opening = self._numbered(draft.opening)
+        shared = {token: [column] for column, token in enumerate(vocabulary.target_ids.tolist())}
+        self._marks: Mapping[int, list[int]] = {
+            token: shared[token] if token in shared else self._spelled(mark, specials)
+            for mark, token in target.marks.items()
+        }
+        # What is known of single tokens: how they are read, and what of them is not.
+        self._alone: dict[int, tuple[list[int], int]] = {
+            token: (ids, 0) for token, ids in (*self._marks.items(), *shared.items())
+        }
+
+    def _numbered(self, draft_ids: Sequence[int]) -> list[int]:
+        numbered: list[int] = self._places[list(draft_ids)].tolist()
+        return numbered
+
+    def _spelled(self, mark: str, specials: Specials) -> list[int]:
+        return self._numbered(self._draft.write(mark.encode())[0]) if specials == "text" else []
+
+    def opened(self, token_ids: Sequence[int]) -> tuple[list[int], int, int]:
+        """Read the beginning of a text whole, but for the last tokens where they end inside a
+        character; returns the draft ids, how many tokens were left out, and 0 or `_LOST`."""
+        ends = range(len(token_ids), max(len(token_ids) - _MAX_WAITING, 0), -1)
+        end = next((each for each in ends if not self._is_inside(token_ids[:each])), len(token_ids))
+        ids, is_all = self.together(token_ids[:end])
+        opening = self._opening
+        ids = ids if ids[: len(opening)] == opening else opening + ids
+        return ids, len(token_ids) - end, 0 if is_all else _LOST
+
+    def _is_inside(self, token_ids: Sequence[int]) -> bool:
+        """True if these tokens end inside a character."""
+        is_over = token_ids[-1] in self._marks
+        return not is_over and unfinished_len(self._target.decode(token_ids[-_MAX_WAITING:])) > 0
+
+    def alone(self, token_id: int) -> tuple[list[int], int]:
+        """Read one token; returns the draft ids, and 0, 1 where it waits, or `_LOST`."""
+        found = self._alone.get(token_id)
+        if found is None:
+            found = self._alone[token_id] = self.after([token_id])
+        return found
+
+    def after(self, token_ids: Sequence[int]) -> tuple[list[int], int]:
+        """Read tokens that waited and one more; returns the draft ids, and how many tokens wait."""
+        if len(token_ids) < _MAX_WAITING and self._is_inside(token_ids):
+            return [], len(token_ids)
+        ids, is_all = self.together(token_ids)
+        return ids, 0 if is_all else _LOST
+
+    def together(self, token_ids: Sequence[int]) -> tuple[list[int], bool]:
+        """Read tokens, the bytes between marks together; returns the draft ids, and True if the
+        last of these bytes are among them."""
+        ids: list[int] = []
+        is_all, start = True, 0
+        marks = [place for place, token in enumerate(token_ids) if token in self._marks]
+        for place in (*marks, len(token_ids)):
+            data = self._target.decode(token_ids[start:place])
+            if data:
+                written, is_all = self._draft.write(data)
+                ids += self._numbered(written)
+            if place < len(token_ids):
+                ids += self._marks[token_ids[place]]
+                is_all = True
+            start = place + 1
+        return ids, is_all
