@@ -29,8 +29,8 @@ class Numbering:
         ):
             if is_set:
                 raise ConfigError(
-                    "a draft model of another vocabulary writes a part of its own, which is not "
-                    "built for this; leave it out",
+                    f"{key}: a draft model of another vocabulary writes a part of its own, which "
+                    "is not built for this; leave it out",
                     param=key,
                 )
 

@@ -1,0 +1,198 @@
+"""Texts are read on by their bytes, whichever vocabularies the target and the draft model have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.core import token_array
+from cluster.draft.intersection import Intersection, intersection
+from cluster.draft.read_text import RewrittenText
+from cluster.models.token_bytes import TokenBytes
+from tests.support.checkpoints import byte_tokenizer
+from tests.support.draft.other_vocabulary import letters_tokenizer
+from tests.support.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
+
+DEMO = Path("models/demo-draft")
+MANY = settings(
+    max_examples=10_000 if settings.get_current_profile_name() == "nightly" else 60, deadline=None
+)
+PIECES = (
+    "🙂", "👩‍👩‍👧", "日本語", "naïve café", "\r\n", "\t", "   ", "\n\n\n", "print(x)", " the quick",
+    "1234", "<s>", "<|user|>", "é!", "\u0301",
+)  # fmt: skip
+TEXTS = st.one_of(
+    st.text().map(str.encode),
+    st.binary(max_size=40),
+    st.lists(st.sampled_from(PIECES)).map(lambda parts: "".join(parts).encode()),
+    # Characters that are cut off.
+    st.lists(st.tuples(st.sampled_from(PIECES), st.integers(0, 3))).map(
+        lambda parts: b"".join(text.encode()[: len(text.encode()) - n] for text, n in parts)
+    ),
+)
+
+
+class Pair:
+    """A target's vocabulary and a draft model's, with a way back from what the latter reads."""
+
+    def __init__(self, target: TokenBytes, draft: TokenBytes, specials: Any = "drop") -> None:
+        sizes = len(target.bytes_of), len(draft.bytes_of)
+        self.target, self.draft = target, draft
+        self.shared: Intersection = intersection(target, draft, *sizes, specials)
+
+    def bytes_of(self, read: RewrittenText) -> bytes:
+        return self.draft.decode(self.shared.order[read.log.token_ids].tolist())
+
+
+@pytest.fixture(scope="module", params=["bytes", "pieces", "from pieces"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    demo = TokenBytes.load(DEMO)
+    of_bytes = TokenBytes.load(byte_level_folder(tmp_path_factory.mktemp("bytes")))
+    of_pieces = TokenBytes.load(byte_fallback_folder(tmp_path_factory.mktemp("pieces")))
+    found: dict[str, tuple[TokenBytes, TokenBytes]] = {
+        "bytes": (of_bytes, demo), "pieces": (demo, of_pieces), "from pieces": (of_pieces, of_bytes)
+    }  # fmt: skip
+    return Pair(*found[request.param])
+
+
+def chunks(data: st.DataObject, token_ids: Sequence[int]) -> list[list[int]]:
+    found, start = [], 0
+    while start < len(token_ids):
+        size = data.draw(st.integers(1, 5))
+        found.append(list(token_ids[start : start + size]))
+        start += size
+    return found
+
+
+@given(data=st.data())
+@MANY
+def test_what_is_read_has_the_bytes_of_the_text_and_is_only_read_on(
+    pair: Pair, data: st.DataObject
+) -> None:
+    tokens, _ = pair.target.write(data.draw(TEXTS))
+    # Tokens that no tokenizer would put side by side.
+    tokens += data.draw(st.lists(st.integers(0, len(pair.target.bytes_of) - 1), max_size=8))
+    read, text = RewrittenText(pair.shared.reader), list[int]()
+    for chunk in chunks(data, tokens):
+        before = read.log.token_ids.copy()
+        text += chunk
+        read.append(token_array(chunk))
+        assert np.array_equal(read.log.token_ids[: len(before)], before)
+        assert read.num_read == len(text)
+        assert read.len_at(len(text)) == len(read.log)
+        whole = pair.target.decode(text)
+        held = pair.bytes_of(read)
+        assert whole.startswith(held)
+        assert read.is_behind == (len(held) < len(whole))
+        if data.draw(st.integers(0, 3)) == 0:
+            length = data.draw(st.integers(0, len(text)))
+            read.truncate(length)
+            del text[length:]
+            assert read.num_read in (0, length), "what was read as one text goes as a whole"
+            read.append(token_array(text[read.num_read :]))
+            assert pair.target.decode(text).startswith(pair.bytes_of(read))
+
+
+@given(data=st.data())
+@settings(MANY, max_examples=30)
+def test_a_shared_token_is_read_as_itself_behind_a_whole_character(
+    pair: Pair, data: st.DataObject
+) -> None:
+    written = pair.shared.vocabulary.target_ids
+    nodes = data.draw(st.lists(st.sampled_from(written.tolist()), min_size=1, max_size=6))
+    read = RewrittenText(pair.shared.reader)
+    read.append(token_array(pair.target.write(b"a word")[0]))
+    length = len(read.log)
+    read.append(token_array(nodes))
+    assert read.log.token_ids[length:].tolist() == np.searchsorted(written, nodes).tolist()
+    # So rolling back into a tree's path keeps the nodes before.
+    read.truncate(read.num_read - 1)
+    assert len(read.log) == length + len(nodes) - 1
+
+
+def test_rolled_back_into_a_token_that_was_read_as_several(tmp_path: Path) -> None:
+    pair = Pair(TokenBytes.load(DEMO), TokenBytes.load(byte_level_folder(tmp_path)))
+    token = next(t for t in pair.target.encode(" def __init__(self") if t not in (
+        pair.shared.vocabulary.target_ids
+    ))  # fmt: skip
+    plain = pair.target.encode("x")
+    read = RewrittenText(pair.shared.reader)
+    read.append(token_array(plain))
+    read.append(token_array([token, *plain]))
+    assert len(read.log) > 3
+    read.truncate(2)
+    assert pair.bytes_of(read) == pair.target.decode([*plain, token])
+    read.truncate(1)
+    assert pair.bytes_of(read) == b"x"
+
+
+def test_bytes_inside_a_character_wait_for_its_end(tmp_path: Path) -> None:
+    target = TokenBytes.load(byte_level_folder(tmp_path))
+    pair = Pair(target, TokenBytes(byte_tokenizer(262)))  # single bytes, and two pairs
+    begun, *rest = target.write("🙃".encode())[0]
+    assert rest
+    read = RewrittenText(pair.shared.reader)
+    read.append(token_array(target.write(b"ok ")[0]))
+    length = len(read.log)
+    read.append(token_array([begun]))
+    assert read.is_behind
+    assert len(read.log) == length
+    read.append(token_array(rest))
+    assert not read.is_behind
+    assert pair.bytes_of(read) == "ok 🙃".encode()
+    read.truncate(4)  # into the character
+    assert read.is_behind
+    assert len(read.log) == length
+    read.append(token_array(target.write(b"!")[0]))
+    assert pair.bytes_of(read) == b"ok " + target.decode([begun]) + b"!"
+    assert not read.is_behind
+
+
+def test_what_a_vocabulary_lacks_is_skipped_and_nothing_drafted_behind_it(tmp_path: Path) -> None:
+    letters_tokenizer(8, tmp_path / "letters")
+    target = TokenBytes.load(byte_level_folder(tmp_path))
+    pair = Pair(target, TokenBytes.load(tmp_path / "letters"))
+    read = RewrittenText(pair.shared.reader)
+    for text, expected, is_behind in (
+        ("a", b"a", False), ("x", b"a", True), ("b", b"ab", False), ("🙃", b"ab", True),
+    ):  # fmt: skip
+        read.append(token_array(target.write(text.encode())[0]))
+        assert (pair.bytes_of(read), read.is_behind) == (expected, is_behind)
+
+
+@pytest.mark.parametrize(("specials", "expected"), [("text", "a<|user|>b"), ("drop", "ab")])
+def test_marks_that_the_model_lacks_are_spelled_or_dropped(
+    specials: str, expected: str, tmp_path: Path
+) -> None:
+    target, draft = TokenBytes.load(byte_level_folder(tmp_path)), TokenBytes(byte_tokenizer())
+    pair = Pair(target, draft, specials)
+    mark, end = target.marks["<|user|>"], target.eos_id
+    assert end is not None
+    read = RewrittenText(pair.shared.reader)
+    read.append(token_array([*target.encode("a"), mark, *target.encode("b")]))
+    assert pair.bytes_of(read).decode() == expected
+    read.append(token_array([end]))
+    assert pair.shared.order[read.log.token_ids[-1]] == draft.eos_id, "the end is the end"
+
+
+def test_the_models_opening_mark_stands_before_every_text_once(tmp_path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = byte_tokenizer()
+    start = tokenizer.backend_tokenizer.token_to_id("<|im_start|>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", start)]
+    )
+    draft = TokenBytes(tokenizer)
+    for target in (TokenBytes.load(byte_level_folder(tmp_path)), draft):
+        pair = Pair(target, draft)
+        read = RewrittenText(pair.shared.reader)
+        read.append(token_array([*target.opening, *target.encode("a word")]))
+        own = pair.shared.order[read.log.token_ids].tolist()
+        assert own == [start, *draft.encode("a word")]
