@@ -34,7 +34,7 @@ def facts(config: Config, found: Mapping[str, Inspected]) -> dict[str, Any]:
         parts[f"drafter-{name}"] = drafter.replicas, drafter.reserved
     ranks = config.target.engine.tensor_parallel
     limits = config.coordinator
-    compared = sum(each.is_here for each in found.values()) - 1
+    compared = sum(each.is_here and not each.vocabulary for each in found.values()) - 1
     return {
         "model": config.model_name,
         "deployments": [
@@ -84,6 +84,7 @@ def _engine(
         "is_here": found.is_here,
         "architecture": found.architecture,
         "weights_format": found.weights,
+        "other_vocabulary": found.vocabulary,
         "weights_bytes": sizes.weights,
         "kv_bytes_per_token": sizes.kv_per_token,
         "max_context_len": found.max_context_len,
@@ -116,8 +117,9 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'engine':<32} {columns}  model"
     yield from map(_engine_row, plan["engines"])
     for engine in plan["engines"]:
-        if engine.get("weights_format"):
-            yield f"{engine['path']}: {engine['weights_format']}"
+        for key in ("weights_format", "other_vocabulary"):
+            if engine.get(key):
+                yield f"{engine['path']}: {engine[key]}"
     yield from _caches(plan["engines"])
     if plan["compared_tokenizers"] > 0:
         compared = plan["compared_tokenizers"]

@@ -16,6 +16,7 @@ from cluster.config.policy import read_policy
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
 from cluster.draft.head_options import HEAD_KINDS
+from cluster.draft.intersection import intersection
 from cluster.draft.own_layers_options import EarlyExitOptions, LayerSkipOptions
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
@@ -29,6 +30,7 @@ from cluster.models.names import source_of
 from cluster.models.published import published
 from cluster.models.resolve import check_convertible, find
 from cluster.models.sources import FolderSource
+from cluster.models.token_bytes import TokenBytes
 from cluster.rpc.trust import trust_of
 from cluster.text.chat import read_template
 from cluster.text.generation_config import load_sampling_defaults
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from cluster.engine.loading.planned import Planned
 
 TARGET = "target.engine"
+# Of a text's tokens, what a draft model of another vocabulary should be able to write.
+_LEAST_SHARE = 0.7
+_SAMPLE = "execmodel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,8 @@ class Inspected:
     """A model as its files describe it.
 
     max_context_len: as configured, or the model's own limit.  hidden_size, num_layers: of its
-    decoder.  sizes: what it will take.  is_here: whether its weights are.  weights: a line on
-    their format, "" = nothing to be said.
+    decoder.  sizes: what it will take.  is_here: whether its weights are.  weights, vocabulary: a
+    line on their format, and on one that is another than the target's; "" = nothing to be said.
     """
 
     architecture: str
@@ -60,6 +65,7 @@ class Inspected:
     sizes: Planned
     is_here: bool = True
     weights: str = ""
+    vocabulary: str = ""
 
 
 def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str, Inspected]:
@@ -81,7 +87,7 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
         local_labels(config)
         _check_devices(config)
     found: dict[str, Inspected] = {}
-    target: list[str] = []
+    target, target_folder = list[str](), Path()
     for path, engine in engines(config).items():
         described = published(engine.model) if is_plan else None
         if described is not None:
@@ -98,9 +104,13 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
             strings = _token_strings(folder, engine, is_target=path == TARGET)
             if path != TARGET and target:  # else that is not here
                 reduced = load_draft_vocabulary(folder)
-                _compare(found[path], strings, reduced, found[TARGET], target)
+                if _is_by_bytes(config, path, strings, reduced, target):
+                    shared = _shared(target_folder, folder, found[TARGET], found[path])
+                    found[path] = replace(found[path], vocabulary=shared)
+                else:
+                    _compare(found[path], strings, reduced, found[TARGET], target)
         if path == TARGET:
-            target = strings
+            target, target_folder = strings, folder
             load_sampling_defaults(folder, config.target.generation_config)
     if TARGET in found:
         _check_made_of(config, found[TARGET])
@@ -221,6 +231,36 @@ def _compare(
             "target's tokenizer, or a drafter without a model: suffix, prompt_lookup, ngram_cache",
             param="model",
         )
+
+
+def _is_by_bytes(
+    config: Config, path: str, strings: list[str], reduced: DraftVocabulary | None,
+    target: list[str],
+) -> bool:  # fmt: skip
+    """True if the drafter at this path is to draft with what its tokenizer and the target's
+    share."""
+    drafter = config.drafters[path.split(".")[1]]
+    way = drafter.options.get("vocabulary", "auto") if drafter.kind == "lm" else "own"
+    is_other = bool(strings) and reduced is None and strings != target
+    return way == "intersection" or (way == "auto" and is_other)
+
+
+def _shared(target_folder: Path, folder: Path, target: Inspected, drafter: Inspected) -> str:
+    """A line on what the tokenizers of a draft model and of the target have in common."""
+    from pydoc_data.topics import topics  # a text that comes with Python
+
+    theirs, ours = TokenBytes.load(target_folder), TokenBytes.load(folder)
+    found = intersection(theirs, ours, target.vocab_size, drafter.vocab_size, "text").vocabulary
+    sample = theirs.encode(topics[_SAMPLE])
+    share = sum(found.draft_id_of(each) is not None for each in sample) / len(sample)
+    size = sum(map(bool, ours.bytes_of)) + len(ours.marks)
+    told = (
+        f"another tokenizer than the target's: it writes {len(found.target_ids):,} of its {size:,} "
+        f"tokens, {len(found.target_ids) / size:.0%}, which are {share:.0%} of a sample of prose"
+    )
+    if share < _LEAST_SHARE:
+        told += f"; WARNING: below {_LEAST_SHARE:.0%} few drafts can be right"
+    return told
 
 
 def _check_devices(config: Config) -> None:

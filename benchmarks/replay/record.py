@@ -80,7 +80,8 @@ def created(config: Config, name: str, max_nodes: int) -> Drafter:
     Raises SystemExit for one that wants more of the target's rows than their likely tokens.
     """
     # What stands for the target has nothing to be asked for.
-    context = DrafterContext(name, max_nodes, 4, target=object())
+    target_model = config.target.engine.model
+    context = DrafterContext(name, max_nodes, 4, target=object(), target_model=target_model)
     drafter = registry.create(name, config.drafters[name], context)
     if isinstance(drafter, StepReader) and drafter.wants.taps:
         raise SystemExit(f"{name} reads hidden states, which are not recorded; leave it out")

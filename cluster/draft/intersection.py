@@ -9,7 +9,7 @@ growth work as for a draft vocabulary that is a part of the target's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,6 +46,9 @@ def intersection(
     target_size, draft_size: of the models' own, which may be padded.  Raises ConfigError where they
     share nothing.
     """
+    if len(draft.bytes_of) > draft_size:
+        reason = f"its tokenizer has {len(draft.bytes_of)} tokens, its model {draft_size}"
+        raise ConfigError(f"{reason}; use a model with its own tokenizer")
     pairs = _pairs(target, draft)
     if not pairs:
         raise ConfigError(
@@ -66,12 +69,8 @@ def _pairs(target: TokenBytes, draft: TokenBytes) -> dict[int, int]:
     """The draft id of each of the target's ids that means the same, no id twice."""
     drafts, targets = _by_bytes(draft), _by_bytes(target)
     pairs = {targets[data]: drafts[data] for data in targets.keys() & drafts.keys()}
-    pairs |= {target.marks[each]: draft.marks[each] for each in target.marks.keys() & draft.marks}
-    ends = ((target.eos_id, draft.eos_id), (_last(target.opening), _last(draft.opening)))
-    for theirs, ours in ends:
-        if theirs is not None and ours is not None and ours not in pairs.values():
-            pairs.setdefault(theirs, ours)
-    return pairs
+    same = target.marks.keys() & draft.marks.keys()
+    return pairs | {target.marks[each]: draft.marks[each] for each in same}
 
 
 def _by_bytes(vocabulary: TokenBytes) -> dict[bytes, int]:
@@ -81,10 +80,6 @@ def _by_bytes(vocabulary: TokenBytes) -> dict[bytes, int]:
         if data:
             found.setdefault(data, index)
     return found
-
-
-def _last(marks: Sequence[int]) -> int | None:
-    return marks[-1] if marks else None
 
 
 class Reader:
@@ -99,10 +94,15 @@ class Reader:
         self._places[order] = np.arange(len(order))
         self._opening = self._numbered(draft.opening)
         shared = {token: [column] for column, token in enumerate(vocabulary.target_ids.tolist())}
-        self._marks: Mapping[int, list[int]] = {
+        self._marks = {
             token: shared[token] if token in shared else self._spelled(mark, specials)
             for mark, token in target.marks.items()
         }
+        # Texts begin and end, whatever the marks of that are called.
+        openings = zip(target.opening[-1:], draft.opening[-1:], strict=False)
+        for theirs, ours in (*openings, (target.eos_id, draft.eos_id)):
+            if theirs is not None and ours is not None and theirs not in shared:
+                self._marks[theirs] = self._numbered([ours])
         # What is known of single tokens: how they are read, and what of them is not.
         self._alone: dict[int, tuple[list[int], int]] = {
             token: (ids, 0) for token, ids in (*self._marks.items(), *shared.items())

@@ -16,6 +16,7 @@ from cluster.errors import ConfigError
 from cluster.models.published import published
 from deployments.cli import main
 from deployments.preflight import inspect
+from tests.support.draft.other_vocabulary import other_copy
 
 RECIPE = "configs/llama-70b-8xh100.yaml"
 # As their makers state them.
@@ -168,3 +169,26 @@ def test_the_plan_for_programs_has_what_the_text_says(capsys: pytest.CaptureFixt
         assert f"drafter {name}: {place}\n" in text
     assert found["tasks"]["code"] == ["code", "suffix", "ngram"]
     assert found["reserved"] == {"CPU": 0.6}
+
+
+def test_check_says_what_another_vocabulary_shares(
+    llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs, letters = range(260, 288), [4 + ord(each) - ord("!") for each in "etinosrhlu"]
+    for left_out, told in (
+        ((), "it writes 288 of its 288 tokens, 100%, which are 100% of a sample of prose"),
+        (pairs, "it writes 260 of its 260 tokens, 100%, which are 92% of a sample of prose"),
+        ((*pairs, *letters), "WARNING: below 70% few drafts can be right"),
+        (range(100, 288), "use a draft model with the target's tokenizer"),
+    ):
+        folder = other_copy(llama_folder, tmp_path / f"lacks-{len(left_out)}", left_out=left_out)
+        words = ["check", "configs/own-model.yaml"]
+        for key, value in (
+            ("target.engine.model", llama_folder),
+            ("drafters.lm.kind", "lm"),
+            ("drafters.lm.options.engine.model", folder),
+        ):
+            words += ["--set", f"{key}={value}"]
+        main(words)
+        said = capsys.readouterr()
+        assert told in said.out + said.err

@@ -178,6 +178,7 @@ def test_marks_that_the_model_lacks_are_spelled_or_dropped(
     read.append(token_array([*target.encode("a"), mark, *target.encode("b")]))
     assert pair.bytes_of(read).decode() == expected
     read.append(token_array([end]))
+    assert target.eos_id not in pair.shared.vocabulary.target_ids
     assert pair.shared.order[read.log.token_ids[-1]] == draft.eos_id, "the end is the end"
 
 
