@@ -16,7 +16,7 @@ from cluster.config.policy import read_policy
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
 from cluster.draft.head_options import HEAD_KINDS
-from cluster.draft.intersection import intersection
+from cluster.draft.intersection import intersection, tokenizers
 from cluster.draft.own_layers_options import EarlyExitOptions, LayerSkipOptions
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
@@ -30,7 +30,6 @@ from cluster.models.names import source_of
 from cluster.models.published import published
 from cluster.models.resolve import check_convertible, find
 from cluster.models.sources import FolderSource
-from cluster.models.token_bytes import TokenBytes
 from cluster.rpc.trust import trust_of
 from cluster.text.chat import read_template
 from cluster.text.generation_config import load_sampling_defaults
@@ -249,7 +248,7 @@ def _shared(target_folder: Path, folder: Path, target: Inspected, drafter: Inspe
     """A line on what the tokenizers of a draft model and of the target have in common."""
     from pydoc_data.topics import topics  # a text that comes with Python
 
-    theirs, ours = TokenBytes.load(target_folder), TokenBytes.load(folder)
+    theirs, ours = tokenizers(target_folder, folder)
     found = intersection(theirs, ours, target.vocab_size, drafter.vocab_size, "text").vocabulary
     sample = theirs.encode(topics[_SAMPLE])
     share = sum(found.draft_id_of(each) is not None for each in sample) / len(sample)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.draft.base import DrafterContext
-from cluster.draft.intersection import Intersection, intersection
+from cluster.draft.intersection import Intersection, intersection, tokenizers
 from cluster.draft.lm_options import LMOptions
 from cluster.draft.read_text import ReadText, RewrittenText
 from cluster.draft.vocabulary import (
@@ -23,7 +23,6 @@ from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash
 from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.models.resolve import resolve
-from cluster.models.token_bytes import TokenBytes
 
 log = logging.getLogger(__name__)
 
@@ -97,11 +96,9 @@ def _shared(context: DrafterContext, options: LMOptions, folder: Path) -> Inters
     with ConfigError.below(f"drafters.{context.name}.options.engine", "model"):
         if not context.target_model:
             raise ConfigError("the target's tokenizer is unknown here; set vocabulary: own")
-        target = TokenBytes.load(resolve(context.target_model, only_tokenizer=True))
+        pair = tokenizers(resolve(context.target_model, only_tokenizer=True), folder)
         size = describe(str(folder), options.engine).vocab_size
-        return intersection(
-            target, TokenBytes.load(folder), context.vocab_size, size, options.specials
-        )
+        return intersection(*pair, context.vocab_size, size, options.specials)
 
 
 def _is_other(context: DrafterContext, options: LMOptions, folder: Path) -> bool:

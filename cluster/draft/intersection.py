@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from cluster.models.token_bytes import TokenBytes, unfinished_len
 
 Specials = Literal["text", "drop"]
 
+_REMEDY = "use a draft model with the target's tokenizer"
 # So many tokens that together end inside a character are read as broken bytes.
 _MAX_WAITING = 4
 # In place of a number of tokens that wait: nothing waits, but the last bytes could not be read.
@@ -38,6 +40,17 @@ class Intersection:
     share: float
 
 
+def tokenizers(target: Path, draft: Path) -> tuple[TokenBytes, TokenBytes]:
+    """Of the models in two folders; raises ConfigError, with the remedy, for one of no use."""
+    folder = target
+    try:
+        theirs = TokenBytes.load(folder)
+        folder = draft
+        return theirs, TokenBytes.load(folder)
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error.message}; {_REMEDY}") from error
+
+
 def intersection(
     target: TokenBytes, draft: TokenBytes, target_size: int, draft_size: int, specials: Specials
 ) -> Intersection:
@@ -47,13 +60,11 @@ def intersection(
     share nothing.
     """
     if len(draft.bytes_of) > draft_size:
-        reason = f"its tokenizer has {len(draft.bytes_of)} tokens, its model {draft_size}"
-        raise ConfigError(f"{reason}; use a model with its own tokenizer")
+        told = f"its tokenizer has {len(draft.bytes_of)} tokens, its model {draft_size}"
+        raise ConfigError(f"{told}; {_REMEDY}")
     pairs = _pairs(target, draft)
     if not pairs:
-        raise ConfigError(
-            "its tokenizer shares no token with the target's; use another draft model"
-        )
+        raise ConfigError(f"its tokenizer shares no token with the target's; {_REMEDY}")
     target_ids = np.array(sorted(pairs), np.int32)
     shared = np.array([pairs[each] for each in target_ids.tolist()], np.int64)
     order = np.concatenate((shared, np.setdiff1d(np.arange(draft_size), shared)))
