@@ -22,6 +22,7 @@ from cluster.engine.cpu import kernels
 from cluster.engine.work import Output, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
 from cluster.messages import StepReport
+from cluster.spec.beam_pace import BeamPace
 from cluster.spec.draw import FusedDraw
 from cluster.spec.logits_hook import LogitsHook
 from cluster.spec.logprobs import token_logprobs
@@ -36,6 +37,7 @@ from cluster.worker.text_record import TextRecord
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
+    from cluster.spec.step_profile import StepProfile
 
 # Makes the logits hook of a text; None = it has none.
 OpenHook = Callable[[TextRecord], LogitsHook | None]
@@ -68,12 +70,15 @@ class Verifier:
         open_hook: OpenHook = lambda text: None,
         wants: StepWants = WANTS_NOTHING,
         num_top: Callable[[TextRecord], int] | None = None,
+        profile: StepProfile | None = None,
     ) -> None:
         """wants: the rows of every step that the drafters inside the target read.  num_top: of each
-        text at most wants.num_top; None = so many of all."""
+        text at most wants.num_top; None = so many of all.  profile: of its steps, by which beam
+        searches draft."""
         self.last_rows: Sequence[StepRows] = ()
         self._wants = wants
         self._num_top = num_top or (lambda text: wants.num_top)
+        self._profile = profile
         self._engine = engine
         self._open_hook = open_hook
         self._clock = clock
@@ -190,6 +195,8 @@ class Verifier:
         sequence = TargetSequence(text, engine.vocab_size, engine.device, hook, adapter)
         if beams is not None:
             sequence.search = open_search(text, beams, adapter, engine)
+            room = engine.limits.max_rows - 1 - beams.num_beams
+            sequence.pace = BeamPace(self._profile, max(min(text.draft_nodes, room), 0))
         return sequence
 
     def _conclude(self, entry: Evaluated, draws: TokenArray | None, num_cached: int) -> Verdict:
@@ -217,13 +224,19 @@ class Verifier:
         refused: dict[str, DrafthouseError],
     ) -> None:  # fmt: skip
         """Continue a beam search; if it is over, add its answer."""
-        text, search = sequence.text, sequence.search
+        text, search, pace = sequence.text, sequence.search, sequence.pace
         assert search is not None
-        if output.top is not None:
-            self._num_beam_rows += len(output.top.token_ids)
+        assert pace is not None
+        num_rows = 0 if output.top is None else len(output.top.token_ids)
+        self._num_beam_rows += num_rows
         try:
             search.take(output, self._engine)
             if not search.is_done:
+                pace.learn(search.num_steps)
+                # The next step's company is taken to be this one's.
+                step = self._engine.last_step
+                beside = max(step.num_rows - num_rows, 0)
+                search.draft(pace.num_nodes(search.num_beams, beside, step.num_sequences - 1))
                 self._engine.submit(search.work())
                 sequence.is_pending = True
                 return

@@ -65,10 +65,15 @@ def run(verifier: Verifier) -> tuple[Sequence[Verdict], int]:
     raise AssertionError("the search never ended")
 
 
-def test_a_search_is_one_item_that_is_answered_after_many_steps(engine: Engine) -> None:
+@pytest.mark.parametrize("num_drafts", [0, 8])
+def test_a_search_is_one_item_that_is_answered_after_many_steps(
+    engine: Engine, num_drafts: int
+) -> None:
     expected = searched(engine)
     verifier = Verifier(engine)
-    assert verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()]) == {}
+    session = Session("a", PROMPT.tolist(), SEARCH)
+    session.record.draft_nodes = num_drafts
+    assert verifier.submit([session.item()]) == {}
     (verdict,), num_steps = run(verifier)
     assert num_steps > 5
     assert texts_of(verdict) == expected
