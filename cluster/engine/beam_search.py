@@ -43,13 +43,15 @@ class _Node:
     """A token behind the shared text.
 
     parent: its node, -1 = the shared text.  words: the last ones of the text that ends with it.
-    law: after it; None = it is not evaluated yet.  options: the law's first tokens."""
+    law: after it; None = it is not evaluated yet.  options: the law's first tokens.  guessed: the
+    first tokens of what would have been guessed in its place."""
 
     token_id: int
     parent: int
     words: tuple[int, ...]
     law: Law | None = None
     options: Options = ()
+    guessed: Options = ()
 
 
 class BeamRun:
@@ -86,6 +88,7 @@ class BeamRun:
         self._places: dict[tuple[int, int], int] = {}  # of nodes, by parent and token
         # The node of each of the search's beams.
         self._tips: list[int] = []
+        self.num_guessed = 0  # steps of which all beams would have been guessed
         self._stops = frozenset(stop_token_ids)
         self._guesses = BeamGuesses(self._context)
 
@@ -206,7 +209,7 @@ class BeamRun:
         if self._tips:
             new = [self._nodes[node] for node in found if self._nodes[node].law is None]
             for node, law in zip(new, known, strict=True):
-                node.law = law
+                node.law, node.guessed = law, self._guesses.law_after(node.words)[:2]
                 node.options = self._guesses.learn(node.words, law)
             laws = [self._nodes[tip].law for tip in self._tips]
         while self._advance(laws) and not self.is_done:
@@ -227,6 +230,9 @@ class BeamRun:
         ids, logprobs = (np.stack(each) for each in zip(*rows, strict=True))
         if not self._search.advance(ids, logprobs, unknown):
             return False
+        if self._tips:
+            found = ((each, self._nodes[self._tips[each.row]]) for each in self._search.beams)
+            self.num_guessed += all(each.token_id in dict(node.guessed) for each, node in found)
         parents = self._tips or [-1]
         self._tips = [self._place(each.token_id, parents[each.row]) for each in self._search.beams]
         return True

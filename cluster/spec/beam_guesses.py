@@ -53,5 +53,5 @@ class BeamGuesses:
             law = self._laws.get(words[start:])
             if law is not None:
                 doubt = _DOUBTS[len(words) - start]
-                return [(token, logprob - doubt) for token, logprob in law]
+                return tuple([(token, logprob - doubt) for token, logprob in law])
         return ()

@@ -12,6 +12,10 @@ _SIZES = ((1, 0.55), (2, 1.0))
 # Steps beyond the first that a forward with the most nodes brings, before any is seen; and the
 # weight of the newest forward.
 _FIRST_GAIN, _WEIGHT = 0.35, 0.15
+# What drafts would have brought where all beams of a step without drafts would have been guessed.
+_GUESSED_GAIN = 1.5
+# What drafts cost on the host, whatever the model: choosing them, and taking in their laws.
+_HOST_S = 0.0002
 # A search may be slower by so many plain steps, and by so many per step, to see what drafts bring.
 _SLACK, _SLACK_SHARE = 1.0, 0.01
 
@@ -28,7 +32,7 @@ class BeamPace:
         self._share = self._cost = 0.0  # of the last forward's drafts; 0 = it had none
         # Plain steps that drafts have cost so far beyond the steps that they brought.
         self._lost, self._is_trying = 0.0, True
-        self._num_steps = 0
+        self._num_steps = self._num_guessed = 0
 
     def num_nodes(self, num_beams: int, num_beside: int, texts_beside: int) -> int:
         """Return the number of nodes to draft.
@@ -53,12 +57,16 @@ class BeamPace:
         if self._profile is None:
             return 0.0
         plain_s, drafted_s = self._profile.at([rows, rows + nodes]).tolist()
-        return float(drafted_s / plain_s) - 1.0
+        return float((drafted_s + _HOST_S) / plain_s) - 1.0
 
-    def learn(self, num_steps: int) -> None:
-        """Learn from a forward.  num_steps: of the whole search so far."""
-        made = num_steps - self._num_steps
-        self._num_steps = num_steps
+    def learn(self, num_steps: int, num_guessed: int) -> None:
+        """Learn from a forward.
+
+        num_steps: of the whole search so far.  num_guessed: those whose beams all would have been
+        guessed; so forwards without drafts show what drafts would bring."""
+        made, guessed = num_steps - self._num_steps, num_guessed - self._num_guessed
+        self._num_steps, self._num_guessed = num_steps, num_guessed
+        gain = (made - 1) / self._share if self._share else _GUESSED_GAIN * guessed
+        self._gain += _WEIGHT * (gain - self._gain)
         if self._share:
-            self._gain += _WEIGHT * ((made - 1) / self._share - self._gain)
             self._lost = max(self._lost + self._cost - (made - 1), 0.0)

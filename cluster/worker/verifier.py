@@ -232,7 +232,7 @@ class Verifier:
         try:
             search.take(output, self._engine)
             if not search.is_done:
-                pace.learn(search.num_steps)
+                pace.learn(search.num_steps, search.num_guessed)
                 # The next step's company is taken to be this one's.
                 step = self._engine.last_step
                 beside = max(step.num_rows - num_rows, 0)

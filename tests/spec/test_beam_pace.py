@@ -23,7 +23,7 @@ def search(
     while num_steps < NUM_STEPS:
         nodes.append(pace.num_nodes(4, texts_beside, texts_beside))
         num_steps += 1.0 + gain * nodes[-1] / 8
-        pace.learn(int(num_steps))
+        pace.learn(int(num_steps), 0)
         if profile is not None:
             rows = [4 + texts_beside, 4 + texts_beside + nodes[-1]]
             plain_s, drafted_s = profile.at(rows).tolist()
@@ -45,6 +45,16 @@ def test_it_gains_where_steps_are_worth_the_rows_and_loses_next_to_nothing_elsew
 def test_where_rows_are_dear_fewer_are_taken() -> None:
     assert search(FLAT, 1.2)[1][-1] == 8
     assert search(STEEP, 1.2)[1][-1] == 4
+
+
+def test_forwards_without_drafts_show_where_drafts_would_help() -> None:
+    pace, nodes = BeamPace(STEEP, 16), list[int]()
+    for forward in range(120):
+        nodes.append(pace.num_nodes(4, 0, 0))
+        # From the 80th on the text repeats itself.
+        pace.learn(forward + 1, max(forward - 79, 0))
+    assert not any(nodes[60:80])
+    assert any(nodes[80:100])
 
 
 def test_without_a_profile_it_always_drafts() -> None:
