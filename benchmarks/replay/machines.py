@@ -28,5 +28,17 @@ GPU = Machine(
     (0.0100, 0.0101, 0.0103, 0.0108, 0.0200, 0.0390, 0.0770),
     look_up_s=(0.0001, 0.0), model_s=(0.0010, 0.000002),
 )  # fmt: skip
+# A random mixture of 64 experts, four to a row, on two cores (benchmarks.rounds.experts), and what
+# its own profile says: nearly each row reads experts that no other row of the step reads.
+MOE = Machine(
+    (1, 3, 5, 7, 9, 14, 18, 22, 26, 36, 44, 56, 72, 112, 144, 176, 224),
+    (0.0130, 0.0149, 0.0173, 0.0193, 0.0212, 0.0251, 0.0282, 0.0316, 0.0327, 0.0393, 0.0406, 0.0465,
+     0.0530, 0.0663, 0.0755, 0.0972, 0.1152),
+    look_up_s=(0.0001, 0.0000005), model_s=(0.0034, 0.000055),
+    told_s=(0.0136, 0.0154, 0.0177, 0.0198, 0.0218, 0.0255, 0.0276, 0.0305, 0.0331, 0.0377, 0.0403,
+            0.0457, 0.0536, 0.0646, 0.0832, 0.1037, 0.1199),
+)  # fmt: skip
 
-MACHINES = {"cpu": CPU, "cpu-flat": FLAT, "cpu-steep": STEEP, "amx": AMX, "gpu": GPU}
+MACHINES = {
+    "cpu": CPU, "cpu-flat": FLAT, "cpu-steep": STEEP, "amx": AMX, "gpu": GPU, "moe": MOE,
+}  # fmt: skip

@@ -21,10 +21,11 @@ from cluster.spec.step_profile import StepProfile
 _ROWS = (1, 32, 8, 64, 16, 24, 12, 48, 4, 20, 28, 40, 2, 6, 10)
 # On a CPU one step of these takes longer than all steps of a few rows.
 _MANY_ROWS = (128, 256, 96, 80, 160, 192)
+_MOST_ROWS = max(_MANY_ROWS)
 _CONTEXT_LEN = 16
 # Turns, because other processes start meanwhile: that falls on all numbers of rows alike, and the
-# fastest of a number's steps counts.
-_TURNS = (_ROWS, _ROWS, _ROWS, _MANY_ROWS, _ROWS)
+# fastest of a number's steps counts.  One step alone was seen to take half as long again.
+_TURNS = (_ROWS, _ROWS, _MANY_ROWS, _ROWS, _MANY_ROWS, _ROWS)
 _WARM_UP_S = 2.0
 _MAX_S = 3.0
 _REQUEST = "step-profile"
@@ -38,11 +39,16 @@ class Measured(Steps, Protocol):
 
 
 def profile_steps(
-    engine: Measured, max_rows: int, clock: Callable[[], float] = time.perf_counter
+    engine: Measured,
+    max_rows: int,
+    clock: Callable[[], float] = time.perf_counter,
+    text: TokenArray = EMPTY_TOKENS,
 ) -> StepProfile | None:
     """The fastest verification step of one sequence by its rows, up to `max_rows`; None where that
-    cannot be measured.  It takes five seconds at most, of a slow model four steps."""
-    tokens = token_array(4 + np.arange(_CONTEXT_LEN + 1) % max(engine.vocab_size - 4, 1))
+    cannot be measured.  It takes five seconds at most, of a slow model four steps.
+
+    text: the rows' tokens; empty = tokens from all over the vocabulary."""
+    tokens = np.resize(text if len(text) else _spread(engine.vocab_size), _CONTEXT_LEN + _MOST_ROWS)
     best: dict[int, float] = {}
     try:
         if not _runs(engine, Work(_REQUEST, 0, tokens[:_CONTEXT_LEN])):
@@ -68,11 +74,15 @@ def profile_steps(
     return StepProfile.of(measured, [best[rows] for rows in measured])
 
 
+def _spread(vocab_size: int) -> TokenArray:
+    """Tokens that differ, so that the rows of a mixture of experts go to as many as a text's do."""
+    return token_array((np.arange(_CONTEXT_LEN + _MOST_ROWS) * 7919 + 13) % vocab_size)
+
+
 def _work(rows: int, tokens: TokenArray) -> Work:
     """A sequence's last token and leaves beside each other: `rows` rows."""
-    leaves = np.resize(tokens, rows - 1) if rows > 1 else EMPTY_TOKENS
-    tree = TokenTree.of(leaves, np.full(rows - 1, -1))
-    return Work(_REQUEST, _CONTEXT_LEN, tokens[_CONTEXT_LEN:], tree)
+    _, last, leaves = np.split(tokens[: _CONTEXT_LEN + rows], [_CONTEXT_LEN, _CONTEXT_LEN + 1])
+    return Work(_REQUEST, _CONTEXT_LEN, last, TokenTree.of(leaves, np.full(rows - 1, -1)))
 
 
 def _runs(engine: Steps, work: Work) -> bool:

@@ -15,7 +15,7 @@ from tests.support.engine.driver import load_engine, prompt, rows, run
 class Clocked:
     """An engine whose steps take a millisecond, and one more for each row beyond 12."""
 
-    vocab_size = 100
+    vocab_size = 1000
 
     def __init__(self, max_nodes: int = 10_000, slow_from: int = 10_000) -> None:
         self.now = 0.0
@@ -37,6 +37,9 @@ class Clocked:
         if len(work.tree) > self._max_nodes:
             return [Output(work.request_id, have_len=0)]
         if work.base_len:
+            assert len({*work.delta, *work.tree.token_ids}) == num_rows, (
+                "of a mixture of experts, rows that are alike would read the same weights"
+            )
             self.sizes.append(num_rows)
             first = self.sizes.count(num_rows) == 1
             self.now += 0.001 * (1 + max(num_rows - 12, 0)) * (2 if first else 1)
