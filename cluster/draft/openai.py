@@ -36,7 +36,7 @@ from cluster.draft.text_bridge import BridgedDraft, TextBridge
 from cluster.errors import ConfigError
 from cluster.models.resolve import resolve
 from cluster.models.token_bytes import TokenBytes, unfinished_len
-from cluster.requests.tenant import DEFAULT_TENANT
+from cluster.requests.tenant import DEFAULT_TENANT, PROFILE_TENANT
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +234,9 @@ class OpenAIDrafter(CommittedTextDrafter[_Request]):
         self._answers.append(request.answer)
 
     def _may_ask(self, request: _Request) -> bool:
-        if request.is_refused or not (request.tenant == DEFAULT_TENANT or self._options.sends_all):
+        tenant, sends_all = request.tenant, self._options.sends_all
+        is_sent = tenant != PROFILE_TENANT if sends_all else tenant == DEFAULT_TENANT
+        if request.is_refused or not is_sent:
             return False
         if not self._breaker.allows(self._clock()):
             return False

@@ -19,6 +19,7 @@ from cluster.draft.openai import OpenAIDrafter
 from cluster.draft.openai_options import OpenAIOptions
 from cluster.errors import ConfigError
 from cluster.models.token_bytes import TokenBytes
+from cluster.requests.tenant import PROFILE_TENANT
 from tests.support.draft.author import GREEDY, Author, grow
 from tests.support.draft.openai_stage import CONTEXT, DEMO, PROMPT, WHOLE, Stage, stage
 from tests.support.draft.scripted_engine import (
@@ -245,6 +246,7 @@ def _with_opening(folder: Path) -> None:
     [
         ("auto", b"salted", True),  # the engine is this machine's own
         ("all", b"salted", True),
+        ("all", PROFILE_TENANT, False),  # the target measures itself
         ("unsalted", b"salted", False),
         ("unsalted", b"", True),
     ],
