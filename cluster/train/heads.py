@@ -69,7 +69,7 @@ def train_head(
     draw_shards(source, shards, settings.num_answer_tokens, seed, drawn)
     reading = None
     if settings.tokenizer:
-        reading = Rereading.load(source, resolve(settings.tokenizer), network)
+        reading = Rereading(source, resolve(settings.tokenizer), network)
     known, held_out = known_and_held_out(shards, _PHASE.length - 2, reading)
     if reading:
         vocabulary = reading.vocabulary

@@ -1,70 +1,47 @@
 """A drafter with a tokenizer of its own: the target's answers in its tokens, and its first weights.
 
-The answers are read as they will be read in serving: the prompt is encoded as a whole, then each
-token of the answer by itself, as the drafter's token with the same bytes or as several.  So behind
-each of the target's tokens the drafter may learn the target's law, as far as it has these tokens.
+It reads the answers as it will read texts in serving (`cluster.draft.read_text`).  So behind each
+of the target's tokens it may learn the target's law, as far as it has these tokens.
 """
 
 from __future__ import annotations
 
-import codecs
 import copy
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from cluster.core import EMPTY_TOKENS, TokenArray, token_array
+from cluster.draft.intersection import intersection
+from cluster.draft.read_text import RewrittenText
 from cluster.draft.vocabulary import DraftVocabulary
+from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.models.made_for import MadeFor, write_made_for
-from cluster.text.tokenizer import Tokenizer
+from cluster.models.token_bytes import TokenBytes
 from cluster.train.chat_drafter import DraftModelLearner, save_network
 from cluster.train.generate import Answer
 
 
 class Rereading:
-    """The target's text in the tokens of `drafter`, a tokenizer."""
+    """Reads the target's answers in the tokens of another tokenizer."""
 
-    def __init__(self, target: Tokenizer, drafter: Tokenizer, target_size: int) -> None:
-        """target_size: of the target's embedding, which may have rows without a token."""
-        self._target = target
-        self.drafter = drafter
-        self._target_size = target_size
-        self._texts: dict[str, TokenArray] = {}
+    def __init__(self, target: Path, drafter: Path, network: PreTrainedModel) -> None:
+        """target, drafter: folders with tokenizers.  network: the target."""
+        self._folder = drafter
+        self._target, self.drafter = TokenBytes.load(target), TokenBytes.load(drafter)
+        self.vocab_size = len(self.drafter.bytes_of)
+        target_size = network.get_input_embeddings().num_embeddings
+        self._shared = intersection(
+            self._target, self.drafter, target_size, self.vocab_size, "text"
+        )
 
-    @classmethod
-    def load(cls, target: Path, drafter: Path, network: PreTrainedModel) -> Rereading:
-        """Of the tokenizers in two folders.  network: the target."""
-        size = network.get_input_embeddings().num_embeddings
-        return cls(Tokenizer.load(target), Tokenizer.load(drafter), size)
-
-    @cached_property
-    def draft_ids(self) -> TokenArray:
-        """int32[target's vocabulary]: the drafter's token of the same bytes, -1 where it has none.
-        Special tokens of the same name are the same, and so are all ends of a text."""
-        drafter = self.drafter
-        # Of equal ones the lowest counts.
-        ordinary = {
-            drafter.token_bytes(each): each
-            for each in reversed(range(drafter.vocab_size))
-            if each not in drafter.special_ids
-        }
-        special = {drafter.backend.id_to_token(each): each for each in drafter.special_ids}
-        found = np.full(self._target_size, -1, np.int32)
-        for token_id in range(self._target.vocab_size):
-            if token_id in self._target.eos_token_ids and drafter.eos_token_ids:
-                found[token_id] = drafter.eos_token_ids[0]
-            elif token_id in self._target.special_ids:
-                name = self._target.backend.id_to_token(token_id)
-                found[token_id] = special.get(name, -1)
-            else:
-                found[token_id] = ordinary.get(self._target.token_bytes(token_id), -1)
-        return found
+    @property
+    def vocabulary(self) -> DraftVocabulary:
+        """All of the drafter's own tokens."""
+        ids = np.arange(self.vocab_size, dtype=np.int32)
+        return DraftVocabulary(ids, ids)
 
     def __call__(self, answer: Answer) -> Answer:
         """The answer in the drafter's tokens.
@@ -72,83 +49,57 @@ class Rereading:
         Its laws are the target's, by the drafter's tokens: a candidate that it lacks has no
         probability, and no law is known between the tokens that stand for one of the target's.
         """
-        answered: list[int] = []
-        rows: list[int] = []  # the law that each of these was drawn by, -1 = none is known
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for row, token_id in enumerate(answer.token_ids.tolist()):
-            is_within, _ = decoder.getstate()
-            read = self._read(token_id, decoder)
-            answered += read.tolist()
-            rows += [-1 if is_within or place else row for place in range(len(read))]
-        laws = np.array(rows, np.int64)
-        ids = self.draft_ids[answer.candidates[laws]]
-        is_unknown = (ids < 0) | (laws < 0)[:, None]
+        text = RewrittenText(self._shared.reader)
+        text.append(answer.prompt)
+        prompt_len = len(text.log)
+        rows: list[int] = []  # the law that each of its tokens was drawn by, -1 = none is known
+        for row in range(len(answer.token_ids)):
+            was_behind, before = text.is_behind, len(text.log)
+            text.append(answer.token_ids[row : row + 1])
+            added = len(text.log) - before
+            rows += [-1 if was_behind or place else row for place in range(added)]
+        laws, written = np.array(rows, np.int64), self._shared.vocabulary
+        candidates = answer.candidates[laws]
+        columns = written.draft_ids[candidates]
+        is_known = (written.target_ids[columns] == candidates) & (laws >= 0)[:, None]
+        read = self._shared.order[text.log.token_ids].astype(np.int32)
         return replace(
             answer,
-            prompt=self.encode(answer.prompt.tolist()),
-            token_ids=np.array(answered, np.int32),
-            candidates=np.maximum(ids, 0),
-            log_probs=np.where(is_unknown, -np.inf, answer.log_probs[laws]).astype(np.float16),
+            prompt=read[:prompt_len],
+            token_ids=read[prompt_len:],
+            candidates=self._shared.order[columns].astype(np.int32),
+            log_probs=np.where(is_known, answer.log_probs[laws], -np.inf).astype(np.float16),
         )
-
-    def encode(self, token_ids: Sequence[int]) -> TokenArray:
-        """A text of the target's as a whole."""
-        parts: list[TokenArray] = [EMPTY_TOKENS]
-        for is_special, group in groupby(token_ids, self._target.special_ids.__contains__):
-            if is_special:
-                parts += map(self._read, group)
-            else:
-                data = b"".join(map(self._target.token_bytes, group))
-                parts.append(self._encode(data.decode(errors="replace")))
-        return np.concatenate(parts)
-
-    def _read(self, token_id: int, decoder: codecs.IncrementalDecoder | None = None) -> TokenArray:
-        """One token's; bytes that end within a character wait for the next token's."""
-        decoder = decoder or codecs.getincrementaldecoder("utf-8")("replace")
-        is_within, _ = decoder.getstate()
-        same = self.draft_ids[token_id]
-        if same >= 0 and not is_within:
-            return token_array([same])
-        if token_id in self._target.special_ids:
-            return self._encode(self._target.backend.id_to_token(token_id))
-        return self._encode(decoder.decode(self._target.token_bytes(token_id)))
-
-    def _encode(self, text: str) -> TokenArray:
-        if text not in self._texts:
-            self._texts[text] = self.drafter.encode(text, add_special_tokens=False)
-        return self._texts[text]
 
     def renamed(self, network: PreTrainedModel) -> PreTrainedModel:
         """The target with the drafter's tokens: rows of its own where they are the same, else the
         mean of the rows by which the target reads their bytes."""
-        sources = [self._source(each) for each in range(self.drafter.vocab_size)]
+        target_ids = self._shared.vocabulary.target_ids
+        sources = {
+            draft_id: [target_id]
+            for draft_id, target_id in zip(
+                self._shared.order.tolist(), target_ids.tolist(), strict=False
+            )
+        }
+        for draft_id, data in enumerate(self.drafter.bytes_of):
+            # Some vocabularies lack bytes, and special tokens have none.
+            sources.setdefault(draft_id, self._target.write(data)[0] or [0])
         renamed = copy.deepcopy(network)
-        renamed.resize_token_embeddings(len(sources), mean_resizing=False)
+        renamed.resize_token_embeddings(self.vocab_size, mean_resizing=False)
         for ours, theirs in (
             (renamed.get_input_embeddings(), network.get_input_embeddings()),
             (renamed.get_output_embeddings(), network.get_output_embeddings()),
         ):
             rows = theirs.weight.detach()
-            ours.weight.data = torch.stack([rows[source].mean(dim=0) for source in sources])
+            means = [rows[sources[each]].mean(dim=0) for each in range(self.vocab_size)]
+            ours.weight.data = torch.stack(means)
         renamed.config.bos_token_id = renamed.config.pad_token_id = None
-        renamed.config.eos_token_id = list(self.drafter.eos_token_ids) or None
+        renamed.config.eos_token_id = self.drafter.eos_id
         return renamed
 
-    def _source(self, draft_id: int) -> TokenArray:
-        """The target's tokens that a drafter's token starts from."""
-        same = token_array(np.flatnonzero(self.draft_ids == draft_id))
-        if len(same):
-            return same[:1]
-        text = self.drafter.token_bytes(draft_id).decode(errors="replace")
-        found = self._target.encode(text, add_special_tokens=False)
-        # Some vocabularies lack bytes.
-        return found if len(found) else token_array([0])
-
-    @property
-    def vocabulary(self) -> DraftVocabulary:
-        """All of the drafter's own tokens."""
-        ids = np.arange(self.drafter.vocab_size, dtype=np.int32)
-        return DraftVocabulary(ids, ids)
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write it into a drafter's folder."""
+        load_pretrained_tokenizer(self._folder).save_pretrained(folder)
 
 
 class OtherVocabularyLearner(DraftModelLearner):
@@ -161,5 +112,5 @@ class OtherVocabularyLearner(DraftModelLearner):
     def save(self, folder: Path, made_for: MadeFor) -> None:
         """See `Learner`: an ordinary folder of transformers with its tokenizer."""
         save_network(self.network, folder, self._weights)
-        self._reading.drafter.pretrained.save_pretrained(folder)
+        self._reading.save_tokenizer(folder)
         write_made_for(folder, made_for)
