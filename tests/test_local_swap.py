@@ -91,16 +91,16 @@ def put(llm: LLM, folder: Path) -> None:
 
 
 def worth(llm: LLM, folder: Path) -> float:
-    """The accepted tokens of a tree's best four, of the model in this folder, which drafts now."""
+    """The accepted tokens of a tree's best four along greedy texts, of the model in this folder,
+    which drafts now."""
     wanted = versioned("lm", model_hash(folder))
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=32))
         (told,) = llm.status()["targets"]
-        rows = [each for each in told.get("scores", ()) if each["version"] == wanted]
-        known = [each["accepted"]["4"] for each in rows if each["trees"] > 20]
-        if known:
-            return float(max(known))
+        for row in told.get("scores", ()):
+            if (row["version"], row["law"]) == (wanted, "greedy") and row["trees"] > 20:
+                return float(row["accepted"]["4"])
     raise AssertionError(f"{wanted} does not draft")
 
 

@@ -122,7 +122,7 @@ def test_outside_of_a_target_they_are_refused(options: Any) -> None:
     name = "exit_layer" if kind == "early_exit" else "skip_layers"
     value = options.exit_layer if kind == "early_exit" else list(options.skip_layers)
     settings = DrafterConfig(kind=kind, options={name: value})
-    with pytest.raises(ConfigError, match=f"placement: {kind} drafts from the target"):
+    with pytest.raises(ConfigError, match=f"placement: {kind} reads the target's steps"):
         registry.create("own", settings, DrafterContext("own", 16, 4))
 
 

@@ -179,7 +179,7 @@ def proposals(draw: st.DrawFn) -> core.Proposal:
     )  # fmt: skip
 
 
-observations = st.builds(core.Observation, ids, generations, lengths, st.none() | doubles)
+observations = st.builds(core.Observation, ids, generations, lengths)
 requests = st.builds(
     core.Request,
     ids,
