@@ -3,6 +3,7 @@ speculation on and off, greedy and seeded, in float32, and drafts were verified 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -100,6 +101,16 @@ def test_drafts_are_accepted_and_rejected(llm: LLM) -> None:
     found = [one for _ in range(3) for one in llm.generate(PROMPTS, LAWS["seeded"])]
     drafted = sum(one.stats.num_draft_tokens for one in found)
     assert 0 < sum(one.stats.num_accepted_draft_tokens for one in found) < drafted
+
+
+def test_every_drafter_is_asked(llm: LLM) -> None:
+    """Else the matrix would say nothing of it.  A target tells its scores once a second."""
+    deadline, found = time.monotonic() + 120, set[object]()
+    while not found >= {"lm", "other", "later", "suffix"}:
+        assert time.monotonic() < deadline, found
+        llm.generate(PROMPTS, LAWS["greedy"], ignore_eos=True)
+        (told,) = llm.status()["targets"]
+        found = {row["drafter"] for row in told.get("scores", ()) if row["trees"] > 0}
 
 
 def test_each_kind_of_request_changes_the_text(llm: LLM) -> None:

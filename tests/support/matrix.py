@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cluster.config.rollout import RolloutConfig
 from cluster.config.schema import (
     Config,
     CoordinatorConfig,
@@ -20,6 +23,7 @@ from cluster.local import LLM, Completion
 from deployments.ingress.openai_request import parse_chat
 from tests.deployments.test_openai_request import chat
 from tests.deployments.test_tools import SERVED, tool
+from tests.support.draft.other_vocabulary import other_copy
 from tests.support.grammar.backends import FOLDER, SPECS
 
 DRAFT = Path(__file__).resolve().parents[2] / "models" / "demo-draft"
@@ -33,20 +37,41 @@ PROMPTS = ["def read_lines(path):\n    ", "import json\n\n", "Once upon a time t
 LONG = "for name in sorted(names):\n    print(name)\n" * 22
 
 
+_FOLDERS = tempfile.TemporaryDirectory(prefix="dh-matrix")
+
+
+@cache
+def other_vocabulary() -> Path:
+    """The drafter with its tokens numbered by chance, and some of them left out."""
+    return other_copy(DRAFT, Path(_FOLDERS.name) / "other", left_out=range(2000, 2400))
+
+
 def config(num_pages: int = 256) -> Config:
+    """A target with drafters of every sort that may change no text: models that are asked one by
+    one, one of another vocabulary, one that is tried in the place of another, look-ups, a recorder;
+    and texts whose class is inferred."""
     engine = EngineConfig(
         model=str(FOLDER), dtype="float32", device="cpu", num_pages=num_pages, page_size=16,
         max_context_len=512, max_batch_tokens=128, threads=1,
     )  # fmt: skip
-    lm = {"engine": {"model": str(DRAFT), "dtype": "float32", "device": "cpu", "num_pages": 256,
-                     "max_context_len": 512, "threads": 1}}  # fmt: skip
+
+    def lm(folder: Path, rollout: RolloutConfig | None = None) -> DrafterConfig:
+        engine = {"model": str(folder), "dtype": "float32", "device": "cpu", "num_pages": 256,
+                  "max_context_len": 512, "threads": 1}  # fmt: skip
+        return DrafterConfig(kind="lm", options={"engine": engine}, rollout=rollout)
+
     return Config(
         target=TargetConfig(engine=engine, generation_config="none"),
         drafters={
-            "lm": DrafterConfig(kind="lm", options=lm),
+            "lm": lm(DRAFT),
+            "other": lm(other_vocabulary()),
+            "later": lm(other_vocabulary(), RolloutConfig(replaces="lm", canary_share=0.5)),
             "grammar": DrafterConfig(kind="grammar"),
             "suffix": DrafterConfig(kind="suffix"),
+            "recorder": DrafterConfig(kind="recorder", options={"tenants": "all", "share": 1.0}),
         },
+        tasks=dict.fromkeys(("code", "default"), ("lm", "other", "grammar", "suffix")),
+        infer_tasks=True,
         # A fixed budget verifies drafts in every step; the adaptive one may verify none here.
         coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=8, keep_learned=False),
     )
