@@ -60,6 +60,7 @@ def config(num_pages: int = 256) -> Config:
                   "max_context_len": 512, "threads": 1}  # fmt: skip
         return DrafterConfig(kind="lm", options={"engine": engine}, rollout=rollout)
 
+    recorded = {"tenants": "all", "share": 1.0, "folder": f"{_FOLDERS.name}/answers"}
     return Config(
         target=TargetConfig(engine=engine, generation_config="none"),
         drafters={
@@ -68,7 +69,7 @@ def config(num_pages: int = 256) -> Config:
             "later": lm(other_vocabulary(), RolloutConfig(replaces="lm", canary_share=0.5)),
             "grammar": DrafterConfig(kind="grammar"),
             "suffix": DrafterConfig(kind="suffix"),
-            "recorder": DrafterConfig(kind="recorder", options={"tenants": "all", "share": 1.0}),
+            "recorder": DrafterConfig(kind="recorder", options=recorded),
         },
         tasks=dict.fromkeys(("code", "default"), ("lm", "other", "grammar", "suffix")),
         infer_tasks=True,
