@@ -20,6 +20,7 @@ import yaml
 from tests.deployments.conftest import free_port
 from tests.support.checkpoints import noisy_copy
 from tests.support.deployments.nodes import Node, Nodes, need_nodes
+from tests.support.draft.other_vocabulary import other_copy
 
 MODEL, CONFIG = "tiny", "cluster.yaml"
 GRPC_PORT = 9000  # in the nodes' own namespaces, where nobody else listens
@@ -88,7 +89,9 @@ class Cluster:
 
 
 def document(target: Path, drafter: Path, http_port: int) -> dict[str, Any]:
-    """Two of everything on three nodes; no node has two of a kind."""
+    """Two of everything on three nodes; no node has two of a kind.  The draft model has another
+    vocabulary, `suffix` may take the place of `lookup`, targets record what they serve, and the
+    class of a text is inferred."""
     engine = {"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 1024}
 
     def on(slot: str) -> dict[str, Any]:
@@ -109,8 +112,17 @@ def document(target: Path, drafter: Path, http_port: int) -> dict[str, Any]:
                 "placement": on("drafter"),
             },
             "lookup": {"kind": "prompt_lookup", "placement": on("drafter")},
-            "suffix": {"kind": "suffix", "placement": on("drafter")},
+            "suffix": {
+                "kind": "suffix", "placement": on("drafter"),
+                "rollout": {"replaces": "lookup", "canary_share": 0.5},
+            },
+            "recorder": {
+                "kind": "recorder",
+                "options": {"tenants": "all", "share": 1.0, "folder": f"{drafter}-answers"},
+            },
         },
+        "tasks": {key: ["lm", "lookup"] for key in ("code", "default")},
+        "infer_tasks": True,
         # Fixed: whether drafts pay is a matter of timing, and these tests ask other questions.
         "coordinator": {"budget": "fixed", "replicas": 2, "placement": on("coordinator")},
         "ingress": {"replicas": 2, "placement": on("ingress")},
@@ -132,7 +144,8 @@ def cluster(
 ) -> Iterator[Cluster]:
     need_nodes()
     target = checkpoint_factory("llama", max_position_embeddings=4096)
-    drafter = noisy_copy(target, tmp_path_factory.mktemp("drafter") / "noisy")
+    drafters = tmp_path_factory.mktemp("drafter")
+    drafter = other_copy(noisy_copy(target, drafters / "noisy"), drafters / "other")
     folder = tmp_path_factory.mktemp("cluster")
     port = free_port()
     (folder / CONFIG).write_text(yaml.safe_dump(document(target, drafter, port)))
@@ -161,7 +174,7 @@ def is_whole(cluster: Cluster) -> bool:
     states = cluster.health() + cluster.health()
     return bool(states) and all(
         (state["coordinators"], state["targets"]) == (2, 2)
-        and state["drafters"] == {"lm": 1, "lookup": 1, "suffix": 1}
+        and state["drafters"] == {"lm": 1, "lookup": 1, "suffix": 1, "recorder": 2}
         for state in states
     )
 

@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.deployments.conftest import wait_until
@@ -42,24 +43,38 @@ def test_no_fault_changes_a_text(cluster: Cluster) -> None:
             pauses[kind].append(writers.longest_s)
             wait_until_whole(cluster)
             repairs[kind].append(time.monotonic() - began)
+            if RECORD:  # whatever comes after this fault
+                told = json.dumps(_record(seed, writers, pauses, repairs), indent=1)
+                Path(RECORD).write_text(f"{told}\n")
     assert not writers.wrong, (seed, writers.wrong)
     url = cluster.url()
     wait_until(lambda: metric(url, "drafthouse_target_up") == 2 * 2)  # each coordinator has both
     if not NUM_RANDOM:  # of more faults, some may come too close to each other for a text
         assert metric(url, "drafthouse_requests_total", finish_reason="error") == 0
-    rows = {
-        kind: {
-            "faults": len(found),
-            "median pause, s": round(statistics.median(found), 2),
-            "longest pause, s": round(max(found), 2),
-            "median time until all parts are back, s": round(statistics.median(repairs[kind]), 1),
-        }
-        for kind, found in sorted(pauses.items())
+    sys.stdout.write(f"{json.dumps(_record(seed, writers, pauses, repairs), indent=1)}\n")  # -rP
+
+
+def _record(
+    seed: int,
+    writers: Writers,
+    pauses: Mapping[str, Sequence[float]],
+    repairs: Mapping[str, Sequence[float]],
+) -> dict[str, object]:
+    """What the faults so far have cost, by kind."""
+    return {
+        "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}, seed {seed}",
+        "faults": sum(map(len, repairs.values())),
+        "streams": NUM_STREAMS + NUM_HTTP_STREAMS,
+        "texts": writers.counts.total(),
+        "texts that differed": len(writers.wrong),
+        "streams ended by an error": dict(writers.errors),
+        "kinds": {
+            kind: {
+                "faults": len(found),
+                "median pause, s": round(statistics.median(pauses[kind]), 2),
+                "longest pause, s": round(max(pauses[kind]), 2),
+                "median time until all parts are back, s": round(statistics.median(found), 1),
+            }
+            for kind, found in sorted(repairs.items())
+        },
     }
-    ended = {"texts": writers.counts.total(), "streams ended by an error": dict(writers.errors)}
-    sys.stdout.write(f"{json.dumps(rows | ended, indent=1)}\n")  # pytest -rP shows it
-    if RECORD:
-        machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, seed {seed}"
-        num_streams = NUM_STREAMS + NUM_HTTP_STREAMS
-        record = {"machine": machine, "faults": len(kinds), "streams": num_streams, **ended}
-        Path(RECORD).write_text(json.dumps(record | {"kinds": rows}, indent=1) + "\n")
