@@ -22,6 +22,8 @@ _CLIENT = "cluster/client/generated"
 _DATA_PLANE = "cluster/rpc/generated"
 FOLDERS = (_CLIENT, _DATA_PLANE)
 _OF_CLIENTS = ("common_pb2", "generation_pb2")
+# The only service whose stubs are called; between our own parts each side names methods itself.
+_SERVICE = "generation_pb2_grpc.py"
 
 # protoc writes imports relative to the proto root, but the stubs are in our packages.
 _IMPORT = re.compile(r"^from drafthouse\.[.\w]+ import (\w+_pb2)", re.MULTILINE)
@@ -49,7 +51,10 @@ def generate(protos: Path = PROTOS) -> dict[str, str]:
         ]
         if protoc.main(arguments) != 0:
             raise RuntimeError(f"protoc refused {protos}; its message is above")
-        written = sorted(path for path in Path(folder).rglob("*_pb2*") if path.is_file())
+        written = sorted(
+            path for path in Path(folder).rglob("*_pb2*.py*")
+            if path.name == _SERVICE or not path.name.endswith("_grpc.py")
+        )  # fmt: skip
         return dict(_placed(path.name, path.read_text()) for path in written)
 
 
