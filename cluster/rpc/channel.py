@@ -17,29 +17,11 @@ import grpc
 
 from cluster.client.generated import common_pb2
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
-from cluster.messages import (
-    PROTOCOL_VERSION,
-    CommitFrame,
-    EventFrame,
-    ProposalFrame,
-    StepFrame,
-    SubmitFrame,
-    VerdictFrame,
-    WorkerDescription,
-)
+from cluster.messages import PROTOCOL_VERSION, EventFrame, SubmitFrame, WorkerDescription
 from cluster.rpc.codec import DESCRIPTION
-from cluster.rpc.conversations import (
-    ASK_COORDINATOR,
-    ASK_DRAFTER,
-    ASK_TARGET,
-    COORDINATOR,
-    DRAFTER,
-    TARGET,
-    Service,
-)
+from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET, Answer, Ask, Service
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.generated import coordinator_pb2
-from cluster.rpc.link import Link
 from cluster.rpc.options import channel_options
 from cluster.rpc.status import CODE_KEY, error_of
 from cluster.rpc.stream import StreamLink
@@ -120,7 +102,9 @@ class CoordinatorLink(StreamLink[SubmitFrame, EventFrame]):
     """The ingress's link to a coordinator, with its metrics and status calls."""
 
     def __init__(self, stream: ClientStream, max_frame_bytes: int) -> None:
-        super().__init__(stream, ASK_COORDINATOR, max_frame_bytes=max_frame_bytes)
+        super().__init__(
+            stream, COORDINATOR.asks, COORDINATOR.answers, max_frame_bytes=max_frame_bytes
+        )
         self._client = stream
 
     async def metrics(self, timeout_s: float = CONNECT_TIMEOUT_S) -> bytes:
@@ -160,25 +144,8 @@ class CoordinatorLink(StreamLink[SubmitFrame, EventFrame]):
         return await _answer(call, client.address)
 
 
-async def connect_target(
-    address: str,
-    expected: Expectations = ANYTHING,
-    *,
-    timeout_s: float = CONNECT_TIMEOUT_S,
-    max_frame_bytes: int = MAX_FRAME_BYTES,
-    trust: Trust = NO_TRUST,
-) -> tuple[WorkerDescription, Link[StepFrame, VerdictFrame]]:
-    """Open a link to the target at `address` ("host:port").
-
-    Raises WorkerError if it cannot be reached in time, ProtocolError if it is not as `expected`.
-    Closing the link closes the connection.
-    """
-    peer = _peer(TARGET, address, max_frame_bytes, trust)
-    description, stream = await _connect(peer, expected, timeout_s)
-    return description, StreamLink(stream, ASK_TARGET, max_frame_bytes=max_frame_bytes)
-
-
-async def connect_drafter(
+async def connect_worker(
+    service: Service[Ask, Answer],
     address: str,
     expected: Expectations = ANYTHING,
     *,
@@ -186,13 +153,21 @@ async def connect_drafter(
     max_frame_bytes: int = MAX_FRAME_BYTES,
     trust: Trust = NO_TRUST,
     name: str = "",
-) -> tuple[WorkerDescription, Link[CommitFrame, ProposalFrame]]:
-    """Open a link to the drafter at `address`; errors as in `connect_target`.
+) -> tuple[WorkerDescription, StreamLink[Ask, Answer]]:
+    """Open a link to the worker at `address` ("host:port").
 
-    name: the drafter's in the configuration, which its key is made for."""
-    peer = _peer(DRAFTER, address, max_frame_bytes, trust, name)
+    name: a drafter's in the configuration, which its key is made for.  Raises WorkerError if it
+    cannot be reached in time, ProtocolError if it is not as `expected`.  Closing the link closes
+    the connection.
+    """
+    peer = _peer(service, address, max_frame_bytes, trust, name)
     description, stream = await _connect(peer, expected, timeout_s)
-    return description, StreamLink(stream, ASK_DRAFTER, max_frame_bytes=max_frame_bytes)
+    link = StreamLink(stream, service.asks, service.answers, max_frame_bytes=max_frame_bytes)
+    return description, link
+
+
+connect_target = functools.partial(connect_worker, TARGET)
+connect_drafter = functools.partial(connect_worker, DRAFTER)
 
 
 async def connect_coordinator(
@@ -203,7 +178,7 @@ async def connect_coordinator(
     max_frame_bytes: int = MAX_FRAME_BYTES,
     trust: Trust = NO_TRUST,
 ) -> tuple[WorkerDescription, CoordinatorLink]:
-    """Open the ingress's link to the coordinator at `address`; errors as in `connect_target`."""
+    """Open the ingress's link to the coordinator at `address`; see `connect_worker`."""
     peer = _peer(COORDINATOR, address, max_frame_bytes, trust)
     description, stream = await _connect(peer, expected, timeout_s)
     return description, CoordinatorLink(stream, max_frame_bytes)
@@ -239,7 +214,7 @@ def check_description(
 class _Peer:
     """A server that is to be connected to.  keys: None where it asks for no tokens."""
 
-    service: Service
+    service: Service[Any, Any]
     address: str
     channel: grpc.aio.Channel
     keys: ServiceKeys | None
@@ -250,7 +225,7 @@ class _Peer:
 
 
 def _peer(
-    service: Service, address: str, max_frame_bytes: int, trust: Trust, name: str = ""
+    service: Service[Any, Any], address: str, max_frame_bytes: int, trust: Trust, name: str = ""
 ) -> _Peer:
     channel = trust.channel(address, service.role, channel_options(max_frame_bytes))
     return _Peer(service, address, channel, trust.keys(service.role, name))

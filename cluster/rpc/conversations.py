@@ -1,77 +1,49 @@
-"""The frame types that each side sends on the three streams of the data plane."""
+"""The three streams of the data plane: who serves each, and the frames that both sides send."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from cluster.messages import (
-    CommitFrame,
-    EventFrame,
-    ProposalFrame,
-    Refusal,
-    StepFrame,
-    SubmitFrame,
-    VerdictFrame,
-)
+from cluster.messages import EventFrame, ProposalFrame, Refusal, VerdictFrame
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT, error_event
 from cluster.rpc.codec_draft import COMMIT, PROPOSAL
 from cluster.rpc.codec_target import STEPS, VERDICT
+from cluster.rpc.frames import FrameCodec
 from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
-from cluster.rpc.stream import Conversation
+
+Ask = TypeVar("Ask")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class Service(Generic[Ask, Answer]):
     """name: the gRPC service.  stream: its bidirectional method.  role: the server's role.  caller:
-    the role of those who may call it."""
+    the role of those who may call it.  asks, answers: what callers and the server send.  refuse:
+    makes the answer that tells a caller which of its items were malformed."""
 
     name: str
     stream: str
     role: str
     caller: str
+    asks: FrameCodec[Ask]
+    answers: FrameCodec[Answer]
+    refuse: Callable[[tuple[Refusal, ...]], Answer]
 
 
 TARGET = Service(
     target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name,
-    stream="Steps",
-    role="target",
-    caller="coordinator",
-)
+    "Steps", "target", "coordinator", STEPS, VERDICT,
+    lambda refusals: VerdictFrame(refusals=refusals),
+)  # fmt: skip
 DRAFTER = Service(
     draft_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name,
-    stream="Draft",
-    role="drafter",
-    caller="coordinator",
-)
+    "Draft", "drafter", "coordinator", COMMIT, PROPOSAL,
+    lambda refusals: ProposalFrame(refusals=refusals),
+)  # fmt: skip
 COORDINATOR = Service(
     coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name,
-    stream="Session",
-    role="coordinator",
-    caller="ingress",
-)
-
-
-def _refuse_items(refusals: tuple[Refusal, ...]) -> VerdictFrame:
-    return VerdictFrame(refusals=refusals)
-
-
-def _refuse_commits(refusals: tuple[Refusal, ...]) -> ProposalFrame:
-    return ProposalFrame(refusals=refusals)
-
-
-def _refuse_requests(refusals: tuple[Refusal, ...]) -> EventFrame:
-    return EventFrame(tuple(error_event(refusal) for refusal in refusals))
-
-
-ASK_TARGET: Conversation[StepFrame, VerdictFrame] = Conversation(STEPS, VERDICT)
-ANSWER_AS_TARGET: Conversation[VerdictFrame, StepFrame] = Conversation(
-    VERDICT, STEPS, _refuse_items
-)
-ASK_DRAFTER: Conversation[CommitFrame, ProposalFrame] = Conversation(COMMIT, PROPOSAL)
-ANSWER_AS_DRAFTER: Conversation[ProposalFrame, CommitFrame] = Conversation(
-    PROPOSAL, COMMIT, _refuse_commits
-)
-ASK_COORDINATOR: Conversation[SubmitFrame, EventFrame] = Conversation(SUBMIT, EVENT)
-ANSWER_AS_COORDINATOR: Conversation[EventFrame, SubmitFrame] = Conversation(
-    EVENT, SUBMIT, _refuse_requests
-)
+    "Session", "coordinator", "ingress", SUBMIT, EVENT,
+    lambda refusals: EventFrame(tuple(map(error_event, refusals))),
+)  # fmt: skip

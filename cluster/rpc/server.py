@@ -7,42 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 
 from cluster.client.generated import common_pb2
 from cluster.errors import ConfigError, DrafthouseError, WorkerError
-from cluster.messages import (
-    CommitFrame,
-    EventFrame,
-    ProposalFrame,
-    StepFrame,
-    SubmitFrame,
-    VerdictFrame,
-    WorkerDescription,
-)
+from cluster.messages import WorkerDescription
 from cluster.rpc.codec import DESCRIPTION
-from cluster.rpc.conversations import (
-    ANSWER_AS_COORDINATOR,
-    ANSWER_AS_DRAFTER,
-    ANSWER_AS_TARGET,
-    COORDINATOR,
-    DRAFTER,
-    TARGET,
-    Service,
-)
+from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET, Answer, Ask, Service
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.generated import coordinator_pb2
 from cluster.rpc.guard import Guard, health_handler
 from cluster.rpc.link import Link
 from cluster.rpc.options import MAX_CALLS, server_options
 from cluster.rpc.status import abort
-from cluster.rpc.stream import Conversation, StreamLink
+from cluster.rpc.stream import StreamLink
 from cluster.rpc.tokens import TokenCheck
 from cluster.rpc.trust import NO_TRUST, Trust
 
@@ -52,20 +36,20 @@ log = logging.getLogger(__name__)
 _CLEANUP_GRACE_S = 5.0
 
 
-Answer = TypeVar("Answer", covariant=True)
-Ask = TypeVar("Ask", contravariant=True)
+Sent = TypeVar("Sent", covariant=True)
+Received = TypeVar("Received", contravariant=True)
 
 
-class Serves(Protocol[Answer, Ask]):
+class Serves(Protocol[Sent, Received]):
     """A worker's interface to the server.  serve returns when its link has ended."""
 
     def describe(self) -> WorkerDescription: ...
 
-    async def serve(self, link: Link[Answer, Ask]) -> None: ...
+    async def serve(self, link: Link[Sent, Received]) -> None: ...
 
 
-class ServesCoordinator(Serves[EventFrame, SubmitFrame], Protocol):
-    """The coordinator's interface to the server."""
+class Reports(Protocol):
+    """What a coordinator tells the server, beside what it answers on its stream."""
 
     def render_metrics(self) -> bytes: ...
 
@@ -92,44 +76,48 @@ class RunningServer:
         await self._server.stop(grace_s)
 
 
-async def serve_target(
-    worker: Serves[VerdictFrame, StepFrame],
+async def serve_worker(
+    service: Service[Ask, Answer],
+    worker: Serves[Answer, Ask],
     host: str = "127.0.0.1",
     port: int = 0,
     *,
     max_frame_bytes: int = MAX_FRAME_BYTES,
     trust: Trust = NO_TRUST,
 ) -> RunningServer:
-    """Serve a target; port 0 = a free port.
+    """Serve a worker; port 0 = a free port.
 
     Raises ConfigError if the port is taken, or open to strangers and without any `trust`."""
-    place = _Place(host, port, max_frame_bytes, trust)
-    return await _start(TARGET, worker, _methods(worker, TARGET, ANSWER_AS_TARGET, place), place)
+    methods = _methods(worker, service, max_frame_bytes)
+    if service.role == COORDINATOR.role:
+        methods |= _reports(cast(Reports, worker))
+    trust.check_at(host)
+    server = grpc.aio.server(
+        interceptors=[_guard(service, worker.describe(), trust)],
+        options=server_options(max_frame_bytes),
+        maximum_concurrent_rpcs=MAX_CALLS,
+    )
+    handler = grpc.method_handlers_generic_handler(service.name, methods)
+    server.add_generic_rpc_handlers((handler, health_handler()))
+    try:
+        bound = trust.listen(server, f"{host}:{port}")
+    except RuntimeError as error:
+        raise ConfigError(
+            f"port {port} of {host} cannot be bound; choose another one, or 0 for a free one",
+            param="port",
+        ) from error
+    await server.start()
+    log.info("serving service=%s host=%s port=%d", service.name, host, bound)
+    return RunningServer(server, host, bound)
 
 
-async def serve_drafter(
-    worker: Serves[ProposalFrame, CommitFrame],
-    host: str = "127.0.0.1",
-    port: int = 0,
-    *,
-    max_frame_bytes: int = MAX_FRAME_BYTES,
-    trust: Trust = NO_TRUST,
-) -> RunningServer:
-    """Serve a drafter; see `serve_target`."""
-    place = _Place(host, port, max_frame_bytes, trust)
-    return await _start(DRAFTER, worker, _methods(worker, DRAFTER, ANSWER_AS_DRAFTER, place), place)
+serve_target = functools.partial(serve_worker, TARGET)
+serve_drafter = functools.partial(serve_worker, DRAFTER)
+serve_coordinator = functools.partial(serve_worker, COORDINATOR)
 
 
-async def serve_coordinator(
-    coordinator: ServesCoordinator,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    *,
-    max_frame_bytes: int = MAX_FRAME_BYTES,
-    trust: Trust = NO_TRUST,
-) -> RunningServer:
-    """Serve a coordinator; see `serve_target`."""
-    place = _Place(host, port, max_frame_bytes, trust)
+def _reports(coordinator: Reports) -> dict[str, Any]:
+    """The calls of a coordinator beside its stream."""
 
     async def metrics(_request: Any, _context: Any) -> Any:
         return coordinator_pb2.MetricsResponse(text=coordinator.render_metrics())
@@ -144,33 +132,23 @@ async def serve_coordinator(
             async for event, told in events:
                 await context.write(coordinator_pb2.WatchResponse(event=event, json=told))
 
-    methods = _methods(coordinator, COORDINATOR, ANSWER_AS_COORDINATOR, place)
-    methods["Metrics"] = grpc.unary_unary_rpc_method_handler(
-        metrics,
-        coordinator_pb2.MetricsRequest.FromString,
-        coordinator_pb2.MetricsResponse.SerializeToString,
-    )
-    methods["Status"] = grpc.unary_unary_rpc_method_handler(
-        status,
-        coordinator_pb2.StatusRequest.FromString,
-        coordinator_pb2.StatusResponse.SerializeToString,
-    )
-    methods["Watch"] = grpc.unary_stream_rpc_method_handler(
-        watch,
-        coordinator_pb2.WatchRequest.FromString,
-        coordinator_pb2.WatchResponse.SerializeToString,
-    )
-    return await _start(COORDINATOR, coordinator, methods, place)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a server listens, and for whom."""
-
-    host: str
-    port: int
-    max_frame_bytes: int
-    trust: Trust
+    return {
+        "Metrics": grpc.unary_unary_rpc_method_handler(
+            metrics,
+            coordinator_pb2.MetricsRequest.FromString,
+            coordinator_pb2.MetricsResponse.SerializeToString,
+        ),
+        "Status": grpc.unary_unary_rpc_method_handler(
+            status,
+            coordinator_pb2.StatusRequest.FromString,
+            coordinator_pb2.StatusResponse.SerializeToString,
+        ),
+        "Watch": grpc.unary_stream_rpc_method_handler(
+            watch,
+            coordinator_pb2.WatchRequest.FromString,
+            coordinator_pb2.WatchResponse.SerializeToString,
+        ),
+    }
 
 
 class ServerStream:
@@ -208,16 +186,17 @@ class ServerStream:
 
 
 def _methods(
-    worker: Any, service: Service, conversation: Conversation[Any, Any], place: _Place
+    worker: Serves[Answer, Ask], service: Service[Ask, Answer], max_frame_bytes: int
 ) -> dict[str, Any]:
     async def describe(_request: Any, _context: Any) -> Any:
         return DESCRIPTION.encode(worker.describe())
 
     async def converse(_requests: Any, context: Any) -> None:
         await context.send_initial_metadata(())
-        link: StreamLink[Any, Any] = StreamLink(
-            ServerStream(context), conversation, max_frame_bytes=place.max_frame_bytes
-        )
+        link = StreamLink(
+            ServerStream(context), service.answers, service.asks, service.refuse,
+            max_frame_bytes=max_frame_bytes,
+        )  # fmt: skip
         await _serve_link(worker.serve, link, context)
 
     return {
@@ -266,31 +245,7 @@ async def _report_failure(serving: asyncio.Future[None], context: Any) -> None:
         await abort(context, WorkerError(f"the worker failed: {type(error).__name__}"))
 
 
-async def _start(
-    service: Service, worker: Serves[Any, Any], methods: dict[str, Any], place: _Place
-) -> RunningServer:
-    host, port = place.host, place.port
-    place.trust.check_at(host)
-    server = grpc.aio.server(
-        interceptors=[_guard(service, worker.describe(), place.trust)],
-        options=server_options(place.max_frame_bytes),
-        maximum_concurrent_rpcs=MAX_CALLS,
-    )
-    handler = grpc.method_handlers_generic_handler(service.name, methods)
-    server.add_generic_rpc_handlers((handler, health_handler()))
-    try:
-        bound = place.trust.listen(server, f"{host}:{port}")
-    except RuntimeError as error:
-        raise ConfigError(
-            f"port {port} of {host} cannot be bound; choose another one, or 0 for a free one",
-            param="port",
-        ) from error
-    await server.start()
-    log.info("serving service=%s host=%s port=%d", service.name, host, bound)
-    return RunningServer(server, host, bound)
-
-
-def _guard(service: Service, description: WorkerDescription, trust: Trust) -> Guard:
+def _guard(service: Service[Any, Any], description: WorkerDescription, trust: Trust) -> Guard:
     keys = trust.keys(service.role, description.name)
     if keys is not None and not keys.get():
         raise ConfigError.at("data_plane.secret_file", f"it holds no key of {keys.service}")

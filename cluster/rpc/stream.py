@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
@@ -53,31 +52,22 @@ class ByteStream(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation(Generic[S, R]):
-    """The frames that one side of a stream sends and receives.
-
-    answer: builds the frame that tells the peer which of its items were malformed; None on the
-    client side, whose codec puts refusals into the frame.
-    """
-
-    outgoing: FrameCodec[S]
-    incoming: FrameCodec[R]
-    answer: Callable[[tuple[Refusal, ...]], S] | None = None
-
-
 class StreamLink(Generic[S, R]):
     """A `Link` over a ByteStream.  Must be created on the event loop that uses it."""
 
     def __init__(
         self,
         stream: ByteStream,
-        conversation: Conversation[S, R],
+        outgoing: FrameCodec[S],
+        incoming: FrameCodec[R],
+        refuse: Callable[[tuple[Refusal, ...]], S] | None = None,
         *,
         max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
+        """refuse: makes the frame that tells the peer which of its items were malformed; None on
+        the client's side, whose codec puts refusals into the frame."""
         self._stream = stream
-        self._conversation = conversation
+        self._outgoing, self._incoming, self._refuse_by = outgoing, incoming, refuse
         self._max_frame_bytes = max_frame_bytes
         self._inbox: Mailbox[R] = Mailbox()
         self._outbox: Mailbox[bytes] = Mailbox()
@@ -89,7 +79,7 @@ class StreamLink(Generic[S, R]):
         Raises WorkerError if the link is down, TooLargeError if one item of the frame exceeds the
         frame limit (nothing of the frame is sent then).
         """
-        for data in self._conversation.outgoing.encode(message, self._max_frame_bytes):
+        for data in self._outgoing.encode(message, self._max_frame_bytes):
             await self._outbox.put(data)
 
     def __aiter__(self) -> AsyncIterator[R]:
@@ -155,18 +145,18 @@ class StreamLink(Generic[S, R]):
         while (data := await self._stream.read()) is not None:
             if self._inbox.is_closed:
                 continue  # the consumer has left; the end of our stream tells the peer
-            decoded = self._conversation.incoming.decode(data)
+            decoded = self._incoming.decode(data)
             if decoded.refusals:
                 await self._refuse(decoded.refusals)
             with contextlib.suppress(WorkerError):  # closed while waiting for space
                 await self._inbox.put(decoded.frame)
 
     async def _refuse(self, refusals: tuple[Refusal, ...]) -> None:
-        name = self._conversation.incoming.name
+        name = self._incoming.name
         log.warning("malformed items count=%d frame=%s", len(refusals), name)
-        if self._conversation.answer is None:
+        if self._refuse_by is None:
             raise ProtocolError(f"{len(refusals)} items of a {name} are malformed")
-        await self.send(self._conversation.answer(refusals))
+        await self.send(self._refuse_by(refusals))
 
     async def _write_all(self) -> None:
         try:

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.core import Proposal, SamplingParams
-from cluster.rpc import server
 from cluster.rpc.channel import connect_drafter
-from cluster.rpc.stream import Conversation
+from cluster.rpc.conversations import DRAFTER
+from cluster.rpc.server import serve_worker
 from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
 from tests.support.coordinator.lies import LYING, Lie, lies
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
@@ -97,15 +97,13 @@ def in_process() -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def over_the_wire() -> Iterator[Stack]:
     told = Told()
-    answers = Conversation(LYING, server.ANSWER_AS_DRAFTER.incoming)
 
     async def enter(stack: AsyncExitStack) -> House:
         stage = await stack.enter_async_context(house(**SETTINGS))
         stage.add_target(ToyTarget())
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(server, "ANSWER_AS_DRAFTER", answers)
-            liar = ToyDrafter("a", oracle_in_a_crowd(1), spoil=told.spoil)
-            running = await stack.enter_async_context(stopping(await server.serve_drafter(liar)))
+        liar = ToyDrafter("a", oracle_in_a_crowd(1), spoil=told.spoil)
+        lying = replace(DRAFTER, answers=LYING)
+        running = await stack.enter_async_context(stopping(await serve_worker(lying, liar)))
         description, link = await connect_drafter(running.address)
         stage.coordinator.add_drafter("a", "r0", description, link)
         return stage

@@ -22,7 +22,7 @@ from cluster.rpc.codec import FINISH, LOGPROBS
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT
 from cluster.rpc.codec_draft import COMMIT, PROPOSAL
 from cluster.rpc.codec_target import STEPS
-from cluster.rpc.conversations import ANSWER_AS_COORDINATOR, ANSWER_AS_DRAFTER, ANSWER_AS_TARGET
+from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET
 from cluster.rpc.generated import coordinator_pb2, draft_pb2
 from tests.support.rpc.frames_strategy import same
 
@@ -88,12 +88,9 @@ def test_a_tree_with_parents_that_lead_nowhere_is_refused(parents: list[int]) ->
 
 def test_each_worker_answers_malformed_items_in_its_own_frame() -> None:
     refusals = (Refusal("a", 1, "protocol_error", "why"),)
-    assert ANSWER_AS_TARGET.answer is not None
-    assert ANSWER_AS_TARGET.answer(refusals).refusals == refusals
-    assert ANSWER_AS_DRAFTER.answer is not None
-    assert ANSWER_AS_DRAFTER.answer(refusals).refusals == refusals
-    assert ANSWER_AS_COORDINATOR.answer is not None
-    (event,) = ANSWER_AS_COORDINATOR.answer(refusals).events
+    assert TARGET.refuse(refusals).refusals == refusals
+    assert DRAFTER.refuse(refusals).refusals == refusals
+    (event,) = COORDINATOR.refuse(refusals).events
     expected = TokenEvent(
         "a", 0, token_array([]), (), FinishReason.ERROR, None, "protocol_error", "why"
     )

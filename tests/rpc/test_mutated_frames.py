@@ -52,21 +52,21 @@ def decode_public_response(data: bytes) -> None:
     public.RESPONSE.decode(generation_pb2.GenerateResponse.FromString(data))
 
 
-STEPS = encoded(talk.ASK_TARGET.outgoing, frames.step_frames)
-COMMIT = encoded(talk.ASK_DRAFTER.outgoing, frames.commit_frames)
-SUBMIT = encoded(talk.ASK_COORDINATOR.outgoing, frames.submit_frames)
-VERDICT = encoded(talk.ANSWER_AS_TARGET.outgoing, frames.verdict_frames)
-PROPOSAL = encoded(talk.ANSWER_AS_DRAFTER.outgoing, frames.proposal_frames)
-EVENT = encoded(talk.ANSWER_AS_COORDINATOR.outgoing, frames.event_frames)
+STEPS = encoded(talk.TARGET.asks, frames.step_frames)
+COMMIT = encoded(talk.DRAFTER.asks, frames.commit_frames)
+SUBMIT = encoded(talk.COORDINATOR.asks, frames.submit_frames)
+VERDICT = encoded(talk.TARGET.answers, frames.verdict_frames)
+PROPOSAL = encoded(talk.DRAFTER.answers, frames.proposal_frames)
+EVENT = encoded(talk.COORDINATOR.answers, frames.event_frames)
 REQUEST = public_requests.map(lambda one: public.REQUEST.encode(one).SerializeToString())
 RESPONSE = public_responses.map(lambda one: public.RESPONSE.encode(one).SerializeToString())
 KINDS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[bytes], Any]]] = {
-    "steps": (STEPS, talk.ANSWER_AS_TARGET.incoming.decode),
-    "verdict": (VERDICT, talk.ASK_TARGET.incoming.decode),
-    "commit": (COMMIT, talk.ANSWER_AS_DRAFTER.incoming.decode),
-    "proposal": (PROPOSAL, talk.ASK_DRAFTER.incoming.decode),
-    "submit": (SUBMIT, talk.ANSWER_AS_COORDINATOR.incoming.decode),
-    "event": (EVENT, talk.ASK_COORDINATOR.incoming.decode),
+    "steps": (STEPS, talk.TARGET.asks.decode),
+    "verdict": (VERDICT, talk.TARGET.answers.decode),
+    "commit": (COMMIT, talk.DRAFTER.asks.decode),
+    "proposal": (PROPOSAL, talk.DRAFTER.answers.decode),
+    "submit": (SUBMIT, talk.COORDINATOR.asks.decode),
+    "event": (EVENT, talk.COORDINATOR.answers.decode),
     "request": (REQUEST, decode_public_request),
     "response": (RESPONSE, decode_public_response),
 }

@@ -30,7 +30,7 @@ SECRET, OTHER_SECRET = "of-this-cluster-" * 2, "of-another-cluster-" * 2
 class Kind:
     """A server around a toy, and how it is called.  ask: a request that is answered."""
 
-    service: talk.Service
+    service: talk.Service[Any, Any]
     serve: Callable[..., Awaitable[RunningServer]]
     connect: Callable[..., Awaitable[tuple[Any, Any]]]
     toy: Callable[[], Any]
