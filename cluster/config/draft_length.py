@@ -58,7 +58,7 @@ class _Readable:
         try:
             if value:
                 self.read(value)
-        except (ValueError, zoneinfo.ZoneInfoNotFoundError) as error:
+        except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError) as error:  # a folder of zones
             raise ConfigError.at(path, f"{value!r} is no {self.form}: {error}") from error
 
 

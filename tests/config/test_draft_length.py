@@ -55,6 +55,7 @@ def override(**fields: Any) -> dict[str, Any]:
         (section(threshold=1.5), "draft_length.threshold: 1.5 is out of range"),
         (section(return_at=0.4), "draft_length.return_at: 0.4 is below stop_below, 0.5; raise it"),
         (section(time_zone="Mars/Base"), "draft_length.time_zone: 'Mars/Base' is no time zone"),
+        (section(time_zone="Europe"), "draft_length.time_zone: 'Europe' is no time zone"),
         (section(time_zone="../etc"), "draft_length.time_zone: '../etc' is no time zone"),
         (override(hours="9"), "overrides[1].hours: '9' is no hours: send two times of day"),
         (override(hours="09-09"), "overrides[1].hours: '09-09' is no hours: the two times"),
