@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config.parse import check_keys, mapping, nearest, overlaid
+from cluster.config.references import check_stages
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 
@@ -105,7 +106,9 @@ def changed_drafter(
                 "this key cannot change while the drafter runs; set it below args, which restarts "
                 f"the application (keys that can: {', '.join(OF_A_DRAFTER)})",
             )
-    return replace(config, drafters={**config.drafters, name: drafter})
+    result = replace(config, drafters={**config.drafters, name: drafter})
+    check_stages(result.tasks, result.drafters)
+    return result
 
 
 def check_told(told: Mapping[str, Any], path: str) -> None:

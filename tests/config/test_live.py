@@ -81,6 +81,9 @@ def test_a_drafter_is_made_anew_by_its_own_keys() -> None:
     assert changed_drafter(config, "a", None) == config
     with pytest.raises(ConfigError, match=r"user_config\.nice: this key cannot change"):
         changed_drafter(config, "a", {"nice": 4})
+    cascade = {"kind": "cascade", "options": {"stages": ["nobody", "somebody"]}}
+    with pytest.raises(ConfigError, match=r"drafters\.a\.options\.stages: no drafter is named"):
+        changed_drafter(config, "a", cascade)
 
 
 def test_a_drafter_inside_the_target_is_made_anew_by_its_options() -> None:
