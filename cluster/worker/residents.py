@@ -81,6 +81,7 @@ class ResidentDrafter:
         self.turn: DraftTurn | None = None
         self.faults = breaker.faults  # by reason
         self._drafting = Drafting(drafter, name, breaker, clock, vocab_size)
+        self.held = self._drafting.held  # its newest answers, by request
         self.wants = self._drafting.wants  # of the target's steps
         self.num_top = self._drafting.num_top  # of a text's steps
         self._clock = clock
@@ -140,8 +141,7 @@ class ResidentDrafter:
     def release(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._declined.pop(request_id, None)
-        known = [request_id for request_id in request_ids if self._drafting.knows(request_id)]
-        if known:
+        if known := [each for each in request_ids if self._drafting.knows(each)]:
             self._drafting.release(known)
 
     def record(self, samples: Samples, worker_id: str) -> None:
@@ -196,7 +196,7 @@ class ResidentDrafter:
         return len(text.tokens) - self._held_len(text)
 
     def _held_len(self, text: TextRecord) -> int:
-        known = self._drafting.held.get(text.request_id)
+        known = self.held.get(text.request_id)
         return 0 if known is None else known.have_len
 
     def _tell(self, texts: Sequence[TextRecord]) -> list[TextRecord]:
@@ -211,7 +211,7 @@ class ResidentDrafter:
         return short
 
     def _commit(self, text: TextRecord) -> Commit:
-        tokens, known = text.tokens, self._drafting.held.get(text.request_id)
+        tokens, known = text.tokens, self.held.get(text.request_id)
         base_len = min(self._held_len(text), len(tokens))  # the text may have been cut since
         opens = base_len == 0 or known is None or known.generation != text.generation
         return Commit(
@@ -230,8 +230,7 @@ class ResidentDrafter:
             newest.pop(refusal.request_id, None)
             self._decline(refusal)
         for proposal in proposals:
-            name = proposal.request_id
-            newest[name] = cut(proposal, tasks[name].max_nodes)
+            newest[proposal.request_id] = cut(proposal, tasks[proposal.request_id].max_nodes)
 
     def _decline(self, refusal: Refusal) -> None:
         """Do not tell it of the request for a while."""
@@ -289,8 +288,9 @@ class Residents:
     def exchange(self, drafter: ResidentDrafter) -> None:
         """Draft with this one from now on, in place of that of its name and all that it holds."""
         place = self.names.index(drafter.name)
-        drafter.member = self._drafters[place].member
-        self._drafters[place] = drafter
+        former, self._drafters[place] = self._drafters[place], drafter
+        drafter.member = former.member
+        former.release(tuple(former.held))  # for which it may have a thread of its own
         self.made_for[drafter.name] = drafter.made_for
         if drafter.engine is not None:
             self.engines[drafter.name] = drafter.engine

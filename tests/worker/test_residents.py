@@ -14,8 +14,9 @@ from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.suffix import NgramCacheOptions, SuffixDrafter, SuffixOptions
 from cluster.engine.work import Output
 from cluster.messages import Open, Sample
+from cluster.worker.residents import Residents
 from tests.support.coordinator.house import collect, house, request, text_of
-from tests.support.worker.residents import GreedyOracle, resident
+from tests.support.worker.residents import GreedyOracle, resident, resident_text
 from tests.support.worker.stage import Peer, hosted, stage, worker_of
 from tests.support.worker.steps import Steps, steps
 from tests.support.worker.texts import GREEDY, LAWS, VOCAB_SIZE, opened, plain
@@ -214,3 +215,13 @@ async def test_a_coordinator_gets_the_texts_of_a_target_with_residents(
     stats = found[0][-1].stats
     assert stats is not None
     assert stats.num_accepted_draft_tokens > 0
+
+
+def test_a_drafter_that_another_one_replaces_frees_all_that_it_holds() -> None:
+    former, later = GreedyOracle(), GreedyOracle()
+    residents = Residents([resident(former)])
+    residents.draft([resident_text(name="r"), resident_text(name="s")], 1.0)
+    residents.exchange(resident(later))
+    assert sorted(former.released) == ["r", "s"]
+    residents.draft([resident_text(name="r")], 1.0)
+    assert [each.request_id for each in later.tasks] == ["r"]
