@@ -30,9 +30,8 @@ def problem_of(verdict: TextVerdict, session: Session, vocab_size: int) -> str |
         owner < len(session.names) for owner in verdict.owners
     ):
         return "it credits drafters that are none of the text's"
-    if session.request.params.logprobs is not None and len(verdict.logprobs) != len(
-        verdict.token_ids
-    ):
+    num_asked = 0 if session.request.params.logprobs is None else len(verdict.token_ids)
+    if len(verdict.logprobs) != num_asked:
         return f"it has {len(verdict.logprobs)} log-probabilities"
     first, end = session.num_output_tokens, session.num_output_tokens + len(verdict.token_ids)
     if not all(
@@ -52,6 +51,8 @@ def _problem_of_beams(verdict: TextVerdict, num_beams: int) -> str | None:
         return f"it has {len(ends)} beams of {num_beams}"
     if sum(end.num_tokens for end in ends) != len(token_ids):
         return "its beams have other numbers of tokens than they say"
+    if verdict.logprobs and len(verdict.logprobs) != len(token_ids):
+        return f"it has {len(verdict.logprobs)} log-probabilities"
     if not all(math.isfinite(end.logprob) and math.isfinite(end.score) for end in ends):
         return "a score is no number"
     return None if verdict.finish_reason is not None else "it does not end the search"

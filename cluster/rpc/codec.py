@@ -1,7 +1,7 @@
 """The codecs of what several messages hold.
 
-Decoding raises ProtocolError for what cannot be a noun at all (lengths that do not fit), and the
-frames' decoders for trees that `spec.tree_check` refuses.
+Decoding raises ProtocolError for what cannot be a noun at all (lengths that do not fit).  Whoever
+takes a noun in checks what it says: trees by `spec.tree_check`, verdicts by the coordinator.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cluster.client.generated import common_pb2 as pb
-from cluster.core import FinishReason, SamplingParams, TokenArray, TokenLogprob, TokenTree
+from cluster.core import FinishReason, SamplingParams, TokenLogprob, TokenTree
 from cluster.errors import ProtocolError
 from cluster.messages import WorkerDescription
 from cluster.requests.acceptance_law import Law
@@ -152,16 +152,3 @@ PARTS: Sequence[Codec[Any]] = (
     _STEP.read_by(_decode_step),
     record_codec(BeamEnd, pb.BeamEnd, names={"is_stopped": "stopped"}),
 )
-
-
-def check_logprobs(of: str, token_ids: TokenArray, logprobs: Sequence[TokenLogprob]) -> None:
-    """Raises ProtocolError where there are some, but not one for each token."""
-    if logprobs and len(logprobs) != len(token_ids):
-        raise ProtocolError(f"{of} has {len(token_ids)} tokens and {len(logprobs)} logprobs")
-
-
-def check_beams(token_ids: TokenArray, ends: Sequence[BeamEnd]) -> None:
-    """Raises ProtocolError where the texts have not as many tokens as there are."""
-    count = sum(end.num_tokens for end in ends)
-    if ends and count != len(token_ids):
-        raise ProtocolError(f"{len(ends)} beams end after {count} of {len(token_ids)} tokens")

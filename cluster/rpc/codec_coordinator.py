@@ -5,7 +5,7 @@ from __future__ import annotations
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import ProtocolError
 from cluster.messages import EventFrame, Refusal, SubmitFrame
-from cluster.rpc.codec import PARTS, check_beams, check_logprobs
+from cluster.rpc.codec import PARTS
 from cluster.rpc.codec_records import record_codec
 from cluster.rpc.frames import FrameCodec, refusal_of
 from cluster.rpc.generated import coordinator_pb2 as pb
@@ -30,13 +30,13 @@ def _decode_request(message: pb.Request) -> Request | Refusal:
 def _decode_event(message: pb.TokenEvent) -> TokenEvent:
     try:
         event = _EVENT.decode(message)
-        check_logprobs("event", event.token_ids, event.logprobs)
-        if event.draft_sources and len(event.draft_sources) != len(event.token_ids):
-            raise ProtocolError(
-                f"event has {len(event.token_ids)} tokens and {len(event.draft_sources)} sources"
-            )
-        if event.beams:
-            check_beams(event.token_ids, event.beams)
+        num_tokens = len(event.token_ids)
+        for what, items in (("logprobs", event.logprobs), ("sources", event.draft_sources)):
+            if items and len(items) != num_tokens:
+                raise ProtocolError(f"event has {num_tokens} tokens and {len(items)} {what}")
+        num_ended = sum(end.num_tokens for end in event.beams)
+        if event.beams and num_ended != num_tokens:
+            raise ProtocolError(f"event has {num_tokens} tokens, its beams {num_ended}")
         return event
     except ProtocolError as error:
         # Tokens are missing from here on, so the text cannot go on: the request ends.

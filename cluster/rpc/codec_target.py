@@ -16,12 +16,11 @@ from cluster.messages import (
 )
 from cluster.requests.plain_why import PlainWhy
 from cluster.requests.redraw import Redraw
-from cluster.rpc.codec import PARTS, check_beams, check_logprobs
+from cluster.rpc.codec import PARTS
 from cluster.rpc.codec_arrays import TOKENS, make_tree
 from cluster.rpc.codec_records import ByHand, enum_codec, record_codec
 from cluster.rpc.frames import FrameCodec, refusing
 from cluster.rpc.generated import target_pb2 as pb
-from cluster.spec.tree_check import ANY_VOCABULARY, problem_of_tree
 
 
 def _decode_open(message: pb.Open) -> Open:
@@ -46,21 +45,11 @@ def _decode_nodes(message: pb.PoolTree) -> TokenTree:
 
 
 def _decode_tree(message: pb.PoolTree) -> PoolTree | None:
-    """None for one that is no tree: it would only have been a guess."""
+    """None for torn arrays: it would only have been a guess."""
     try:
-        tree = _TREE.decode(message)
+        return _TREE.decode(message)
     except ProtocolError:
         return None
-    has_sources = len(tree.sources) == len(tree.tree)
-    is_tree = not problem_of_tree(tree.tree, tree.survival, ANY_VOCABULARY)
-    return tree if has_sources and is_tree else None
-
-
-def _decode_verdict(message: pb.TextVerdict) -> TextVerdict:
-    verdict = _VERDICT.decode(message)
-    check_logprobs("verdict", verdict.token_ids, verdict.logprobs)
-    check_beams(verdict.token_ids, verdict.beams)
-    return verdict
 
 
 _OPEN = record_codec(Open, pb.Open, PARTS)
@@ -87,6 +76,4 @@ STEPS = FrameCodec(
     StepFrame, pb.StepFrame, [refusing(_OPEN, _decode_open), _TREE.read_by(_decode_tree)]
 )
 # To the coordinator, an unreadable verdict is a refusal of its text.
-VERDICT = FrameCodec(
-    VerdictFrame, pb.VerdictFrame, [refusing(_VERDICT, _decode_verdict), _SAMPLE, _WHY]
-)
+VERDICT = FrameCodec(VerdictFrame, pb.VerdictFrame, [refusing(_VERDICT), _SAMPLE, _WHY])

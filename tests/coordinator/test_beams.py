@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.core import FinishReason, Verdict, token_array
+from cluster.core import FinishReason, TokenLogprob, Verdict, token_array
 from cluster.errors import DrafthouseError, RequestError
 from cluster.messages import TextName, VerdictFrame
 from cluster.requests.beam_spec import BeamEnd, BeamSpec
@@ -141,6 +141,7 @@ async def test_a_search_that_is_cancelled_is_taken_back_from_the_target() -> Non
         {"beams": ENDS[:2]},
         {"beams": (*ENDS, BeamEnd(0, True, -9.0, -9.0))},
         {"beams": (replace(ENDS[0], score=float("nan")), *ENDS[1:])},
+        {"logprobs": (TokenLogprob(-1.0),)},
         {"token_ids": token_array([4, 5, 7, 8, -9])},
         {"finish_reason": None},
     ],

@@ -9,14 +9,14 @@ from cluster.client.generated import common_pb2
 from cluster.client.generated import generation_pb2 as pb
 from cluster.core import SamplingParams, TokenEvent, TokenLogprob, token_array
 from cluster.errors import RequestError
-from cluster.messages import EventFrame, Refusal, TextVerdict, VerdictFrame
+from cluster.messages import EventFrame, TextVerdict, VerdictFrame
 from cluster.plan.texts import NO_SOURCES
 from cluster.requests.beam_spec import BeamEnd, BeamSpec
 from cluster.rpc.codec import BEAM_SPEC, PARAMS
 from cluster.rpc.codec_coordinator import EVENT
 from cluster.rpc.codec_generation import decode_prompt, decode_request
 from cluster.rpc.codec_target import VERDICT
-from cluster.rpc.generated import target_pb2
+from cluster.rpc.generated import coordinator_pb2
 from cluster.rpc.generation import ChatMessage
 
 ENDS = (BeamEnd(2, True, -1.5, -0.75), BeamEnd(0, True, -2.0, -2.0), BeamEnd(1, False, -4.0, -4.0))
@@ -62,15 +62,12 @@ def test_texts_survive_both_ways_from_target_to_ingress() -> None:
     assert EVENT.decode(EVENT.encode(EventFrame((event,)))[0]).frame.events[0].beams == ENDS
 
 
-def test_texts_of_more_tokens_than_came_are_a_refusal() -> None:
-    verdict = TextVerdict("a", 1, 3, token_array([5, 6, 7]), NO_SOURCES, beams=ENDS)
-    message = target_pb2.VerdictFrame.FromString(VERDICT.encode(VerdictFrame((verdict,)))[0])
-    message.verdicts[0].beams[2].num_tokens = 2
-    frame = VERDICT.decode(message.SerializeToString()).frame
-    assert frame.verdicts == ()
-    (refusal,) = frame.refusals
-    assert isinstance(refusal, Refusal)
-    assert "3 beams end after 4 of 3 tokens" in refusal.message
+def test_texts_of_more_tokens_than_came_end_the_request_with_an_error() -> None:
+    event = TokenEvent("a", 0, token_array([5, 6, 7]), beams=ENDS)
+    message = coordinator_pb2.EventFrame.FromString(EVENT.encode(EventFrame((event,)))[0])
+    message.events[0].beams[2].num_tokens = 2
+    (found,) = EVENT.decode(message.SerializeToString()).frame.events
+    assert found.error_message == "event has 3 tokens, its beams 4"
 
 
 def test_the_prompt_of_a_tokenize_request_is_a_text_or_a_chat() -> None:

@@ -10,11 +10,9 @@ import pytest
 from cluster.client.generated import common_pb2
 from cluster.core import TokenTree
 from cluster.errors import ProtocolError
-from cluster.messages import PoolTree, Refusal, StepFrame, TextName, VerdictFrame
-from cluster.rpc.codec_coordinator import EVENT
+from cluster.messages import PoolTree, Refusal, TextName, VerdictFrame
 from cluster.rpc.codec_target import STEPS, VERDICT
-from cluster.rpc.generated import coordinator_pb2, target_pb2
-from tests.support.rpc.frames_strategy import same, text
+from cluster.rpc.generated import target_pb2
 
 PARAMS = common_pb2.SamplingParams()
 
@@ -50,26 +48,6 @@ def test_a_malformed_text_is_refused_and_the_rest_of_the_frame_is_decoded() -> N
         ("bare", 0, "params is absent; a text is drawn by them"),
     ]
     assert {refusal.code for refusal in decoded.refusals} == {ProtocolError.code}
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        pool_tree("bad", TokenTree.of([1, 2], [0, 0]), [0.5, 0.5], [1, 1]),
-        pool_tree("bad", TokenTree.of([1, 2], [-1, 500]), [0.5, 0.5], [1, 1]),
-        pool_tree("bad", TokenTree.chain([1, 2]), [0.5, float("nan")], [1, 1]),
-        pool_tree("bad", TokenTree.chain([1, 2]), [0.5, 1.5], [1, 1]),
-        pool_tree("bad", TokenTree.chain([1, 2]), [0.5], [1, 1]),
-        pool_tree("bad", TokenTree.chain([1, 2]), [0.5, 0.5], [1]),
-        pool_tree("bad", TokenTree.chain([1, 2]), [0.5, 0.5], [1, 1, 1]),
-    ],
-)
-def test_a_pool_tree_that_is_none_is_left_out_without_a_word(bad: PoolTree) -> None:
-    good = pool_tree("good", TokenTree.chain([3]), [1.0], [2**32 - 1])
-    decoded = STEPS.decode(STEPS.encode(StepFrame((text("a"),), trees=(bad, good)))[0])
-    assert decoded.refusals == ()
-    assert same(decoded.frame.trees, (good,))
-    assert [each.request_id for each in decoded.frame.opens] == ["a"]
 
 
 @pytest.mark.parametrize("field", ["token_ids", "parents", "survival", "sources"])
@@ -128,21 +106,3 @@ def test_a_reason_that_nobody_knows_becomes_a_refusal_of_the_text() -> None:
     assert frame.refusals == (
         Refusal("a", 0, ProtocolError.code, "why is 99, which this version does not know"),
     )
-
-
-def test_a_verdict_has_a_log_probability_for_each_token_or_none() -> None:
-    odd = target_pb2.TextVerdict(
-        request_id="a",
-        generation=3,
-        token_ids=bytes(8),
-        logprobs=common_pb2.Logprobs(logprobs=[-1.0], num_top=[0]),
-    )
-    event = coordinator_pb2.TokenEvent(
-        request_id="a", position=4, token_ids=bytes(8), logprobs=odd.logprobs
-    )
-    verdicts = VERDICT.decode(target_pb2.VerdictFrame(verdicts=[odd]).SerializeToString()).frame
-    (refusal,) = verdicts.refusals
-    assert (refusal.generation, refusal.message) == (3, "verdict has 2 tokens and 1 logprobs")
-    events = EVENT.decode(coordinator_pb2.EventFrame(events=[event]).SerializeToString()).frame
-    assert events.events[0].error_message == "event has 2 tokens and 1 logprobs"
-    assert (events.events[0].position, len(events.events[0].token_ids)) == (4, 0)
