@@ -10,6 +10,7 @@ It works in notebooks too, because everything runs on separate threads.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,6 @@ import numpy as np
 from cluster import by_name
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
-from cluster.coordinator.stream import EventStream
 from cluster.core import (
     FinishReason,
     Request,
@@ -253,9 +253,7 @@ class LLM:
             PendingCompletion(request.params, self._text_stream(request, stop))
             for _ in range(1 if beams is None else beams.num_beams)
         ]
-        events = EventStream()
-        coordinator.open(request.id, request, events.put)
-        try:
+        async with contextlib.aclosing(coordinator.submit(request)) as events:
             async for event in events:
                 if event.finish_reason is FinishReason.ERROR:
                     raise error_from_code(event.error_code, event.error_message)
@@ -263,8 +261,6 @@ class LLM:
                     if answer.take(event if beams is None else beam_event(event, rank)):
                         # The last event, which carries the statistics, comes after this call.
                         coordinator.cancel(request.id)
-        finally:
-            coordinator.cancel(request.id)
         return [answer.completion() for answer in answers]
 
     def _text_stream(self, request: Request, stop: tuple[str, ...]) -> TextStream | None:

@@ -11,7 +11,8 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from cluster.config.schema import Config
@@ -27,13 +28,11 @@ from cluster.coordinator.replica import DrafterLink, DrafterReplica
 from cluster.coordinator.session import Deliver
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.step_log import StepLog
-from cluster.coordinator.stream import EventStream
 from cluster.coordinator.target_links import TargetLinks
 from cluster.coordinator.watch import Watches
 from cluster.coordinator.workers import (
     check_drafter,
     describe_coordinator,
-    faults_of,
     note_foreign,
     run_link,
 )
@@ -198,11 +197,11 @@ class Coordinator:
         if self._refused.get(name) != reason:
             log.error("drafter refused name=%s: %s", name, reason)
         self._refused[name] = reason
-        self._pool.refuse(name)
+        self._pool.replicas.refuse(name)
 
     def remove_drafter(self, name: str, replica_id: str) -> None:
         """Stop using a drafter replica; an unknown one is no error."""
-        replica = self._pool.get(name, replica_id)
+        replica = self._pool.replicas.get(name, replica_id)
         if replica is not None:
             self._lose_drafter(replica, failed=False)
             self._tasks[replica].cancel()
@@ -216,15 +215,18 @@ class Coordinator:
         """
         self._table.open(session_id, request, deliver)
 
-    async def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
+    async def submit(self, request: Request) -> AsyncGenerator[TokenEvent]:
         """The events of `request`; raises RequestError or CapacityError at the first one.
 
         Leaving the iteration early (`aclose`) cancels the request.
         """
-        stream = EventStream()
-        self.open(request.id, request, stream.put)
+        events: asyncio.Queue[TokenEvent] = asyncio.Queue()
+        self.open(request.id, request, events.put_nowait)
+        is_over = False
         try:
-            async for event in stream:
+            while not is_over:
+                event = await events.get()
+                is_over = event.finish_reason is not None
                 yield event
         finally:
             self.cancel(request.id)
@@ -275,7 +277,7 @@ class Coordinator:
             "num_waiting": self._table.num_waiting,
             "targets": [seat.status() for seat in seats],
             "drafters": self._drafter_states(),
-            "faults": faults_of(self._pool.replicas, seats),
+            "faults": self._faults(),
             "left_alone": sorted(
                 {*self._pool.replicas.left_alone(now)}.union(*(seat.left_alone() for seat in seats))
             ),
@@ -290,6 +292,14 @@ class Coordinator:
         """The pool's replicas, and the residents of each target."""
         residents = (one for seat in self._targets.seats for one in seat.resident_states())
         return [*(replica.status(self._clock()) for replica in self._pool), *residents]
+
+    def _faults(self) -> dict[str, dict[str, int]]:
+        """How many faults drafters had, by name and reason: the pool's, and those in targets."""
+        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for each in (self._pool.replicas, *self._targets.seats):
+            for name, own in each.faults().items():
+                found[name].update(own)
+        return {name: dict(own) for name, own in found.items()}
 
     def _refusals(self) -> dict[str, str]:
         """Why drafters take no part, by name, and why a change of the configuration was refused."""

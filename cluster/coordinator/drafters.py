@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from cluster.config.schema import Config, CoordinatorConfig
 from cluster.coordinator.demand import Demand
-from cluster.coordinator.idle import Availability
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.pool_trees import PoolTrees
 from cluster.coordinator.replica import DrafterLink, DrafterReplica, Subscription
@@ -52,9 +51,6 @@ class DrafterPool:
     def __iter__(self) -> Iterator[DrafterReplica]:
         return iter(self.replicas)
 
-    def get(self, name: str, replica_id: str) -> DrafterReplica | None:
-        return self.replicas.get(name, replica_id)
-
     def add(
         self,
         name: str,
@@ -67,14 +63,6 @@ class DrafterPool:
             for session in self._subscribed.values():
                 session.forget(name)
         return self.replicas.add(name, replica_id, description, link)
-
-    def refuse(self, name: str) -> None:
-        """A replica of this name does not fit the model."""
-        self.replicas.refuse(name)
-
-    def availability(self, names: Sequence[str], now: float) -> Availability:
-        """Count the drafters of `names` that could serve a request now."""
-        return self.replicas.availability(names, now)
 
     def remove(self, replica: DrafterReplica, now: float, *, failed: bool) -> list[Session]:
         """Take a replica out.  Returns the sessions that lost it, to be committed elsewhere."""
@@ -180,7 +168,7 @@ class DrafterPool:
         for proposal, fault in zip(proposals, problems, strict=True):
             if fault is not None:
                 num_refused += 1
-                self._record_rubbish(replica, fault, now)
+                self._record_fault(replica, "rubbish", now, fault)
                 continue
             session = sessions.get(proposal.request_id)
             subscription = self._current(replica, session)
@@ -191,16 +179,13 @@ class DrafterPool:
             problem = problem_in_text(proposal, session.tokens)
             if problem is not None:
                 num_refused += 1
-                self._record_rubbish(replica, problem, now)
+                self._record_fault(replica, "rubbish", now, problem)
                 continue
             num_kept += 1
             if self._scores.keep_newest(session, replica.name, proposal) is not None:
                 self._trees.renewed(session)
         if num_kept and not num_refused:
             replica.breaker.record_success()
-
-    def _record_rubbish(self, replica: DrafterReplica, problem: str, now: float) -> None:
-        self._record_fault(replica, "rubbish", now, problem)
 
     def move_stalled(self, now: float) -> list[Session]:
         """Free the sessions of replicas that have stopped answering, where another one is free."""
@@ -302,7 +287,8 @@ class DrafterPool:
         ruling = replica.breaker.rule(refusal.code)
         if ruling.fault == "rubbish":
             # As the codec says of a proposal that it refuses: the drafter goes on with the next.
-            self._record_rubbish(replica, f"{refusal.code}: {refusal.message}", now)
+            told = f"{refusal.code}: {refusal.message}"
+            self._record_fault(replica, ruling.fault, now, told)
             return
         self._decline(replica, session, now + ruling.kept_s)
         if ruling.fault:

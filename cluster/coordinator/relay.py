@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from cluster.coordinator.drafters import DrafterPool
-from cluster.coordinator.session import Limits, Session
+from cluster.coordinator.session import Session
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.step_log import StepLog
 from cluster.coordinator.targets import TargetSeat
@@ -38,7 +38,6 @@ class Relay:
         self._log = log_of_steps
         self._statistics = fence.section("statistics")
         self._clock = clock
-        self.limits = Limits()
 
     def take(self, seat: TargetSeat, frame: VerdictFrame) -> None:
         """Commit what the target has said."""
@@ -72,7 +71,7 @@ class Relay:
             log.warning("a verdict was lost target=%s; the text begins anew from here", seat.id)
             self._table.reopen(session)
             return
-        problem = problem_of(verdict, session, self.limits.vocab_size)
+        problem = problem_of(verdict, session, self._table.limits.vocab_size)
         if problem is not None:
             error = ProtocolError(f"target {seat.id} sent a verdict that cannot be: {problem}")
             self._table.relocate(session, error)

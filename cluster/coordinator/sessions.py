@@ -250,7 +250,7 @@ class SessionTable:
         names = self._eligible.names(session.request)
         has_some = bool(names) or not self._config.drafters
         now = self._clock()
-        drafters = self._pool.availability(names, now)
+        drafters = self._pool.replicas.availability(names, now)
         return idle_reason(
             is_enabled=session.is_drawn and session.max_draft_tokens > 0 and has_some,
             drafters=replace(drafters, uptime_s=now - self._started_at),

@@ -112,7 +112,7 @@ class TargetLinks:
         """Serve what every target can; without targets, what the last ones could."""
         limits = limits_of(seat.description for seat in self.seats)
         if limits is not None:
-            self._table.limits = self._relay.limits = limits
+            self._table.limits = limits
 
     async def _run(self, seat: TargetSeat) -> None:
         try:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
 from collections.abc import Awaitable, Iterable
-from typing import Protocol
 
 from cluster import metrics
 from cluster.config.schema import Config
@@ -131,21 +129,6 @@ def describe_coordinator(
         max_running_sequences=config.coordinator.max_running_sequences,
         max_batch_tokens=target.max_batch_tokens if target else 0,
     )
-
-
-class Faulty(Protocol):
-    """Whoever knows of drafters' faults: the pool, or a target of those inside it."""
-
-    def faults(self) -> dict[str, dict[str, int]]: ...
-
-
-def faults_of(pool: Faulty, seats: Iterable[Faulty]) -> dict[str, dict[str, int]]:
-    """How many faults drafters had, by name and reason: the pool's, and those in targets."""
-    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for each in (pool, *seats):
-        for name, own in each.faults().items():
-            found[name].update(own)
-    return {name: dict(own) for name, own in found.items()}
 
 
 def _check_role(description: WorkerDescription, role: str) -> None:
