@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from cluster import metrics
 from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.engines import forget_engines, record_engines
 from cluster.coordinator.idle import Availability
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
+from cluster.coordinator.session import Seat
 from cluster.draft.breaker import BreakerBook
 from cluster.draft.once_a_minute import OnceAMinute
 from cluster.messages import WorkerDescription
@@ -27,7 +28,7 @@ class DrafterReplicas:
     def __init__(self, config: CoordinatorConfig, recorder: Recorder) -> None:
         self._recorder = recorder
         self._by_name: dict[str, dict[str, DrafterReplica]] = {}
-        self._inside: dict[str, frozenset[str]] = {}  # names of the drafters in each target
+        self._inside: dict[str, Seat] = {}  # the targets that have drafters inside, by id
         self._seen: set[str] = set()
         self._refused: set[str] = set()
         self._faults: dict[str, Counter[str]] = {}
@@ -63,19 +64,20 @@ class DrafterReplicas:
         record_engines(self._recorder, replica_id, description)
         return replica
 
-    def meet_residents(self, target_id: str, names: Sequence[str]) -> None:
-        """A target has joined, with these drafters inside it."""
-        self._inside[target_id] = frozenset(names)
-        self._seen.update(names)
-        self._count_residents(names)
+    def meet_residents(self, seat: Seat) -> None:
+        """A target has joined, with drafters inside it."""
+        self._inside[seat.id] = seat
+        self._seen.update(seat.residents)
+        self._count_residents(seat)
 
-    def lose_residents(self, target_id: str) -> None:
+    def lose_residents(self, seat: Seat) -> None:
         """A target has left."""
-        self._count_residents(self._inside.pop(target_id, frozenset()))
+        self._inside.pop(seat.id, None)
+        self._count_residents(seat)
 
-    def _count_residents(self, names: Iterable[str]) -> None:
-        for name in names:
-            num_targets = sum(name in inside for inside in self._inside.values())
+    def _count_residents(self, seat: Seat) -> None:
+        for name in seat.residents:
+            num_targets = sum(name in each.residents for each in self._inside.values())
             self._recorder.set(metrics.DRAFTER_UP, num_targets, drafter=name)
 
     def remove(self, replica: DrafterReplica, now: float, *, failed: bool) -> bool:
@@ -153,7 +155,10 @@ class DrafterReplicas:
 
     def _is_usable(self, name: str, now: float) -> bool:
         replicas = self._by_name.get(name, {}).values()
-        is_inside = any(name in inside for inside in self._inside.values())
+        is_inside = any(
+            name in seat.residents and name not in seat.left_alone()
+            for seat in self._inside.values()
+        )
         return is_inside or any(replica.breaker.allows(now) for replica in replicas)
 
     def is_stalled(self, replica: DrafterReplica, now: float) -> bool:

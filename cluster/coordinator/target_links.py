@@ -68,7 +68,7 @@ class TargetLinks:
         """Give a target that was checked work from now on; the task ends when it has left."""
         seat = TargetSeat(target_id, description, link, self._max_frame_tokens)
         self._table.seats[target_id] = seat
-        self._pool.replicas.meet_residents(target_id, description.residents)
+        self._pool.replicas.meet_residents(seat)
         self._update_limits()
         log.info("target joined id=%s model=%s", target_id, description.model_hash[:12])
         self._table.admit()
@@ -138,7 +138,7 @@ class TargetLinks:
         if self._table.seats.get(seat.id) is seat:
             log.info("target left id=%s sessions=%d", seat.id, len(seat.sessions))
             self._table.lose_seat(seat)
-            self._pool.replicas.lose_residents(seat.id)
+            self._pool.replicas.lose_residents(seat)
             self._log.forget(seat)
             self._adapters.left(seat.id)
             self._update_limits()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from cluster.coordinator.idle import IdleReason
+from cluster.core import Commit, Observation
 from tests.support.coordinator.house import GREEDY, collect, house, request, text_of
 from tests.support.coordinator.toy_law import toy_law
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain, plain_text
@@ -54,6 +58,25 @@ async def test_a_resident_and_the_pool_draft_for_one_text() -> None:
     stats = events[-1].stats
     assert stats is not None
     assert min(stats.accepted_by_drafter["a"], stats.accepted_by_drafter["b"]) > 0
+
+
+class Raising(Insider):
+    """Is at fault whatever it is told."""
+
+    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+        raise ValueError
+
+
+async def test_an_answer_says_that_its_residents_are_left_alone() -> None:
+    target = ToyTarget(residents=[resident(Raising(), "a", failures=1, reset_s=600.0)])
+    async with house(["a"]) as stage:
+        stage.add_target(target)
+        await collect(stage.coordinator, request())
+        await stage.pass_time(1.0)
+        assert stage.coordinator.status()["left_alone"] == ["a"]
+        events = await collect(stage.coordinator, request(id="next"))
+    assert events[-1].stats is not None
+    assert events[-1].stats.idle_because == IdleReason.DRAFTERS_DOWN
 
 
 async def test_a_replica_in_the_pool_is_not_asked_for_what_the_target_has_inside() -> None:
