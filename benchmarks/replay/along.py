@@ -7,6 +7,7 @@ benchmarks of any drafter.  Rounds are synchronous: the drafter grows its tree u
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -25,7 +26,6 @@ from cluster.core import (
 )
 from cluster.draft.base import Drafter
 from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows
-from cluster.draft.root_counts import RootCounts
 from cluster.errors import ProtocolError
 from cluster.spec.logprobs import TopTokens
 from cluster.spec.token_log import prefix_hash
@@ -67,7 +67,7 @@ class ReplayStats:
 
     num_rounds: rounds that could accept a draft (all but those for a last token).
     num_predicted: sum of the survivals that the drafter claimed; compare with num_accepted.
-    root_hits, root_commits: the drafter's RootCounts; 0 if it has none.
+    root_hits, root_commits: of the drafter's commits, 0 if it does not count them.
     """
 
     num_rounds: int = 0
@@ -102,7 +102,7 @@ class CountsRoots(Protocol):
     """Optional protocol for drafters that count root hits."""
 
     @property
-    def root_counts(self) -> RootCounts: ...
+    def root_hits(self) -> Counter[bool]: ...
 
 
 def replay(
@@ -120,14 +120,14 @@ def replay(
     Raises ProtocolError if the drafter violates its protocol: a proposal for another text, a tree
     that is invalid or above max_nodes, an observation that does not match the commit.
     """
-    counts = drafter.root_counts if isinstance(drafter, CountsRoots) else RootCounts()
-    hits, commits = counts.hits, counts.commits
+    counts = drafter.root_hits if isinstance(drafter, CountsRoots) else Counter[bool]()
+    hits, commits = counts[True], counts.total()
     replayer = _Replay(drafter, recording, max_nodes, max_slices, request_id, judge)
     try:
         stats = replayer.run()
     finally:
         drafter.release([request_id])
-    return stats + ReplayStats(root_hits=counts.hits - hits, root_commits=counts.commits - commits)
+    return stats + ReplayStats(root_hits=counts[True] - hits, root_commits=counts.total() - commits)
 
 
 class _Replay:

@@ -61,7 +61,7 @@ class BlockDrafter(OnePassDrafter[BlockHead, TextContext]):
         # Those further ahead are less sure.
         super().__init__(context, ready, HeadRequest, ready.head.spec.num_drafts)
         self.wants = StepWants(self._head.spec.taps)
-        self._cache = BlockCache(host, self._head, self._dtype)
+        self._cache = BlockCache(host, self._head, self._dtype, options.context)
         self._options = options
         self._warm_up(host.device)
 
@@ -84,8 +84,7 @@ class BlockDrafter(OnePassDrafter[BlockHead, TextContext]):
         return layers_like(like, [shape] * config.num_hidden_layers)
 
     def _input(self, request: HeadRequest) -> TextContext | None:
-        text = request.text.token_ids
-        return self._cache.read(request.request_id, text, self._options.context)
+        return self._cache.read(request.request_id, request.text.token_ids)
 
     def _drafted(self, asked: Sequence[tuple[HeadRequest, int, TextContext]]) -> list[Proposal]:
         blocks = [_Block(*each) for each in asked]

@@ -62,9 +62,11 @@ class Places:
 class TextCache(ABC):
     """Keys, values and stamps by slot."""
 
-    def __init__(self, host: Host, dtype: torch.dtype, num_layers: int) -> None:
-        """dtype: that the drafter computes in.  num_layers: with keys and values."""
+    def __init__(self, host: Host, dtype: torch.dtype, num_layers: int, context: int) -> None:
+        """dtype: that the drafter computes in.  num_layers: with keys and values.  context: tokens
+        before a row that it attends to at most."""
         self._host = host
+        self._context_len = context
         self._dtype = dtype
         self._layers = own_caches(host)[:num_layers]
 
@@ -106,20 +108,17 @@ class TextCache(ABC):
         self._stamps[where] = stamps.view(-1, 2, 1, 1)
         return where
 
-    def _context(
-        self, request_id: str, token_ids: TokenArray, context: int, first: int
-    ) -> TextContext | None:
+    def _context(self, request_id: str, token_ids: TokenArray, first: int) -> TextContext | None:
         """Keys and values for rows behind a text; None where its last row is missing.
 
-        token_ids: the text, of which the last token has no row yet.  context: of how many tokens
-        before that at most.  first: the first position that has keys.  What is missing further up
-        is left out.
+        token_ids: the text, of which the last token has no row yet.  first: the first position that
+        has keys.  What is missing further up is left out.
         """
         length = len(token_ids) - 1
         slots = self._host.slots(request_id)
         if length < 1 or len(slots) != length:
             return None
-        first = max(first, length - context)
+        first = max(first, length - self._context_len)
         positions = np.arange(min(first, length - 1), length)
         is_there = self._is_there(slots, token_ids, positions)
         if not is_there[-1]:
@@ -176,11 +175,8 @@ class HeadCache(TextCache):
     def __init__(
         self, host: Host, head: Eagle3Head | MtpHead, dtype: torch.dtype, context: int
     ) -> None:
-        """dtype: that the head computes in.  context: tokens before a row that it attends to at
-        most."""
-        super().__init__(host, dtype, head.num_layers)
+        super().__init__(host, dtype, head.num_layers, context)
         self._head = head
-        self._context_len = context
         self._hidden_size = head.spec.layer.hidden_size
         self._hidden = host.caches[head.num_layers]
 
@@ -226,16 +222,13 @@ class HeadCache(TextCache):
         """The hidden row before the first: [1, hidden]; any for the text's first token."""
         return own[:1] if place.before is None else self._read_hidden(np.array([place.before]))
 
-    def read(
-        self, request_id: str, token_ids: TokenArray, context: int | None = None
-    ) -> HeadContext | None:
+    def read(self, request_id: str, token_ids: TokenArray) -> HeadContext | None:
         """The start of drafts behind a text; None where its last row is missing.
 
-        token_ids: the text, of which the last token has no row yet.  context: of how many tokens
-        before that at most; None = as many as a row attends to.
+        token_ids: the text, of which the last token has no row yet.
         """
         # The first token has no key: no hidden row is before it.
-        found = self._context(request_id, token_ids, context or self._context_len, first=1)
+        found = self._context(request_id, token_ids, first=1)
         if found is None:
             return None
         hidden = self._read_hidden(self._host.slots(request_id)[-1:])[0]
@@ -250,8 +243,8 @@ class HeadCache(TextCache):
 class BlockCache(TextCache):
     """Keys and values of the target's fused hidden rows, which depend on one position each."""
 
-    def __init__(self, host: Host, head: BlockHead, dtype: torch.dtype) -> None:
-        super().__init__(host, dtype, len(head.spec.sights))
+    def __init__(self, host: Host, head: BlockHead, dtype: torch.dtype, context: int) -> None:
+        super().__init__(host, dtype, len(head.spec.sights), context)
         self._head = head
 
     def write(self, rows: Sequence[StepRows]) -> None:
@@ -261,6 +254,6 @@ class BlockCache(TextCache):
             positions = self._index(np.concatenate([each.positions for each in places]))
             self._keep(places, self._head.keys_values(self._head.fuse(taps), positions))
 
-    def read(self, request_id: str, token_ids: TokenArray, context: int) -> TextContext | None:
+    def read(self, request_id: str, token_ids: TokenArray) -> TextContext | None:
         """The keys and values for a block behind a text; None where its last row is missing."""
-        return self._context(request_id, token_ids, context, first=0)
+        return self._context(request_id, token_ids, first=0)

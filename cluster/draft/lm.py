@@ -8,6 +8,7 @@ subtree keeps growing (a hit); otherwise the rest of the commit is prefilled (a 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,7 +27,6 @@ from cluster.draft.leaves import choose_leaves
 from cluster.draft.live_tree import KEPT_SHARE, ROOT, LiveTree
 from cluster.draft.lm_options import LMOptions
 from cluster.draft.lm_request import LMRequest
-from cluster.draft.root_counts import RootCounts
 from cluster.draft.sharpness import Sharpness, conditionals
 from cluster.draft.tree_request import expand_nodes
 from cluster.engine.cpu.growth import Growing, GrowthRules
@@ -74,7 +74,9 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         # Greedy and sampled requests of a task class are calibrated separately.
         self._sharpness: Bounded[Sharpness] = Bounded(Sharpness)
         self._drawn = DrawnTrees(options.drawn_children)
-        self.root_counts = RootCounts()
+        # Commits that found a tree; True = they ended on a node that was expanded before, so that
+        # the next tree is there at once and needs no pass.
+        self.root_hits: Counter[bool] = Counter()
         self._rules = self._growth_rules()
 
     @property
@@ -123,7 +125,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         path = tree.walk(token_ids)
         request.learn(path, token_ids, self._sharpness_of(request), self._drawn)
         hit = request.may_reroot(path, len(token_ids))
-        self.root_counts.record(hit=hit)
+        self.root_hits[hit] += 1
         path_slots = [slot for node in path if (slot := tree.slots[node]) >= 0]
         if self._engine.cached_len(request.request_id) != request.cached_len:
             request.forget_cache(self._engine.cached_len(request.request_id))

@@ -115,8 +115,8 @@ def test_a_chain_of_right_drafts_is_followed_without_a_forward_pass(
     for token in text:
         write(drafter, author, [token])
     # A token outside is never in the tree, though the token that it is read as may be.
-    assert drafter.root_counts.commits == len(text)
-    assert drafter.root_counts.hits == int(np.isin(text, INSIDE).sum())
+    assert drafter.root_hits.total() == len(text)
+    assert drafter.root_hits[True] == int(np.isin(text, INSIDE).sum())
 
 
 def test_a_stop_token_is_no_draft_in_either_vocabulary(folders: tuple[Path, Path]) -> None:

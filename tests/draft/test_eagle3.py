@@ -118,9 +118,11 @@ def test_rows_that_are_missing_are_left_out_and_without_the_last_nothing_is_draf
     inside.lose_steps(2, 5)
     inside.draw(session)
     cache, tokens = inside.drafter._cache, np.array(session.tokens, np.int32)
-    context = cache.read("a", tokens, 2048)
+    context = cache.read("a", tokens)
     assert len(context.positions) == 40 - 1 - 16  # without the first token and the second chunk
-    assert len(cache.read("a", tokens, 6).positions) == 6
+    cache._context_len = 6
+    assert len(cache.read("a", tokens).positions) == 6
+    cache._context_len = 2048
     assert len(inside.tree(session, 8)) > 0
     lengths = []
     for _ in range(3):

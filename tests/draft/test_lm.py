@@ -140,7 +140,7 @@ def test_a_rerooted_tree_is_the_tree_a_fresh_drafter_grows(
         fresh.observe([dataclasses.replace(twin.opening(), prompt_len=len(PROMPT))])
         assert_same_proposal(proposal, grow(fresh, twin)["fresh"])
         fresh.release(["fresh"])
-    assert veteran.root_counts.hits > 0
+    assert veteran.root_hits[True] > 0
     veteran.release(["a"])
     assert noisy_engine.pages_in_use == 0
 

@@ -126,7 +126,7 @@ def test_native_growth_gives_the_same_tree_as_engine_steps(
         follow((ours, theirs), author, text[position : position + step])
         position += step
         assert_same_state(request_of(ours), request_of(theirs))
-    assert ours.root_counts == theirs.root_counts
+    assert ours.root_hits == theirs.root_hits
     for drafter in (ours, theirs):
         drafter.engine.check_integrity()
 
