@@ -187,7 +187,8 @@ class Proposal:
     prefix_hash: poly64 of those tokens; a proposal whose hash differs is stale and dropped.
     survival: float32[n], probability that the emitted path passes through the node; it does not
     increase along a path.  A new proposal replaces the drafter's former one for the request.
-    is_complete: as a `Completion` of base_len tokens.  laws: of the nodes, see `acceptance_law`.
+    is_complete: the drafter proposes nothing else after these tokens.  laws: of the nodes, see
+    `acceptance_law`.
     """
 
     request_id: str
@@ -199,15 +200,6 @@ class Proposal:
     drafter: str = ""
     is_complete: bool = False
     laws: Laws = field(default_factory=lambda: NO_LAWS)
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """Tells that the drafter proposes nothing else after the first `base_len` tokens."""
-
-    request_id: str
-    generation: int
-    base_len: int
 
 
 @record(frozen=True, slots=True, eq=False)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from cluster.core import (
     Commit,
-    Completion,
     FinishReason,
     FloatArray,
     Observation,
@@ -128,11 +127,11 @@ class WorkerDescription:
     order, "" for drafters that serve any vocabulary.  devices: names of those that it computes on,
     unique among all machines; empty = unknown.  native_build: the build of its own machine code, ""
     = none; targets of the same build that are is_reproducible give the same bits.  residents: names
-    of the drafters that run inside a target; look_ups: the residents that run no model; refused:
-    drafters that cannot run inside, and why.  made_for: by the name of a drafter that is here, the
-    target that it was made for.  engines: the worker's own, and those of a target's residents.
-    oldest_protocol_version: that it still understands, 0 = its own alone.  written_at: of a
-    drafter, when its model's weights were, in seconds since 1970; 0 = not known.
+    of the drafters that run inside a target; refused: drafters that cannot run inside, and why.
+    made_for: by the name of a drafter that is here, the target that it was made for.  engines: the
+    worker's own, and those of a target's residents.  oldest_protocol_version: that it still
+    understands, 0 = its own alone.  written_at: of a drafter, when its model's weights were, in
+    seconds since 1970; 0 = not known.
     """
 
     worker_id: str
@@ -149,7 +148,6 @@ class WorkerDescription:
     native_build: str = ""
     is_reproducible: bool = False
     residents: tuple[str, ...] = ()
-    look_ups: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     made_for: Mapping[str, MadeFor] = field(default_factory=dict)
     engines: tuple[EngineState, ...] = ()
@@ -297,24 +295,22 @@ class ProposalFrame:
     pages_total: int = 0
     num_requests: int = 0
     draft_time_s: float = 0.0
-    completions: tuple[Completion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerdictFrame:
     """Target to coordinator: a step's results for the coordinator's texts.
 
-    refusals: texts that the target does not run, or not any more.  serial, acknowledged: as in
-    `StepFrame`.  load: sent with every heartbeat.  load, adapters: sent when adapters change, and
-    when coordinators come or go.  report: of the step; samples: the target's own metrics; status: a
-    JSON object.  These three go to only one of the coordinators, which counts them.
+    refusals: texts that the target does not run, or not any more.  serial: as in `StepFrame`.
+    load: sent with every heartbeat.  load, adapters: sent when adapters change, and when
+    coordinators come or go.  report: of the step; samples: the target's own metrics; status: a JSON
+    object.  These three go to only one of the coordinators, which counts them.
     """
 
     verdicts: tuple[TextVerdict, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     report: StepReport | None = None
     serial: int = 0
-    acknowledged: int = 0
     heartbeat: Heartbeat | None = None
     adapters: AdapterList | None = None
     samples: tuple[Sample, ...] = ()

@@ -27,8 +27,8 @@ from benchmarks.drafting.texts import KINDS, asks
 from benchmarks.support.record import OUT, show_report
 from cluster.config.file import load
 from cluster.config.schema import Config, DrafterPlacement
-from cluster.core import Completion, SamplingParams, SpeculationOptions
-from cluster.local import LLM
+from cluster.core import SamplingParams, SpeculationOptions
+from cluster.local import LLM, Completion
 from cluster.requests.acceptance_law import LAWS, Law
 
 

@@ -72,7 +72,7 @@ def build(engine: NullEngine, verifier: Verifier, budget: str, forward_s: float)
     description = WorkerDescription(
         "null-target", "target", "null", vocab_size=VOCAB_SIZE,
         max_context_len=engine.max_context_len, max_running_sequences=64, max_batch_tokens=512,
-        residents=residents.names, look_ups=residents.look_ups,
+        residents=residents.names,
     )  # fmt: skip
     worker = TargetWorker(
         verifier, description, Controller(config, profile, times), residents, max_draft_tokens=4

@@ -114,7 +114,6 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         native_build=native_build(engine),
         is_reproducible=settings.reproducible,
         residents=residents.names,
-        look_ups=residents.look_ups,
         refused=parts.refused,
         made_for=residents.made_for,
         engines=(_state_of(engine, parts.verifier), *_states(residents.engines)),

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.core import Commit, Completion, DraftTask, Observation, Proposal
+from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import Drafter
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.drafting import Drafting
@@ -40,15 +40,14 @@ DraftLink = Link[ProposalFrame, CommitFrame]
 class _Request:
     """A request that the drafter holds.  request_id: its coordinator's name for it.
 
-    task: the tree that is wanted, complete or not.  is_told: the coordinator knows that nothing
-    else comes after the last commit.  is_answered: a tree for that was sent.
+    task: the tree that is wanted, complete or not.  is_answered: a tree for the last commit was
+    sent.
     """
 
     lease: DraftLease
     request_id: str
     task: DraftTask | None = None
     offered: Proposal | None = None
-    is_told: bool = False
     is_answered: bool = False
 
 
@@ -222,7 +221,7 @@ class DraftWorker:
             self._news[lease].append(Observation(name, answer.generation, answer.have_len))
             if answer.have_len > 0:
                 request = self._requests.setdefault(answer.request_id, _Request(lease, name))
-                request.task, request.is_told = drafting.growing.get(answer.request_id), False
+                request.task = drafting.growing.get(answer.request_id)
                 request.is_answered = False
         self._grow_again()
 
@@ -238,8 +237,7 @@ class DraftWorker:
             # An empty or unchanged tree only says that growth goes on, so it is not sent.
             if request is None or proposal is request.offered or len(proposal.tree) == 0:
                 continue
-            request.offered, request.is_told = proposal, bool(proposal.is_complete)
-            request.is_answered = True
+            request.offered, request.is_answered = proposal, True
             self._news[request.lease].append(renamed(proposal, request.request_id))
         for refusal in refusals:
             request = self._requests.pop(refusal.request_id, None)
@@ -250,8 +248,6 @@ class DraftWorker:
     def _put(self) -> None:
         """Hand every link its news, and the load of the whole drafter."""
         drafting, is_idle = self._drafting, not self._drafting.growing
-        if is_idle:
-            self._tell_complete()
         news, self._news = self._news, defaultdict(list)
         load = self._load = DrafterLoad(*drafting.pages, len(drafting.held))
         for lease in self._leases.copy():
@@ -259,15 +255,6 @@ class DraftWorker:
             if news[lease] or (is_idle and load != lease.load):
                 lease.put(news[lease], load, drafting.busy_s - self._told_s)
                 self._told_s = drafting.busy_s
-
-    def _tell_complete(self) -> None:
-        """Tell that no tree grows further, where no proposal has said so."""
-        for name, request in self._requests.items():
-            if request.task is not None and not request.is_told:
-                request.is_told = True
-                held = self._drafting.held[name]
-                told = Completion(request.request_id, held.generation, held.have_len)
-                self._news[request.lease].append(told)
 
     def _forget(self, names: Sequence[str]) -> None:
         self._drafting.release(names)

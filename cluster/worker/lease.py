@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cluster.core import Commit, Completion, Observation, Proposal, TokenTree
+from cluster.core import Commit, Observation, Proposal, TokenTree
 from cluster.errors import CapacityError
 from cluster.messages import ProposalFrame, Refusal
 from cluster.worker.mailbox import LinkEnd
@@ -19,7 +19,7 @@ from cluster.worker.mailbox import LinkEnd
 # News that a coordinator leaves unread; each has a few requests, and of each one of a kind is kept.
 _MAX_UNREAD = 2**16
 
-News = Proposal | Observation | Refusal | Completion
+News = Proposal | Observation | Refusal
 T = TypeVar("T", bound=News)
 
 
@@ -68,7 +68,6 @@ class DraftLease(LinkEnd):
         return ProposalFrame(
             _of(Proposal, news), _of(Observation, news), _of(Refusal, news),
             load.pages_in_use, load.pages_total, load.num_requests, draft_time_s,
-            _of(Completion, news),
         )  # fmt: skip
 
     def check_read(self) -> None:
@@ -104,7 +103,7 @@ class DraftLease(LinkEnd):
 
     def _withdraw(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            for kind in (Proposal, Observation, Completion):
+            for kind in (Proposal, Observation):
                 self._news.pop((kind, request_id), None)
 
     def _finish(self) -> None:

@@ -273,7 +273,6 @@ class Residents:
         self, drafters: Sequence[ResidentDrafter], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.names = tuple(drafter.name for drafter in drafters)
-        self.look_ups = tuple(drafter.name for drafter in drafters if drafter.is_look_up)
         for number, drafter in enumerate(drafters):
             drafter.member = replace(drafter.member, number=number)
         self.made_for = {drafter.name: drafter.made_for for drafter in drafters}

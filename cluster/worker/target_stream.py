@@ -76,7 +76,7 @@ class TargetStream(LinkEnd):
 
     def _put(self, frame: VerdictFrame) -> None:
         self.serial += 1
-        self._frames.append(replace(frame, serial=self.serial, acknowledged=self.heard))
+        self._frames.append(replace(frame, serial=self.serial))
         self._wake.set()
 
     def _fail(self, error: WorkerError) -> None:

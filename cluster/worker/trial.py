@@ -71,7 +71,7 @@ def try_here(config: Config, task: str) -> Trial:
         )  # fmt: skip
         return Trial(
             loaded, ready - loaded, full - ready, costs,
-            bool(timed.difference(residents.look_ups)), parts.refused,
+            any(each.name in timed and not each.is_look_up for each in residents), parts.refused,
         )  # fmt: skip
     finally:
         engine.close()

@@ -80,7 +80,6 @@ def test_every_frame_survives_the_wire(
         native_build=frames.ids,
         is_reproducible=st.booleans(),
         residents=st.lists(frames.ids, max_size=3).map(tuple),
-        look_ups=st.lists(frames.ids, max_size=3).map(tuple),
         refused=st.dictionaries(frames.ids, frames.ids, max_size=3),
         made_for=st.dictionaries(
             frames.ids, st.builds(MadeFor, frames.ids, frames.ids), max_size=3

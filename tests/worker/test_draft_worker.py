@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cluster.core import Completion, DraftTask, Observation, Proposal
+from cluster.core import DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
@@ -25,36 +25,12 @@ async def test_a_commit_is_answered_with_an_observation_and_a_tree() -> None:
         proposal = await peer.proposal("a")
         assert proposal.tree.token_ids.tolist()[:2] == [8, 9]
         assert (proposal.base_len, proposal.prefix_hash) == (8, prefix_hash(TEXT))
+        assert proposal.is_complete
         observed = [each for frame in peer.frames for each in frame.observations]
         assert observed == [Observation("a", 1, 8)]
         await peer.send(extension("a", TEXT, [8]))
         proposal = await peer.proposal("a")
         assert (proposal.base_len, proposal.tree.token_ids[0]) == (9, 9)
-
-
-async def test_it_is_said_where_nothing_else_is_to_come() -> None:
-    async with house(lookup()) as running:
-        peer = running.connect()
-        await peer.send(opening("a", TEXT), opening("b", [1, 2, 3]))
-        await peer.until(lambda frame: bool(frame.completions))
-        assert [p.is_complete for frame in peer.frames for p in frame.proposals] == [True]
-        told = [each for frame in peer.frames for each in frame.completions]
-        assert told == [Completion("b", 1, 3)], "of the other the tree itself says it"
-        # Every commit opens the question anew.
-        await peer.send(extension("b", [1, 2, 3], [4]))
-        await peer.until(lambda frame: Completion("b", 1, 4) in frame.completions)
-
-
-async def test_a_tree_that_may_grow_is_complete_once_it_does_not() -> None:
-    drafter = CountingDrafter(slices=5)
-    async with house(drafter) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1, 2]))
-        await peer.until(lambda frame: frame.completions == (Completion("a", 1, 2),))
-        await running.idle()
-        sizes = [len(p.tree) for frame in peer.frames for p in frame.proposals]
-        assert max(sizes) == 5
-        assert sum(len(frame.completions) for frame in peer.frames) == 1
 
 
 async def test_growth_goes_on_until_the_tree_is_complete_and_then_sleeps() -> None:

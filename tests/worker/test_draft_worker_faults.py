@@ -172,7 +172,7 @@ async def test_a_drafter_that_drafts_for_nobody_lets_its_worker_sleep() -> None:
     async with house(drafter) as running:
         peer = running.connect()
         await peer.send(opening("a", [1, 2]))
-        await peer.until(lambda frame: bool(frame.completions))
+        await peer.until(lambda frame: bool(frame.observations))
         await running.idle()
         assert drafter.num_proposes == 1
         assert not any(frame.proposals for frame in peer.frames)

@@ -45,7 +45,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker_id", "role", "name", "protocol_version", "model_hash", "tokenizer_hash", "vocab_size", "max_context_len", "max_running_sequences", "max_batch_tokens", "devices", "native_build", "is_reproducible", "residents", "refused", "made_for", "look_ups", "engines", "oldest_protocol_version", "written_at")
+    __slots__ = ("worker_id", "role", "name", "protocol_version", "model_hash", "tokenizer_hash", "vocab_size", "max_context_len", "max_running_sequences", "max_batch_tokens", "devices", "native_build", "is_reproducible", "residents", "refused", "made_for", "engines", "oldest_protocol_version", "written_at")
     class RefusedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -76,7 +76,6 @@ class DescribeResponse(_message.Message):
     RESIDENTS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     MADE_FOR_FIELD_NUMBER: _ClassVar[int]
-    LOOK_UPS_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     OLDEST_PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_AT_FIELD_NUMBER: _ClassVar[int]
@@ -96,11 +95,10 @@ class DescribeResponse(_message.Message):
     residents: _containers.RepeatedScalarFieldContainer[str]
     refused: _containers.ScalarMap[str, str]
     made_for: _containers.MessageMap[str, MadeFor]
-    look_ups: _containers.RepeatedScalarFieldContainer[str]
     engines: _containers.RepeatedCompositeFieldContainer[EngineState]
     oldest_protocol_version: int
     written_at: float
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_len: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., native_build: _Optional[str] = ..., is_reproducible: _Optional[bool] = ..., residents: _Optional[_Iterable[str]] = ..., refused: _Optional[_Mapping[str, str]] = ..., made_for: _Optional[_Mapping[str, MadeFor]] = ..., look_ups: _Optional[_Iterable[str]] = ..., engines: _Optional[_Iterable[_Union[EngineState, _Mapping]]] = ..., oldest_protocol_version: _Optional[int] = ..., written_at: _Optional[float] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_len: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., native_build: _Optional[str] = ..., is_reproducible: _Optional[bool] = ..., residents: _Optional[_Iterable[str]] = ..., refused: _Optional[_Mapping[str, str]] = ..., made_for: _Optional[_Mapping[str, MadeFor]] = ..., engines: _Optional[_Iterable[_Union[EngineState, _Mapping]]] = ..., oldest_protocol_version: _Optional[int] = ..., written_at: _Optional[float] = ...) -> None: ...
 
 class EngineState(_message.Message):
     __slots__ = ("name", "device", "attention", "graphs", "kernels", "kv_bytes", "kv_tokens", "fallbacks", "weights")

@@ -140,12 +140,11 @@ class PoolTree(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., survival: _Optional[bytes] = ..., sources: _Optional[bytes] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class VerdictFrame(_message.Message):
-    __slots__ = ("verdicts", "refusals", "report", "serial", "acknowledged", "heartbeat", "adapters", "samples", "status", "load")
+    __slots__ = ("verdicts", "refusals", "report", "serial", "heartbeat", "adapters", "samples", "status", "load")
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     SERIAL_FIELD_NUMBER: _ClassVar[int]
-    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -155,13 +154,12 @@ class VerdictFrame(_message.Message):
     refusals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Refusal]
     report: StepReport
     serial: int
-    acknowledged: int
     heartbeat: Heartbeat
     adapters: AdapterList
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
     status: str
     load: Load
-    def __init__(self, verdicts: _Optional[_Iterable[_Union[TextVerdict, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., serial: _Optional[int] = ..., acknowledged: _Optional[int] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., status: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[TextVerdict, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., serial: _Optional[int] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., status: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class Sample(_message.Message):
     __slots__ = ("metric", "labels", "value", "is_gauge")

@@ -219,10 +219,9 @@ step_frames = st.builds(
     st.none() | beats,
 )  # fmt: skip
 commit_frames = st.builds(messages.CommitFrame, several(commits), several(ids))
-completions = st.builds(core.Completion, ids, generations, lengths)
 proposal_frames = st.builds(
     messages.ProposalFrame, several(proposals()), several(observations), several(refusals), lengths,
-    lengths, lengths, doubles, several(completions),
+    lengths, lengths, doubles,
 )  # fmt: skip
 adapter_lists = st.builds(messages.AdapterList, several(ids), texts)
 verdict_frames = st.builds(
