@@ -187,7 +187,8 @@ class TargetWorker:
 
 
 class _Reader:
-    """Hands the frames of one link to the engine thread.  late: texts still in preparation."""
+    """Hands the frames of one link to the engine thread.  late: texts still in preparation, or
+    on their way to the engine."""
 
     def __init__(self, stream: TargetStream, mailbox: Mailbox, prepare: Prepare) -> None:
         self.stream = stream
@@ -237,5 +238,9 @@ class _Reader:
         except Exception as error:  # noqa: BLE001 - opening the text raises it again
             log.debug("a text could not be prepared: %s", type(error).__name__)
         await self.stream.frame_handed()
-        if self._late.pop(name, None) is not None:
-            self._mailbox.put(self.stream, StepFrame((opened,)))
+        self._mailbox.put(self.stream, StepFrame((opened,)))
+        # It is named until the engine has it, or the coordinator would take it for lost: the first
+        # call may be made right before the frame is applied.
+        for _ in range(2):
+            await asyncio.wrap_future(self._mailbox.call(lambda: None))
+        self._late.pop(name, None)

@@ -14,7 +14,10 @@ from cluster.errors import CapacityError, RequestError
 from cluster.grammar.compiler import GrammarCompiler
 from cluster.messages import Open, StepFrame, TextName
 from cluster.requests.grammar_spec import GrammarSpec
+from cluster.rpc.memory import memory_pair
 from cluster.worker.grammars import Grammars
+from cluster.worker.target import _Reader
+from cluster.worker.target_stream import Mailbox, TargetStream
 from tests.support.worker.rounds import Session
 from tests.support.worker.stage import Stage, stage, worker_of
 from tests.support.worker.texts import GREEDY, opened, plain
@@ -80,6 +83,31 @@ async def test_a_text_that_waits_is_named_in_heartbeats_and_another_links_gramma
     assert [beat.texts for beat in beats if beat] == [
         (TextName("late", 1),), (TextName("other", 1),),
     ]  # fmt: skip
+
+
+async def test_a_prepared_text_is_named_until_the_engine_has_taken_it_in() -> None:
+    """The engine may be in a long step when it comes."""
+    ready, mailbox = asyncio.Event(), Mailbox()
+
+    async def prepared() -> None:
+        await ready.wait()
+
+    reader = _Reader(TargetStream(1), mailbox, lambda each: prepared())
+    ours, theirs = memory_pair()
+    reading = asyncio.ensure_future(reader.read_all(theirs))
+    await ours.send(StepFrame((opened("late"),)))
+    assert await asyncio.to_thread(mailbox.take, is_busy=False)  # the frame without it
+    (task,) = reader._late.values()
+    ready.set()
+    (entry,) = await asyncio.to_thread(mailbox.take, is_busy=False) or ()
+    assert entry[1] is not None
+    assert [each.request_id for each in entry[1].opens] == ["late"]
+    assert reader.late == (TextName("late", 1),)
+    while not task.done():
+        await asyncio.to_thread(mailbox.take, is_busy=True)
+    assert reader.late == ()
+    await ours.close()
+    await reading
 
 
 @pytest.mark.parametrize("cancelled", [1, 5])
