@@ -47,10 +47,9 @@ class RankedRows:
 
     token_ids: IdArray
     scores: Array
-    log_probs: Array
 
     def row(self, index: int) -> Ranking:
-        return Ranking(self.token_ids[index], self.scores[index], self.log_probs[index])
+        return Ranking(self.token_ids[index], self.scores[index])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,12 +59,10 @@ class Ranking:
     token_ids: int64[m], the target's.  scores: float64[m], log-weights at the request's temperature
     plus noise (greedy: logits without noise); -inf for tokens that the request's truncation
     removes.
-    log_probs: float64[m], the model's unprocessed log-probabilities (temperature 1).
     """
 
     token_ids: IdArray
     scores: Array
-    log_probs: Array
 
     def rank_of(self, token_id: int) -> int | None:
         """The rank of `token_id` among the candidates, None if it is not one of them."""
@@ -93,13 +90,9 @@ def rank_rows(
     count = min(num_candidates, logits.shape[1])
     if native is not None and count <= native.draws.max_ranked and _are_unprocessed(logits, rows):
         draws = [ranked_draw(row.params, row.position, vocabulary) for row in rows]
-        columns, ranked, raw_log_probs = native.draws.rank(logits, count, draws)
-        return RankedRows(_target_ids(columns, vocabulary), ranked, raw_log_probs)
-    log_totals = torch.logsumexp(logits, dim=-1)
-    biased = _with_bias(logits, rows, vocabulary)
-    values, ids = torch.topk(biased, count, dim=-1)
-    raw = torch.gather(logits, 1, ids) if biased is not logits else values
-    log_probs: Array = (raw - log_totals[:, None]).cpu().numpy().astype(np.float64)
+        columns, ranked = native.draws.rank(logits, count, draws)
+        return RankedRows(_target_ids(columns, vocabulary), ranked)
+    values, ids = torch.topk(_with_bias(logits, rows, vocabulary), count, dim=-1)
     weights: Array = values.cpu().numpy().astype(np.float64)
     token_ids = _target_ids(ids.cpu().numpy(), vocabulary)
     _penalise(weights, token_ids, rows)
@@ -108,7 +101,6 @@ def rank_rows(
     return RankedRows(
         np.take_along_axis(token_ids, order, axis=1),
         np.take_along_axis(scores, order, axis=1),
-        np.take_along_axis(log_probs, order, axis=1),
     )
 
 

@@ -179,13 +179,11 @@ class LiveTree:
         self._children += [()] * num_new
         self.rankings += [None] * num_new
         columns = (grown.expanded, grown.num_children, grown.token_ids, grown.scores)
-        for node, count, token_ids, scores, log_probs in zip(
-            *columns, grown.log_probs, strict=True
-        ):
+        for node, count, token_ids, scores in zip(*columns, strict=True):
             if node != ROOT:
                 self.slots[node] = len(self.slot_nodes)
                 self.slot_nodes.append(node)
-            self.rankings[node] = Ranking(token_ids, scores, log_probs)
+            self.rankings[node] = Ranking(token_ids, scores)
             self._children[node] = range(first, first + count)
             self.parents += [node] * count
             self.depths += [self.depths[node] + 1] * count

@@ -26,7 +26,7 @@ from tests.support.draft.author import (
 
 VOCAB = 288
 PROMPT = np.random.default_rng(7).integers(4, VOCAB, 21).tolist()
-RANKING = Ranking(np.array([1]), np.array([0.0]), np.array([0.0]))
+RANKING = Ranking(np.array([1]), np.array([0.0]))
 
 
 def nobody(node: int, token: int) -> float:
@@ -128,7 +128,7 @@ def assert_is_the_tree_of_a_fresh_drafter(
         root = expected.tree.rankings[ROOT]
         assert own is not None
         assert root is not None
-        np.testing.assert_allclose(own.log_probs[:8], root.log_probs[:8], atol=1e-4)
+        np.testing.assert_allclose(own.scores[:8], root.scores[:8], atol=1e-4)
         other.release(["plain"])
 
 

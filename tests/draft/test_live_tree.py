@@ -8,7 +8,7 @@ from cluster.draft.candidates import Ranking
 from cluster.draft.live_tree import KEPT_SHARE, ROOT, LiveTree
 from cluster.spec.tree_check import check_tree
 
-RANKING = Ranking(np.array([1]), np.array([0.0]), np.array([0.0]))
+RANKING = Ranking(np.array([1]), np.array([0.0]))
 
 
 def grown(draw_children: list[list[float]]) -> LiveTree:

@@ -171,7 +171,7 @@ def test_kv_after_hits_and_misses_gives_the_logits_of_a_plain_forward(
         root = expected.tree.rankings[0]
         assert root is not None
         assert np.array_equal(ranking.token_ids[:8], root.token_ids[:8])
-        np.testing.assert_allclose(ranking.log_probs[:8], root.log_probs[:8], atol=1e-4)
+        np.testing.assert_allclose(ranking.scores[:8], root.scores[:8], atol=1e-4)
         other.release(["plain"])
     drafter.release(["a"])
 

@@ -97,7 +97,7 @@ def assert_same_state(left: LMRequest, right: LMRequest) -> None:
         assert one is not None
         assert other is not None
         assert one.token_ids[:4].tolist() == other.token_ids[:4].tolist()
-        np.testing.assert_allclose(one.log_probs[:4], other.log_probs[:4], rtol=1e-4)
+        np.testing.assert_allclose(one.scores[:4], other.scores[:4], rtol=1e-4)
 
 
 def follow(drafters: Sequence[LMDrafter], author: Author, token_ids: Sequence[int]) -> None:

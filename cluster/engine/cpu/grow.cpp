@@ -58,7 +58,7 @@ struct GrowingTree {
     int32_t *expanded, *num_children, *children; /* [slots + 1]; tokens of all children side by side */
     double *survivals;                           /* of the children */
     int64_t *token_ids;                          /* [slots + 1, candidates]: the rankings */
-    double *scores, *log_probs;
+    double *scores;
 };
 
 namespace {
@@ -219,12 +219,11 @@ void forward(const GrowingModel &model, const Batch &batch, const Memory &memory
 
 /* The node's children: its best candidates, as far as they are of use. */
 void expand(Tree &grown, const Leaf &node, long slot, const int64_t *token_ids, const double *scores,
-            const double *log_probs, const GrowingModel &model, const Growth &growth) {
+            const GrowingModel &model, const Growth &growth) {
     GrowingTree &tree = *grown.of;
     const long count = growth.num_candidates, number = tree.num_expanded++;
     memcpy(tree.token_ids + number * count, token_ids, count * sizeof *token_ids);
     memcpy(tree.scores + number * count, scores, count * sizeof *scores);
-    memcpy(tree.log_probs + number * count, log_probs, count * sizeof *log_probs);
     double total = 0.0;
     for (long i = 0; i < count; i++) total += std::exp((scores[i] - scores[0]) / tree.tau);
     const int64_t position = tree.draw.position + node.depth; /* of the children's tokens */
@@ -271,7 +270,7 @@ extern "C" int64_t grow_trees(const GrowingModel *model, const Growth *growth, G
         for (long i = 0; i < of.num_best; i++) tree.note(of.best_survivals[i]);
     }
     std::vector<int64_t> token_ids;
-    std::vector<double> scores, log_probs;
+    std::vector<double> scores;
     std::vector<RankedDraw> draws;
     int64_t passes = 0;
     for (; passes == 0 || !is_over(*growth, start); passes++) {
@@ -310,17 +309,15 @@ extern "C" int64_t grow_trees(const GrowingModel *model, const Growth *growth, G
         }
         token_ids.resize(num_ranked * count);
         scores.resize(num_ranked * count);
-        log_probs.resize(num_ranked * count);
         rank_tokens(memory.logits, model->output_size, num_ranked, growth->vocab_size, count, draws.data(),
-                    token_ids.data(), scores.data(), log_probs.data(), num_threads);
+                    token_ids.data(), scores.data(), nullptr, num_threads);
         for (long i = 0; i < num_ranked; i++) {
             Tree &tree = trees[ranked[i].tree];
             if (tree.of->num_delta) {
                 tree.of->context_len += tree.of->num_delta;
                 tree.of->num_delta = 0;
             }
-            expand(tree, ranked[i].leaf, slots[i], &token_ids[i * count], &scores[i * count], &log_probs[i * count],
-                   *model, *growth);
+            expand(tree, ranked[i].leaf, slots[i], &token_ids[i * count], &scores[i * count], *model, *growth);
         }
     }
     for (Tree &tree : trees) {

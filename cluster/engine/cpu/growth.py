@@ -90,7 +90,7 @@ class Grown:
 
     expanded: nodes in the order of their slots, the root (0) first where it is among them.
     num_children: of each; their tokens and survivals stand side by side, and they are numbered on
-    from Growing.num_nodes.  leaves: the new heap.  token_ids to log_probs: [expanded, candidates],
+    from Growing.num_nodes.  leaves: the new heap.  token_ids, scores: [expanded, candidates],
     the rankings, as `DrawKernels.rank` has them.  tree: now.
     """
 
@@ -101,7 +101,6 @@ class Grown:
     leaves: list[tuple[float, int]]
     token_ids: npt.NDArray[np.int64]
     scores: npt.NDArray[np.float64]
-    log_probs: npt.NDArray[np.float64]
     tree: TokenTree
 
 
@@ -203,7 +202,7 @@ class _State:
         self._children = np.empty(most_children, np.int32)
         self._survivals = np.empty(most_children)
         self._token_ids = np.empty((most, rules.num_candidates), np.int64)
-        self._ranked = np.empty((2, most, rules.num_candidates))
+        self._scores = np.empty((most, rules.num_candidates))
         self._stop_tokens = np.array(growing.stop_token_ids, np.int32)
         self._best = np.array(growing.best_survivals, np.float64)
         self._delta = np.ascontiguousarray(growing.delta[cached_len - growing.base_len :], np.int32)
@@ -217,7 +216,7 @@ class _State:
             *_rows(self._tree), *_rows(ints),
             self._leaf_survivals.ctypes.data, self._best.ctypes.data,
             *_rows(self._expanded), self._children.ctypes.data, self._survivals.ctypes.data,
-            self._token_ids.ctypes.data, *_rows(self._ranked),
+            self._token_ids.ctypes.data, self._scores.ctypes.data,
         )  # fmt: skip
 
     def grown(self) -> Grown:
@@ -232,13 +231,12 @@ class _State:
             self._survivals[:num_children].tolist(),
             list(leaves),
             self._token_ids[:count],
-            self._ranked[0, :count],
-            self._ranked[1, :count],
+            self._scores[:count],
             TokenTree(*self._tree[:, : tree.num_slots].copy()),
         )
 
 
-def _rows(arrays: npt.NDArray[np.int32] | npt.NDArray[np.float64]) -> list[int]:
+def _rows(arrays: npt.NDArray[np.int32]) -> list[int]:
     """The addresses of an array's rows."""
     first, stride = arrays.ctypes.data, arrays.strides[0]
     return [first + index * stride for index in range(len(arrays))]

@@ -77,7 +77,7 @@ void gumbel_tokens(const uint64_t *seeds, const int64_t *positions, const int64_
 void decoder_layers(const DecoderLayer *const *layers, const Rows *rows, void *const *caches, const int64_t *windows,
                     long num_layers, float *hidden, int num_threads);
 void rank_tokens(const float *logits, long row_stride, long num_rows, long vocab_size, long count, const RankedDraw *draws,
-                 int64_t *token_ids, double *scores, double *log_probs, int num_threads);
+                 int64_t *token_ids, double *scores, double *totals, int num_threads);
 }
 
 #endif

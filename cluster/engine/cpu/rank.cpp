@@ -11,7 +11,7 @@ struct Ranking {
     long row_stride, vocab_size, count;
     const RankedDraw *draws;
     int64_t *token_ids;
-    double *scores, *log_probs;
+    double *scores, *totals;
 };
 
 enum { MAX_COUNT = 256 };
@@ -91,20 +91,18 @@ void do_row(void *argument, long row) {
         for (long i = 0; i < allowed; i++) named[i] = draw.target_ids ? draw.target_ids[ids[i]] : ids[i];
         gumbel_tokens(&draw.seed, &draw.position, &draw.stream, named, 1, allowed, noise);
     }
-    const double total = log_total(logits, call.vocab_size, found > 0 ? values[0] : NAN);
+    if (call.totals) call.totals[row] = log_total(logits, call.vocab_size, found > 0 ? values[0] : NAN);
     int64_t *token_ids = call.token_ids + row * call.count;
-    double *scores = call.scores + row * call.count, *log_probs = call.log_probs + row * call.count;
+    double *scores = call.scores + row * call.count;
     for (long i = 0; i < call.count; i++) {
         const double score = i < allowed ? weights[i] + noise[i] : -INFINITY;
         long place = i; /* behind its equals */
         for (; place > 0 && scores[place - 1] < score; place--) {
             scores[place] = scores[place - 1];
             token_ids[place] = token_ids[place - 1];
-            log_probs[place] = log_probs[place - 1];
         }
         scores[place] = score;
         token_ids[place] = ids[i];
-        log_probs[place] = values[i] - total;
     }
 }
 
@@ -113,10 +111,11 @@ void do_row(void *argument, long row) {
 extern "C" long max_ranked(void) { return MAX_COUNT; }
 
 /* logits [rows, vocab], row_stride floats from row to row; draws: [rows]; the results: [rows, count],
- * count <= max_ranked() and <= vocab_size. */
+ * count <= max_ranked() and <= vocab_size.  totals: [rows], the logarithm of each row's sum of
+ * exponentials, which takes a pass over the vocabulary; null = it is not wanted. */
 extern "C" void rank_tokens(const float *logits, long row_stride, long num_rows, long vocab_size, long count,
-                            const RankedDraw *draws, int64_t *token_ids, double *scores, double *log_probs,
+                            const RankedDraw *draws, int64_t *token_ids, double *scores, double *totals,
                             int num_threads) {
-    Ranking call = {logits, row_stride, vocab_size, count, draws, token_ids, scores, log_probs};
+    Ranking call = {logits, row_stride, vocab_size, count, draws, token_ids, scores, totals};
     run_blocks(do_row, &call, num_rows, num_threads);
 }

@@ -84,7 +84,7 @@ class GrowingTree(ctypes.Structure):
         *((name, _POINTER) for name in ("leaves", "leaf_tokens", "leaf_parents", "leaf_depths")),
         *((name, _POINTER) for name in ("leaf_survivals", "best_survivals")),
         *((name, _POINTER) for name in ("expanded", "num_children", "children", "survivals")),
-        *((name, _POINTER) for name in ("token_ids", "scores", "log_probs")),
+        *((name, _POINTER) for name in ("token_ids", "scores")),
     )
 
 

@@ -144,31 +144,34 @@ class DrawKernels:
         return noise
 
     def rank(
-        self, logits: torch.Tensor, count: int, draws: Sequence[RankedDraw]
-    ) -> tuple[Integers, Doubles, Doubles]:
-        """Each row's `count` most probable tokens, ordered by score: (token ids, scores,
-        log-probabilities), [rows, count].
+        self, logits: torch.Tensor, count: int, draws: Sequence[RankedDraw],
+        totals: Doubles | None = None,
+    ) -> tuple[Integers, Doubles]:  # fmt: skip
+        """Each row's `count` most probable tokens, ordered by score: (token ids, scores), [rows,
+        count].
 
-        logits: float32[rows, vocab], a row's contiguous.  draws: one for each row.
+        logits: float32[rows, vocab], a row's contiguous.  draws: one for each row.  count: at most
+        `max_ranked` and the vocabulary's size.  totals: float64[rows], is given the logarithm of
+        each row's sum of exponentials.
         scores: logits over temperature plus noise to 1e-5, -inf where the truncation leaves no
-        candidate; greedy: logits.  log-probabilities: at temperature 1.  count: at most
-        `max_ranked` and the vocabulary's size.
+        candidate; greedy: logits.
         """
         num_rows, vocab_size = logits.shape
         token_ids = np.empty((num_rows, count), dtype=np.int64)
-        scores, log_probs = np.empty((num_rows, count)), np.empty((num_rows, count))
+        scores = np.empty((num_rows, count))
         self._library.rank_tokens(
             logits.data_ptr(), logits.stride(0), num_rows, vocab_size, count,
             (RankedDraw * num_rows)(*draws),
-            token_ids.ctypes.data, scores.ctypes.data, log_probs.ctypes.data, self.num_threads,
+            token_ids.ctypes.data, scores.ctypes.data,
+            None if totals is None else totals.ctypes.data, self.num_threads,
         )  # fmt: skip
-        return token_ids, scores, log_probs
+        return token_ids, scores
 
     def top(self, logits: torch.Tensor, num_top: int) -> TopTokens:
         """`cluster.spec.logprobs.top_tokens` for num_top up to `max_ranked`.
 
         logits: float32[rows, vocab], a row's contiguous.
         """
-        count = min(num_top, logits.shape[1])
-        token_ids, _, log_probs = self.rank(logits, count, [_GREEDY] * len(logits))
-        return TopTokens(token_ids.astype(np.int32), log_probs.astype(np.float32))
+        count, totals = min(num_top, logits.shape[1]), np.empty(len(logits))
+        token_ids, scores = self.rank(logits, count, [_GREEDY] * len(logits), totals)
+        return TopTokens(token_ids.astype(np.int32), (scores - totals[:, None]).astype(np.float32))
