@@ -56,7 +56,7 @@ _PARTS = {
 def shares(steps: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Return the parts of the time between two steps, as medians in milliseconds.
 
-    steps: entries of `RecentSteps.report`.
+    steps: entries of `StepLog.recent_steps`.
     """
 
     def median_ms(values: list[float]) -> float:

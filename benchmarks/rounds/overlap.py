@@ -61,7 +61,7 @@ def gained(before: Series, after: Series, name: str, **labels: str) -> float:
 def shares(
     rounds: Sequence[Mapping[str, float]], before: Series, after: Series, drafters: Sequence[str]
 ) -> dict[str, Any]:
-    """The figures of one run.  rounds: of `RecentSteps.report`.  before, after: metrics."""
+    """The figures of one run.  rounds: of `StepLog.recent_steps`.  before, after: metrics."""
     step_s = statistics.median(each["step_time_s"] for each in rounds)
     report: dict[str, Any] = {
         "rounds": len(rounds),

@@ -328,6 +328,11 @@ class CoordinatorConfig:
     """A target that says it computes, but ends no step for so long, is given up. Requests wait as
     long for a target when there is none."""
 
+    @property
+    def max_frame_tokens(self) -> int:
+        """Tokens, of 4 bytes each, that fill half of a frame: the rest is for all else."""
+        return self.max_frame_bytes // 8
+
     def check(self) -> None:
         """Raise ConfigError where the coordinators cannot share the places of requests."""
         if self.replicas > self.max_running_sequences:

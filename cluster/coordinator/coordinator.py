@@ -11,7 +11,6 @@ import itertools
 import logging
 import time
 import uuid
-from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
@@ -31,6 +30,7 @@ from cluster.coordinator.step_log import StepLog
 from cluster.coordinator.target_links import TargetLinks
 from cluster.coordinator.watch import Watches
 from cluster.coordinator.workers import (
+    added_up,
     check_drafter,
     describe_coordinator,
     note_foreign,
@@ -54,7 +54,6 @@ from cluster.rpc.link import Link
 
 log = logging.getLogger(__name__)
 
-_BYTES_PER_TOKEN = 4
 # Timeouts are multiples of seconds; nothing on the round path depends on the watch.
 _WATCH_INTERVAL_S = 0.5
 
@@ -71,8 +70,6 @@ class Coordinator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         settings = config.coordinator
-        # Half of a frame is left for everything that is not tokens.
-        max_frame_tokens = settings.max_frame_bytes // (2 * _BYTES_PER_TOKEN)
         self.recorder = recorder or Recorder(model_name=config.model_name)
         self._config = config
         self._clock = clock
@@ -80,16 +77,15 @@ class Coordinator:
         fence = Fence(self.recorder)
         scores = self._scores = PoolScores.of(config)
         self._pool = DrafterPool(settings, self.recorder, scores, fence)
-        self._table = SessionTable(config, self._pool, self.recorder, max_frame_tokens, clock)
+        self._table = SessionTable(config, self._pool, self.recorder, clock)
         self._activity = ActivityLog(clock())
         self._watches = Watches(self.describe, self.status, clock)
         self._log = StepLog(self.recorder, scores, fence, self._activity, self._watches)
         self._relay = Relay(self._table, self._pool, self._log, fence, clock)
         self._adapters = AdapterNews()
         self._targets = TargetLinks(
-            settings, self._table, self._relay, self._pool, self._log, self._adapters,
-            max_frame_tokens, clock,
-        )  # fmt: skip
+            settings, self._table, self._relay, self._pool, self._log, self._adapters, clock
+        )
         self._tasks: dict[DrafterReplica, asyncio.Task[None]] = {}
         self._shared = SharedDevices()
         self._refused: dict[str, str] = {}  # why, by the name of the drafter
@@ -277,7 +273,7 @@ class Coordinator:
             "num_waiting": self._table.num_waiting,
             "targets": [seat.status() for seat in seats],
             "drafters": self._drafter_states(),
-            "faults": self._faults(),
+            "faults": added_up([self._pool.replicas.faults(), *(seat.faults() for seat in seats)]),
             "left_alone": sorted(
                 {*self._pool.replicas.left_alone(now)}.union(*(seat.left_alone() for seat in seats))
             ),
@@ -285,21 +281,13 @@ class Coordinator:
             "scores": self._scores.acceptance.table(),
             "rollouts": self._scores.roster.table(),
             "refused": self._refusals(),
-            "recent_steps": self._log.recent_steps.report(),
+            "recent_steps": list(self._log.recent_steps),
         }
 
     def _drafter_states(self) -> list[dict[str, object]]:
         """The pool's replicas, and the residents of each target."""
         residents = (one for seat in self._targets.seats for one in seat.resident_states())
         return [*(replica.status(self._clock()) for replica in self._pool), *residents]
-
-    def _faults(self) -> dict[str, dict[str, int]]:
-        """How many faults drafters had, by name and reason: the pool's, and those in targets."""
-        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for each in (self._pool.replicas, *self._targets.seats):
-            for name, own in each.faults().items():
-                found[name].update(own)
-        return {name: dict(own) for name, own in found.items()}
 
     def _refusals(self) -> dict[str, str]:
         """Why drafters take no part, by name, and why a change of the configuration was refused."""

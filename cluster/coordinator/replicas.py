@@ -12,14 +12,12 @@ from cluster.coordinator.engines import forget_engines, record_engines
 from cluster.coordinator.idle import Availability
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
 from cluster.coordinator.session import Seat
-from cluster.draft.breaker import BreakerBook
+from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.once_a_minute import OnceAMinute
 from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import Recorder
 
 log = logging.getLogger(__name__)
-
-_BYTES_PER_TOKEN = 4
 
 
 class DrafterReplicas:
@@ -33,10 +31,9 @@ class DrafterReplicas:
         self._refused: set[str] = set()
         self._faults: dict[str, Counter[str]] = {}
         self._said = OnceAMinute()
-        self.breakers = BreakerBook(config.breaker_failures, config.breaker_reset_s)
-        self._patience_s = config.breaker_reset_s
-        # Half a frame at most, which leaves room for everything that is not tokens.
-        self._max_frame_tokens = config.max_frame_bytes // (2 * _BYTES_PER_TOKEN)
+        self._config = config
+        # By drafter and replica; one that a replica's former life opened stays open.
+        self.breakers: dict[tuple[str, str], CircuitBreaker] = {}
 
     def __iter__(self) -> Iterator[DrafterReplica]:
         for replicas in self._by_name.values():
@@ -52,10 +49,13 @@ class DrafterReplicas:
         description: WorkerDescription,
         link: DrafterLink,
     ) -> DrafterReplica:
-        """A breaker that the replica's former life opened stays open."""
-        breaker = self.breakers.of(name, replica_id)
+        """Take a replica in, with the breaker of its former life."""
+        config = self._config
+        breaker = self.breakers.setdefault(
+            (name, replica_id), CircuitBreaker(config.breaker_failures, config.breaker_reset_s)
+        )
         replica = DrafterReplica(
-            name, replica_id, description, link, breaker, self._max_frame_tokens
+            name, replica_id, description, link, breaker, config.max_frame_tokens
         )
         self._by_name.setdefault(name, {})[replica.id] = replica
         self._seen.add(name)
@@ -91,7 +91,11 @@ class DrafterReplicas:
         forget_engines(self._recorder, replica.id, replica.description)
         if failed:
             self.record_fault(replica, "link", now)
-        self.breakers.forget({(other.name, other.id) for other in self}, now)
+        # Under new ids each start would leave a breaker behind.
+        live = {(other.name, other.id) for other in self}
+        for key in [key for key, breaker in self.breakers.items() if breaker.is_history(now)]:
+            if key not in live:
+                del self.breakers[key]
         return True
 
     def count_fault(self, name: str, why: str) -> None:
@@ -163,4 +167,4 @@ class DrafterReplicas:
 
     def is_stalled(self, replica: DrafterReplica, now: float) -> bool:
         """True if it has owed an answer for too long."""
-        return replica.is_stalled(now, self._patience_s)
+        return replica.is_stalled(now, self._config.breaker_reset_s)

@@ -12,17 +12,20 @@ import numpy as np
 
 from cluster.coordinator.replica import Subscription
 from cluster.coordinator.statistics import RequestStatistics
-from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenArray, TokenEvent
+from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError
 from cluster.messages import Open, PoolTree, TextVerdict
 from cluster.plan.roster import lot_of
-from cluster.plan.texts import MAX_DRAFTERS, Text
+from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.requests.redraw import Redraw
 from cluster.spec.acceptance import group_of
 from cluster.spec.token_log import TokenLog
 
 Deliver = Callable[[TokenEvent], None]
+
+
+_NOTHING_SAID = TextVerdict("", 0, 0, EMPTY_TOKENS, NO_SOURCES)
 
 
 class Status(enum.StrEnum):
@@ -158,24 +161,17 @@ class Session(Text):
         self, position: int, verdict: TextVerdict | None, finish_reason: FinishReason | None
     ) -> TokenEvent:
         """The tokens of a verdict, which begin at output `position`, as the client's event."""
-        stats = self.statistics.snapshot(self.names) if finish_reason else None
-        queue_time_s = (self.queue_time_s or 0.0) if finish_reason else 0.0
-        prefill_time_s = self.prefill_time_s if finish_reason else 0.0
-        if verdict is None:
-            return TokenEvent(
-                self.request.id, position, EMPTY_TOKENS, finish_reason=finish_reason, stats=stats,
-                queue_time_s=queue_time_s, prefill_time_s=prefill_time_s,
-                num_cached=self.num_cached,
-            )  # fmt: skip
-        token_ids: TokenArray = verdict.token_ids
-        sources: tuple[tuple[str, ...], ...] = ()
-        if self.request.speculation.return_draft_sources:
-            sources = self._sources(verdict)
+        said = verdict or _NOTHING_SAID
         return TokenEvent(
-            self.request.id, position, token_ids, verdict.logprobs, finish_reason, stats,
-            draft_sources=sources, queue_time_s=queue_time_s, prefill_time_s=prefill_time_s,
-            num_cached=self.num_cached, beams=verdict.beams,
-            draft_steps=() if verdict.step is None else (verdict.step,),
+            self.request.id, position, said.token_ids, said.logprobs, finish_reason,
+            self.statistics.snapshot(self.names) if finish_reason else None,
+            draft_sources=self._sources(said)
+            if self.request.speculation.return_draft_sources
+            else (),
+            queue_time_s=(self.queue_time_s or 0.0) if finish_reason else 0.0,
+            prefill_time_s=self.prefill_time_s if finish_reason else 0.0,
+            num_cached=self.num_cached, beams=said.beams,
+            draft_steps=() if said.step is None else (said.step,),
         )  # fmt: skip
 
     def _sources(self, verdict: TextVerdict) -> tuple[tuple[str, ...], ...]:

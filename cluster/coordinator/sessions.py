@@ -48,14 +48,12 @@ class SessionTable:
         config: Config,
         pool: DrafterPool,
         recorder: Recorder,
-        max_frame_tokens: int,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._eligible = Eligible(config)
         self._pool = pool
         self._recorder = recorder
-        self._max_frame_tokens = max_frame_tokens
         self._clock = clock
         self._line = WaitingLine()
         self._placement = Placement(config.target.engine.page_size)
@@ -265,7 +263,7 @@ class SessionTable:
             self.limits,
             self._config.on_their_own,
             self._config.coordinator.latency_classes,
-            self._max_frame_tokens,
+            self._config.coordinator.max_frame_tokens,
         )
         if request.was_admitted:
             return

@@ -1,20 +1,15 @@
-"""The effect of speculation: per request, per drafter, and per step."""
+"""The effect of speculation: per request, and per drafter."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster import metrics
 from cluster.core import SpeculationStats
-from cluster.messages import StepReport, TextVerdict
+from cluster.messages import TextVerdict
 from cluster.metrics.recorder import Recorder
-
-_MAX_RECENT_STEPS = 512
-_STEP_FIELDS = (
-    "num_sequences", "num_nodes", "step_time_s", "forward_time_s", "period_s", "draft_time_s",
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -136,17 +131,3 @@ class Attribution:
                 recorder.add(
                     metrics.NUM_ACCEPTED_PER_POS, count, drafter=drafter, position=str(depth)
                 )
-
-
-class RecentSteps:
-    """A ring of the last steps, for status reports and benchmarks."""
-
-    def __init__(self) -> None:
-        self._steps: deque[StepReport] = deque(maxlen=_MAX_RECENT_STEPS)
-
-    def add(self, report: StepReport) -> None:
-        self._steps.append(report)
-
-    def report(self) -> list[dict[str, float]]:
-        """One plain record per step, oldest first."""
-        return [{name: getattr(step, name) for name in _STEP_FIELDS} for step in self._steps]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from cluster.coordinator.activity import ActivityLog
 from cluster.coordinator.engines import forget_engines
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.session import Session, Status
-from cluster.coordinator.statistics import Attribution, RecentSteps
+from cluster.coordinator.statistics import Attribution
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.watch import Watches
 from cluster.core import Request
@@ -27,6 +27,10 @@ from cluster.requests.plain_why import PlainWhy
 _OF_A_PROCESS = frozenset({"worker", "target"})
 # Weight of the newest batch in the exported mean purity.
 _PURITY_WEIGHT = 0.02
+_MAX_RECENT_STEPS = 512
+_STEP_FIELDS = (
+    "num_sequences", "num_nodes", "step_time_s", "forward_time_s", "period_s", "draft_time_s",
+)  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +64,8 @@ class StepLog:
         self._reports: list[tuple[TargetSeat, StepReport]] = []
         self._samples: list[tuple[TargetSeat, Sequence[Sample]]] = []
         self._mean_purity: float | None = None
-        self.recent_steps = RecentSteps()
+        # Of the last steps, oldest first, for status reports and benchmarks.
+        self.recent_steps: deque[dict[str, float]] = deque(maxlen=_MAX_RECENT_STEPS)
 
     def note_verdict(self, session: Session, verdict: TextVerdict, now: float) -> None:
         """A verdict was committed; before its event is counted."""
@@ -166,7 +171,7 @@ class StepLog:
         if report.num_sequences:
             recorder.observe(metrics.BATCH_SIZE, report.num_sequences)
         if report.period_s and report.num_sequences and not report.num_prefill_tokens:
-            self.recent_steps.add(report)
+            self.recent_steps.append({name: getattr(report, name) for name in _STEP_FIELDS})
             outside_s = report.period_s - report.forward_time_s - report.draft_time_s
             recorder.observe(metrics.ROUND_OVERHEAD, max(outside_s, 0.0))
         seat.has_reported = True

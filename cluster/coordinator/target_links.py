@@ -40,7 +40,6 @@ class TargetLinks:
         pool: DrafterPool,
         log_of_steps: StepLog,
         adapters: AdapterNews,
-        max_frame_tokens: int,
         clock: Callable[[], float],
     ) -> None:
         self._table = table
@@ -49,7 +48,7 @@ class TargetLinks:
         self._pool = pool
         self._log = log_of_steps
         self._patience_s = settings.target_silence_s, settings.target_timeout_s
-        self._max_frame_tokens = max_frame_tokens
+        self._max_frame_tokens = settings.max_frame_tokens
         self._clock = clock
         self._tasks: dict[TargetSeat, asyncio.Task[None]] = {}
         self._looked_at = self._beaten_at = clock()

@@ -109,10 +109,9 @@ class TargetSeat:
 
     def drop(self, session: Session) -> None:
         """Let the target end `session`; unknown ones are no error."""
-        if self.sessions.pop(session.id, None) is None:
+        if session.id not in self.sessions:
             return
-        self._trees.pop(session.id, None)
-        self._unsent.pop(session.id, None)
+        self.ended(session)
         self._cancels.append(TextName(session.id, session.generation))
         self._wake.set()
 

@@ -1,15 +1,19 @@
-"""Descriptions: checks of workers that join a coordinator, and the coordinator's own."""
+"""Descriptions: checks of workers that join a coordinator, and the coordinator's own.
+
+Whoever connects to a worker has compared its role and protocol (`cluster.rpc.channel`).
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Iterable, Mapping
 
 from cluster import metrics
 from cluster.config.schema import Config
 from cluster.coordinator.session import Limits
 from cluster.errors import ProtocolError, WorkerError
-from cluster.messages import PROTOCOL_VERSION, WorkerDescription
+from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import MadeFor, checkpoint_of
 
@@ -21,7 +25,6 @@ _ALIKE = "serve the same model in the same way"
 def check_target(description: WorkerDescription, others: Iterable[WorkerDescription]) -> None:
     """Raise ProtocolError unless all targets serve the same model, and where a text must be the
     same to the bit, by the same machine code."""
-    _check_role(description, "target")
     for other in others:
         if checkpoint_of(description.model_hash) != checkpoint_of(other.model_hash):
             _check_equal("model_hash", _ALIKE, description, other)
@@ -47,7 +50,6 @@ def _check_equal(
 
 def check_drafter(description: WorkerDescription, target: WorkerDescription | None) -> None:
     """Raise ProtocolError unless the drafter speaks the target's vocabulary, or any."""
-    _check_role(description, "drafter")
     if target is None:
         return
     if not description.tokenizer_hash or not target.tokenizer_hash:
@@ -131,11 +133,10 @@ def describe_coordinator(
     )
 
 
-def _check_role(description: WorkerDescription, role: str) -> None:
-    if description.role != role:
-        raise ProtocolError(f"worker {description.worker_id} is a {description.role}, not a {role}")
-    if not description.shares_protocol:
-        raise ProtocolError(
-            f"worker {description.worker_id} speaks protocol {description.protocol_version}, this "
-            f"coordinator {PROTOCOL_VERSION}; run the same release everywhere"
-        )
+def added_up(faults: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+    """Add up faults of drafters, which stand by name and reason."""
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for each in faults:
+        for name, own in each.items():
+            found[name].update(own)
+    return {name: dict(own) for name, own in found.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
@@ -116,28 +115,3 @@ class CircuitBreaker:
     def _debt(self, now: float) -> float:
         """Return what stalls have cost beyond their share; it falls as time goes by."""
         return max(self._debt_s - _STALL_SHARE * (now - self._debt_at), 0.0)
-
-
-class BreakerBook:
-    """Breakers by (drafter, replica).  One that a replica's former life opened stays open."""
-
-    def __init__(self, failures: int, reset_s: float) -> None:
-        self._failures = failures
-        self._reset_s = reset_s
-        self._breakers: dict[tuple[str, str], CircuitBreaker] = {}
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return iter(self._breakers)
-
-    def of(self, name: str, replica_id: str) -> CircuitBreaker:
-        """The breaker of a replica, a new one for one that is not known."""
-        key = (name, replica_id)
-        if key not in self._breakers:
-            self._breakers[key] = CircuitBreaker(self._failures, self._reset_s)
-        return self._breakers[key]
-
-    def forget(self, live: set[tuple[str, str]], now: float) -> None:
-        """Drop those of replicas that are gone: under new ids each start would leave one behind."""
-        for key, breaker in list(self._breakers.items()):
-            if key not in live and breaker.is_history(now):
-                del self._breakers[key]

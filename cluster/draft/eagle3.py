@@ -79,7 +79,6 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request, Eagle3Head | MtpHead]):
         host = host_of(context.target, context.name, self.kind)
         super().__init__(context, self._ready(options, host), Eagle3Request, 1)
         self.wants = StepWants(self._head.spec.taps)
-        self.vocab_size = host.vocab_size
         self._cache = HeadCache(host, self._head, self._dtype, options.context)
         self._options = options
         self._warm_up(host.device)

@@ -120,13 +120,8 @@ class LMRequest(TreeRequest):
     @property
     def is_draftable(self) -> bool:
         """True if the model can process the text and a draft could still save a step."""
-        return (
-            self._foreign_at is None
-            and not self._failed
-            and len(self.read.log) > 0
-            and self.next_position >= 0
-            and self.next_position + 1 < self.params.max_tokens
-        )
+        is_read = self._foreign_at is None and not self._failed and len(self.read.log) > 0
+        return is_read and self.can_use_drafts
 
     def delta_work(self) -> Work:
         """Work for the text that the engine lacks, and the graft; marks it as pending.

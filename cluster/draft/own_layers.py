@@ -27,7 +27,7 @@ from cluster.draft.tree_request import learn_draws
 from cluster.engine.engine import Engine
 from cluster.engine.first_layers import FirstLayers
 from cluster.errors import ConfigError
-from cluster.models.made_for import folder_made_for
+from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.models.resolve import resolve_head
 
 
@@ -50,7 +50,7 @@ class OwnLayersDrafter(LMDrafter, ABC):
             min_survival=options.min_survival,
         )
         super().__init__(context, growth, engine)
-        self.made_for = options.made_for_target
+        self.made_for = MadeFor()
 
     @abstractmethod
     def _engine_of(self, host: Host, layers: Sequence[int], options: Any) -> Engine | FirstLayers:
@@ -117,6 +117,10 @@ class LayerSkipDrafter(OwnLayersDrafter):
     """The target without some of its layers."""
 
     kind = "layer_skip"
+
+    def __init__(self, context: DrafterContext, options: LayerSkipOptions) -> None:
+        super().__init__(context, options)
+        self.made_for = options.made_for
 
     def _engine_of(self, host: Host, layers: Sequence[int], options: Any) -> Engine:
         return host.part(layers, options.num_pages, options.memory_fraction)

@@ -23,11 +23,6 @@ class OwnLayersOptions:
     min_survival: OpenShare = 0.02
     """Nodes less likely than this are neither expanded nor proposed."""
 
-    @property
-    def made_for_target(self) -> MadeFor:
-        """The target that the choice of layers was made for, as far as it is known."""
-        return MadeFor()
-
 
 @dataclass(frozen=True, slots=True)
 class EarlyExitOptions(OwnLayersOptions):
@@ -74,11 +69,6 @@ class LayerSkipOptions(OwnLayersOptions):
             )
         if len(set(self.skip_layers)) < len(self.skip_layers):
             raise ConfigError.at("skip_layers", f"{list(self.skip_layers)} names a layer twice")
-
-    @property
-    def made_for_target(self) -> MadeFor:
-        """See `OwnLayersOptions`."""
-        return self.made_for
 
     def layers(self, num_layers: int) -> Sequence[int]:
         """Those that draft, of a target of so many; raises ConfigError for layers it has not."""

@@ -55,7 +55,7 @@ class _Recording:
         nodes = rows.token_ids[num_context:]
         drawn = np.append(nodes[rows.path], np.int32(rows.next_token)).astype(np.int32)
         at = np.append(-1, rows.path) + 1  # rows of `top`: that of the text's end is the first
-        num = self._length_of(drawn, rows)
+        num = self._length_of(drawn)
         self.tokens.append(drawn[:num])
         self.laws.append((top.token_ids[at[:num]], top.logprobs[at[:num]]))
         self.num_accepted.append(min(len(rows.path), num))
@@ -63,7 +63,7 @@ class _Recording:
         self.length += num
         self.is_open = num == len(drawn) and drawn[-1] not in self.rows.params.stop_token_ids
 
-    def _length_of(self, drawn: TokenArray, rows: StepRows) -> int:
+    def _length_of(self, drawn: TokenArray) -> int:
         """How many of a step's tokens belong to the answer, a stop token included."""
         params = self.rows.params
         for index, token in enumerate(drawn.tolist()):

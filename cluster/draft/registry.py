@@ -97,7 +97,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 )
 
 
-def check(name: str, config: DrafterConfig, kinds: Mapping[str, Kind] = KINDS) -> Any:
+def check(name: str, config: DrafterConfig) -> Any:
     """Parse the options of drafter `name` strictly; returns an instance of its options class.
 
     Raises ConfigError with a path that starts with drafters.NAME.
@@ -105,12 +105,12 @@ def check(name: str, config: DrafterConfig, kinds: Mapping[str, Kind] = KINDS) -
     path = f"drafters.{name}.kind"
     if ":" in config.kind:
         options = _external_options(config.kind, path)
-    elif config.kind in kinds:
-        options = _resolve(kinds[config.kind].options)
+    elif config.kind in KINDS:
+        options = _resolve(KINDS[config.kind].options)
     else:
         if not config.kind:
-            raise ConfigError.at(path, f"missing; known kinds: {', '.join(kinds)}")
-        hint = nearest(config.kind, kinds, "known kinds")
+            raise ConfigError.at(path, f"missing; known kinds: {', '.join(KINDS)}")
+        hint = nearest(config.kind, KINDS, "known kinds")
         raise ConfigError.at(path, f"unknown kind {config.kind!r} ({hint})")
     return parse(options, config.options, f"drafters.{name}.options")
 
@@ -194,16 +194,15 @@ def create(
     name: str,
     config: DrafterConfig,
     context: DrafterContext,
-    kinds: Mapping[str, Kind] = KINDS,
 ) -> Drafter:
     """Build drafter `name`; load its model, if it has one.
 
     Raises ConfigError for wrong options, for a model that cannot be served, and for one whose
     vocabulary differs from the target's.
     """
-    options = check(name, config, kinds)
+    options = check(name, config)
     if ":" not in config.kind:
-        return cast(Drafter, _resolve(kinds[config.kind].drafter)(context, options))
+        return cast(Drafter, _resolve(KINDS[config.kind].drafter)(context, options))
     try:
         return cast(Drafter, _resolve(config.kind)(context, options))
     except DrafthouseError:

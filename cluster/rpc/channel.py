@@ -40,14 +40,13 @@ _TLS_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """The description that a worker must give of itself; "" and 0 accept anything.
+    """The description that a worker must give of itself; "" accepts anything.
 
     worker_id: detects a different process that took over a dead worker's port.
     """
 
     worker_id: str = ""
     tokenizer_hash: str = ""
-    vocab_size: int = 0
 
 
 ANYTHING = Expectations()
@@ -189,20 +188,21 @@ def check_description(
 ) -> None:
     """Raise ProtocolError, naming both values, if a worker is not as `expected`.
 
-    A worker without a tokenizer hash or vocabulary size serves any vocabulary.
+    A worker without a tokenizer hash serves any vocabulary.
     """
-    version = description.protocol_version
+    version, tokenizer_hash = description.protocol_version, description.tokenizer_hash
     pairs: tuple[tuple[str, object, object], ...] = (
         ("protocol version", version, version if description.shares_protocol else PROTOCOL_VERSION),
         ("role", description.role, role),
-        ("worker id", description.worker_id, expected.worker_id),
-        ("tokenizer hash", description.tokenizer_hash, expected.tokenizer_hash),
-        ("vocabulary size", description.vocab_size, expected.vocab_size),
+        ("worker id", description.worker_id, expected.worker_id or description.worker_id),
+        (
+            "tokenizer hash",
+            tokenizer_hash,
+            (tokenizer_hash and expected.tokenizer_hash) or tokenizer_hash,
+        ),
     )
     for what, theirs, ours in pairs:
-        is_fixed = what in ("protocol version", "role")
-        is_open = not ours or (not theirs and what != "worker id")
-        if theirs != ours and (is_fixed or not is_open):
+        if theirs != ours:
             raise ProtocolError(
                 f"{description.role} {description.name!r} at {address} has {what} {theirs!r}, "
                 f"{ours!r} is expected; serve both sides from the same release and model",

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.coordinator.replica import DrafterReplica
 from cluster.core import SamplingParams
-from cluster.draft.breaker import BreakerBook
+from cluster.draft.breaker import CircuitBreaker
 from cluster.errors import CapacityError
 from cluster.messages import ProposalFrame
 from cluster.metrics.recorder import Recorder
@@ -213,7 +213,7 @@ async def test_a_target_that_steps_for_another_is_not_taken_for_stuck() -> None:
 
 async def test_a_drafter_has_the_room_that_it_says_whoever_fills_it() -> None:
     description = replace(drafter_description("d"), max_running_sequences=3)
-    breaker = BreakerBook(3, 1.0).of("d", "d")
+    breaker = CircuitBreaker(3, 1.0)
     replica = DrafterReplica("d", "d", description, memory_pair()[0], breaker, 1000)
     assert (replica.has_room(), replica.num_held) == (True, 0)
     replica.record(Recorder(), ProposalFrame(num_requests=3))

@@ -9,6 +9,7 @@ import pytest
 
 from cluster.config.schema import DrafterConfig
 from cluster.core import Commit, DraftTask, Observation, Proposal
+from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm_options import LMOptions
 from cluster.draft.registry import KINDS, Kind, check, create
@@ -107,10 +108,11 @@ class SilentDrafter:
         """Nothing is held."""
 
 
-def test_a_new_drafter_is_one_class_and_one_line() -> None:
+def test_a_new_drafter_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = {**KINDS, "silent": Kind(f"{__name__}:SilentDrafter", f"{__name__}:SilentOptions")}
+    monkeypatch.setattr(registry, "KINDS", kinds)
     sys.modules[__name__] = sys.modules.get(__name__) or sys.modules[SilentDrafter.__module__]
-    created = create("x", DrafterConfig(kind="silent", options={"volume": 3}), CONTEXT, kinds)
+    created = create("x", DrafterConfig(kind="silent", options={"volume": 3}), CONTEXT)
     assert isinstance(created, SilentDrafter)
     assert created.options.volume == 3
 

@@ -19,7 +19,7 @@ from tests.support.rpc.toys import TARGET, EchoCoordinator, EchoDrafter, EchoTar
 
 async def test_an_expected_worker_is_connected() -> None:
     async with stopping(await serve_target(EchoTarget())) as server:
-        expected = Expectations(TARGET.worker_id, TARGET.tokenizer_hash, TARGET.vocab_size)
+        expected = Expectations(TARGET.worker_id, TARGET.tokenizer_hash)
         _, link = await connect_target(server.address, expected)
         await link.close()
 
@@ -47,7 +47,6 @@ async def test_an_expected_worker_is_connected() -> None:
         ),
         ({"role": "drafter"}, Expectations(), "drafter", "target"),
         ({}, Expectations(tokenizer_hash="b" * 8), "a" * 8, "b" * 8),
-        ({}, Expectations(vocab_size=101), "100", "101"),
         ({}, Expectations(worker_id="w-2"), "w-1", "w-2"),
     ],
 )
@@ -72,7 +71,7 @@ async def test_a_newer_worker_that_understands_ours_is_connected() -> None:
 
 async def test_a_drafter_for_any_vocabulary_is_not_compared() -> None:
     async with stopping(await serve_drafter(EchoDrafter())) as server:
-        expected = Expectations(tokenizer_hash="b" * 8, vocab_size=101)
+        expected = Expectations(tokenizer_hash="b" * 8)
         description, link = await connect_drafter(server.address, expected)
         assert description.tokenizer_hash == ""
         await link.close()
