@@ -284,8 +284,8 @@ class Residents:
     def __iter__(self) -> Iterator[ResidentDrafter]:
         return iter(self._drafters)
 
-    def exchange(self, drafter: ResidentDrafter) -> None:
-        """Draft with this one from now on, in place of that of its name and all that it holds."""
+    def exchange(self, drafter: ResidentDrafter) -> ResidentDrafter:
+        """Draft with this one from now on; returns that of its name, which has freed its texts."""
         place = self.names.index(drafter.name)
         former, self._drafters[place] = self._drafters[place], drafter
         drafter.member = former.member
@@ -293,6 +293,7 @@ class Residents:
         self.made_for[drafter.name] = drafter.made_for
         if drafter.engine is not None:
             self.engines[drafter.name] = drafter.engine
+        return former
 
     def usable(self, now: float) -> tuple[Resident, ...]:
         """Return those that may be asked now."""

@@ -295,14 +295,15 @@ class StepLoop:
         with self._learning:
             self._controller.learn(done)
 
-    def exchange(self, drafters: Sequence[ResidentDrafter]) -> None:
-        """Draft with these from now on, in place of those of their names; to be called between two
+    def exchange(self, drafters: Sequence[ResidentDrafter]) -> list[ResidentDrafter]:
+        """Draft with these from now on, and return those of their names; to be called between two
         steps.  Every text is told to them as to drafters that know nothing of it."""
+        former = [self._residents.exchange(drafter) for drafter in drafters]
         for drafter in drafters:
-            self._residents.exchange(drafter)
             self._controller.scores.meet(drafter.name, drafter.model.model_hash)
             for text in self._texts.values():
                 text.forget(drafter.name)
+        return former
 
     # Reports
 

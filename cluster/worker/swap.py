@@ -108,9 +108,9 @@ class Swaps:
         config: Config,
         residents: Residents,
         make: Make,
-        exchange: Callable[[Sequence[ResidentDrafter]], None],
+        exchange: Callable[[Sequence[ResidentDrafter]], Sequence[ResidentDrafter]],
     ) -> None:
-        """exchange: lets these draft in place of those of their names."""
+        """exchange: lets these draft, and returns those of their names."""
         self._engine, self._config, self._residents = engine, config, residents
         self._make, self._exchange = make, exchange
 
@@ -126,11 +126,11 @@ class Swaps:
 
     def use(self, wanted: Config, loaded: Sequence[ResidentDrafter]) -> None:
         """Let what `load` has returned draft from the next step on."""
-        if loaded:
-            self._exchange(loaded)
+        former = self._exchange(loaded) if loaded else ()
         self._config = wanted
         for drafter in loaded:
             log.info("drafter made anew name=%s model=%s", drafter.name, drafter.model.model_hash)
+        del former  # here, and not in the engine's thread
 
     def _loaded(self, wanted: Config, name: str) -> ResidentDrafter:
         from cluster.engine.engine import Engine

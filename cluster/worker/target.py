@@ -94,11 +94,12 @@ class TargetWorker:
 
         self._mailbox.call(use)
 
-    def exchange(self, drafters: Sequence[ResidentDrafter]) -> None:
-        """Draft with these in place of the residents of their names; returns once that is so.
+    def exchange(self, drafters: Sequence[ResidentDrafter]) -> list[ResidentDrafter]:
+        """Draft with these in place of the residents of their names; returns those once that is so.
 
-        May be called from any thread but the engine's."""
-        self._mailbox.call(lambda: self._loop.exchange(drafters)).result()
+        May be called from any thread but the engine's, and in that thread the former ones end: to
+        free a model or to close a file takes time."""
+        return self._mailbox.call(lambda: self._loop.exchange(drafters)).result()
 
     def describe(self) -> WorkerDescription:
         return self._description

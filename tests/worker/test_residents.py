@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -221,7 +223,22 @@ def test_a_drafter_that_another_one_replaces_frees_all_that_it_holds() -> None:
     former, later = GreedyOracle(), GreedyOracle()
     residents = Residents([resident(former)])
     residents.draft([resident_text(name="r"), resident_text(name="s")], 1.0)
-    residents.exchange(resident(later))
+    held = resident(later)
+    assert residents.exchange(held).name == "a"
+    assert list(residents) == [held]
     assert sorted(former.released) == ["r", "s"]
     residents.draft([resident_text(name="r")], 1.0)
     assert [each.request_id for each in later.tasks] == ["r"]
+
+
+async def test_a_drafter_that_is_replaced_does_not_end_in_the_engines_thread() -> None:
+    ended = list[str]()
+    drafter = GreedyOracle()
+    weakref.finalize(drafter, lambda: ended.append(threading.current_thread().name))
+    async with stage(worker_of({"a": drafter})) as built:
+        del drafter
+        former = await asyncio.to_thread(built.worker.exchange, [resident(GreedyOracle())])
+        assert await built.connect().written(opened(drafters=("a",))) == [plain()]
+        assert ended == []
+        former.clear()
+    assert ended == [threading.current_thread().name]
