@@ -40,7 +40,7 @@ class DraftModelLearner(Learner):
         super().__init__()
         self.network = network
         self.vocabulary = vocabulary
-        self._weights = weights
+        self.weights = weights
         ids = torch.from_numpy(vocabulary.draft_ids).long()
         self.register_buffer("_draft_ids", ids, persistent=False)
 
@@ -57,7 +57,7 @@ class DraftModelLearner(Learner):
 
     def save(self, folder: Path, made_for: MadeFor) -> None:
         """See `Learner`: a folder of transformers with its draft vocabulary."""
-        save_drafter(self.network, self.vocabulary, folder, self._weights)
+        save_drafter(self.network, self.vocabulary, folder, self.weights)
         write_made_for(folder, made_for)
 
 

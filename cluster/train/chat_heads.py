@@ -36,6 +36,7 @@ _BATCHES_PER_POOL = 16
 class HeadSettings:
     """depth: drafts in a chain that training looks at.  loss: see `HeadLoss`.
     exit_layer: of an early exit, the target's layers that run; 0 = half of them.
+    vocab_size: 0 = a drafter that goes on learning keeps its own.
     num_layers, weights: of a draft model, the layers that it takes of the target and how it is
     written, one of WEIGHTS.  tokenizer: of a draft model, the model whose tokens it has in place of
     the target's."""

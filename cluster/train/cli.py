@@ -47,7 +47,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         add_training(head)
         add(head, "--evaluate")
         if kind == "drafter":
-            head.set_defaults(vocab_size=_DRAFTER_VOCAB_SIZE)
             add(head, "--from-traffic", "--starts-from", "--mix")
     skip = verbs.add_parser(
         "layer-skip", help="find the layers that a target can leave out when it drafts for itself"
@@ -103,7 +102,8 @@ def _head(arguments: argparse.Namespace) -> None:
     )
     if kind == "drafter":
         answers = replace(settings.answers, system_prompt=arguments.system_prompt)
-        settings = replace(settings, answers=answers)
+        size = arguments.vocab_size or (0 if arguments.starts_from else _DRAFTER_VOCAB_SIZE)
+        settings = replace(settings, answers=answers, vocab_size=size)
     if getattr(arguments, "from_traffic", None) or getattr(arguments, "starts_from", None):
         _from_traffic(arguments, settings)
         show_comparison(arguments, arguments.target, questions)
@@ -135,8 +135,10 @@ def _train_head(
 
 def _from_traffic(arguments: argparse.Namespace, settings: HeadSettings) -> None:
     """Let a drafter go on learning, and say how it does."""
-    if not (arguments.from_traffic and arguments.starts_from):
-        raise ConfigError("--from-traffic and --starts-from go together; give both")
+    if not arguments.starts_from:
+        raise ConfigError(
+            "--from-traffic: give --starts-from too, the drafter that goes on learning"
+        )
     if arguments.num_layers:
         raise ConfigError(f"--layers: those of {arguments.starts_from} stay; leave it out")
     traffic = Traffic(arguments.from_traffic, arguments.starts_from, arguments.mix)
@@ -155,7 +157,8 @@ def _learn_from_traffic(
     found = learn_from_traffic(target, traffic, work, folder, settings, budget, seed)
     if found is None:
         return
-    print(f"recorded tokens that it learned from\t{found.num_tokens}")
+    if found.num_tokens:
+        print(f"recorded tokens that it learned from\t{found.num_tokens}")
     for name, before in found.before.items():
         after = found.after[name]
         print(

@@ -86,7 +86,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "kept, beside those that the target writes first; see docs/learning.md",
     },
     "--starts-from": {
-        "metavar": "CURRENT", "help": "with --from-traffic: the drafter that goes on learning"
+        "metavar": "CURRENT", "help": "the drafter that goes on learning, and is not made anew",
     },
     "--mix": {
         "type": share, "default": 0.5, "help": "with --from-traffic: the share of answers to "

@@ -111,6 +111,6 @@ class OtherVocabularyLearner(DraftModelLearner):
 
     def save(self, folder: Path, made_for: MadeFor) -> None:
         """See `Learner`: an ordinary folder of transformers with its tokenizer."""
-        save_network(self.network, folder, self._weights)
+        save_network(self.network, folder, self.weights)
         self._reading.save_tokenizer(folder)
         write_made_for(folder, made_for)

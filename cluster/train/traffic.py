@@ -1,7 +1,9 @@
-"""A drafter goes on learning from served answers: `drafthouse train drafter --from-traffic`.
+"""A drafter goes on learning: `drafthouse train drafter --starts-from`.
 
-The recorder (`cluster.draft.recorder`) has kept them with the target's laws, so the target runs
-only for the original answers that are mixed in against forgetting.
+It learns from served answers (`--from-traffic`), which the recorder (`cluster.draft.recorder`) has
+kept with the target's laws, so the target runs only for the original answers that are mixed in
+against forgetting.  Without served answers it learns from those to questions that the target asks
+itself alone, usually of one task.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from cluster.models.int8 import is_int8, load_int8
 from cluster.models.made_for import folder_made_for
 from cluster.models.resolve import resolve
 from cluster.train.chat_answers import HELD_OUT, draw_shards, known_and_held_out
-from cluster.train.chat_drafter import DraftModelLearner
+from cluster.train.chat_drafter import DraftModelLearner, frequent_vocabulary, smaller_copy
 from cluster.train.chat_heads import (
     LOSSES,
     WEIGHTS,
@@ -58,11 +60,12 @@ _HASH_DIGITS = 12
 class Traffic:
     """What a drafter goes on from.
 
-    folder: the recorder's, or one tenant's in it.  starts_from: the drafter's folder.  mix: the
-    share of the target's own answers to questions that it asks itself.
+    folder: the recorder's, or one tenant's in it; None = there is no traffic.  starts_from: the
+    drafter's folder.  mix: beside traffic, the share of the target's own answers to questions that
+    it asks itself.
     """
 
-    folder: Path
+    folder: Path | None
     starts_from: str
     mix: float = 0.5
 
@@ -127,34 +130,30 @@ def learn_from_traffic(
     """
     source = resolve(target)
     origin = origin_of(source)
-    known, held_out = split(traffic.folder, origin)
+    known, held = list[Answer](), dict[str, Sequence[Answer]]()
+    if traffic.folder:
+        known, held["traffic"] = split(traffic.folder, origin)
     num_tokens = sum(len(each.token_ids) for each in known)
-    held: dict[str, Sequence[Answer]] = {"traffic": held_out}
-    if traffic.mix:
-        wanted = round(num_tokens * traffic.mix / (1.0 - traffic.mix))
-        most = min(wanted, settings.num_answer_tokens)
+    wanted = round(num_tokens * traffic.mix / (1.0 - traffic.mix))
+    if wanted or not traffic.folder:
+        most = min(wanted or settings.num_answer_tokens, settings.num_answer_tokens)
         draw_shards(source, work / "answers", most, seed, settings.answers)
         originals, held["originals"] = known_and_held_out(work / "answers", _PHASE.length - 2)
-        known = [*known, *_so_many(originals, wanted)]
+        known = [*known, *_so_many(originals, wanted)] if wanted else originals
     current = resolve(traffic.starts_from)
     if not folder_made_for(current).fits(target_of(target)):
         made_for = folder_made_for(current)
         raise ConfigError(f"--starts-from {current}: it was made for {made_for}, not for {target}")
     torch.manual_seed(seed)
     learner = load_drafter(current, origin, settings.weights)
-
-    def order(answers: Sequence[Answer]) -> HeadOrder:
-        target_ids = learner.vocabulary.target_ids
-        return HeadOrder(answers, target_ids, origin.vocab_size, _PHASE.length, seed)
-
-    def measured(drafter: DraftModelLearner) -> dict[str, Along]:
-        return {name: measure(drafter, order(each), each) for name, each in held.items()}
-
-    before = measured(learner) if processes().is_main_process else {}
+    before = _measured(learner, held, origin)
+    if settings.vocab_size:
+        network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        learner = with_vocabulary(learner, known, network, settings.vocab_size)
     is_plain = settings.loss == LOSSES[0]
     Trainer(
         HeadLoss(learner, LOSSES[0]) if is_plain else TrafficLoss(learner),
-        [order(known)],
+        [_order(learner, known, origin, seed)],
         TrainSettings(budget, (_PHASE,), _PHASE.length * _CONVERSATIONS_PER_STEP, seed, _RATES),
     ).run()
     if not processes().is_main_process:
@@ -163,7 +162,7 @@ def learn_from_traffic(
     shutil.rmtree(unfinished, ignore_errors=True)
     learner.save(unfinished, target_of(target))
     # What is written is measured: rounding the weights is part of it.
-    after = measured(load_drafter(unfinished, origin, settings.weights))
+    after = _measured(load_drafter(unfinished, origin, settings.weights), held, origin)
     try:
         _check(before, after)
     except ConfigError:
@@ -173,6 +172,32 @@ def learn_from_traffic(
     shutil.rmtree(finished, ignore_errors=True)
     unfinished.replace(finished)
     return Learned(finished, num_tokens, before, after)
+
+
+@torch.no_grad()
+def with_vocabulary(
+    learner: DraftModelLearner, answers: Sequence[Answer], target: PreTrainedModel, size: int
+) -> DraftModelLearner:
+    """The draft model with the vocabulary that these answers need most.  A token that it could not
+    write begins with the target's embedding."""
+    old = learner.vocabulary
+    vocabulary = frequent_vocabulary(answers, target, size, old.tokenizer_hash)
+    network = smaller_copy(target, vocabulary, learner.network.config.num_hidden_layers)
+    _, mine, theirs = np.intersect1d(vocabulary.target_ids, old.target_ids, return_indices=True)
+    ends = learner.network.get_input_embeddings(), learner.network.get_output_embeddings()
+    by_token = {id(end.weight) for end in ends if end is not None}
+    fresh = dict(network.named_parameters())
+    for name, weight in learner.network.named_parameters():
+        begun = fresh.get(name)
+        if begun is None or begun.shape[1:] != weight.shape[1:]:
+            raise ConfigError(
+                "--vocab-size: the drafter's layers are none of the target's; leave it out"
+            )
+        if id(weight) in by_token:
+            begun[mine] = weight[theirs]
+        else:
+            begun.copy_(weight)
+    return DraftModelLearner(network, vocabulary, learner.weights)
 
 
 def load_drafter(folder: Path, origin: Origin, weights: str = "") -> DraftModelLearner:
@@ -195,6 +220,25 @@ def load_drafter(folder: Path, origin: Origin, weights: str = "") -> DraftModelL
         network = kind.from_pretrained(None, config=config, state_dict=state, dtype=torch.float32)
     written = "int8" if is_int8(folder) else WEIGHTS[0]
     return DraftModelLearner(network.train(), vocabulary, weights or written)
+
+
+def _order(
+    learner: DraftModelLearner, answers: Sequence[Answer], origin: Origin, seed: int
+) -> HeadOrder:
+    target_ids = learner.vocabulary.target_ids
+    return HeadOrder(answers, target_ids, origin.vocab_size, _PHASE.length, seed)
+
+
+def _measured(
+    learner: DraftModelLearner, held: dict[str, Sequence[Answer]], origin: Origin
+) -> dict[str, Along]:
+    """By what the answers are; empty in all processes but the main one."""
+    if not processes().is_main_process:
+        return {}
+    return {
+        name: measure(learner, _order(learner, answers, origin, 0), answers)
+        for name, answers in held.items()
+    }
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.core import SamplingParams
@@ -97,6 +98,39 @@ def test_a_drafter_learns_from_what_was_served(
         assert len(answer.token_ids) > 0
 
 
+def test_a_drafter_goes_on_without_traffic_and_with_another_vocabulary(
+    target_folder: Path, current: Path, tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, weights="", vocab_size=280, loss="kl")
+    found = learn_from_traffic(
+        str(target_folder), Traffic(None, str(current)), tmp_path, tmp_path / "new", settings, STEPS
+    )
+    assert found is not None
+    assert found.after["originals"].acceptance > found.before["originals"].acceptance
+    network = load_drafter(found.folder, traffic.origin_of(target_folder)).network
+    assert network.config.vocab_size == 280
+
+
+def test_a_new_vocabulary_leaves_what_a_drafter_knows(
+    target_folder: Path, recorded: Path, current: Path
+) -> None:
+    origin = traffic.origin_of(target_folder)
+    known, _ = traffic.split(recorded, origin)
+    old = load_drafter(current, origin)
+    network = AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32)
+    new = traffic.with_vocabulary(old, known, network, 150)
+    both = np.intersect1d(new.vocabulary.target_ids, old.vocabulary.target_ids)
+    assert len(both) > 100
+    with torch.no_grad():
+        logits = [
+            each.network(
+                input_ids=torch.from_numpy(each.vocabulary.read(both[None])).long()
+            ).logits[..., torch.from_numpy(each.vocabulary.read(both)).long()]
+            for each in (old, new)
+        ]
+    torch.testing.assert_close(*logits)
+
+
 def test_a_drafter_that_accepts_less_is_not_written(
     target_folder: Path, recorded: Path, current: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -155,8 +189,7 @@ def test_places_where_drafts_ended_count_by_what_would_be_accepted(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--from-traffic", "here"), "go together"),
-        (("--starts-from", "here"), "go together"),
+        (("--from-traffic", "here"), "--starts-from"),
         (("--from-traffic", "x", "--starts-from", "y", "--layers", "1"), "--layers"),
     ],
 )
