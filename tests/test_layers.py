@@ -34,6 +34,8 @@ def modules_after_importing(name: str) -> set[str]:
         ("cluster.config.file", {"torch", "ray", "grpc", "transformers"}),
         ("cluster.draft.registry", {"torch", "ray", "grpc", "transformers"}),
         ("cluster.coordinator.coordinator", {"torch", "ray", "grpc", "transformers"}),
+        ("deployments.cli", {"torch", "ray", "transformers", "huggingface_hub"}),
+        ("deployments.serve_command", {"torch", "transformers"}),
         ("cluster.simulate.report", {"torch", "ray", "grpc", "transformers"}),
         ("cluster.rpc.server", {"torch", "ray", "transformers"}),
         ("cluster.client", {"torch", "ray", "transformers"}),

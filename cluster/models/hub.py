@@ -1,14 +1,13 @@
 """Snapshots of models on the Hugging Face hub, in its own cache.
 
 Nothing that could run is fetched, by a list of what is: no Python, and no pickled weights.
+The hub's library is imported for hub models alone: most processes have none.
 """
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-
-from huggingface_hub import list_repo_files, snapshot_download
 
 from cluster.errors import ConfigError
 from cluster.models.sources import HubSource
@@ -25,6 +24,8 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 def find(source: HubSource) -> Path | None:
     """The snapshot's folder where this machine has one with weights; nothing is fetched."""
+    from huggingface_hub import snapshot_download
+
     try:
         folder = Path(snapshot_download(source.repo_id, revision=source.revision,
                                         local_files_only=True))  # fmt: skip
@@ -73,6 +74,8 @@ def _has_weights(folder: Path) -> bool:
 
 def _refuse_pickles(commit: HubSource) -> None:
     """Raise ConfigError with the remedy where pickled weights are all that there is."""
+    from huggingface_hub import list_repo_files
+
     try:
         names = list_repo_files(commit.repo_id, revision=commit.revision)
     except (OSError, ValueError):
@@ -90,6 +93,8 @@ def _refuse_pickles(commit: HubSource) -> None:
 
 
 def _snapshot(source: HubSource, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+
     try:
         return Path(
             snapshot_download(

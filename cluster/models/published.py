@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
-
 from cluster.errors import ConfigError
 from cluster.models.names import source_of
 from cluster.models.resolve import find
@@ -32,6 +30,8 @@ def published(model: str) -> Path | None:
     if find(source) is not None:
         return None
     if isinstance(source, HubSource):
+        from huggingface_hub import try_to_load_from_cache
+
         cached = try_to_load_from_cache(source.repo_id, "config.json", revision=source.revision)
         if isinstance(cached, str):
             return Path(cached).parent
