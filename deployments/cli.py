@@ -20,6 +20,7 @@ from typing import NoReturn
 from cluster import logs
 from cluster.config.file import ServeFile, in_file
 from cluster.errors import ConfigError, DrafthouseError
+from cluster.worker.priority import importing
 from deployments import plan_command, vllm_options
 from deployments.access import new_key
 from deployments.asked import (
@@ -188,7 +189,8 @@ def _serve(file: ServeFile, arguments: argparse.Namespace, folder: Path) -> int:
     with _terminable():
         file = with_models(with_api_keys(file, arguments, folder), arguments, _say)
     keep_temporary_files_in(folder)
-    from deployments.serve_command import serve_own
+    with importing():
+        from deployments.serve_command import serve_own
 
     return serve_own(file, folder)
 

@@ -23,7 +23,7 @@ from cluster.models.version import version_of
 from cluster.worker.devices import devices_of, native_build
 from cluster.worker.draft_worker import DraftWorker
 from cluster.worker.grammars import Grammars
-from cluster.worker.priority import freeze_gc, pin_to_cores, shorten_switch_interval
+from cluster.worker.priority import freeze_gc, importing, pin_to_cores, shorten_switch_interval
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.swap import Swaps, model_folders
 
@@ -264,9 +264,10 @@ def load_target(config: Config, leader: str, local_rank: int | None = None) -> E
 
     leader: host:port at which its ranks gather.  local_rank: as for `init_rank`.
     """
-    from cluster.engine.cpu.threads import configure_threads
-    from cluster.engine.parallel import init_rank
-    from cluster.worker.host import load_target_engine
+    with importing():
+        from cluster.engine.cpu.threads import configure_threads
+        from cluster.engine.parallel import init_rank
+        from cluster.worker.host import load_target_engine
 
     engine = config.target.engine
     pin_to_cores(config.target.placement.cores)
@@ -280,9 +281,10 @@ def follow_target(
     target: TargetConfig, rank: int, leader: str, local_rank: int | None = None
 ) -> None:
     """Run one more rank of a target until rank 0 closes its engine; arguments as above."""
-    from cluster.engine.cpu.threads import configure_threads
-    from cluster.engine.engine import Engine
-    from cluster.engine.parallel import init_rank, leave_group
+    with importing():
+        from cluster.engine.cpu.threads import configure_threads
+        from cluster.engine.engine import Engine
+        from cluster.engine.parallel import init_rank, leave_group
 
     pin_to_cores(target.placement.cores)
     configure_threads(target.engine)

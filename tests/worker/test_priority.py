@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -80,5 +81,23 @@ def test_what_is_loaded_is_not_looked_through_again() -> None:
         assert gc.get_freeze_count() >= len(loaded)
         # Only what was made since is.
         assert len(gc.get_objects()) < len(loaded)
+    finally:
+        gc.unfreeze()
+
+
+def test_imports_collect_no_garbage_and_leave_no_more_to_look_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_for_the_first_time.py").write_text("held = [[i] for i in range(1000)]")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = gc.get_freeze_count()
+    try:
+        with priority.importing():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() == before  # nothing was imported
+        with priority.importing():
+            import_module("imported_for_the_first_time")
+        assert gc.get_freeze_count() >= before + 1000
     finally:
         gc.unfreeze()
