@@ -12,7 +12,7 @@ from cluster.draft import registry
 from cluster.errors import ConfigError
 from deployments import vllm_options
 from deployments.configured_models import check_models, engines, fetch_models
-from deployments.preflight import inspect
+from deployments.passed import inspect_what_is_new
 
 # What `drafthouse serve` serves where no file is named, and where its model cannot be had.
 DEMONSTRATION = "configs/local.yaml"
@@ -43,7 +43,7 @@ def with_models(
         )
         file = load(EMBEDDED, vllm_options.asked(arguments)[1])
     with in_file(file.path):
-        inspect(file.config, is_here=arguments.address is None)
+        inspect_what_is_new(file.config, is_here=arguments.address is None)
     return file
 
 

@@ -33,6 +33,7 @@ from cluster.models.sources import FolderSource
 from cluster.rpc.trust import trust_of
 from cluster.text.chat import read_template
 from cluster.text.generation_config import load_sampling_defaults
+from cluster.worker.priority import importing
 from deployments.access import check_access
 from deployments.configured_models import engines
 from deployments.placement import check_gpus, local_labels, rank_bundle, total_resources
@@ -74,17 +75,7 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
     model may be known by its configuration alone.  Raises ConfigError, with the key and the remedy,
     for what would stop the application or one of its drafters.
     """
-    rank_bundle(config.target.placement)
-    if config.answers.chat_template:
-        read_template(config.answers.chat_template)
-    if is_here or Path(config.access.keys_file).is_file():
-        check_access(config)
-    if is_here or Path(config.coordinator.policy).is_file():
-        _check_policy(config)
-    if is_here:
-        _check_doors(config)
-        local_labels(config)
-        _check_devices(config)
+    check_settings(config, is_here=is_here)
     found: dict[str, Inspected] = {}
     target, target_folder = list[str](), Path()
     for path, engine in engines(config).items():
@@ -114,6 +105,22 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
     if TARGET in found:
         _check_made_of(config, found[TARGET])
     return found
+
+
+def check_settings(config: Config, *, is_here: bool) -> None:
+    """The part of `inspect` that needs no models, and so neither torch nor transformers where no
+    GPU is asked for."""
+    rank_bundle(config.target.placement)
+    if config.answers.chat_template:
+        read_template(config.answers.chat_template)
+    if is_here or Path(config.access.keys_file).is_file():
+        check_access(config)
+    if is_here or Path(config.coordinator.policy).is_file():
+        _check_policy(config)
+    if is_here:
+        _check_doors(config)
+        local_labels(config)
+        _check_devices(config)
 
 
 def _check_doors(config: Config) -> None:
@@ -162,7 +169,8 @@ def _check_head(kind: str, folder: Path, target: Inspected) -> None:
 
 def _inspected(folder: Path, engine: EngineConfig, *, is_here: bool) -> Inspected:
     # torch takes seconds to import: only for those who have models here.
-    from cluster.engine.loading.inspection import check_loadable
+    with importing():
+        from cluster.engine.loading.inspection import check_loadable
 
     # What is wrong is said once, with its key.
     logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -1,0 +1,124 @@
+"""A model that has passed is not looked at again, and one that may be another is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
+from cluster.errors import ConfigError
+from deployments.passed import inspect_what_is_new
+from tests.deployments.conftest import DEADLINE_S
+from tests.support.deployments.command import REPOSITORY
+from tests.support.engine.adapters import write_adapter
+
+START = """
+import sys
+from cluster.config.schema import Config, EngineConfig, TargetConfig
+from deployments.passed import inspect_what_is_new
+config = Config(target=TargetConfig(EngineConfig(model=sys.argv[1])))
+inspect_what_is_new(config, is_here=True)
+print(*{"torch", "transformers", "ray", "huggingface_hub"}.intersection(sys.modules))
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def model(llama_folder: Path, tmp_path: Path) -> Path:
+    """A copy whose files may be changed."""
+    return Path(shutil.copytree(llama_folder, tmp_path / "model"))
+
+
+def served(model: Path, **drafters: DrafterConfig) -> Config:
+    return Config(target=TargetConfig(EngineConfig(model=str(model))), drafters=drafters)
+
+
+def num_looks(cache: Path) -> int:
+    """Each look that found nothing wrong leaves a line."""
+    return len((cache / "passed").read_text().split())
+
+
+def test_a_start_that_changes_nothing_imports_neither_torch_nor_transformers(model: Path) -> None:
+    inspect_what_is_new(served(model), is_here=True)
+    imported = subprocess.run(
+        [sys.executable, "-c", START, str(model)],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_S, check=True,
+    )  # fmt: skip
+    assert imported.stdout.split() == []
+
+
+def test_only_what_may_be_another_model_is_looked_at_again(
+    model: Path, tmp_path: Path, cache: Path
+) -> None:
+    first, other = served(model), served(Path(shutil.copytree(model, tmp_path / "other")))
+    for config in (first, other, first, other):
+        inspect_what_is_new(config, is_here=True)
+    assert num_looks(cache) == 2
+    # Of the same size, and as old as before by its own word.
+    file = model / "tokenizer_config.json"
+    before = file.stat()
+    file.write_bytes(file.read_bytes())
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    inspect_what_is_new(first, is_here=True)
+    inspect_what_is_new(first, is_here=False)
+    assert num_looks(cache) == 4
+
+
+def cut_weights(model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def change_shape(model: Path) -> None:
+    described = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**described, "intermediate_size": 8}))
+
+
+@pytest.mark.parametrize("damage", [cut_weights, change_shape])
+def test_a_model_that_is_damaged_later_is_refused_each_time(
+    model: Path, damage: Callable[[Path], None]
+) -> None:
+    inspect_what_is_new(served(model), is_here=True)
+    damage(model)
+    for _ in range(2):
+        with pytest.raises(ConfigError) as refused:
+            inspect_what_is_new(served(model), is_here=True)
+        assert refused.value.param == "target.engine.model"
+
+
+def test_a_folder_that_is_named_anywhere_counts(model: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    write_adapter(model, adapter)
+    engine = EngineConfig(model=str(model), adapters={"pirate": str(adapter)})
+    config = Config(target=TargetConfig(engine))
+    inspect_what_is_new(config, is_here=True)
+    (adapter / "adapter_config.json").unlink()
+    with pytest.raises(ConfigError):
+        inspect_what_is_new(config, is_here=True)
+
+
+def test_settings_are_checked_each_time(model: Path, tmp_path: Path) -> None:
+    config = served(model)
+    inspect_what_is_new(config, is_here=True)
+    bad = Config(target=config.target, access=type(config.access)(keys_file=str(tmp_path / "no")))
+    with pytest.raises(ConfigError, match="keys_file"):
+        inspect_what_is_new(bad, is_here=True)
+
+
+def test_a_disk_that_cannot_be_written_costs_time_alone(model: Path, cache: Path) -> None:
+    cache.write_text("a file")
+    for _ in range(2):
+        inspect_what_is_new(served(model), is_here=True)
+    assert cache.read_text() == "a file"
