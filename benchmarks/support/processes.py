@@ -65,7 +65,7 @@ class PinnedProcess:
     def cpu_s(self) -> float:
         """CPU seconds used so far by the process and its living descendants."""
         ids = [self._process.pid, *(child for child, _ in child_processes(self._process.pid))]
-        return sum(_cpu_s(process_id) for process_id in ids)
+        return sum(cpu_s(process_id) for process_id in ids)
 
     def memory_bytes(self) -> tuple[int, int]:
         """(current, maximum) resident bytes of the process, without descendants."""
@@ -115,7 +115,7 @@ def exit_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
-def _cpu_s(process_id: int) -> float:
+def cpu_s(process_id: int) -> float:
     try:
         fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -59,10 +60,13 @@ _ANEW = "coordinator.keep_learned=false"
 
 
 @contextmanager
-def running(config: str, overrides: Sequence[str] = (), url: str | None = None) -> Iterator[Server]:
+def running(
+    config: str, overrides: Sequence[str] = (), url: str | None = None, *, root: Path = ROOT
+) -> Iterator[Server]:
     """The server at `url`, or one started from `config` and stopped at the end of the block.
 
-    A started server has learned nothing from former runs, and its first minute counts too.
+    A started server has learned nothing from former runs, and its first minute counts too.  root:
+    of the checkout that is started.
     """
     if url is not None:
         yield Server(url.rstrip("/"))
@@ -70,7 +74,10 @@ def running(config: str, overrides: Sequence[str] = (), url: str | None = None) 
     command = [sys.executable, "-m", "deployments.cli", "serve", config]
     for override in (_ANEW, *overrides):
         command += ["--set", override]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    environment = None if root == ROOT else {**os.environ, "PYTHONPATH": str(root)}
+    process = subprocess.Popen(
+        command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True
+    )
     try:
         yield Server(_wait_until_ready(process), process.pid)
     finally:
