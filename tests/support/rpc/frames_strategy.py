@@ -230,7 +230,6 @@ verdict_frames = st.builds(
     several(refusals),
     st.none() | reports,
     hashes,
-    hashes,
     st.none() | beats,
     st.none() | adapter_lists,
     several(samples),
