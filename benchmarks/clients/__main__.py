@@ -11,9 +11,6 @@ failed for which `plan.py` has no explanation.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +19,8 @@ from benchmarks.clients.environments import Environments
 from benchmarks.clients.plan import CLIENTS, Setting
 from benchmarks.clients.report import publish, read_rows
 from benchmarks.clients.running import rows_of
-from benchmarks.support.processes import exit_on_sigterm
+from benchmarks.support.options import parser_of
+from benchmarks.support.processes import exit_on_sigterm, free_ports
 from benchmarks.support.record import OUT, ROOT
 from benchmarks.support.serving import running
 from cluster.config.file import load
@@ -30,8 +28,7 @@ from cluster.models.resolve import resolve
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.clients", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
     parser.add_argument("--config", default="configs/local.yaml")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="overrides")
     parser.add_argument("--url", help="a server of that configuration, instead of starting one")
@@ -50,7 +47,7 @@ def main() -> None:
     chosen = [one for one in CLIENTS if not options.only or one.name in options.only]
     with (
         tempfile.TemporaryDirectory() as work,
-        running(options.config, [*free_ports(), *options.overrides], options.url) as server,
+        running(options.config, [*unused_ports(), *options.overrides], options.url) as server,
     ):
         model = server.model()
         for client in chosen:
@@ -66,15 +63,10 @@ def main() -> None:
     sys.exit(any(row.is_failure for found in rows.values() for row in found))
 
 
-def free_ports() -> list[str]:
+def unused_ports() -> list[str]:
     """Return settings with unused ports, because another server may run beside this one."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        ports = [probe.getsockname()[1] for probe in probes]
     names = ("http", "grpc", "dashboard")
-    return [f"{name}.port={port}" for name, port in zip(names, ports, strict=True)]
+    return [f"{name}.port={port}" for name, port in zip(names, free_ports(3), strict=True)]
 
 
 if __name__ == "__main__":

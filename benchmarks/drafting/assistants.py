@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.drafting.vocabularies import with_models
 from benchmarks.support.options import parser_of
+from benchmarks.support.prompts import heldout
 from benchmarks.support.record import OUT, show_report
-from benchmarks.support.serving import heldout
 from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.core import SamplingParams

@@ -37,8 +37,8 @@ from benchmarks.replay.along import Recording, ReplayStats, replay
 from benchmarks.replay.record import created, write_texts
 from benchmarks.spec_bench import questions as spec_bench
 from benchmarks.support.options import parser_of, sampling
+from benchmarks.support.prompts import heldout
 from benchmarks.support.record import OUT, show_report
-from benchmarks.support.serving import heldout
 from cluster.config.file import load
 from cluster.config.schema import Config, DrafterConfig
 from cluster.core import SamplingParams, token_array

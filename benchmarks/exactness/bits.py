@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from benchmarks.support import prompts
 from benchmarks.support.options import parser_of, words
-from benchmarks.support.record import OUT, ROOT, Record
+from benchmarks.support.record import OUT, Record
 from cluster.config.parse import parse
 from cluster.config.schema import EngineConfig
 from cluster.core import TokenArray, TokenTree, token_array
@@ -89,14 +90,12 @@ def excerpts(model: str, max_rows: int, count: int | None) -> dict[str, Texts]:
     first = tokenizer.bos_token_id
     first = tokenizer.eos_token_id if first is None else first
     found: dict[str, list[tuple[TokenArray, int]]] = {}
-    for line in (ROOT / "models" / "heldout.jsonl").read_text("utf-8").splitlines():
-        data = json.loads(line)
-        encoded = tokenizer(data["text"], add_special_tokens=False, return_offsets_mapping=True)
+    for each in prompts.excerpts():
+        encoded = tokenizer(each.text, add_special_tokens=False, return_offsets_mapping=True)
         ids = encoded["input_ids"][: max_rows - 1]
-        text = data["text"][: encoded["offset_mapping"][len(ids) - 1][1]]
-        entry = token_array([first, *ids]), len(text.encode())
-        found.setdefault(data["kind"], []).append(entry)
-    return {kind: each[:count] for kind, each in found.items()}
+        text = each.text[: encoded["offset_mapping"][len(ids) - 1][1]]
+        found.setdefault(each.kind, []).append((token_array([first, *ids]), len(text.encode())))
+    return {kind: texts[:count] for kind, texts in found.items()}
 
 
 def bits_per_byte(engine: Engine, texts: Texts) -> float:

@@ -1,24 +1,34 @@
 """Checks over HTTP that speculative decoding never changes the text.
 
-    python -m benchmarks.exactness.equality greedy     the server against transformers' `generate`
-    python -m benchmarks.exactness.equality sampled    speculation on, off, each drafter alone
+    python -m benchmarks.exactness.equality greedy         against transformers' `generate`
+    python -m benchmarks.exactness.equality sampled        speculation on, off, each drafter alone
+    python -m benchmarks.exactness.equality reproducible   bit for bit, with `reproducible: true`
 
     python -m benchmarks.exactness.equality greedy --questions QUESTIONS.jsonl --config FILE
-                                                       the same with real questions and any model
+                                                           with real questions and any model
 
-Both use float32 (`--set target.engine.dtype=float32` is added): in bfloat16, kernels with different
-rounding may flip near-ties, which does not concern speculative decoding.  Drafts are verified in
-every step that has some (`coordinator.budget=fixed` is added): a budget that leaves them alone
-would test nothing.  Exit status 1 if a text differs or no draft was verified.
+The first two use float32 (`--set target.engine.dtype=float32` is added): in bfloat16, kernels with
+different rounding may flip near-ties, which does not concern speculative decoding.  Drafts are
+verified in every step that has some (`coordinator.budget=fixed` is added): a budget that leaves
+them alone would test nothing.
+
+The third compares token ids and log-probabilities in bfloat16 and in float32, one request at a time
+and several.  The mode's cost is the time of the same texts, one at a time, with and without it.
+
+Exit status 1 if a text differs or no draft was verified.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +55,12 @@ LAWS: dict[str, dict[str, Any]] = {
     },
     "logit_bias": {"temperature": 0.8, "logit_bias": {"200": 4.0, "300": -100.0, "264": 2.5}},
 }
+# Of reproducible mode.
+_DRAWN = {"temperature": 0.8}
 _LEVELS = (1, 16)
 _SAMPLED_LEN = 300  # of a held-out prompt: every law and mode asks all of them
+
+Rows = dict[str, dict[str, Any]]
 
 
 def reference(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
@@ -78,64 +92,101 @@ def differing(found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]])
     return [i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b]
 
 
-def greedy(server: Server, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def modes_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return a request's `speculation` by the name of the mode: off, on, each drafter alone."""
+    alone = config_of(arguments).drafters if arguments.alone is None else arguments.alone
+    modes: dict[str, dict[str, Any]] = {"off": {"enabled": False}, "on": {"enabled": True}}
+    return modes | {f"only {drafter}": {"drafters": [drafter]} for drafter in alone}
 
-    folder = model_folder(arguments)
-    prompts = prompts_of(arguments, AutoTokenizer.from_pretrained(folder), sys.maxsize)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    end_ids = model.generation_config.eos_token_id
-    end_ids = end_ids if isinstance(end_ids, list) else [end_ids]
-    expected = [strip_end(ids, end_ids) for ids in reference(model, prompts, arguments.max_tokens)]
-    report: dict[str, Any] = {}
-    for level in _LEVELS:
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Asks a server to continue the prompts."""
+
+    server: Server
+    prompts: Sequence[Sequence[int]]
+    max_tokens: int
+
+    def answers(self, level: int, title: str | None, **fields: Any) -> list[dict[str, Any]]:
+        name = self.server.model()
         bodies = [
-            body_of(name, prompt, arguments.max_tokens, temperature=0.0) for prompt in prompts
+            body_of(name, prompt, self.max_tokens, seed=1000 + index, **fields)
+            for index, prompt in enumerate(self.prompts)
         ]
+        return asyncio.run(complete(self.server, bodies, level, title))
+
+    def seconds(self, count: int = 12) -> float:
+        """Median seconds of plain decoding per prompt, one at a time, with cached prompts."""
+        times = []
+        plain: dict[str, Any] = {**_DRAWN, "speculation": {"enabled": False}}
+        for prompt in self.prompts[:count]:
+            alone = Asker(self.server, [prompt], self.max_tokens)
+            alone.answers(1, None, **plain)
+            start = time.perf_counter()
+            alone.answers(1, None, **plain)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+
+def row(
+    found: Sequence[Any], expected: Sequence[Any], answers: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    other = differing(found, expected)
+    return {
+        "equal": len(found) - len(other),
+        "of": len(found),
+        "differing prompts": other,
+        "mean acceptance length": acceptance(answers),
+    }
+
+
+def greedy(asker: Asker, arguments: argparse.Namespace) -> Rows:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_folder(arguments), dtype=torch.float32)
+    end_ids = model.eval().generation_config.eos_token_id
+    end_ids = end_ids if isinstance(end_ids, list) else [end_ids]
+    texts = reference(model, asker.prompts, arguments.max_tokens)
+    expected = [strip_end(ids, end_ids) for ids in texts]
+    report = {}
+    for level in _LEVELS:
         start = time.perf_counter()
-        answers = asyncio.run(complete(server, bodies, level, f"{level} at a time"))
+        answers = asker.answers(level, f"{level} at a time", **LAWS["greedy"])
         found = [strip_end(token_ids(answer), end_ids) for answer in answers]
-        other = differing(found, expected)
-        report[f"{level} at a time"] = {
-            "equal": len(prompts) - len(other),
-            "of": len(prompts),
-            "differing prompts": other,
-            "mean acceptance length": acceptance(answers),
-            "seconds": round(time.perf_counter() - start, 1),
-        }
+        seconds = round(time.perf_counter() - start, 1)
+        report[f"{level} at a time"] = {**row(found, expected, answers), "seconds": seconds}
     return report
 
 
-def sampled(server: Server, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model_folder(arguments))
-    prompts = prompts_of(arguments, tokenizer, _SAMPLED_LEN)
-    alone = config_of(arguments).drafters if arguments.alone is None else arguments.alone
-    modes: dict[str, dict[str, Any]] = {"off": {"enabled": False}, "on": {"enabled": True}}
-    modes |= {f"only {drafter}": {"drafters": [drafter]} for drafter in alone}
-    report: dict[str, Any] = {}
+def sampled(asker: Asker, arguments: argparse.Namespace) -> Rows:
+    report = {}
     for law in arguments.laws or LAWS:
         expected: list[list[int]] = []
-        for mode, speculation in modes.items():
-            bodies = [
-                body_of(
-                    name, prompt, arguments.max_tokens, seed=1000 + index,
-                    speculation=speculation, **LAWS[law],
-                )
-                for index, prompt in enumerate(prompts)
-            ]  # fmt: skip
-            answers = asyncio.run(complete(server, bodies, max(_LEVELS), f"{law}, {mode}"))
+        for mode, speculation in modes_of(arguments).items():
+            title = f"{law}, {mode}"
+            answers = asker.answers(max(_LEVELS), title, speculation=speculation, **LAWS[law])
             found = [token_ids(answer) for answer in answers]
             expected = expected or found
-            other = differing(found, expected)
-            report[f"{law}, {mode}"] = {
-                "equal": len(prompts) - len(other),
-                "of": len(prompts),
-                "differing prompts": other,
-                "mean acceptance length": acceptance(answers),
-            }
+            report[title] = row(found, expected, answers)
+    return report
+
+
+def reproducible(asker: Asker, arguments: argparse.Namespace) -> Rows:
+    """Token ids, and log-probabilities as printed with full precision, in every way to serve."""
+    ways = [(mode, level) for mode in ("off", "on") for level in _LEVELS]
+    modes = modes_of(arguments)
+    ways += [(mode, max(_LEVELS)) for mode in modes if mode.startswith("only ")]
+    report, first = {}, list[Any]()
+    for mode, level in ways:
+        title = f"{mode}, {level} at a time"
+        answers = asker.answers(level, title, logprobs=1, speculation=modes[mode], **_DRAWN)
+        bits = [
+            (token_ids(each), json.dumps(each["choices"][0]["logprobs"]["token_logprobs"]))
+            for each in answers
+        ]
+        first = first or bits
+        report[title] = row(bits, first, answers)
     return report
 
 
@@ -151,30 +202,55 @@ def problems(report: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return found
 
 
+def measure(arguments: argparse.Namespace) -> Rows:
+    """Return the rows of what is asked for; of reproducible mode, by type of numbers."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder(arguments))
+    max_len = sys.maxsize if arguments.what == "greedy" else _SAMPLED_LEN
+    prompts = prompts_of(arguments, tokenizer, max_len)
+    fixed = ["coordinator.budget=fixed", f"coordinator.max_draft_tokens={arguments.nodes}"]
+
+    @contextmanager
+    def serving(dtype: str, *more: str) -> Iterator[Asker]:
+        overrides = [f"target.engine.dtype={dtype}", *fixed, *more, *arguments.overrides]
+        with running(arguments.config, overrides, arguments.url) as server:
+            yield Asker(server, prompts, arguments.max_tokens)
+
+    if arguments.what != "reproducible":
+        with serving("float32") as asker:
+            return (greedy if arguments.what == "greedy" else sampled)(asker, arguments)
+    report: Rows = {}
+    for dtype in ("bfloat16", "float32"):
+        with serving(dtype) as asker:
+            without = asker.seconds()
+        with serving(dtype, "target.engine.reproducible=true") as asker:
+            with_ = asker.seconds()
+            rows = reproducible(asker, arguments)
+        report |= {f"{dtype}, {title}": row for title, row in rows.items()}
+        times = {"seconds per text without the mode": without, "with it": with_}
+        report[f"{dtype}, off, 1 at a time"] |= {name: round(s, 4) for name, s in times.items()}
+    return report
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("what", choices=["greedy", "sampled"])
+    add("what", choices=["greedy", "sampled", "reproducible"])
     add("--laws", nargs="*", help="of `sampled`; default: all", choices=LAWS)
-    add("--alone", type=words, help="drafters that `sampled` uses alone; default: each; '': none")
+    add("--alone", type=words, help="drafters to use alone; default: each; '': none")
     add("--nodes", type=int, default=8, help="draft tokens per sequence and step")
     add("--max-tokens", type=int, default=48)
     add("--out", type=Path, default=OUT / "exactness", help="folder of the report")
     add_prompt_options(parser, 100)
     add_server_options(parser)
     arguments = parser.parse_args()
-    overrides = [
-        "target.engine.dtype=float32", "coordinator.budget=fixed",
-        f"coordinator.max_draft_tokens={arguments.nodes}", *arguments.overrides,
-    ]  # fmt: skip
-    with running(arguments.config, overrides, arguments.url) as server:
-        name = server.model()
-        rows = (greedy if arguments.what == "greedy" else sampled)(server, name, arguments)
+    if arguments.what == "reproducible" and arguments.url:
+        parser.error("reproducible mode is a setting of the servers that are started: no --url")
+    rows = measure(arguments)
     of = "questions" if arguments.questions else "heldout"
-    show_report(
-        arguments.out / f"{arguments.what}-{of}.json",
-        {"model": name, "max_tokens": arguments.max_tokens, "texts": rows},
-    )
+    settings = {"config": arguments.config, "max_tokens": arguments.max_tokens}
+    show_report(arguments.out / f"{arguments.what}-{of}.json", {**settings, "texts": rows})
     found = problems(rows)
     for line in found:
         print(f"missed: {line}", file=sys.stderr)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.spec_bench.questions import limit, load
-from benchmarks.support.serving import heldout
+from benchmarks.support.prompts import heldout
 from cluster.config.file import load as load_config
 from cluster.config.schema import Config
 from cluster.models.resolve import resolve

@@ -7,30 +7,33 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import contextlib
 import random
 import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
 from benchmarks.support.options import DEMO_NAME, DEMO_TARGET, add_server_options, parser_of
+from benchmarks.support.prompts import heldout
 from benchmarks.support.record import OUT, show_report
-from benchmarks.support.serving import Server, child_processes, heldout, resident_mib, running
+from benchmarks.support.serving import Server, child_processes, resident_mib, running
+from cluster.errors import WorkerError
+from deployments.openai_client import OpenAIServer
 
 
+@dataclass(slots=True)
 class Tally:
     """Counts of the results of all streams."""
 
-    def __init__(self) -> None:
-        self.requests = 0
-        self.tokens = 0
-        self.aborted = 0
-        self.errors: list[str] = []
+    requests: int = 0
+    tokens: int = 0
+    aborted: int = 0
+    errors: list[str] = field(default_factory=list)
 
 
 async def stream_forever(
-    client: httpx.AsyncClient, prompts: list[list[int]], seed: int, deadline: float, tally: Tally
+    api: OpenAIServer, prompts: list[list[int]], seed: int, deadline: float, tally: Tally
 ) -> None:
     """Send requests and read their streams in a loop; abandons one in ten in mid-stream."""
     choice = random.Random(seed)
@@ -41,39 +44,29 @@ async def stream_forever(
             "prompt": choice.choice(prompts),
             "max_tokens": choice.randint(8, 96),
             "temperature": choice.choice([0.0, 0.8]),
-            "stream": True,
             "stream_options": {"include_usage": True},
             "metadata": {"task": choice.choice(["code", "prose", "other"])},
         }
         try:
-            async with client.stream("POST", "/v1/completions", json=body) as response:
-                if response.status_code != 200:
-                    tally.errors.append(f"HTTP {response.status_code}")
-                    await response.aread()
-                    continue
-                await _read(response, abandon, tally)
-        except httpx.HTTPError as error:
-            tally.errors.append(repr(error))
+            async with contextlib.aclosing(api.events(body)) as events:
+                await _read(events, tally, abandon=abandon)
+        except WorkerError as error:
+            tally.errors.append(error.message)
 
 
-async def _read(response: httpx.Response, abandon: bool, tally: Tally) -> None:
-    chunks, done = 0, False
-    async for line in response.aiter_lines():
-        if line == "data: [DONE]":
-            done = True
-        elif line.startswith("data: "):
-            chunk = json.loads(line[6:])
-            if "error" in chunk:
-                tally.errors.append(str(chunk["error"]))
-            elif chunk.get("usage"):
-                tally.tokens += chunk["usage"]["completion_tokens"]
-            chunks += 1
-            if abandon and chunks == 3:
-                tally.aborted += 1
-                return
+async def _read(events: AsyncIterator[dict[str, Any]], tally: Tally, *, abandon: bool) -> None:
+    num_events, usage = 0, None
+    async for event in events:
+        usage = event.get("usage") or usage
+        num_events += 1
+        if abandon and num_events == 3:
+            tally.aborted += 1
+            return
     tally.requests += 1
-    if not done:
-        tally.errors.append("stream ended without [DONE]")
+    if usage is None:
+        tally.errors.append("a stream ended without its usage")
+    else:
+        tally.tokens += usage["completion_tokens"]
 
 
 def memory_mib(server: Server) -> dict[str, float]:
@@ -100,11 +93,11 @@ async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
             samples.append(memory_mib(server))
             await asyncio.sleep(arguments.seconds / 12)
 
-    async with server.client() as client:
+    async with OpenAIServer(server.url) as api:
         await asyncio.gather(
             watch(),
             *(
-                stream_forever(client, prompts, seed, deadline, tally)
+                stream_forever(api, prompts, seed, deadline, tally)
                 for seed in range(arguments.streams)
             ),
         )
@@ -120,7 +113,7 @@ async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
         "errors": len(tally.errors),
         "first errors": tally.errors[:5],
         "pages in use afterwards": pages,
-        "running requests afterwards": server.metric("drafthouse_running_requests"),
+        "running requests afterwards": server.page().total("drafthouse_running_requests"),
         "memory MiB after a third": settled,
         "memory MiB at the end": last,
     }
@@ -129,11 +122,7 @@ async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
 async def _pages_until_zero(server: Server, patience_s: float = 10.0) -> dict[str, float]:
     deadline = time.monotonic() + patience_s
     while True:
-        pages = {
-            labels: value
-            for name, labels, value in server.metrics()
-            if name == "drafthouse_kv_pages_in_use"
-        }
+        pages = server.page().by("drafthouse_kv_pages_in_use", "worker")
         if not any(pages.values()) or time.monotonic() > deadline:
             return pages
         await asyncio.sleep(0.2)

@@ -36,7 +36,8 @@ from benchmarks.gpu.report import markdown
 from benchmarks.gpu.speed import WARM_UP_ROUNDS, Decoder, speculative_row
 from benchmarks.grown.layers import SHAPES, Shape
 from benchmarks.support.options import DEMO_DRAFT, DEMO_TARGET, parser_of
-from benchmarks.support.record import OUT, ROOT
+from benchmarks.support.prompts import excerpts
+from benchmarks.support.record import OUT
 from cluster.config.schema import EngineConfig
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm import LMDrafter
@@ -144,10 +145,9 @@ def heldout_prompts(count: int, length: int) -> list[list[int]]:
     """Concatenated held-out code, cut into `count` prompts of `length` tokens."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO_TARGET)
     ids: list[int] = []
-    for line in (ROOT / "models" / "heldout.jsonl").read_text("utf-8").splitlines():
-        excerpt = json.loads(line)
-        if excerpt["kind"] == "code":
-            ids += tokenizer(excerpt["text"], add_special_tokens=False)["input_ids"]
+    for excerpt in excerpts():
+        if excerpt.kind == "code":
+            ids += tokenizer(excerpt.text, add_special_tokens=False)["input_ids"]
         if len(ids) >= count * length:
             break
     if len(ids) < length:

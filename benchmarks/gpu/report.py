@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from benchmarks.support.page import head, row
 
 
 def markdown(report: Mapping[str, Any]) -> str:
@@ -20,85 +22,60 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"{report['seconds']:.0f} s in all.  Copy bandwidth "
         f"{report['copy_bytes_per_s'] / 1e9:.0f} GB/s, bytes read and written both counted.\n\n"
         "## Attention against the reference\n\n"
-        f"{_kernels(report['kernels'])}\n"
+        f"{_table(_KERNELS, report['kernels'])}\n"
         "## Draw at temperature 0.8, against noise in memory\n\n"
-        f"{_draws(report['draws'])}\n"
+        f"{_table(_DRAWS, report['draws'])}\n"
         "## Plain decoding\n\n"
         "Greedy, engine and draw driven directly.  The limit is weight bytes / copy bandwidth per "
         "step.  All models are grown from the demonstration target.  *Eager*: the same without "
         "CUDA graphs.\n\n"
-        f"{_plain(report['models'])}\n"
+        f"{_table(_PLAIN, _plain_rows(report['models']))}\n"
         "## Speculative decoding\n\n"
         "The demonstration drafter on the same device.  *In series*: drafting between two steps; "
         "*free*: drafting not counted, which no overlap can exceed.  Ratios to plain.\n\n"
-        f"{_speculative(report['models'])}"
+        f"{_table(_SPECULATIVE, _speculative_rows(report['models']))}"
     )
 
 
-def _kernels(rows: Iterable[Mapping[str, Any]]) -> str:
-    return _table(
-        ["batch", "context", "nodes", "largest error", "us", "reference us", "GB/s", "of copy"],
-        (
-            [
-                row["batch"], row["context"], row["nodes"], f"{row['largest_error']:.1e}",
-                f"{row['us']:.1f}", f"{row['reference_us']:.1f}", f"{row['gb_per_s']:.0f}",
-                f"{row['share_of_copy_bandwidth']:.0%}",
-            ]
-            for row in rows
-        ),
-    )  # fmt: skip
+# Of each table the title and the format of a column; the fields are those of its rows.
+_KERNELS = {
+    "batch": "{batch}", "context": "{context}", "nodes": "{nodes}",
+    "largest error": "{largest_error:.1e}", "us": "{us:.1f}",
+    "reference us": "{reference_us:.1f}", "GB/s": "{gb_per_s:.0f}",
+    "of copy": "{share_of_copy_bandwidth:.0%}",
+}  # fmt: skip
+_DRAWS = {
+    "rows": "{rows}", "vocabulary": "{vocab}", "different tokens": "{different_tokens}",
+    "us": "{us:.1f}", "reference us": "{reference_us:.1f}",
+}  # fmt: skip
+_PLAIN = {
+    "shape": "{shape}", "GB": "{gb:.2f}", "batch": "{batch}", "CUDA graphs": "{graphs}",
+    "tokens/s": "{plain_tokens_per_s:.1f}", "round ms": "{plain_round_ms:.2f}",
+    "step ms": "{plain_step_ms:.2f}", "limit tokens/s": "{limit_tokens_per_s:.0f}",
+    "of limit": "{share_of_limit:.1%}", "eager tokens/s": "{eager_tokens_per_s:.1f}",
+    "eager step ms": "{eager_step_ms:.2f}", "to eager": "{gain_of_graphs:.2f}x",
+}  # fmt: skip
+_SPECULATIVE = {
+    "shape": "{shape}", "batch": "{batch}", "nodes": "{nodes}",
+    "tokens/round": "{tokens_per_round:.2f}", "draft ms": "{draft_ms:.2f}",
+    "verify ms": "{verify_ms:.2f}", "in series": "{ratio_in_series:.2f}x",
+    "free": "{ratio_drafts_free:.2f}x", "equal to plain": "{tokens_equal_to_plain:.1%}",
+}  # fmt: skip
 
 
-def _draws(rows: Iterable[Mapping[str, Any]]) -> str:
-    return _table(
-        ["rows", "vocabulary", "different tokens", "us", "reference us"],
-        (
-            [
-                row["rows"], row["vocab"], row["different_tokens"], f"{row['us']:.1f}",
-                f"{row['reference_us']:.1f}",
-            ]
-            for row in rows
-        ),
-    )  # fmt: skip
+def _table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
+    written = [row(form.format(**each) for form in columns.values()) for each in rows]
+    return "\n".join([*head(columns), *written]) + "\n"
 
 
-def _plain(models: Iterable[Mapping[str, Any]]) -> str:
-    return _table(
-        ["shape", "GB", "batch", "CUDA graphs", "tokens/s", "round ms", "step ms",
-         "limit tokens/s", "of limit", "eager tokens/s", "eager step ms", "to eager"],
-        (
-            [
-                model["shape"], f"{model['weight_bytes'] / 1e9:.2f}", row["batch"],
-                "yes" if model["cuda_graphs"] else "no", f"{row['plain_tokens_per_s']:.1f}",
-                f"{row['plain_round_ms']:.2f}", f"{row['plain_step_ms']:.2f}",
-                f"{row['limit_tokens_per_s']:.0f}", f"{row['share_of_limit']:.1%}",
-                f"{row['eager_tokens_per_s']:.1f}", f"{row['eager_step_ms']:.2f}",
-                f"{row['gain_of_graphs']:.2f}x",
-            ]
-            for model in models
-            for row in model["batches"]
-        ),
-    )  # fmt: skip
+def _plain_rows(models: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for model in models:
+        graphs = "yes" if model["cuda_graphs"] else "no"
+        for batch in model["batches"]:
+            gb = model["weight_bytes"] / 1e9
+            yield {"shape": model["shape"], "gb": gb, "graphs": graphs, **batch}
 
 
-def _speculative(models: Iterable[Mapping[str, Any]]) -> str:
-    return _table(
-        ["shape", "batch", "nodes", "tokens/round", "draft ms", "verify ms", "in series", "free",
-         "equal to plain"],
-        (
-            [
-                model["shape"], row["batch"], run["nodes"], f"{run['tokens_per_round']:.2f}",
-                f"{run['draft_ms']:.2f}", f"{run['verify_ms']:.2f}",
-                f"{run['ratio_in_series']:.2f}x", f"{run['ratio_drafts_free']:.2f}x",
-                f"{run['tokens_equal_to_plain']:.1%}",
-            ]
-            for model in models
-            for row in model["batches"]
-            for run in row["speculative"]
-        ),
-    )  # fmt: skip
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
+def _speculative_rows(models: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for batch in _plain_rows(models):
+        yield from ({**batch, **run} for run in batch["speculative"])

@@ -195,7 +195,7 @@ def _pair(
             results[name] = result
             pair[f"{name}_s"] = elapsed_s(result)
             level = min(cell.concurrency, len(asked))
-            pair[f"{name}_rate"] = rate_at_level(result.answers, level, from_submission=True)
+            pair[f"{name}_rate"] = rate_at_level(result.answers, level)
             if name == "ours":
                 pair["drafters_cpu_s"] = _cpu_s(drafters) - before_s
     both = zip(results["plain"].answers, results["ours"].answers, strict=True)

@@ -1,11 +1,11 @@
 """Judges the control loop without a clock.
 
     python -m benchmarks.replay TEXTS [--json OUT] [--machines cpu] [--sizes 1,16] ...
-    python -m benchmarks.replay TEXTS --sensitivity
+    python -m benchmarks.replay TEXTS --set draft_length.kind=window --set budget=fixed
 
-TEXTS: recorded by `benchmarks.replay.record`.  Every cell plays the texts through the coordinator's
-own controller in virtual time, and through plain decoding and fixed budgets of 1 to 16 nodes.
---sensitivity: each constant of the loop halved and doubled, and the cell that this moves most.
+TEXTS: recorded by `benchmarks.replay.record`.  Every cell plays the texts through the target's own
+controller in virtual time, and through plain decoding and fixed budgets of 1 to 16 nodes.
+--set: the controller with other settings of `coordinator`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tqdm import tqdm
 
 from benchmarks.replay.grid import BEHAVIOURS, LAWS, PLACES, SIZES, Bench, Found, cells
 from benchmarks.replay.machines import MACHINES
-from benchmarks.replay.sensitivity import changed, constants
+from benchmarks.support.options import DEMO_CONFIG
+from cluster.config.file import load as load_config
 from cluster.simulate.texts import load
 
 
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.replay", description=__doc__)
     parser.add_argument("texts", type=Path)
     parser.add_argument("--json", type=Path, help="write all that was found there")
-    parser.add_argument("--sensitivity", action="store_true")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="K=V")
     parser.add_argument(
         "--models", default="lm", help="recorded drafters that are no look-ups, by commas"
     )
@@ -65,18 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             [int(size) for size in wanted["sizes"]],
         )
     )  # fmt: skip
-    bench = Bench(load(options.texts), models=frozenset(options.models.split(",")))
+    overrides = [f"coordinator.{each}" for each in options.overrides]
+    config = load_config(DEMO_CONFIG, overrides).config.coordinator if overrides else None
+    bench = Bench(load(options.texts), models=frozenset(options.models.split(",")), config=config)
     found = [bench.run(cell) for cell in tqdm(chosen, file=sys.stderr)]
     print(HEADER)
     for each in found:
         print(row(each))
     if options.json:
         options.json.write_text(json.dumps([each.record() for each in found], indent=1))
-    if options.sensitivity:
-        print("\n| constant | usual | halved | doubled |\n|---|---|---|---|")
-        for constant in tqdm(constants(), file=sys.stderr):
-            worst = [changed(bench, found, constant, factor) for factor in (0.5, 2.0)]
-            print(f"| {constant.name} | {constant.value:g} | {worst[0]:+.1%} | {worst[1]:+.1%} |")
     return 0
 
 

@@ -32,7 +32,7 @@ from tqdm import tqdm
 from benchmarks.replay.along import Recording, ReplayStats, replay
 from benchmarks.replay.record import created, write_texts
 from benchmarks.spec_bench import questions as spec_bench
-from benchmarks.support.options import parser_of, sampling
+from benchmarks.support.options import add_config_options, parser_of, sampling
 from benchmarks.support.page import head, number, row
 from benchmarks.support.record import OUT, Record
 from cluster.config.file import load
@@ -112,8 +112,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("questions", type=Path)
-    add("--config", type=Path, required=True)
-    add("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    add_config_options(parser, "configs/local.yaml")
     add("--drafters", nargs="+", help="default: all of the configuration")
     add("--laws", nargs="+", default=["greedy"], help="greedy, t0.7, t0.7,p0.9,k50 ...")
     add("--per-task", type=int, default=5, help="questions of each task")

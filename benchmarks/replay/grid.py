@@ -98,8 +98,11 @@ class Bench:
         texts: Sequence[RecordedText],
         seconds: float = SECONDS,
         models: frozenset[str] = frozenset(),
+        config: CoordinatorConfig | None = None,
     ) -> None:
-        """seconds: of virtual time in each cell.  models: recorded ones that are no look-ups."""
+        """seconds: of virtual time in each cell.  models: recorded ones that are no look-ups.
+        config: the controller's."""
+        self._config = config
         self._texts = {
             law: [text for text in texts if text.is_sampled is sampled and len(text.token_ids) > 1]
             for law, sampled in LAWS.items()
@@ -114,30 +117,25 @@ class Bench:
 
     def run(self, cell: Cell) -> Found:
         best, best_nodes = self._fixed_of(cell, MACHINES[cell.machine])
-        outcome, policy = self._adaptive(cell, None, 0)
-        return Found(cell, best, best_nodes, outcome.speed, policy.whys)
+        policy = self._adaptive(cell, self._config)
+        speed = self.play(cell, policy, self._seconds).speed
+        return Found(cell, best, best_nodes, speed, policy.whys)
 
-    def speed(self, cell: Cell, config: CoordinatorConfig, seed: int = 0) -> float:
+    def speed(self, cell: Cell, config: CoordinatorConfig) -> float:
         """Return the speed of the controller with any settings, in plain decoding's."""
-        return self._adaptive(cell, config, seed)[0].speed
+        return self.play(cell, self._adaptive(cell, config), self._seconds).speed
 
-    def _adaptive(
-        self, cell: Cell, config: CoordinatorConfig | None, seed: int
-    ) -> tuple[Outcome, Adaptive]:
-        pool = self.pool_of(cell)
-        policy = Adaptive(MACHINES[cell.machine], pool, config)
-        return self.play(cell, policy, pool, self._seconds, seed), policy
+    def _adaptive(self, cell: Cell, config: CoordinatorConfig | None) -> Adaptive:
+        return Adaptive(MACHINES[cell.machine], self.pool_of(cell), config)
 
     def pool_of(self, cell: Cell) -> Pool:
         """Return a cell's drafters."""
         return pool_of(cell, self._drafters, self._models)
 
-    def play(
-        self, cell: Cell, policy: Policy, pool: Pool, seconds: float = SECONDS, seed: int = 0
-    ) -> Outcome:
+    def play(self, cell: Cell, policy: Policy, seconds: float = SECONDS) -> Outcome:
         """Play a cell by any policy."""
-        simulation = self._simulation(cell, MACHINES[cell.machine], pool)
-        return simulation.run(policy, seconds, seed)
+        machine = MACHINES[cell.machine]
+        return self._simulation(cell, machine, self.pool_of(cell)).run(policy, seconds)
 
     def _fixed_of(self, cell: Cell, machine: Machine) -> tuple[float, int]:
         """Return (the best fixed budget's speed, its nodes); for bad drafters those of plain."""

@@ -11,7 +11,6 @@ beside a running target they read rejected drafts' rows too.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from tqdm import tqdm
 
 from benchmarks.replay.along import Recording
 from benchmarks.spec_bench import questions as spec_bench
+from benchmarks.support.options import add_config_options, parser_of
 from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.core import (
@@ -132,15 +132,15 @@ def record(config: Config, written: Sequence[Recording]) -> list[RecordedText]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.replay.record", description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("questions", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--config", type=Path, required=True)
+    add_config_options(parser, "configs/local.yaml")
     parser.add_argument("--per-task", type=int, default=4, help="questions of each category")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--max-tokens", type=int, default=128)
     options = parser.parse_args(arguments)
-    config = load(options.config).config
+    config = load(options.config, options.overrides).config
     chosen = spec_bench.limit(spec_bench.load(options.questions), options.per_task)
     laws = [
         SamplingParams(temperature=each, max_tokens=options.max_tokens)

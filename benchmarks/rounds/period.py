@@ -98,12 +98,6 @@ async def _ask(address: str, requests: Sequence[Request]) -> None:
             raise RuntimeError("a text differs from the target's")
 
 
-def _ready(process: PinnedProcess) -> str:
-    while " ready: " not in (line := process.read_line()):
-        continue
-    return line.partition(" ready: ")[2].strip()
-
-
 def _pauses(process: PinnedProcess, pause_s: float, is_over: threading.Event) -> None:
     while not is_over.wait(1.0):
         process.pause()
@@ -149,13 +143,13 @@ def measure(arguments: argparse.Namespace, how: str, size: int, is_drafted: bool
             drafter = start(
                 "cluster.worker", "draft", str(config), "pool", "--log-level", "WARNING"
             )
-            address = _ready(target)
+            address = target.ready_address()
             if arguments.delay_ms:
                 relay = _Relay(address, 1e-3 * arguments.delay_ms)
                 address = relay.address
             lead = start("cluster.lead", str(config), "--target", address, "--drafter",
-                         f"pool={_ready(drafter)}", "--log-level", "WARNING")  # fmt: skip
-            coordinator = _ready(lead)
+                         f"pool={drafter.ready_address()}", "--log-level", "WARNING")  # fmt: skip
+            coordinator = lead.ready_address()
             time.sleep(1.0)  # until all processes have joined
             if arguments.pause_ms:
                 threading.Thread(

@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from benchmarks.rounds.null_workers import TOKENS_PER_ROUND
+from benchmarks.scale.paced_target import TOKENS_PER_STEP
 from benchmarks.scale.readers import GrpcReader, HttpReader
 from benchmarks.scale.stack import Plan, Stack, running
 from benchmarks.support.options import numbers, parser_of, words
@@ -74,7 +74,7 @@ def measure(arguments: argparse.Namespace, plan: Plan, how: str) -> dict[str, An
     """Measure one cell in processes of its own."""
     with running(plan) as stack:
         events, ingress_s, *coordinators_s = uvloop.run(_measured(stack, how, arguments))
-    tokens = events * (TOKENS_PER_ROUND if plan.is_drafted else 1)
+    tokens = events * (TOKENS_PER_STEP if plan.is_drafted else 1)
     asked = arguments.streams * 1e3 / plan.period_ms * arguments.seconds
     return {
         "tokens": tokens,

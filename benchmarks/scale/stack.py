@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.support.processes import PinnedProcess
+from benchmarks.support.processes import PinnedProcess, free_ports
 
 MODEL = "paced"
 _CONFIG = """
@@ -67,38 +66,18 @@ def running(plan: Plan) -> Iterator[Stack]:
             log = root / f"{len(processes)}.log"
             process = PinnedProcess([sys.executable, "-m", *words], plan.cores, log)
             processes.append(process)
-            while " ready: " not in (line := process.read_line()):
-                continue
-            return process, line.partition(" ready: ")[2].strip()
+            return process, process.ready_address()
 
         try:
             _, target = start(
                 "benchmarks.scale.paced_target", "--period-ms", str(plan.period_ms),
                 *(["--drafted"] if plan.is_drafted else []),
             )  # fmt: skip
-            leads = [
-                start(
-                    "benchmarks.scale.lead",
-                    str(config),
-                    "--target",
-                    target,
-                    "--log-level",
-                    "WARNING",
-                )
-                for _ in range(plan.num_coordinators)
-            ]
+            lead = ("benchmarks.scale.lead", str(config), "--target", target)
+            leads = [start(*lead, "--log-level", "WARNING") for _ in range(plan.num_coordinators)]
             chosen = [word for _, address in leads for word in ("--coordinator", address)]
             ingress, _ = start("benchmarks.scale.ingress_process", str(config), *chosen)
             yield Stack(ingress, tuple(lead for lead, _ in leads), http_port, grpc_port)
         finally:
             for process in reversed(processes):
                 process.stop()
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]

@@ -6,12 +6,12 @@
     python -m benchmarks.spec_bench QUESTIONS.jsonl --peer vllm-plain,vllm-suffix,llama-plain \\
         --vllm-python ../peer/bin/python --llama-server ../llama-server --gguf ../model.gguf
 
-    python -m benchmarks.spec_bench --held-out 40 --peer vllm-plain,transformers-plain ...
+    python -m benchmarks.spec_bench --held-out 40 --peer vllm-plain,openvino-plain ...
 
 QUESTIONS.jsonl is a file in Spec-Bench's form; none comes with this repository.  Every question is
 asked once in the life of a server (`benchmarks/spec_bench/plan.py`), unless --seen says otherwise.
-Ours is asked over HTTP; llama.cpp over HTTP by the same client, OpenVINO and transformers in
-process, where they have both cores to themselves, and vLLM either way.
+Ours is asked over HTTP; llama.cpp over HTTP by the same client, OpenVINO in process, where it has
+both cores to itself, and vLLM either way.
 
 The same command goes on where it was interrupted.  Exit status 1 if a server failed.
 """
@@ -39,10 +39,10 @@ from benchmarks.spec_bench.peers.makers import (
 )
 from benchmarks.spec_bench.plan import OURS, PLAIN, Run, plan, short_blocks
 from benchmarks.spec_bench.questions import Question, held_out, limit, load
-from benchmarks.spec_bench.report import markdown, picture
+from benchmarks.spec_bench.report import markdown
 from benchmarks.spec_bench.servers import Setup
 from benchmarks.spec_bench.summary import summarise
-from benchmarks.support.options import laws, numbers, parser_of, words
+from benchmarks.support.options import add_config_options, laws, numbers, parser_of, words
 from benchmarks.support.processes import exit_on_sigterm
 from benchmarks.support.prompts import KINDS
 from benchmarks.support.record import OUT, Record, reason_of
@@ -82,8 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--held-out", type=int, default=0, metavar="N", help=about)
     add("--kinds", type=words, default=list(KINDS), help=f"of them: {','.join(KINDS)}")
     add("--seen", type=int, default=0, metavar="N", help="ask all so often before it counts")
-    add("--config", default="configs/local.yaml", help="ours")
-    add("--set", dest="overrides", action="append", default=[], metavar="K=V", help="ours")
+    add_config_options(parser, "configs/local.yaml")
     add("--laws", type=laws, default=laws("greedy,t0.7"))
     add("--concurrency", type=numbers, default=[1, 4, 16, 32])
     add("--questions-per-category", type=int, metavar="N", help="default: all")
@@ -182,10 +181,6 @@ def main() -> None:
         text = markdown(document)
         arguments.out.with_suffix(".md").write_text(text, "utf-8")
     print(text)
-    try:
-        picture(document, arguments.out.with_suffix(".png"))
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
     if record.failures:
         raise SystemExit(f"not measured: {', '.join(record.failures)}")
 

@@ -25,7 +25,6 @@ WAYS = {
     "vllm": (HTTP, IN_PROCESS),
     "llama": (HTTP,),
     "openvino": (IN_PROCESS,),
-    "transformers": (IN_PROCESS,),
 }
 
 Told = Callable[[], object]

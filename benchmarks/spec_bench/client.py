@@ -58,9 +58,7 @@ class Asker:
 
     extra: fields of every request that are the server's own.  is_ours: it is told each question's
     task, and its id as the seed, so that answers of different runs can be compared.  refused: ids
-    of the questions that the server refused so far.  arrivals: (time, number of tokens), whenever
-    the server told how many it has made: at an answer's end, or in every chunk if it is asked for
-    continuous usage.
+    of the questions that the server refused so far.
     """
 
     server: OpenAIServer
@@ -70,7 +68,6 @@ class Asker:
     extra: dict[str, Any] = field(default_factory=dict)
     is_ours: bool = True
     refused: list[int] = field(default_factory=list)
-    arrivals: list[tuple[float, int]] = field(default_factory=list)
 
     async def ask_all(
         self, questions: Sequence[Question], concurrency: int, answered: Callable[[], object]
@@ -136,10 +133,7 @@ class Asker:
         reason = ""
         submitted = time.perf_counter()
         async for event in self.server.events(body):
-            if counted := event.get("usage"):
-                new = counted["completion_tokens"] - usage.get("completion_tokens", 0)
-                self.arrivals.append((time.perf_counter(), new))
-                usage = counted
+            usage = event.get("usage") or usage
             metrics = event.get("metrics") or {}
             statistics = metrics.get("speculative_decoding") or statistics
             for choice in choices(event):

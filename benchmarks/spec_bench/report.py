@@ -1,14 +1,12 @@
-"""The tables and the picture of the answers to real questions."""
+"""The tables of the answers to real questions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.spec_bench.plan import OURS
 from benchmarks.spec_bench.summary import ALL
-from benchmarks.support.page import head, not_measured, number, origin, pyplot, ratio, row
+from benchmarks.support.page import head, not_measured, number, origin, ratio, row
 
 Record = Mapping[str, Any]
 
@@ -108,69 +106,3 @@ def _categories(records: Sequence[Record]) -> list[str]:
             cells = [ratio(record[name].get(category)) for category in categories]
             lines.append(row([f"{record['system']}: {title}", *cells]))
     return lines
-
-
-def picture(document: Mapping[str, Any], path: Path) -> None:
-    """Draw one row per law: ratios of all systems to their plain modes, ours by category, and
-    acceptance lengths.
-
-    RuntimeError without matplotlib.
-    """
-    plots = pyplot()
-    settings, summary = document["settings"], document["summary"]
-    drafting = [record for record in summary if record["to_own_plain"]]
-    if not drafting:
-        return
-    ours = [record for record in drafting if record["system"] == OURS]
-    laws = settings["laws"]
-    figure, rows = plots.subplots(len(laws), 3, figsize=(17, 3.6 * len(laws)), squeeze=False)
-    for law, (systems, categories, lengths) in zip(laws, rows, strict=True):
-        _bars(
-            systems, settings["concurrency"],
-            {name: _series(drafting, law, name, lambda record: record["to_own_plain"][ALL])
-             for name in dict.fromkeys(record["system"] for record in drafting)},
-        )  # fmt: skip
-        systems.set_title(f"{law}: speed to one's own plain decoding")
-        for axis, field, title in (
-            (categories, "to_own_plain", "ours, speed to plain"),
-            (lengths, "acceptance_length", "ours, tokens per step with drafts"),
-        ):
-            names = [name for name in ours[0]["to_own_plain"] if name != ALL] if ours else []
-            found = {
-                name: _series(ours, law, OURS, lambda record, f=field, n=name: record[f].get(n))
-                for name in names
-            }
-            _bars(axis, settings["concurrency"], found)
-            axis.set_title(f"{law}: {title}")
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plots.close(figure)
-
-
-def _series(records: Sequence[Record], law: str, system: str, field: Any) -> dict[int, Any]:
-    """Estimates by level."""
-    return {
-        record["concurrency"]: found
-        for record in records
-        if (record["law"], record["system"]) == (law, system) and (found := field(record))
-    }
-
-
-def _bars(axis: Any, levels: Sequence[int], series: Mapping[str, Mapping[int, Any]]) -> None:
-    """Bars with intervals: a group per level, a bar per series."""
-    width = 0.8 / max(len(series), 1)
-    for place, (name, found) in enumerate(series.items()):
-        known = [(levels.index(level), each) for level, each in found.items()]
-        values = [each["value"] for _, each in known]
-        errors = [
-            [0.0 if each[end] is None else abs(each["value"] - each[end]) for _, each in known]
-            for end in ("low", "high")
-        ]
-        axis.bar(
-            [level + place * width for level, _ in known], values, width, yerr=errors, label=name,
-            error_kw={"linewidth": 0.8},
-        )  # fmt: skip
-    axis.axhline(1.0, color="black", linewidth=0.8)
-    axis.set_xticks([level + 0.4 - width / 2 for level in range(len(levels))], levels)
-    axis.set_xlabel("requests at a time")
-    axis.legend(fontsize="x-small", ncols=2)

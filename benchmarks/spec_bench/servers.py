@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +17,11 @@ import httpx
 
 from benchmarks.spec_bench.peers.makers import DRAFT_TOKENS, Programs, environment, llama_command
 from benchmarks.spec_bench.peers.vllm_peer import speculative_config
-from benchmarks.support.record import ROOT
+from benchmarks.support.processes import PinnedProcess
 from benchmarks.support.serving import running
 
 # The first start of a mode of vLLM compiles its model for minutes; vLLM keeps the result.
 _READY_S = 900.0
-_STOP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +106,13 @@ def served(
     command: Sequence[str], variables: Mapping[str, str], url: str, log: Path
 ) -> Iterator[None]:
     """Run a server until the end of the block, from when it says that it is healthy."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **variables}, stdout=output, stderr=output,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            _wait_until_healthy(url, process, log)
-            yield
-        finally:
-            _end(process)
+    cores = sorted(os.sched_getaffinity(0))
+    process = PinnedProcess(command, cores, log, variables, is_read=False)
+    try:
+        _wait_until_healthy(url, process)
+        yield
+    finally:
+        process.stop()
 
 
 def _named_vllm(python: Path, folder: Path) -> str:
@@ -142,32 +135,12 @@ def _named_vllm(python: Path, folder: Path) -> str:
     return str(folder)
 
 
-def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_healthy(url: str, process: PinnedProcess) -> None:
     deadline = time.monotonic() + _READY_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
+    while time.monotonic() < deadline and process.is_running:
         try:
             if httpx.get(f"{url}/health", timeout=5).status_code == 200:
                 return
         except httpx.TransportError:
             time.sleep(0.5)
-    tail = log.read_text("utf-8", "replace").splitlines()[-8:]
-    raise RuntimeError(f"it did not come up in {_READY_S:g} s; {log} says:\n" + "\n".join(tail))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the whole process group, because vLLM's engine is a process of its own."""
-    for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            return
-        deadline = time.monotonic() + patience_s
-        while time.monotonic() < deadline:
-            process.poll()
-            try:
-                os.killpg(process.pid, 0)
-            except ProcessLookupError:
-                return
-            time.sleep(0.1)
+    raise RuntimeError(f"it did not come up in {_READY_S:g} s; {process.last_words()}")

@@ -152,7 +152,7 @@ def throughput(cell: Cell) -> float | None:
         ]
         if answers:
             level = min(cell.concurrency, len(answers))
-            rates.append(rate_at_level(answers, level, from_submission=True))
+            rates.append(rate_at_level(answers, level))
     reached = [rate for rate in rates if rate > 0.0]
     return float(np.mean(reached)) if reached else None
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -39,32 +38,12 @@ class Answer:
     events: tuple[tuple[float, int], ...]
     token_ids: tuple[int, ...]
 
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Answer:
-        events = tuple((float(time), int(count)) for time, count in data["events"])
-        return cls(float(data["submitted"]), events, tuple(data["token_ids"]))
-
-    @property
-    def ttft_s(self) -> float:
-        return self.events[0][0] - self.submitted_s
-
-    @property
-    def decode_s(self) -> float:
-        """Seconds from the first tokens to the last."""
-        return self.events[-1][0] - self.events[0][0]
-
-    @property
-    def decode_tokens(self) -> int:
-        """Tokens after the first event: those that were decoded in decode_s."""
-        return self.events[-1][1] - self.events[0][1]
-
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """steps: verify steps with drafts, over all sequences.  drafted, accepted: tokens."""
+    """steps: verify steps with drafts, over all sequences.  accepted: tokens."""
 
     steps: float
-    drafted: float
     accepted: float
 
     @property
@@ -80,18 +59,15 @@ class Result:
     acceptance: Acceptance | None = None
 
 
-def rate_at_level(answers: Sequence[Answer], level: int, *, from_submission: bool) -> float:
+def rate_at_level(answers: Sequence[Answer], level: int) -> float:
     """Tokens per second while `level` answers were running at once; 0 if that never happened.
 
-    Excludes the end of a run, where fewer and fewer answers run at a time.  from_submission: an
-    answer runs from its submission on; otherwise from its first tokens, which are not counted then.
-    The tokens of an event are spread over the time since the previous event.
+    Excludes the end of a run, where fewer and fewer answers run at a time.  An answer runs from its
+    submission on.  The tokens of an event are spread over the time since the previous event.
     """
     spans: list[tuple[float, float, int]] = []  # (from, to, tokens)
     for answer in answers:
-        events = answer.events
-        if from_submission:
-            events = ((answer.submitted_s, 0), *events)
+        events = ((answer.submitted_s, 0), *answer.events)
         for (sooner, few), (later, many) in pairwise(events):
             if later > sooner:
                 spans.append((sooner, later, many - few))

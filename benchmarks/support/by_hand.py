@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.support.answers import Acceptance, Answer, Law, Result
 from benchmarks.support.processes import PinnedProcess
@@ -29,7 +28,6 @@ from cluster.messages import EventFrame, SubmitFrame
 from cluster.rpc.channel import CoordinatorLink, connect_coordinator
 from cluster.rpc.link import Link
 
-_READY = " ready: "
 _JOIN_S = 30.0
 
 
@@ -76,10 +74,11 @@ class Ours:
         self._start("target", "cluster.worker", "target", self._setup.config)
         for name in names:
             self._start(name, "cluster.worker", "draft", self._setup.config, name)
-        target = ["--target", self._ready("target")]
-        drafters = [word for name in names for word in ("--drafter", f"{name}={self._ready(name)}")]
+        addresses = {name: each.ready_address() for name, each in self._processes.items()}
+        target = ["--target", addresses["target"]]
+        drafters = [word for name in names for word in ("--drafter", f"{name}={addresses[name]}")]
         self._start("lead", "cluster.lead", self._setup.config, *target, *drafters)
-        self._address = self._ready("lead")
+        self._address = self._processes["lead"].ready_address()
         asyncio.run(self._wait_until_joined(len(names)))
 
     def stop(self) -> None:
@@ -93,14 +92,6 @@ class Ours:
         """Continue the prompts, `concurrency` at a time; a new one starts whenever one ends."""
         return asyncio.run(self._run(prompts, max_tokens, law, concurrency, seed))
 
-    def status(self) -> dict[str, Any]:
-        """The coordinator's current state."""
-        return asyncio.run(self._status())
-
-    def metrics(self) -> str:
-        """The coordinator's metrics in Prometheus' text format."""
-        return asyncio.run(self._metrics())
-
     def _start(self, name: str, module: str, *words: str) -> None:
         overrides = [word for each in self._setup.overrides for word in ("--set", each)]
         command = [sys.executable, "-m", module, *words, *overrides, "--log-level", "WARNING"]
@@ -109,13 +100,6 @@ class Ours:
         if name == "target" and self._setup.target_cores is not None:
             cores = self._setup.target_cores
         self._processes[name] = PinnedProcess(command, cores, log)
-
-    def _ready(self, name: str) -> str:
-        """Wait for the ready line of a process; returns the address in it."""
-        while True:
-            _, separator, address = self._processes[name].read_line().partition(_READY)
-            if separator:
-                return address.strip()
 
     async def _wait_until_joined(self, num_drafters: int) -> None:
         deadline = time.monotonic() + _JOIN_S
@@ -127,14 +111,6 @@ class Ours:
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"not all workers have joined; see {self._setup.log}")
                 await asyncio.sleep(0.05)
-
-    async def _status(self) -> dict[str, Any]:
-        async with self._link() as link:
-            return await link.status()
-
-    async def _metrics(self) -> str:
-        async with self._link() as link:
-            return (await link.metrics()).decode()
 
     @asynccontextmanager
     async def _link(self) -> AsyncIterator[CoordinatorLink]:
@@ -191,7 +167,6 @@ async def complete(
     stats = [answers[request.id].stats for request in requests]
     acceptance = Acceptance(
         sum(each.num_spec_steps for each in stats),
-        sum(each.num_draft_tokens for each in stats),
         sum(each.num_accepted_draft_tokens for each in stats),
     )
     whole = tuple(answers[request.id].answer() for request in requests)

@@ -47,9 +47,9 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     )
 
 
-def add_config_options(parser: argparse.ArgumentParser) -> None:
-    """--config and --set, as `drafthouse serve` has them."""
-    parser.add_argument("--config", default=DEMO_CONFIG)
+def add_config_options(parser: argparse.ArgumentParser, default: str = DEMO_CONFIG) -> None:
+    """Ours: --config and --set, as `drafthouse serve` has them."""
+    parser.add_argument("--config", default=default)
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="K=V")
 
 
@@ -57,10 +57,3 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     """The options of benchmarks over HTTP."""
     add_config_options(parser)
     parser.add_argument("--url", help="use this running server instead of starting one")
-
-
-def add_hand_options(parser: argparse.ArgumentParser) -> None:
-    """The options of benchmarks without Ray (`benchmarks.support.by_hand`)."""
-    parser.add_argument("--target", default=str(DEMO_TARGET), help="the target's checkpoint")
-    add_config_options(parser)
-    parser.add_argument("--laws", type=laws, default=laws("greedy,t0.8"))

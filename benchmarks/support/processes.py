@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from benchmarks.support.record import ROOT
 from benchmarks.support.serving import child_processes
 
 _STOP_S = 30.0
+_READY = " ready: "
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -27,8 +29,10 @@ class PinnedProcess:
         cores: Sequence[int],
         log: Path,
         environment: Mapping[str, str] | None = None,
+        *,
+        is_read: bool = True,
     ) -> None:
-        """log: file for its stderr."""
+        """log: file for its stderr; and for its stdout, where nobody reads it."""
         pinned = ["taskset", "-c", ",".join(map(str, cores)), *command]
         threads = {"OMP_NUM_THREADS": str(len(cores))}
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +43,7 @@ class PinnedProcess:
                 cwd=ROOT,
                 env={**os.environ, **threads, **(environment or {})},
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdout=subprocess.PIPE if is_read else errors,
                 stderr=errors,
                 text=True,
                 start_new_session=True,
@@ -57,24 +61,27 @@ class PinnedProcess:
         if line:
             return line.rstrip("\n")
         status = self._process.wait()
+        raise RuntimeError(f"process ended with status {status}; {self.last_words()}")
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def last_words(self) -> str:
+        """The end of its log."""
         tail = self._log.read_text("utf-8", "replace").splitlines()[-8:]
-        raise RuntimeError(
-            f"process ended with status {status}; {self._log} says:\n" + "\n".join(tail)
-        )
+        return f"{self._log} says:\n" + "\n".join(tail)
+
+    def ready_address(self) -> str:
+        """Wait for the line in which one of our processes says that it is ready, and where."""
+        while _READY not in (line := self.read_line()):
+            continue
+        return line.partition(_READY)[2].strip()
 
     def cpu_s(self) -> float:
         """CPU seconds used so far by the process and its living descendants."""
         ids = [self._process.pid, *(child for child, _ in child_processes(self._process.pid))]
         return sum(cpu_s(process_id) for process_id in ids)
-
-    def memory_bytes(self) -> tuple[int, int]:
-        """(current, maximum) resident bytes of the process, without descendants."""
-        fields = dict(
-            line.split(":", 1)
-            for line in Path(f"/proc/{self._process.pid}/status").read_text("utf-8").splitlines()
-        )
-        now, peak = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
-        return now, peak
 
     def pause(self) -> None:
         """Pause its process group (SIGSTOP) until `resume`; no error if it has ended."""
@@ -90,7 +97,7 @@ class PinnedProcess:
     def stop(self, patience_s: float = _STOP_S) -> None:
         """Send SIGTERM, later SIGKILL; returns when it and its descendants have ended."""
         children = [child for child, _ in child_processes(self._process.pid)]
-        if self._process.poll() is None:
+        if self.is_running:
             self._process.send_signal(signal.SIGTERM)
             try:
                 self._process.wait(patience_s)
@@ -130,3 +137,12 @@ def is_alive(process_id: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]

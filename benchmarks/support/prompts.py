@@ -44,21 +44,41 @@ class Excerpt:
 def prompts(count: int, tokenizer: Any, kinds: Sequence[str] = ()) -> list[Prompt]:
     """`count` prompts, the kinds in turn.  tokenizer: of transformers, with a chat template."""
     kinds = kinds or list(KINDS)
-    excerpts = _excerpts()
+    found = excerpts()
     made = []
     for index in range(count):
         kind = kinds[index % len(kinds)]
         task, build = KINDS[kind]
-        made.append(Prompt(kind, task, tuple(build(excerpts, index // len(kinds), tokenizer))))
+        made.append(Prompt(kind, task, tuple(build(found, index // len(kinds), tokenizer))))
+    return made
+
+
+def heldout(kind: str, count: int, tokenizer: Any, min_len: int, max_len: int) -> list[list[int]]:
+    """`count` held-out prompts of `kind`, cut to token lengths spread over [min_len, max_len].
+
+    Lengths grow geometrically, so that there are short and long prompts.
+    """
+    encoded = [_encode(tokenizer, each.text) for each in excerpts() if each.kind == kind]
+    made = []
+    for index in range(count):
+        share = index / max(count - 1, 1)
+        length = round(min_len * (max_len / min_len) ** share)
+        ids: list[int] = []
+        for offset in range(len(encoded)):  # long prompts continue with the next excerpt
+            ids += encoded[(index + offset) % len(encoded)]
+            if len(ids) >= length:
+                break
+        made.append(ids[:length])
     return made
 
 
 def held_out_text() -> str:
     """All excerpts, concatenated."""
-    return "\n".join(excerpt.text for excerpt in _excerpts())
+    return "\n".join(excerpt.text for excerpt in excerpts())
 
 
-def _excerpts() -> list[Excerpt]:
+def excerpts() -> list[Excerpt]:
+    """The held-out texts that come with this repository."""
     path = ROOT / "models" / "heldout.jsonl"
     found = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     return [Excerpt(line["kind"], line["path"], line["text"]) for line in found]

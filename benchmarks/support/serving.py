@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -12,14 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from benchmarks.support.record import ROOT
+from deployments.metrics_reader import Page
 
 READY = "Drafthouse is ready:"
-_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +36,9 @@ class Server:
         models = httpx.get(f"{self.url}/v1/models", timeout=30).json()
         return str(models["data"][0]["id"])
 
-    def metrics(self) -> list[tuple[str, str, float]]:
-        """Every sample of /metrics as (name, labels, value)."""
-        samples = []
-        for line in httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines():
-            match = _SAMPLE.match(line)
-            if match:
-                samples.append((match["name"], match["labels"] or "", float(match["value"])))
-        return samples
-
-    def metric(self, name: str, *label_parts: str) -> float:
-        """Sum over the samples of `name` whose labels contain all of `label_parts`."""
-        return sum(
-            value
-            for sample, labels, value in self.metrics()
-            if sample == name and all(part in labels for part in label_parts)
-        )
+    def page(self) -> Page:
+        """What /metrics says now."""
+        return Page.read(httpx.get(f"{self.url}/metrics", timeout=30).text)
 
 
 _ANEW = "coordinator.keep_learned=false"
@@ -93,30 +78,6 @@ def _wait_until_ready(process: subprocess.Popen[str]) -> str:
             assert address is not None, line
             return address.group()
     raise SystemExit(f"the server ended with status {process.wait()} before it was ready")
-
-
-def heldout(kind: str, count: int, tokenizer: Any, min_len: int, max_len: int) -> list[list[int]]:
-    """`count` held-out prompts of `kind`, cut to token lengths spread over [min_len, max_len].
-
-    Lengths grow geometrically, so that there are short and long prompts.
-    """
-    texts = [
-        json.loads(line)["text"]
-        for line in (ROOT / "models" / "heldout.jsonl").read_text("utf-8").splitlines()
-        if json.loads(line)["kind"] == kind
-    ]
-    encoded = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    prompts = []
-    for index in range(count):
-        share = index / max(count - 1, 1)
-        length = round(min_len * (max_len / min_len) ** share)
-        ids: list[int] = []
-        for offset in range(len(encoded)):  # long prompts continue with the next excerpt
-            ids += encoded[(index + offset) % len(encoded)]
-            if len(ids) >= length:
-                break
-        prompts.append(ids[:length])
-    return prompts
 
 
 def child_processes(process_id: int) -> list[tuple[int, str]]:

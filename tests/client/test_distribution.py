@@ -1,7 +1,6 @@
 """drafthouse-client is this folder alone: what its wheel holds, needs and imports.
 
-How long its installation takes depends on the network: `python -m benchmarks.clients.thin` measures
-it.
+How long its installation takes depends on the network: docs/benchmarks/clients has a record of it.
 """
 
 from __future__ import annotations

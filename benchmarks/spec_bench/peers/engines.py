@@ -162,7 +162,7 @@ def serve_questions(line: TextIO, answer: Callable[[Question], Reply]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("maker", choices=["vllm", "openvino", "transformers"])
+    add("maker", choices=["vllm", "openvino"])
     add("model")
     add("--mode", required=True)
     add("--draft", default="")

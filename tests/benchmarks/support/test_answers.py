@@ -16,18 +16,12 @@ def answer(*events: tuple[float, int], submitted: float = 0.0) -> Answer:
     return Answer(submitted, events, tuple(range(events[-1][1])))
 
 
-def test_decoding_starts_at_the_first_tokens() -> None:
-    one = answer((2.0, 3), (3.0, 5), (4.0, 9))
-    assert one.ttft_s == 2.0
-    assert one.decode_s == 2.0
-    assert one.decode_tokens == 6
+def test_lengths_count_the_targets_own_tokens() -> None:
+    assert Acceptance(2, 6).mean_length == 4.0
 
 
-def test_the_rate_is_that_of_decoding_alone() -> None:
-    side_by_side = (answer((10.0, 1), (12.0, 5)), answer((10.0, 2), (12.0, 6)))
-    assert rate_at_level(side_by_side, 2, from_submission=False) == 4.0
-    assert rate_at_level([answer((1.0, 2))], 1, from_submission=False) == 0.0
-    assert Acceptance(2, 8, 6).mean_length == 4.0
+def test_no_rate_without_any_time_at_the_level() -> None:
+    assert rate_at_level([answer((1.0, 2))], 2) == 0.0
 
 
 def test_the_rate_at_a_level_leaves_out_the_end_with_fewer_at_a_time() -> None:
@@ -35,12 +29,10 @@ def test_the_rate_at_a_level_leaves_out_the_end_with_fewer_at_a_time() -> None:
     fast = answer((1.0, 1), (2.0, 9), submitted=0.0)
     slow = answer((1.0, 1), (3.0, 9), submitted=0.0)
     last = answer((2.0, 1), (4.0, 9), submitted=2.0)
-    # [1, 2]: 8 and 4 tokens; [2, 3]: 4 and 4; [3, 4] is the last one's alone.
-    assert rate_at_level([fast, slow, last], 2, from_submission=False) == pytest.approx(10.0)
-    assert rate_at_level([fast, slow, last], 1, from_submission=False) == pytest.approx(8.0)
-    assert rate_at_level([fast, slow, last], 3, from_submission=False) == 0.0
-    # [0, 1] brought the first tokens of two.
-    assert rate_at_level([fast, slow], 2, from_submission=True) == pytest.approx((2 + 12) / 2)
+    # [0, 1]: one token each; [1, 2]: 8 and 4; [2, 3]: 4 and 4; [3, 4] is the last one's alone.
+    assert rate_at_level([fast, slow, last], 2) == pytest.approx((2 + 12 + 8) / 3)
+    assert rate_at_level([fast, slow, last], 1) == pytest.approx((2 + 12 + 8 + 4) / 4)
+    assert rate_at_level([fast, slow, last], 3) == 0.0
 
 
 def test_laws_are_named_by_their_temperature() -> None:

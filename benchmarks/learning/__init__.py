@@ -1,1 +1,0 @@
-"""How much of a shifted domain's loss a drafter gets back by learning from recorded traffic."""
