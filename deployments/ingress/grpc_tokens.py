@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -80,11 +79,7 @@ class TokenCalls:
         if len(token_ids) == 0:
             raise RequestError.at("token_ids", "empty; send at least one token")
         check_ids(token_ids, "token_ids", self._ingress.limits)
-        # A message of some megabytes holds many tokens.
-        text = await asyncio.to_thread(
-            self._ingress.tokenizer.decode, token_ids, skip_special_tokens=False
-        )
-        return pb.DetokenizeResponse(text=text)
+        return pb.DetokenizeResponse(text=await self._ingress.detokenize(token_ids))
 
     def _check_named(self, model: str) -> None:
         if model:

@@ -263,6 +263,12 @@ class Ingress:
             )
         return token_ids
 
+    async def detokenize(self, token_ids: TokenArray) -> str:
+        """The text of tokens, special ones included."""
+        # A message of some megabytes holds many tokens.
+        decode = self.tokenizer.decode
+        return await asyncio.to_thread(decode, token_ids, skip_special_tokens=False)
+
     def count_refusal(self, error: DrafthouseError) -> None:
         """Count a request that the ingress itself refused."""
         self.recorder.add(metrics.REJECTED, code=error.code)

@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
-
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from cluster import metrics
 from cluster.metrics import Metric, vllm_metrics
+from deployments.metrics_reader import Page
 
 
+@dataclass(frozen=True, slots=True)
 class _Series:
-    """The samples of a page of metrics, by their names."""
+    """A page of metrics, by our own names of them."""
 
-    def __init__(self, page: bytes) -> None:
-        self._samples: defaultdict[str, list[Sample]] = defaultdict(list)
-        for family in text_string_to_metric_families(page.decode()):
-            for sample in family.samples:
-                self._samples[sample.name].append(sample)
+    page: Page
 
-    def of(self, metric: Metric) -> list[Sample]:
-        return self._samples[f"{metric.name}{'_total' if metric.kind == 'counter' else ''}"]
+    def values(self, metric: Metric) -> list[float]:
+        """Of all processes and labels."""
+        return list(self.page.samples.get(_name(metric), {}).values())
 
     def total(self, metric: Metric) -> float:
-        """Return the sum over all processes and labels."""
-        return _plain(sum(sample.value for sample in self.of(metric)))
+        return _plain(sum(self.values(metric)))
 
     def by(self, metric: Metric, label: str) -> dict[str, float]:
         """Return the sums of each value of the label."""
-        sums: defaultdict[str, float] = defaultdict(float)
-        for sample in self.of(metric):
-            sums[sample.labels[label]] += sample.value
+        sums = self.page.by(_name(metric), label)
         return {value: _plain(number) for value, number in sums.items()}
+
+
+def _name(metric: Metric) -> str:
+    return f"{metric.name}{'_total' if metric.kind == 'counter' else ''}"
 
 
 def stats_of(page: bytes, model_name: str) -> dict[str, Any]:
     """Return what a page of metrics amounts to: counts since the processes began, and the moment's
     gauges."""
-    series = _Series(page)
+    series = _Series(Page.read(page.decode()))
     rates = series.by(metrics.TOKEN_RATE, "kind")
     return {
         "model": model_name,
@@ -58,7 +54,7 @@ def stats_of(page: bytes, model_name: str) -> dict[str, Any]:
         },
         "tokens_per_s": {"prompt": rates.get("prompt", 0), "generation": rates.get("output", 0)},
         # Every coordinator sees the same targets.
-        "kv_cache_usage": max(_values(series.of(vllm_metrics.KV_USAGE)), default=0.0),
+        "kv_cache_usage": max(series.values(vllm_metrics.KV_USAGE), default=0.0),
         "missing_processes": series.total(metrics.MISSING_PROCESSES),
     }
 
@@ -68,7 +64,7 @@ def _spec_decode(series: _Series) -> dict[str, Any]:
     drafted = series.by(metrics.NUM_DRAFT_TOKENS, "drafter")
     accepted = series.by(metrics.NUM_ACCEPTED_TOKENS, "drafter")
     by_place = series.by(metrics.NUM_ACCEPTED_PER_POS, "position")
-    speedups = _values(series.of(metrics.SPEEDUP))
+    speedups = series.values(metrics.SPEEDUP)
     return {
         "num_drafts": num_drafts,
         **_acceptance(sum(drafted.values()), sum(accepted.values())),
@@ -97,7 +93,3 @@ def _plain(number: float) -> float:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
-
-
-def _values(samples: Iterable[Sample]) -> list[float]:
-    return [sample.value for sample in samples]

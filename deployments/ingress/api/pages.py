@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import html
 import importlib.metadata
 from collections.abc import Awaitable, Callable
@@ -180,9 +179,7 @@ class Pages:
         tokens = await read_object(
             request, ingress.config.ingress, lambda values: parse_detokenize(values, ingress.limits)
         )
-        # A body of some megabytes holds many tokens.
-        text = await asyncio.to_thread(ingress.tokenizer.decode, tokens, skip_special_tokens=False)
-        return JSONResponse({"prompt": text})
+        return JSONResponse({"prompt": await ingress.detokenize(tokens)})
 
 
 def front_page(request: Request, limits: Limits, version: str) -> Response:
