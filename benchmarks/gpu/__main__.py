@@ -36,7 +36,7 @@ from benchmarks.gpu.report import markdown
 from benchmarks.gpu.speed import WARM_UP_ROUNDS, Decoder, speculative_row
 from benchmarks.grown.layers import SHAPES, Shape
 from benchmarks.support.options import DEMO_DRAFT, DEMO_TARGET, parser_of
-from benchmarks.support.prompts import excerpts
+from benchmarks.support.prompts import heldout
 from benchmarks.support.record import OUT
 from cluster.config.schema import EngineConfig
 from cluster.draft.base import DrafterContext
@@ -142,19 +142,8 @@ def measure_batch(
 
 
 def heldout_prompts(count: int, length: int) -> list[list[int]]:
-    """Concatenated held-out code, cut into `count` prompts of `length` tokens."""
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_TARGET)
-    ids: list[int] = []
-    for excerpt in excerpts():
-        if excerpt.kind == "code":
-            ids += tokenizer(excerpt.text, add_special_tokens=False)["input_ids"]
-        if len(ids) >= count * length:
-            break
-    if len(ids) < length:
-        raise SystemExit("error: models/heldout.jsonl has too little code for one prompt")
-    # If the text is too short for all prompts, they overlap.
-    stride = min(length, max(1, (len(ids) - length) // max(count - 1, 1)))
-    return [ids[start : start + length] for start in range(0, count * stride, stride)]
+    """Held-out code: `count` prompts of `length` tokens."""
+    return heldout("code", count, AutoTokenizer.from_pretrained(DEMO_TARGET), length, length)
 
 
 def _engine_config(model: Path, dtype: Any, arguments: argparse.Namespace) -> EngineConfig:

@@ -9,14 +9,12 @@ from dataclasses import replace
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.grown.layers import Grower, Shape, Weights, shape_of
+from benchmarks.grown.layers import DTYPES, Grower, Shape, Weights, shape_of
 from benchmarks.support.options import DEMO_TARGET
 from cluster.config.schema import EngineConfig
 from cluster.engine.attention import seam
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.loading.probe import probe_layers
-
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 

@@ -39,12 +39,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from benchmarks.grown.layers import SHAPES, Grower, Shape, Weights, logits_of
+from benchmarks.grown.layers import DTYPES, SHAPES, Grower, Shape, Weights, logits_of
 from benchmarks.support.options import DEMO_TARGET, parser_of
 from benchmarks.support.prompts import heldout
 
 TOLERANCE = 2e-3  # for float32 logits, whose range is a few tens
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _TEXT_LEN = 192
 
 

@@ -29,6 +29,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 Weights = dict[str, torch.Tensor]
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 _FILL_STD = 0.02
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")

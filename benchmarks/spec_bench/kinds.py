@@ -84,7 +84,7 @@ def predictions(config: Config, asked: Sequence[Ask], law: SamplingParams) -> di
             llm.tokenizer.apply_chat_template([{"role": "user", "content": asked[place].turns[0]}])
             for place in places
         ]
-        answers = llm.generate(prompts, [replace(law, seed=place + 1) for place in places])
+        answers = llm.generate(list(prompts), [replace(law, seed=place + 1) for place in places])
     texts = [answer.text for answer in answers]
     return {place: edited(text, texts, place) for place, text in zip(places, texts, strict=True)}
 
