@@ -65,8 +65,8 @@ class GrpcApi:
             yield generation_pb2.GenerateResponse()
 
     async def _responses(self, body: Any, context: Any) -> AsyncIterator[GenerationResponse]:
+        caller = self._caller(context)
         try:
-            caller = self._caller(context)
             message = read_message(generation_pb2.GenerateRequest, body, self._ingress)
             request = decode_request(message)
             segment = dict(context.invocation_metadata() or ()).get(SEGMENT.lower(), "")
@@ -98,18 +98,19 @@ class GrpcApi:
         try:
             self._caller(context)
             return await self._tokens.answer(method, body)
-        except DrafthouseError as error:
-            _set_status(context, error)
-            raise error from None
         except Exception as error:  # noqa: BLE001
-            bug = hidden(error, "?")
-            _set_status(context, bug)
-            raise bug from None
+            refusal = error if isinstance(error, DrafthouseError) else hidden(error, "?")
+            _set_status(context, refusal)
+            raise refusal from None
 
     def _caller(self, context: Any) -> Caller:
-        """Return who calls, on our own listener or through Serve's proxy."""
+        """Return who calls, on our own listener or through Serve's proxy; a refusal is counted."""
         sent = dict(context.invocation_metadata() or ())
-        return self._ingress.keys.caller(sent.get("authorization"), sent.get("x-api-key"))
+        try:
+            return self._ingress.keys.caller(sent.get("authorization"), sent.get("x-api-key"))
+        except DrafthouseError as error:
+            self._ingress.count_refusal(error)
+            raise
 
     async def check(self, body: Any, context: Any) -> Any:
         """grpc.health.v1.Health/Check.  Raises, as Serve's proxy wants it of a unary call."""

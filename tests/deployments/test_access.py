@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,10 @@ async def test_grpc_asks_for_the_same_keys(tokenizer: Tokenizer, write: Write) -
         assert dict(refused.value.trailing_metadata())["drafthouse-code"] == "invalid_api_key"
         assert await models(empty, metadata=(("authorization", "Bearer alice"),))
         assert [answer async for answer in generate(channel, "alice")]
+        refusals = re.findall(
+            rb"^drafthouse_rejected_requests_total.* (\S+)$", here.ingress.recorder.render(), re.M
+        )
+    assert list(map(float, refusals)) == [4.0]
 
 
 async def test_a_class_that_the_key_may_not_use_is_forbidden(
