@@ -1,4 +1,4 @@
-"""Reads the prompts of `drafthouse evaluate`: JSON, one prompt a line, in any of three forms.
+"""Reads the prompts of `drafthouse evaluate` and `bench`: JSON, one a line, in any of three forms.
 
     {"prompt": "...", "task": "code", "segment": "trial"}          our own
     {"question_id": 81, "category": "writing", "turns": ["..."]}   Spec-Bench's; its first turn
@@ -58,7 +58,9 @@ def read_prompts(path: Path, tasks: Collection[str]) -> list[Prompt]:
     return found
 
 
-def _prompt(line: Mapping[str, Any], tasks: Collection[str]) -> Prompt:
+def _prompt(line: Any, tasks: Collection[str]) -> Prompt:
+    if not isinstance(line, Mapping):
+        raise TypeError("it is no object")
     body = line.get("body", line)
     metadata = body.get("metadata") or {}
     task = str(body.get("task") or metadata.get("task") or body.get("category") or "")
@@ -70,9 +72,9 @@ def _prompt(line: Mapping[str, Any], tasks: Collection[str]) -> Prompt:
         text = str(body["turns"][0])
         messages = ({"role": "user", "content": text},)
     else:
-        text = body["prompt"]
+        text = body.get("prompt")
         if not isinstance(text, str):
-            raise ValueError("its prompt is no text")
+            raise ValueError("its prompt is no text" if text else "it has none of them")
     temperature = body.get("temperature")
     max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
     return Prompt(

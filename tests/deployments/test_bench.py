@@ -189,8 +189,9 @@ def test_it_is_written_as_json_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("line", "wrong"),
-    [("{", "line 1"), ("[]", "expected an object"), ('{"text": "a"}', "expected an object"),
-     ('{"messages": []}', "messages are for the chat endpoint"), ("", "no prompt in it")],
+    [("{", "line 1"), ("[]", "no object"), ('{"text": "a"}', "send one JSON object"),
+     ('{"messages": [{"content": "a"}]}', "messages are for the chat endpoint"),
+     ("", "there is no prompt")],
 )  # fmt: skip
 def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str, wrong: str) -> None:
     path = tmp_path / "prompts.jsonl"
