@@ -7,6 +7,7 @@ from cluster.metrics import vllm_metrics
 from deployments.dashboards.capacity import REQUESTS_AT_ONCE
 from deployments.dashboards.panels import Dashboard, Graph, Row
 from deployments.dashboards.query import gauge, or_zero, quantiles, rate, share
+from deployments.dashboards.speculation import TOKENS_PER_STEP
 
 _TRAFFIC = Row(
     "Traffic",
@@ -85,13 +86,7 @@ _DRAFTS = Row(
             {"{{why}}": or_zero(rate(metrics.PLAIN_STEPS, "why"))},
             "Steps without drafts of texts that could have had some, by reason (docs/metrics.md).",
         ),
-        Graph(
-            "Tokens per step of a text",
-            "short",
-            {"{{task}}": f"1 + {share(metrics.NUM_ACCEPTED_TOKENS, metrics.SPEC_STEPS, 'task')}"},
-            "The mean acceptance length: the accepted draft tokens and one of the target's own. "
-            "Of steps that verified drafts.",
-        ),
+        TOKENS_PER_STEP,
     ],
 )
 

@@ -6,6 +6,14 @@ from cluster import metrics
 from deployments.dashboards.panels import Dashboard, Graph, Row
 from deployments.dashboards.query import gauge, or_zero, rate, share
 
+TOKENS_PER_STEP = Graph(
+    "Tokens per step of a text",
+    "short",
+    {"{{task}}": f"1 + {share(metrics.NUM_ACCEPTED_TOKENS, metrics.SPEC_STEPS, 'task')}"},
+    "The mean acceptance length: the accepted draft tokens and one of the target's own. "
+    "Of steps that verified drafts.",
+)
+
 _ACCEPTANCE = Row(
     "Acceptance",
     [
@@ -28,14 +36,7 @@ _ACCEPTANCE = Row(
             "Accepted draft tokens / verified ones, of all drafters.",
             most=1,
         ),
-        Graph(
-            "Tokens per step of a text",
-            "short",
-            {
-                "{{task}}": f"1 + {share(metrics.NUM_ACCEPTED_TOKENS, metrics.SPEC_STEPS, 'task')}",
-            },
-            "The mean acceptance length: the accepted draft tokens and one of the target's own.",
-        ),
+        TOKENS_PER_STEP,
         Graph(
             "Accepted at a depth",
             "percentunit",
