@@ -8,6 +8,7 @@ them again.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from cluster.errors import ConfigError
 from cluster.messages import WorkerDescription
 from cluster.models.resolve import resolve, resolve_head
 from cluster.models.weights import check_finite
+from cluster.worker.priority import freeze_gc
 from cluster.worker.residents import ResidentDrafter, Residents
 
 if TYPE_CHECKING:
@@ -131,6 +133,8 @@ class Swaps:
         for drafter in loaded:
             log.info("drafter made anew name=%s model=%s", drafter.name, drafter.model.model_hash)
         del former  # here, and not in the engine's thread
+        if loaded and gc.get_freeze_count():
+            freeze_gc()  # a model is in circles of references, which nobody else looks for then
 
     def _loaded(self, wanted: Config, name: str) -> ResidentDrafter:
         from cluster.engine.engine import Engine

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from cluster import metrics
+from cluster.config.schema import Config
 from cluster.core import SamplingParams
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.suffix import NgramCacheOptions, SuffixDrafter, SuffixOptions
 from cluster.engine.work import Output
 from cluster.messages import Open, Sample
+from cluster.worker.priority import freeze_gc
 from cluster.worker.residents import Residents
+from cluster.worker.swap import Swaps
 from tests.support.coordinator.house import collect, house, request, text_of
 from tests.support.worker.residents import GreedyOracle, resident, resident_text
 from tests.support.worker.stage import Peer, hosted, stage, worker_of
@@ -236,3 +241,22 @@ async def test_a_drafter_that_is_replaced_does_not_end_in_the_engines_thread() -
         assert await built.connect().written(opened(drafters=("a",))) == [plain()]
         held = weakref.ref(former.pop())
         assert held() is None  # nobody else has it
+
+
+def test_a_drafter_that_is_replaced_is_freed_though_it_was_excluded_from_collections() -> None:
+    former = GreedyOracle()  # in a circle, as drafters with models are
+    held = weakref.ref(former)
+    residents = Residents([resident(former)])
+    del former
+    engine: Any = None
+    later = [resident(GreedyOracle())]
+    swaps = Swaps(
+        engine, Config(), residents, lambda config, name: later[0],
+        lambda drafters: [residents.exchange(drafter) for drafter in drafters],
+    )  # fmt: skip
+    freeze_gc()
+    try:
+        swaps.use(Config(), later)
+        assert held() is None
+    finally:
+        gc.unfreeze()
