@@ -6,12 +6,18 @@ Texts and drafters are artificial (`benchmarks.replay.synthetic`), so nothing he
 trained drafter brings.  Three specialists are each right more often in texts of one kind.  The loop
 is told no kind.  It is compared with one that may ask each text's own specialist alone, and what a
 drafter costs that is never right is measured.
+
+    python -m benchmarks.replay.ensembles --texts TEXTS --out docs/benchmarks/replay/real.jsonl
+
+TEXTS: recorded by `benchmarks.replay.record` with real specialists, each under the name of its
+task.  The loop is compared with the same oracle, and with itself where it has one drafter alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,7 +30,7 @@ from benchmarks.replay.machines import MACHINES
 from benchmarks.replay.synthetic import KINDS, USELESS, Leads, kind_at, specialists
 from cluster.plan.resident import EVERYONE
 from cluster.simulate.replay import Adaptive, Playing, Simulation, Step, Times
-from cluster.simulate.texts import RecordedText
+from cluster.simulate.texts import RecordedText, load
 from cluster.simulate.world import Machine, Pool, recorded
 from cluster.spec.budget import Ask
 
@@ -114,6 +120,19 @@ class Found:
     with_useless: Speeds
 
 
+@dataclass(frozen=True, slots=True)
+class FoundRecorded:
+    """The speeds of one cell along recorded texts.  alone: of the loop with one drafter."""
+
+    machine: str
+    law: str
+    num_sequences: int
+    num_texts: int
+    learned: Speeds
+    oracle: Speeds
+    alone: dict[str, Speeds]
+
+
 _texts = functools.cache(functools.partial(specialists, 24))
 
 
@@ -129,6 +148,22 @@ def judge(name: str, leads: Leads, num_sequences: int, seconds: float = _SECONDS
                 (Watched, KINDS), (Oracle, KINDS), (Told, KINDS), (Watched, (*KINDS, USELESS))
             )
         ),
+    )  # fmt: skip
+
+
+def judge_recorded(
+    name: str, texts: Sequence[RecordedText], num_sequences: int, seconds: float
+) -> FoundRecorded:
+    """Play one cell.  texts: of one law."""
+    machine, names = replace(MACHINES[name], read_s=_READ_S), tuple(texts[0].trees)
+
+    def played(policy: type[Watched], names: Sequence[str]) -> Speeds:
+        return _played(policy, machine, texts, names, num_sequences, seconds)
+
+    law = "sampled" if texts[0].is_sampled else "greedy"
+    return FoundRecorded(
+        name, law, num_sequences, len(texts), played(Watched, names), played(Oracle, names),
+        {each: played(Watched, (each,)) for each in names},
     )  # fmt: skip
 
 
@@ -160,25 +195,54 @@ def cells(machines: Sequence[str]) -> Iterator[tuple[str, Leads, int]]:
                 yield name, leads, num_sequences
 
 
+def _append(out: Path | None, found: Found | FoundRecorded) -> None:
+    if out:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(found)) + "\n")
+
+
+def _shares(one: Speeds, other: Speeds) -> str:
+    return f"{one.known / other.known:.3f} ({one.whole / other.whole:.3f})"
+
+
+def _of_recorded(
+    texts: Sequence[RecordedText], machines: Sequence[str], seconds: float
+) -> Iterator[FoundRecorded]:
+    """Play all cells of the texts that have a specialist and are long enough."""
+    usable = [
+        each for each in texts if each.task in each.trees and len(each.token_ids) > KNOWN_AFTER
+    ]
+    by_law = [[each for each in usable if each.is_sampled is law] for law in (False, True)]
+    cells = list(itertools.product(machines, filter(None, by_law), SIZES))
+    for name, law, num_sequences in tqdm(cells, file=sys.stderr):
+        yield judge_recorded(name, law, num_sequences, seconds)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.replay.ensembles", description=__doc__)
     parser.add_argument("--out", type=Path, help="a file of one JSON object a line, to append to")
+    parser.add_argument("--texts", type=Path, help="recorded ones, in place of artificial ones")
     parser.add_argument("--machines", default="cpu,gpu", help="separated by commas")
     parser.add_argument("--seconds", type=float, default=_SECONDS, help="virtual, of each cell")
     options = parser.parse_args(arguments)
+    machines = options.machines.split(",")
+    if options.texts:
+        print("| machine | law | texts | learned | one drafter alone ...")
+        for real in _of_recorded(load(options.texts), machines, options.seconds):
+            _append(options.out, real)
+            shares = [_shares(real.learned, real.oracle)]
+            shares += [f"{each} {_shares(own, real.oracle)}" for each, own in real.alone.items()]
+            cell = f"{real.machine} | {real.law} | {real.num_sequences}"
+            print(f"| {cell} | {' | '.join(shares)} |", flush=True)
+        return 0
     print("| machine | drafters | texts | learned | told | with a useless one |")
     print("|" + "---|" * 6)
-    for name, leads, count in tqdm(list(cells(options.machines.split(","))), file=sys.stderr):
+    for name, leads, count in tqdm(list(cells(machines)), file=sys.stderr):
         found = judge(name, leads, count, options.seconds)
-        if options.out:
-            with options.out.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(asdict(found)) + "\n")
+        _append(options.out, found)
         shares = (
-            f"{one.known / other.known:.3f} ({one.whole / other.whole:.3f})"
-            for one, other in (
-                (found.learned, found.oracle), (found.told, found.oracle),
-                (found.with_useless, found.learned),
-            )
+            _shares(found.learned, found.oracle), _shares(found.told, found.oracle),
+            _shares(found.with_useless, found.learned),
         )  # fmt: skip
         print(f"| {name} | {leads} | {count} | {' | '.join(shares)} |", flush=True)
     return 0
