@@ -32,8 +32,8 @@ class DrafterReplicas:
         self._faults: dict[str, Counter[str]] = {}
         self._said = OnceAMinute()
         self._config = config
-        # By drafter and replica; one that a replica's former life opened stays open.
-        self.breakers: dict[tuple[str, str], CircuitBreaker] = {}
+        # By drafter, replica and model; one that a replica's former life opened stays open.
+        self.breakers: dict[tuple[str, str, str], CircuitBreaker] = {}
 
     def __iter__(self) -> Iterator[DrafterReplica]:
         for replicas in self._by_name.values():
@@ -49,10 +49,11 @@ class DrafterReplicas:
         description: WorkerDescription,
         link: DrafterLink,
     ) -> DrafterReplica:
-        """Take a replica in, with the breaker of its former life."""
+        """Take a replica in, with the breaker of its former life with the same model."""
         config = self._config
         breaker = self.breakers.setdefault(
-            (name, replica_id), CircuitBreaker(config.breaker_failures, config.breaker_reset_s)
+            (name, replica_id, description.model_hash),
+            CircuitBreaker(config.breaker_failures, config.breaker_reset_s),
         )
         replica = DrafterReplica(
             name, replica_id, description, link, breaker, config.max_frame_tokens
@@ -92,7 +93,7 @@ class DrafterReplicas:
         if failed:
             self.record_fault(replica, "link", now)
         # Under new ids each start would leave a breaker behind.
-        live = {(other.name, other.id) for other in self}
+        live = {(other.name, other.id, other.description.model_hash) for other in self}
         for key in [key for key, breaker in self.breakers.items() if breaker.is_history(now)]:
             if key not in live:
                 del self.breakers[key]

@@ -32,6 +32,18 @@ async def test_the_status_lists_faults_and_who_is_left_alone() -> None:
     assert 'drafthouse_drafter_faults_total{drafter="b",why="refused"} 3.0' in metrics
 
 
+async def test_another_model_in_a_drafters_place_does_not_inherit_its_open_breaker() -> None:
+    async with house(breaker_failures=3) as stage:
+        stage.add_target(ToyTarget())
+        failing = RefusingDrafter("b", oracle_chain(), code=WorkerError.code, model_hash="old")
+        stage.add_drafter(failing)
+        await ask(stage, 3)
+        stage.add_drafter(ToyDrafter("b", oracle_chain(), model_hash="old"))
+        assert stage.coordinator.status()["left_alone"] == ["b"], "the same one, started anew"
+        stage.add_drafter(ToyDrafter("b", oracle_chain(), model_hash="new"))
+        assert stage.coordinator.status()["left_alone"] == []
+
+
 async def test_a_request_that_a_drafter_cannot_serve_is_no_fault_of_it() -> None:
     async with house() as stage:
         stage.add_target(ToyTarget())
