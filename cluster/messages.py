@@ -302,9 +302,10 @@ class VerdictFrame:
     """Target to coordinator: a step's results for the coordinator's texts.
 
     refusals: texts that the target does not run, or not any more.  serial: as in `StepFrame`.
-    load: sent with every heartbeat.  load, adapters: sent when adapters change, and when
-    coordinators come or go.  report: of the step; samples: the target's own metrics; status: a JSON
-    object.  These three go to only one of the coordinators, which counts them.
+    load: sent with every heartbeat.  load, adapters, engines (empty = as described): sent when the
+    target is reconfigured, and when coordinators come or go.  report: of the step; samples: the
+    target's own metrics; status: a JSON object.  These three go to only one of the coordinators,
+    which counts them.
     """
 
     verdicts: tuple[TextVerdict, ...] = ()
@@ -316,6 +317,7 @@ class VerdictFrame:
     samples: tuple[Sample, ...] = ()
     status: str = ""
     load: Load | None = None
+    engines: tuple[EngineState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -84,9 +84,9 @@ def llm(llama_folder: Path, folders: dict[str, Path]) -> Iterator[LLM]:
         yield opened
 
 
-def put(llm: LLM, folder: Path) -> None:
+def put(llm: LLM, folder: Path, **engine: int) -> None:
     options = llm.config.drafters["lm"].options
-    told = {**options, "engine": {**options["engine"], "model": str(folder)}}
+    told = {**options, "engine": {**options["engine"], "model": str(folder), **engine}}
     llm.reconfigure({"drafters": {"lm": {"options": told}}})
 
 
@@ -102,6 +102,12 @@ def worth(llm: LLM, folder: Path) -> float:
             if (row["version"], row["law"]) == (wanted, "greedy") and row["trees"] > 20:
                 return float(row["accepted"]["4"])
     raise AssertionError(f"{wanted} does not draft")
+
+
+def cache_tokens(llm: LLM) -> int:
+    """Of the drafter's engine, as the status tells of it."""
+    (found,) = (each["kv_tokens"] for each in llm.status()["engines"] if each["name"] == "lm")
+    return int(found)
 
 
 def test_texts_under_way_are_the_targets_own_whatever_takes_the_drafters_place(
@@ -132,8 +138,10 @@ def test_texts_under_way_are_the_targets_own_whatever_takes_the_drafters_place(
 def test_a_model_has_its_own_score_and_finds_it_again(llm: LLM, folders: dict[str, Path]) -> None:
     put(llm, folders["right"])
     assert worth(llm, folders["right"]) > 1.0
-    put(llm, folders["permuted"])
+    whole = cache_tokens(llm)
+    put(llm, folders["permuted"], num_pages=32)
     assert worth(llm, folders["permuted"]) < 0.5
+    assert cache_tokens(llm) < whole, "the status tells of the engine that drafts now"
     put(llm, folders["right"])
     assert worth(llm, folders["right"]) > 1.0
 

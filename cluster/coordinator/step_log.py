@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster import metrics
 from cluster.coordinator.activity import ActivityLog
-from cluster.coordinator.engines import forget_engines
+from cluster.coordinator.engines import forget_engines, record_engines
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.session import Session, Status
 from cluster.coordinator.statistics import Attribution
@@ -19,6 +19,7 @@ from cluster.core import Request
 from cluster.messages import Sample, StepReport, TextVerdict
 from cluster.metrics import Metric, vllm_metrics
 from cluster.metrics.recorder import Recorder
+from cluster.models.engine_state import EngineState
 from cluster.plan.fence import Fence
 from cluster.plan.samples import enter
 from cluster.requests.plain_why import PlainWhy
@@ -106,6 +107,13 @@ class StepLog:
         self._scores.record(self._recorder)
         for kind, rate in self._activity.rates.items():
             self._recorder.set(metrics.TOKEN_RATE, rate, kind=kind)
+
+    def renew_engines(self, seat: TargetSeat, engines: tuple[EngineState, ...]) -> None:
+        """A drafter inside the target was made anew: export what computes now."""
+        with self._metrics:
+            forget_engines(self._recorder, seat.id, seat.description)
+            seat.description = replace(seat.description, engines=engines)
+            record_engines(self._recorder, seat.id, seat.description)
 
     def forget(self, seat: TargetSeat) -> None:
         """The target has left: what it last said of itself is not true any more."""

@@ -125,8 +125,11 @@ class TargetLinks:
     async def _read_all(self, seat: TargetSeat) -> None:
         async for frame in seat.link:
             seat.liveness.heard(frame)
-            if frame.adapters is not None and self._table.seats.get(seat.id) is seat:
-                self._adapters.said(seat.id, frame.adapters)
+            if self._table.seats.get(seat.id) is seat:
+                if frame.adapters is not None:
+                    self._adapters.said(seat.id, frame.adapters)
+                if frame.engines:
+                    self._log.renew_engines(seat, frame.engines)
             self._relay.take(seat, frame)
             self._table.admit()
             # Clients and drafters hear of it first.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +99,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     parts = target_parts(engine, config)
     residents = parts.residents
     scores = DraftScores(Roster.of(config, residents.names), TaskInference.of(config))
+    own_state = _state_of(engine, parts.verifier)
     description = WorkerDescription(
         worker_id=worker_id or _unique("target"),
         role="target",
@@ -116,7 +117,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         residents=residents.names,
         refused=parts.refused,
         made_for=residents.made_for,
-        engines=(_state_of(engine, parts.verifier), *_states(residents.engines)),
+        engines=(own_state, *_states(residents.engines)),
     )
     worker = TargetWorker(
         parts.verifier, description,
@@ -125,10 +126,16 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         prepare=parts.grammars.prepare,
     )  # fmt: skip
     worker.streams.announce(AdapterList(engine.adapters.references))
+
+    def exchange(drafters: Sequence[ResidentDrafter]) -> Sequence[ResidentDrafter]:
+        former = worker.exchange(drafters)
+        worker.use_engines((own_state, *_states(residents.engines)))
+        return former
+
     worker.swaps = Swaps(
         engine, config, residents,
         lambda wanted, name: _resident(engine, wanted, name, parts.grammars, beside=True),
-        worker.exchange,
+        exchange,
     )  # fmt: skip
     return worker
 

@@ -20,6 +20,7 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
+from cluster.models.engine_state import EngineState
 from cluster.plan import autoscaling
 from cluster.plan.controller import Controller
 from cluster.rpc.duplex import run_until_first_ends
@@ -100,6 +101,12 @@ class TargetWorker:
         May be called from any thread but the engine's, and in that thread the former ones end: to
         free a model or to close a file takes time."""
         return self._mailbox.call(lambda: self._loop.exchange(drafters)).result()
+
+    def use_engines(self, engines: tuple[EngineState, ...]) -> None:
+        """Describe these in place of the former ones; coordinators that are there hear of them with
+        the next announcement."""
+        self._description = replace(self._description, engines=engines)
+        self.streams.engines = engines
 
     def describe(self) -> WorkerDescription:
         return self._description

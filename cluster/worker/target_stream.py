@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from cluster.errors import CapacityError, WorkerError
 from cluster.messages import AdapterList, Load, StepFrame, StepReport, VerdictFrame
+from cluster.models.engine_state import EngineState
 from cluster.plan.texts import Text
 from cluster.rpc.link import Link
 from cluster.worker.mailbox import LinkEnd, ThreadMail
@@ -92,7 +93,8 @@ Mail = tuple[TargetStream, StepFrame | None]
 class TargetStreams:
     """The open streams.  The event loop opens and closes them.
 
-    pages: of the KV cache, in use and in total; set by the engine thread.
+    pages: of the KV cache, in use and in total; set by the engine thread.  engines: since a drafter
+    inside was made anew, in place of those that the target described.
     """
 
     def __init__(self, max_texts: int, texts: Mapping[str, Text]) -> None:
@@ -104,6 +106,7 @@ class TargetStreams:
         self._max_texts = max_texts
         self._num_opened = 0
         self._adapters: AdapterList | None = None
+        self.engines: tuple[EngineState, ...] = ()
 
     def __iter__(self) -> Iterator[TargetStream]:
         return iter(self._open.copy())
@@ -148,6 +151,6 @@ class TargetStreams:
         self._tell_all()
 
     def _tell_all(self) -> None:
-        """Tell every coordinator of the adapters, and of its share of the seats."""
+        """Tell every coordinator of adapters and engines, and of its share of the seats."""
         for stream in self._open:
-            stream.post(VerdictFrame(adapters=self._adapters, load=self.load))
+            stream.post(VerdictFrame(adapters=self._adapters, load=self.load, engines=self.engines))

@@ -6,15 +6,36 @@ from dataclasses import replace
 
 from cluster.client.generated import common_pb2
 from cluster.coordinator.engines import forget_engines, record_engines
+from cluster.messages import AdapterList
 from cluster.metrics.recorder import Recorder
 from cluster.models.engine_state import EngineState
 from cluster.rpc.codec import DESCRIPTION
-from tests.support.coordinator.toys import drafter_description, target_description
+from tests.support.coordinator.house import house
+from tests.support.coordinator.toys import ToyTarget, drafter_description, target_description
 
 SLOW = EngineState("", "cuda:0", "sdpa", "none", "torch", 2**31, 4096, ("attention: no compiler",),
                    "bfloat16")  # fmt: skip
 FAST = EngineState("lm", "cuda:0", "triton", "cuda", "triton", 2**20, 512)
 TARGET = replace(target_description(), engines=(SLOW, FAST))
+
+
+async def test_engines_of_drafters_that_were_made_anew_take_the_place_of_the_former() -> None:
+    anew = replace(FAST, weights="int8", fallbacks=("graphs: none",))
+    async with house() as stage:
+        toy = ToyTarget()
+        stage.add_target(toy)
+        for engines in (TARGET.engines, (SLOW, anew)):
+            toy.streams.engines = engines
+            toy.streams.announce(AdapterList())
+            await stage.settle()
+        told = stage.coordinator.status()["engines"]
+        text = stage.coordinator.render_metrics().decode()
+    assert [(each["name"], each["weights"]) for each in told] == [("", "bfloat16"), ("lm", "int8")]
+    lines = [line for line in text.splitlines() if 'engine="lm"' in line]
+    assert len(lines) == 2
+    assert any(
+        line.startswith("drafthouse_engine_fallbacks") and line.endswith(" 1.0") for line in lines
+    )
 
 
 def test_the_state_of_engines_crosses_the_wire() -> None:

@@ -140,7 +140,7 @@ class PoolTree(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., survival: _Optional[bytes] = ..., sources: _Optional[bytes] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class VerdictFrame(_message.Message):
-    __slots__ = ("verdicts", "refusals", "report", "serial", "heartbeat", "adapters", "samples", "status", "load")
+    __slots__ = ("verdicts", "refusals", "report", "serial", "heartbeat", "adapters", "samples", "status", "load", "engines")
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,7 @@ class VerdictFrame(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
     verdicts: _containers.RepeatedCompositeFieldContainer[TextVerdict]
     refusals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Refusal]
     report: StepReport
@@ -159,7 +160,8 @@ class VerdictFrame(_message.Message):
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
     status: str
     load: Load
-    def __init__(self, verdicts: _Optional[_Iterable[_Union[TextVerdict, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., serial: _Optional[int] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., status: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    engines: _containers.RepeatedCompositeFieldContainer[_common_pb2.EngineState]
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[TextVerdict, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., serial: _Optional[int] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., status: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., engines: _Optional[_Iterable[_Union[_common_pb2.EngineState, _Mapping]]] = ...) -> None: ...
 
 class Sample(_message.Message):
     __slots__ = ("metric", "labels", "value", "is_gauge")
