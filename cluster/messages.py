@@ -286,7 +286,7 @@ class CommitFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProposalFrame:
-    """Drafter to coordinator.  pages_*: KV pages of the drafter's engine, 0 without one."""
+    """Drafter to coordinator.  pages_*: of its engine, or 0.  engine_faults: of another it asks."""
 
     proposals: tuple[Proposal, ...] = ()
     observations: tuple[Observation, ...] = ()
@@ -295,6 +295,7 @@ class ProposalFrame:
     pages_total: int = 0
     num_requests: int = 0
     draft_time_s: float = 0.0
+    engine_faults: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -104,6 +104,11 @@ class OpenAIDrafter(CommittedTextDrafter[_Request]):
         self._is_woken = False  # and has not proposed since
         self._engine = Completions(_endpoint(context.name, options), self._tell)
 
+    @property
+    def engine_faults(self) -> int:
+        """See `Drafter`."""
+        return self._breaker.faults.total()
+
     def wake_by(self, call: Callable[[], object]) -> None:
         """See `Waking`."""
         self._wake = call

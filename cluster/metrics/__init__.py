@@ -239,7 +239,7 @@ DRAFTER_UP = Metric("drafthouse_drafter_up", "gauge", "Connected replicas.", ("d
 DRAFTER_FAULTS = Metric(
     "drafthouse_drafter_faults",
     "counter",
-    "Broken connections and refused messages, by reason.",
+    "Broken connections, refused messages and failed engines of drafters, by reason.",
     ("drafter", "why"),
 )
 DRAFTER_FOREIGN = Metric(

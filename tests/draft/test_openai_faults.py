@@ -75,6 +75,7 @@ def test_an_engine_that_fails_costs_its_own_drafts_alone(
         running.open(author)
         running.settle(author, lambda: bool(told(caplog)))
         assert why in told(caplog)
+        assert running.drafter.engine_faults == 1
         assert "secret" not in caplog.text
         assert len({request["prompt"] for request in running.engine.requests}) == 1
         running.engine.script, running.now = continues(WHOLE), 60.0

@@ -23,6 +23,25 @@ async def test_each_second_of_a_drafter_is_told_to_one_link() -> None:
     assert sum(frame.draft_time_s for peer in peers.values() for frame in peer.frames) == 10.0
 
 
+async def test_each_failure_of_an_engine_that_it_asks_is_told_to_one_link() -> None:
+    class Asking(CountingDrafter):
+        @property
+        def engine_faults(self) -> int:
+            return 2 * len(self.texts)
+
+    drafter = Asking(slices=1)
+    async with house(drafter) as running:
+        peers = {name: running.connect() for name in "ab"}
+        for name, peer in peers.items():
+            await peer.send(opening(name, [1]))
+            await drafter.content()
+        for name, peer in peers.items():
+            await peer.send(released=[name])
+        for peer in peers.values():  # either may have been told
+            await peer.until(lambda frame: frame.num_requests == 0)
+    assert sum(frame.engine_faults for peer in peers.values() for frame in peer.frames) == 4
+
+
 async def test_time_that_was_not_told_yet_adds_up() -> None:
     lease = DraftLease(1)
     times = []
