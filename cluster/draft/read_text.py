@@ -12,17 +12,17 @@ from cluster.spec.token_log import TokenLog
 
 
 class ReadText:
-    """log: the tokens that the model reads.  Here they are as many as the text's.
-
-    is_behind: the end of the text could not be read yet, so nothing can be drafted behind it.
-    """
-
-    is_behind = False
+    """log: the tokens that the model reads.  Here they are as many as the text's."""
 
     def __init__(self, vocabulary: DraftVocabulary | None) -> None:
         """vocabulary: the model's, if it is a part of the target's."""
         self.log = TokenLog()
         self._vocabulary = vocabulary
+
+    @property
+    def is_behind(self) -> bool:
+        """True if the end of the text could not be read yet: nothing can be drafted behind it."""
+        return False
 
     @property
     def num_read(self) -> int:
@@ -63,7 +63,7 @@ class RewrittenText(ReadText):
         self._lens, self._states = [0], [0]
 
     @property
-    def is_behind(self) -> bool:  # type: ignore[override]
+    def is_behind(self) -> bool:
         """True if the last tokens wait for the rest of a character, or could not be read."""
         return self._states[-1] != 0
 
