@@ -81,7 +81,24 @@ def _pairs(target: TokenBytes, draft: TokenBytes) -> dict[int, int]:
     drafts, targets = _by_bytes(draft), _by_bytes(target)
     pairs = {targets[data]: drafts[data] for data in targets.keys() & drafts.keys()}
     same = target.marks.keys() & draft.marks.keys()
-    return pairs | {target.marks[each]: draft.marks[each] for each in same}
+    marks = {target.marks[each]: draft.marks[each] for each in same}
+    for theirs, ours in _ends(target, draft, marks):
+        marks = {token: own for token, own in marks.items() if own != ours} | {theirs: ours}
+    return pairs | marks
+
+
+def _ends(target: TokenBytes, draft: TokenBytes, marks: dict[int, int]) -> list[tuple[int, int]]:
+    """Pairs of marks that end texts, of those that have no such equal by their spelling.
+
+    Those that the other vocabulary has no mark of that spelling for come first: beside a mark of
+    their own for the end of a turn, many vocabularies have a common one for the end of a document.
+    """
+    paired = {each: marks[each] for each in target.ends if marks.get(each) in draft.ends}
+    theirs = [each for each in target.ends if each not in paired]
+    ours = [each for each in draft.ends if each not in paired.values()]
+    theirs.sort(key=lambda each: each in marks)
+    ours.sort(key=lambda each: each in marks.values())
+    return list(zip(theirs, ours, strict=False))
 
 
 def _by_bytes(vocabulary: TokenBytes) -> dict[bytes, int]:
@@ -111,8 +128,8 @@ class Reader:
         }
         # Texts begin and end, whatever the marks of that are called.
         openings = zip(target.opening[-1:], draft.opening[-1:], strict=False)
-        for theirs, ours in (*openings, (target.eos_id, draft.eos_id)):
-            if theirs is not None and ours is not None and theirs not in shared:
+        for theirs, ours in (*openings, *zip(target.ends, draft.ends[:1], strict=False)):
+            if theirs not in shared:
                 self._marks[theirs] = self._numbered([ours])
         # What is known of single tokens: how they are read, and what of them is not.
         self._alone: dict[int, tuple[list[int], int]] = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import ConfigError
+from cluster.models.ends import eos_token_ids
 from cluster.models.fingerprint import load_pretrained_tokenizer, token_strings, tokenizer_hash
 
 BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -76,11 +77,13 @@ class TokenBytes:
     """A tokenizer by which any bytes can be written, in the middle of a text too.
 
     bytes_of: of every token id, b"" for special marks.  marks: their ids by spelling.  opening: the
-    marks that it puts before a text.  eos_id: the mark that ends one.  hash: see `tokenizer_hash`.
+    marks that it puts before a text.  ends: the marks that end one, the tokenizer's own first.
+    hash: see `tokenizer_hash`.
     """
 
-    def __init__(self, pretrained: Any) -> None:
-        """pretrained: a transformers tokenizer with a `tokenizers` backend.
+    def __init__(self, pretrained: Any, eos_token_ids: Sequence[int] = ()) -> None:
+        """pretrained: a transformers tokenizer with a `tokenizers` backend.  eos_token_ids: those
+        that its model's configuration declares.
 
         Raises ConfigError for one that changes texts, so that no bytes can be written exactly."""
         backend = getattr(pretrained, "backend_tokenizer", None)
@@ -96,7 +99,8 @@ class TokenBytes:
         opened = backend.encode("a")
         marked = zip(opened.ids, opened.special_tokens_mask, strict=True)
         self.opening = tuple(each for each, _ in itertools.takewhile(lambda pair: pair[1], marked))
-        self.eos_id: int | None = pretrained.eos_token_id
+        ends = dict.fromkeys((pretrained.eos_token_id, *eos_token_ids))
+        self.ends: tuple[int, ...] = tuple(each for each in ends if each in special)
         self._backend = _unmarked(backend)
         # The lowest id of each: reversed, so that it is entered last.
         lone = [(b, i) for i, b in enumerate(self.bytes_of) if len(b) == 1]
@@ -106,7 +110,7 @@ class TokenBytes:
     @classmethod
     def load(cls, folder: str | Path) -> TokenBytes:
         """The tokenizer of a Hugging Face folder; raises ConfigError if it has none of use."""
-        return cls(load_pretrained_tokenizer(folder))
+        return cls(load_pretrained_tokenizer(folder), eos_token_ids(Path(folder)))
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a piece of text: no marks are added or read, no space put before it."""

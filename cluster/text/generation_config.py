@@ -6,7 +6,6 @@ As in vLLM, its values are only defaults for parameters that a request does not 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any
 
 from cluster.core import SamplingParams
 from cluster.errors import ConfigError, RequestError
+from cluster.models.ends import GENERATION_CONFIG, eos_token_ids, read_object
 from cluster.spec.params import check_params
 
 log = logging.getLogger(__name__)
 
-FILE = "generation_config.json"
 # Values of `target.generation_config`: the checkpoint's own file, or OpenAI's defaults.
 AUTO, NONE = "auto", "none"
 
@@ -72,8 +71,8 @@ def load_sampling_defaults(model: str | Path, choice: str = AUTO) -> SamplingPar
     """
     if choice == NONE:
         return SamplingParams(max_tokens=0)
-    path = _folder(model, choice) / FILE
-    values = _read(path)
+    path = _folder(model, choice) / GENERATION_CONFIG
+    values = read_object(path)
     unserved = [
         name
         for name, neutral in _UNSERVED.items()
@@ -86,35 +85,19 @@ def load_sampling_defaults(model: str | Path, choice: str = AUTO) -> SamplingPar
 
 def load_eos_token_ids(model: str | Path, choice: str = AUTO) -> tuple[int, ...]:
     """eos_token_id of the generation config, or of the model's config.json if that has none."""
-    for path in (_folder(model, choice) / FILE, Path(model) / "config.json"):
-        value = _read(path).get("eos_token_id")
-        if value is not None:
-            return tuple(value) if isinstance(value, list) else (int(value),)
-    return ()
+    return eos_token_ids(Path(model), _folder(model, choice))
 
 
 def _folder(model: str | Path, choice: str) -> Path:
     # The tokens that end a text are not a sampling default: `none` keeps the model's own.
     if choice in (AUTO, NONE):
         return Path(model)
-    if not (Path(choice) / FILE).is_file():
+    if not (Path(choice) / GENERATION_CONFIG).is_file():
         raise ConfigError.at(
             "target.generation_config",
-            f"{choice!r} has no {FILE}; name a folder that has, {AUTO} or {NONE}",
+            f"{choice!r} has no {GENERATION_CONFIG}; name a folder that has, {AUTO} or {NONE}",
         )
     return Path(choice)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: not a JSON object")
-    return values
 
 
 def _params(path: Path, values: Mapping[str, Any]) -> SamplingParams:

@@ -94,7 +94,7 @@ class Rereading:
             means = [rows[sources[each]].mean(dim=0) for each in range(self.vocab_size)]
             ours.weight.data = torch.stack(means)
         renamed.config.bos_token_id = renamed.config.pad_token_id = None
-        renamed.config.eos_token_id = self.drafter.eos_id
+        renamed.config.eos_token_id = list(self.drafter.ends) or None
         return renamed
 
     def save_tokenizer(self, folder: Path) -> None:

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from cluster.core import token_array
 from cluster.draft.intersection import Intersection, intersection
 from cluster.draft.read_text import RewrittenText
+from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.models.token_bytes import TokenBytes
 from tests.support.checkpoints import byte_tokenizer
 from tests.support.draft.other_vocabulary import letters_tokenizer
@@ -172,14 +175,40 @@ def test_marks_that_the_model_lacks_are_spelled_or_dropped(
 ) -> None:
     target, draft = TokenBytes.load(byte_level_folder(tmp_path)), TokenBytes(byte_tokenizer())
     pair = Pair(target, draft, specials)
-    mark, end = target.marks["<|user|>"], target.eos_id
-    assert end is not None
+    mark, end = target.marks["<|user|>"], target.ends[0]
     read = RewrittenText(pair.shared.reader)
     read.append(token_array([*target.encode("a"), mark, *target.encode("b")]))
     assert pair.bytes_of(read).decode() == expected
     read.append(token_array([end]))
-    assert target.eos_id not in pair.shared.vocabulary.target_ids
-    assert pair.shared.order[read.log.token_ids[-1]] == draft.eos_id, "the end is the end"
+    assert pair.shared.order[read.log.token_ids[-1]] == draft.ends[0], "the end is the end"
+
+
+def ending_turns() -> TokenBytes:
+    """A chat model's tokenizer that has the mark for the end of a document beside its own."""
+    state = byte_tokenizer().backend_tokenizer.to_str().replace("<|end|>", "<|endoftext|>")
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(state), eos_token="<|im_end|>"
+    )
+    return TokenBytes(made)
+
+
+@pytest.mark.parametrize("specials", ["text", "drop"])
+def test_the_end_of_a_turn_is_read_and_written_whatever_it_is_called(specials: str) -> None:
+    chat, demo = ending_turns(), TokenBytes.load(DEMO)
+    document = TokenBytes(load_pretrained_tokenizer(DEMO))  # no `<|end|>` is declared
+    for target, draft, end, own in (
+        (chat, demo, "<|im_end|>", "<|end|>"),
+        (demo, chat, "<|end|>", "<|im_end|>"),
+        (demo, chat, "<|endoftext|>", "<|endoftext|>"),
+        (document, chat, "<|endoftext|>", "<|im_end|>"),
+    ):
+        pair = Pair(target, draft, specials)
+        written = pair.shared.vocabulary.target_ids.tolist()
+        assert pair.shared.order[written.index(target.marks[end])] == draft.marks[own]
+        read = RewrittenText(pair.shared.reader)
+        read.append(token_array([*target.encode("a"), target.marks[end]]))
+        assert pair.shared.order[read.log.token_ids[-1]] == draft.marks[own]
+        assert len({*pair.shared.order.tolist()}) == len(draft.bytes_of)
 
 
 def test_the_models_opening_mark_stands_before_every_text_once(tmp_path: Path) -> None:

@@ -103,4 +103,4 @@ def test_no_space_is_put_before_a_piece_and_the_opening_marks_are_known(tmp_path
     assert vocabulary.decode(vocabulary.encode("fox")) == b"fox"
     assert vocabulary.decode(backend.encode("fox").ids) == b" fox"
     assert vocabulary.opening == (backend.token_to_id("<s>"),)
-    assert vocabulary.eos_id == backend.token_to_id("</s>")
+    assert vocabulary.ends == (backend.token_to_id("</s>"),)

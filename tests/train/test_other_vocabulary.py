@@ -108,6 +108,7 @@ def test_training_gives_an_ordinary_model_with_the_other_tokenizer(
     saved = AutoModelForCausalLM.from_pretrained(out)
     assert saved.config.vocab_size == reading.vocab_size
     assert saved.config.num_hidden_layers == 2
+    assert TokenBytes.load(out).ends == reading.drafter.ends, "not the target's ids"
 
     draw_shards(folder, tmp_path / "work" / "answers", 1, 0, ANSWERS)
     held_out = list(map(reading, read_shards(tmp_path / "work" / "answers")[::20]))

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 
 def other_copy(folder: Path, copy: Path, *, left_out: Collection[int] = (), seed: int = 1) -> Path:
-    """A copy of a checkpoint that numbers its tokens by chance, and lacks those left out."""
+    """A copy of a checkpoint that numbers its tokens by chance, spells the end of a text in its own
+    way, and lacks those left out."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     size = model.config.vocab_size
     kept = np.setdiff1d(np.arange(size), list(left_out))
@@ -27,8 +28,11 @@ def other_copy(folder: Path, copy: Path, *, left_out: Collection[int] = (), seed
     model.save_pretrained(copy)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     state = json.loads(tokenizer.backend_tokenizer.to_str())
+    spelled = {tokenizer.eos_token: "</s>"} if tokenizer.eos_token else {}
     vocab = {
-        token: places[index] for token, index in state["model"]["vocab"].items() if index in places
+        spelled.get(token, token): places[index]
+        for token, index in state["model"]["vocab"].items()
+        if index in places
     }
     state["model"]["vocab"] = vocab
     state["model"]["merges"] = [
@@ -36,8 +40,10 @@ def other_copy(folder: Path, copy: Path, *, left_out: Collection[int] = (), seed
     ]
     for added in state["added_tokens"]:
         added["id"] = places[added["id"]]
+        added["content"] = spelled.get(added["content"], added["content"])
     PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token=tokenizer.eos_token
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)),
+        eos_token=spelled.get(tokenizer.eos_token),
     ).save_pretrained(copy)
     return copy
 
