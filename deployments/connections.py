@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
@@ -21,6 +22,8 @@ _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 1.0
 # Another model or version does not change by itself; its replacement has another endpoint.
 _REFUSED_RETRY_S = 10.0
+# A connection takes much less.
+_FIRST_LINK_S = 10.0
 
 
 class Connections(Generic[AnyLink]):
@@ -46,10 +49,18 @@ class Connections(Generic[AnyLink]):
         self._present: frozenset[Endpoint] = frozenset()
         self._keepers: dict[Endpoint, asyncio.Task[None]] = {}
         self._linked: set[Endpoint] = set()
+        self._has_linked = asyncio.Event()
 
     def start(self) -> None:
         """Begin to watch the set; call on the event loop that is to own the links."""
         self._watcher = asyncio.create_task(self._watch(), name=f"endpoints of {self._name}")
+
+    async def first_link(self) -> None:
+        """Return once there has been a link, at the latest after some seconds.
+
+        For a replica that takes another one's place, which Serve ends as soon as it is there."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._has_linked.wait(), _FIRST_LINK_S)
 
     async def stop(self) -> None:
         """Close every link."""
@@ -107,6 +118,7 @@ class Connections(Generic[AnyLink]):
     ) -> None:
         log.info("%s joined id=%s address=%s", self._name, endpoint.id, endpoint.address)
         self._linked.add(endpoint)
+        self._has_linked.set()
         try:
             await self._use(endpoint, description, link)
         finally:

@@ -33,6 +33,7 @@ from deployments.replica import (
     CpuUse,
     WorkerReplica,
     configure_logging,
+    has_others,
     process_id,
     reconfigured,
 )
@@ -68,6 +69,8 @@ class CoordinatorDeployment(WorkerReplica):
         self._asked: dict[tuple[str, str], Any] = {}  # their handles
         await self._find_drafters(config)
         self._telling = asyncio.create_task(tell_forever(name, self._demands))
+        if await asyncio.to_thread(has_others):
+            await self._targets.first_link()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Serve calls it after the constructor and when the file's user_config has changed."""
@@ -99,10 +102,11 @@ class CoordinatorDeployment(WorkerReplica):
             return  # the constructor failed
         self._telling.cancel()
         await learned.end(self._keeping)
+        # Texts go on until their ingresses have gone to another coordinator with them.
+        await self._stop_listening()
         everything: list[Connections[Any]] = [self._targets, *self._pools.values()]
         for connections in everything:
             await connections.stop()
-        await self._stop_listening()
         await self._coordinator.stop()
         await self._exporter.stop()
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.schema import ReplicaState
 
 from cluster import logs
 from cluster.config.live import changed
@@ -81,6 +83,19 @@ def where() -> dict[str, Any]:
 def told_at_start() -> Any:
     """Return the deployment's user_config; Serve itself tells it only after the constructor."""
     return serve.get_replica_context()._deployment_config.user_config
+
+
+def has_others() -> bool:
+    """True if other replicas of this one's deployment run already.
+
+    Serve may end one of them as soon as this one's constructor has returned."""
+    own = serve.get_replica_context()
+    try:
+        found = serve.status().applications[own.app_name].deployments[own.deployment]
+    except (RayError, KeyError):  # Serve's controller begins anew, and knows nothing yet
+        return False
+    num_running: int = found.replica_states.get(ReplicaState.RUNNING, 0)
+    return num_running > 0
 
 
 async def reconfigured(

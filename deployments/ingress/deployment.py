@@ -23,7 +23,7 @@ from deployments.ingress.http import create_admin_app, create_app
 from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.metrics_page import AskOthers
-from deployments.replica import configure_logging, process_id, reconfigured, where
+from deployments.replica import configure_logging, has_others, process_id, reconfigured, where
 from deployments.trust import trust_in
 
 # Whoever listens waits until every request is over (`Ingress.drain`), and so much longer.
@@ -46,6 +46,8 @@ class IngressDeployment:
             process=process, others=_others_of(process), trust=trust_in(config, "ingress"),
         )  # fmt: skip
         self._ingress.start()
+        if await asyncio.to_thread(has_others):
+            await self._ingress.first_link()
         self._grpc = GrpcApi(self._ingress)
         self._exporter = Exporter(self._ingress.recorder)
         self._exporter.start()

@@ -164,6 +164,10 @@ class Ingress:
         self._connections.start()
         self._watching = asyncio.create_task(self.keys.watch(), name="watch the keys")
 
+    async def first_link(self) -> None:
+        """See `Connections`."""
+        await self._connections.first_link()
+
     @property
     def is_stopping(self) -> bool:
         """Whether it takes no more requests."""

@@ -81,3 +81,16 @@ async def test_a_link_outlives_the_absence_of_its_endpoint() -> None:
     await listed.say(ONE, OTHER)
     await links.until_open("one", "other")
     await connections.stop()
+
+
+async def test_who_begins_waits_for_its_first_link() -> None:
+    listed, links = Listed(), Links()
+    connections: Connections[Any] = Connections("target", listed, links.connect, links.use)
+    connections.start()
+    waiting = asyncio.create_task(connections.first_link())
+    await listed.say()
+    assert not waiting.done()
+    await listed.say(ONE)
+    await asyncio.wait_for(waiting, 60)
+    assert links.open.keys() == {"one"}
+    await connections.stop()
