@@ -45,7 +45,7 @@ class TextBridge:
 
         Their bytes are a prefix of the draft's.  is_whole: nothing follows; else the tokens are
         left out that would be others if something did.  None come while the text ends within a
-        character, or where the target's tokenizer cannot write the draft.
+        character, or where the target's tokenizer has not the draft's bytes.
         """
         try:
             text = draft[: len(draft) - unfinished_len(draft)].decode()
@@ -55,7 +55,11 @@ class TextBridge:
             found = self._behind(context, text, is_whole=is_whole)
             if found is not None:
                 return found
-        return []
+        # The tokenizer reads a character of it as another one, as SentencePiece does "▁".
+        if is_whole:
+            written, is_all = self._tokenizer.write(text.encode())
+            return written if is_all else []
+        return self.tokens(before, text[: len(text) // 2].encode(), is_whole=False)
 
     def _behind(self, context: str, draft: str, *, is_whole: bool) -> list[int] | None:
         """Return the tokens of `draft` where one begins with it, None where none does."""
