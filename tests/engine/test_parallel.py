@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,57 +20,48 @@ from tests.support.draft.heads import random_eagle3
 from tests.support.draft.inside import Inside, config_of
 from tests.support.engine.driver import GreedyDecoder, load_engine
 from tests.support.engine.rank_process import NUM_TOKENS, PROMPTS, drafted
+from tests.support.engine.ranks import TIMEOUT_S, free_address, two_ranks
 
 # The last one has layers with a window and without.
 ARCHITECTURES = ("llama", "qwen3", "mixtral", "starcoder2", "gemma2")
-# Starting two interpreters that import torch on a busy core takes most of it.
-TIMEOUT_S = 300
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Session:
-    """What rank 0 said: its texts per architecture, and its last word when rank 1 was killed."""
+    """What the ranks said, in turn.
 
+    taps, drafts, texts: rank 0, the texts per architecture.  differences: both.  last_word: of
+    rank 0, when rank 1 was killed."""
+
+    taps: Any
+    drafts: Any
+    differences: list[list[str]]
     texts: list[dict[str, list[int]]]
     last_word: str
     exit_code: int
 
 
-@contextmanager
-def two_ranks(scenario: str, folders: Sequence[Path]) -> Iterator[list[subprocess.Popen[str]]]:
-    """The processes of rank 0 and rank 1, which end with this context."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    command = [sys.executable, "-m", "tests.support.engine.rank_process", scenario]
-    processes = [
-        subprocess.Popen(
-            [*command, rank, "2", address, *map(str, folders)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in "01"
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+@pytest.fixture(scope="module")
+def head(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_eagle3(tmp_path_factory.mktemp("head"), llama_folder)
 
 
 @pytest.fixture(scope="module")
-def session(checkpoint_factory: Callable[..., Path]) -> Iterator[Session]:
-    """Two ranks that decode with every architecture, until one of them is killed."""
+def session(checkpoint_factory: Callable[..., Path], head: Path) -> Iterator[Session]:
+    """Two ranks that go through all of it, until one of them is killed while they decode."""
     folders = [checkpoint_factory(architecture) for architecture in ARCHITECTURES]
-    with two_ranks("decode", folders) as (leader, follower):
-        assert leader.stdout is not None
-        texts = [json.loads(leader.stdout.readline() or "{}") for _ in ARCHITECTURES]
+    with two_ranks("rank_process", head, *folders) as (leader, follower):
+
+        def said(rank: subprocess.Popen[str], count: int) -> list[str]:
+            assert rank.stdout is not None
+            return [rank.stdout.readline() for _ in range(count)]
+
+        taps, drafts = (json.loads(line or "null") for line in said(leader, 2))
+        differences = [said(leader, 2), said(follower, 2)]
+        texts = [json.loads(line or "{}") for line in said(leader, len(ARCHITECTURES))]
         follower.kill()
         last_word, _ = leader.communicate(timeout=TIMEOUT_S)
-        yield Session(texts, last_word.strip(), leader.returncode)
+        yield Session(taps, drafts, differences, texts, last_word.strip(), leader.returncode)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -90,34 +80,25 @@ def test_the_leader_notices_a_dead_rank(session: Session) -> None:
     assert session.exit_code == 0
 
 
-def test_the_leader_reads_taps_of_which_the_others_know_nothing(llama_folder: Path) -> None:
-    with two_ranks("taps", [llama_folder]) as (leader, follower):
-        said, _ = leader.communicate(timeout=TIMEOUT_S)
-        assert follower.wait(TIMEOUT_S) == 0
-    chunks, error, refusal = json.loads(said)
+def test_the_leader_reads_taps_of_which_the_others_know_nothing(session: Session) -> None:
+    chunks, error, refusal = session.taps
     assert chunks == [["a", 0, 16], ["a", 16, 16], ["a", 32, 9]]
     assert error <= 1e-5
     assert "adapter 3" in refusal
 
 
 def test_a_draft_head_on_the_first_rank_drafts_as_on_the_only_one(
-    llama_folder: Path, tmp_path: Path
+    session: Session, llama_folder: Path, head: Path
 ) -> None:
     """Its keys lie on pages that all ranks have, though the others keep nothing of it there."""
-    head = random_eagle3(tmp_path, llama_folder)
-    with two_ranks("head", [llama_folder, head]) as (leader, follower):
-        said, _ = leader.communicate(timeout=TIMEOUT_S)
-        assert follower.wait(TIMEOUT_S) == 0
     alone = drafted(Inside(config_of(llama_folder, "eagle3", head, max_batch_tokens=16)))
-    assert json.loads(said) == alone
+    assert session.drafts == alone
     assert any(token_ids for token_ids, _ in alone[1])
 
 
-def test_ranks_that_differ_say_so_and_compute_nothing(llama_folder: Path) -> None:
+def test_ranks_that_differ_say_so_and_compute_nothing(session: Session) -> None:
     """In their settings at load, and in a step of which one of them has lost the cached prefix."""
-    with two_ranks("differ", [llama_folder]) as processes:
-        words = [process.communicate(timeout=TIMEOUT_S)[0].splitlines() for process in processes]
-    for rank, (settings, step) in enumerate(words):
+    for rank, (settings, step) in enumerate(session.differences):
         assert "ranks differ in settings or checkpoint" in settings
         assert "ranks differ in what this step is to run" in step
         assert f"rank {rank} has" in step
@@ -156,11 +137,8 @@ leave_group()
 
 
 def test_a_group_on_loopback_is_reached_from_this_machine_only() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
     said = subprocess.run(
-        [sys.executable, "-c", _LISTENS, address],
+        [sys.executable, "-c", _LISTENS, free_address()],
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,

@@ -3,56 +3,51 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.engine.cpu import kernels
+from tests.support.engine.ranks import two_ranks
+from tests.support.engine.vote_process import SCENARIOS
 
-TIMEOUT_S = 300
 needs_native = pytest.mark.skipif(kernels.load() is None, reason="this machine has no C++ compiler")
 
 
-@contextmanager
-def two_ranks(scenario: str, folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    command = [sys.executable, "-m", "tests.support.engine.vote_process", scenario]
-    processes = [
-        subprocess.Popen(
-            [*command, rank, address, str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in "01"
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+@dataclass(frozen=True, slots=True)
+class Session:
+    """settled: what both ranks said of each scenario.  loaded, last_word: of the leader, while the
+    other rank was alive and silent."""
+
+    settled: dict[str, tuple[dict[str, Any], dict[str, Any]]]
+    loaded: str
+    last_word: str
+    has_ended: bool
 
 
-def settled(scenario: str, folder: Path) -> list[dict[str, Any]]:
-    with two_ranks(scenario, folder) as processes:
-        return [json.loads(each.communicate(timeout=TIMEOUT_S)[0]) for each in processes]
+@pytest.fixture(scope="module")
+def session(llama_folder: Path) -> Iterator[Session]:
+    """Two ranks that settle in every scenario, and then one is late."""
+    scenarios = SCENARIOS if kernels.load() is not None else ()
+    with two_ranks("vote_process", llama_folder, *scenarios) as processes:
+
+        def said() -> list[str]:
+            return [(each.stdout.readline() if each.stdout else "").strip() for each in processes]
+
+        found = {name: [json.loads(line or "{}") for line in said()] for name in scenarios}
+        settled = {name: (first, second) for name, (first, second) in found.items()}
+        leader, follower = processes
+        assert leader.stdout is not None
+        loaded, last_word = (leader.stdout.readline().strip() for _ in range(2))
+        yield Session(settled, loaded, last_word, follower.poll() is not None)
 
 
 @needs_native
-def test_all_ranks_fall_back_where_the_check_of_one_fails(llama_folder: Path) -> None:
-    first, second = settled("one", llama_folder)
+def test_all_ranks_fall_back_where_the_check_of_one_fails(session: Session) -> None:
+    first, second = session.settled["one"]
     assert first["attention"] == second["attention"] == "sdpa"
     # Both have run both checks: a collective of one alone would have had no end.
     assert first["checks"] == second["checks"] == 2
@@ -61,26 +56,23 @@ def test_all_ranks_fall_back_where_the_check_of_one_fails(llama_folder: Path) ->
 
 
 @needs_native
-def test_no_rank_falls_back_where_all_are_right(llama_folder: Path) -> None:
-    for each in settled("right", llama_folder):
+def test_no_rank_falls_back_where_all_are_right(session: Session) -> None:
+    for each in session.settled["right"]:
         assert each == {"attention": "native", "fallbacks": [], "checks": 1}
 
 
 @needs_native
 @pytest.mark.parametrize(("scenario", "checks"), [("chosen", 1), ("never", 2)])
 def test_all_ranks_refuse_where_there_is_nothing_to_fall_back_to(
-    scenario: str, checks: int, llama_folder: Path
+    scenario: str, checks: int, session: Session
 ) -> None:
-    first, second = settled(scenario, llama_folder)
+    first, second = session.settled[scenario]
     assert "another rank" in first["error"] or scenario == "never"
     assert second["error"] == "a layer is wrong"
     assert first["checks"] == second["checks"] == checks
 
 
-def test_a_rank_may_load_for_longer_than_a_collective_may_take(llama_folder: Path) -> None:
-    with two_ranks("late", llama_folder) as (leader, follower):
-        assert leader.stdout is not None
-        assert leader.stdout.readline().strip() == "loaded"
-        # While the other is alive and silent.
-        assert leader.stdout.readline().strip() == "worker_error"
-        assert follower.poll() is None
+def test_a_rank_may_load_for_longer_than_a_collective_may_take(session: Session) -> None:
+    assert session.loaded == "loaded"
+    assert session.last_word == "worker_error"
+    assert not session.has_ended

@@ -1,14 +1,14 @@
 """One rank of a tensor-parallel engine, as a process of its own, for the tests.
 
-    python -m tests.support.engine.rank_process SCENARIO RANK WORLD_SIZE ADDRESS FOLDER...
+    python -m tests.support.engine.rank_process RANK ADDRESS HEAD FOLDER...
 
-decode: rank 0 decodes with each model in turn and prints a line of JSON, its texts; with the first
-model it measures its steps before.  Then it goes on with the last one until the group breaks, and
-prints the error's code.  differ: the ranks are given other settings, and then rank 1 loses what it
-should hold; both ranks print the errors.  taps: rank 0 reads the hidden states of a text in chunks
-and of a tree, after an adapter that it alone knows of was refused, and prints a line of JSON: the
-chunks, the largest relative error, the refusal.  head: the folders are a target and a draft head of
-it; rank 0 drafts and prints a line of JSON, the text and the trees.
+taps: rank 0 reads the hidden states of a text in chunks and of a tree, after an adapter that it
+alone knows of was refused, and prints a line of JSON: the chunks, the largest relative error, the
+refusal.  head: rank 0 drafts with HEAD for the first folder's target and prints a line of JSON, the
+text and the trees.  differ: the ranks are given other settings, and then rank 1 loses what it
+should hold; both ranks print the errors.  decode: rank 0 decodes with each model in turn and prints
+a line of JSON, its texts; with the first model it measures its steps before.  Then it goes on with
+the last one until the group breaks, and prints the error's code.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tests.support.engine.taps import TapLog, errors, expected_nodes, expected_t
 from tests.support.worker.rounds import Session
 
 NUM_TOKENS = 16
+WORLD_SIZE = 2
 # "measured" begins like the text with which an engine measures its steps.
 PROMPTS = {
     "short": prompt(5, seed=1),
@@ -49,24 +50,19 @@ class Forgetful(Engine):
 
 
 def main() -> None:
-    scenario, rank, world_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    rank, address, (head, *folders) = int(sys.argv[1]), sys.argv[2], map(Path, sys.argv[3:])
     torch.set_num_threads(1)
-    parallel.init_rank(rank, world_size, sys.argv[4], timeout_s=20)
-    folders = [Path(folder) for folder in sys.argv[5:]]
-    if scenario == "decode":
-        _decode(folders, rank, world_size)
-    elif scenario == "taps":
-        _tap(folders[0], rank, world_size)
-    elif scenario == "head":
-        _draft(*folders, rank, world_size)
-    else:
-        _differ(folders[0], rank, world_size)
+    parallel.init_rank(rank, WORLD_SIZE, address, timeout_s=20)
+    _tap(folders[0], rank)
+    _draft(folders[0], head, rank)
+    _differ(folders[0], rank)
+    _decode(folders, rank)
     parallel.leave_group()
 
 
-def _decode(folders: list[Path], rank: int, world_size: int) -> None:
+def _decode(folders: list[Path], rank: int) -> None:
     for folder in folders:
-        settings = {"tensor_parallel": world_size, "max_batch_tokens": 32, "num_pages": 20}
+        settings = {"tensor_parallel": WORLD_SIZE, "max_batch_tokens": 32, "num_pages": 20}
         engine = load_engine(folder, **settings)
         if rank > 0:
             engine.follow()
@@ -89,8 +85,8 @@ def _decode_until_broken(engine: Engine) -> None:
         _say(error.code)
 
 
-def _differ(folder: Path, rank: int, world_size: int) -> None:
-    settings = {"tensor_parallel": world_size, "page_size": 4, "num_pages": 64}
+def _differ(folder: Path, rank: int) -> None:
+    settings = {"tensor_parallel": WORLD_SIZE, "page_size": 4, "num_pages": 64}
     try:
         load_engine(folder, **settings, max_batch_tokens=32 + 32 * rank)
     except WorkerError as error:
@@ -108,8 +104,8 @@ def _differ(folder: Path, rank: int, world_size: int) -> None:
         _say(error.message)
 
 
-def _tap(folder: Path, rank: int, world_size: int) -> None:
-    engine = load_engine(folder, tensor_parallel=world_size, max_batch_tokens=16)
+def _tap(folder: Path, rank: int) -> None:
+    engine = load_engine(folder, tensor_parallel=WORLD_SIZE, max_batch_tokens=16)
     if rank > 0:
         engine.follow()
         return
@@ -126,8 +122,8 @@ def _tap(folder: Path, rank: int, world_size: int) -> None:
     engine.close()
 
 
-def _draft(target: Path, head: Path, rank: int, world_size: int) -> None:
-    config = config_of(target, "eagle3", head, tensor_parallel=world_size, max_batch_tokens=16)
+def _draft(target: Path, head: Path, rank: int) -> None:
+    config = config_of(target, "eagle3", head, tensor_parallel=WORLD_SIZE, max_batch_tokens=16)
     if rank > 0:
         Engine.load(config.target.engine).follow()
         return

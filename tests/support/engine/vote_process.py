@@ -1,6 +1,7 @@
-"""One of two ranks that settle on their attention, or whose collectives time out.
+"""One of two ranks that settle on their attention, and whose collectives then time out.
 
-python -m tests.support.engine.vote_process SCENARIO RANK ADDRESS FOLDER; prints what it found.
+python -m tests.support.engine.vote_process RANK ADDRESS FOLDER SCENARIO...; prints a line of JSON
+for each scenario.  Then rank 1 is late.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from tests.support.engine.driver import load_engine
 
 # Short, so that a rank is late by more than it, and the test is not slow.
 TIMEOUT_S = 1.0
+SCENARIOS = ("one", "right", "chosen", "never")
 
 
 def main() -> None:
-    scenario, rank, address, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    rank, address, folder, *scenarios = sys.argv[1:]
     torch.set_num_threads(1)
-    parallel.init_rank(rank, 2, address, timeout_s=TIMEOUT_S, loading_s=120.0)
+    parallel.init_rank(int(rank), 2, address, timeout_s=TIMEOUT_S, loading_s=120.0)
     group = RankGroup()
-    if scenario == "late":
-        _late(group, rank)
-    else:
-        _settle(group, scenario, rank, folder)
+    for scenario in scenarios:
+        _settle(group, scenario, int(rank), Path(folder))
+    _late(group, int(rank))
     parallel.leave_group()
 
 
