@@ -10,13 +10,19 @@ from typing import Any, TypeAlias
 import grpc
 import pytest
 
-from cluster.client import AsyncClient, Client, Endpoint, GenerateRequest, GenerateResponse
+from cluster.client import AsyncClient, Client, Endpoint, GenerateRequest, GenerateResponse, retry
 from cluster.client.generated.generation_pb2_grpc import (
     add_GenerationServiceServicer_to_server,
 )
 
 Complete: TypeAlias = Callable[..., GenerateResponse]
 Serve: TypeAlias = Callable[..., str]
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundredth of the usual wait before a call is made again."""
+    monkeypatch.setattr(retry, "_FIRST_DELAY_S", 1e-2 * retry._FIRST_DELAY_S)
 
 
 @pytest.fixture

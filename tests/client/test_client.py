@@ -35,6 +35,8 @@ from tests.support.rpc.scripted_service import (
     token_at,
 )
 
+pytestmark = pytest.mark.usefixtures("hurried")
+
 REQUEST = GenerateRequest(model="toy", text="prompt")
 
 

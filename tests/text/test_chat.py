@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cluster.errors import RequestError
 from cluster.text.tokenizer import Tokenizer
+from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 SECRET = "my secret prompt"
 
@@ -140,9 +141,9 @@ OF_PARTS = "{% macro part() %}" + PART + "{% endmacro %}" + GROWING.replace(PART
 
 @pytest.mark.parametrize("template", [GROWING, OF_PARTS, {"default": GROWING}])
 def test_a_template_whose_text_grows_with_an_argument_is_stopped(
-    folder: Path, template: Any
+    tmp_path: Path, template: Any
 ) -> None:
-    tokenizer = with_template(folder, template)
+    tokenizer = with_template(byte_level_folder(tmp_path), template)
     messages = [{"role": "user", "content": "a"}]
     assert len(tokenizer.render_chat(messages, template_arguments={"n": 30})) == 9000
     with pytest.raises(RequestError, match="more than 16777216 characters") as caught:

@@ -107,14 +107,14 @@ FEW_PROGRAMS = {
 # The others keep their two key heads, and one layer of each kind.
 FEW_LAYERS: dict[str, dict[str, Any]] = {
     "llama": FEW_PROGRAMS,
-    "mistral-sliding": {"num_hidden_layers": 2},
+    "mistral-sliding": {"num_hidden_layers": 1},
     "gemma2": {"num_hidden_layers": 2},
     "gemma3": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
 }
 MIXED = "a prompt beside a tree and a decoding row"
 CHUNKS = "a prompt of several chunks"
 APART = "a page has other numbers in layers with a window, behind a text whose windows slid"
-OTHERS = (("mistral-sliding", MIXED), ("gemma2", "cached nodes"), ("gemma3", APART))
+OTHERS = (("mistral-sliding", (MIXED,)), ("gemma2", ("cached nodes",)), ("gemma3", (APART,)))
 CASES: dict[str, Steps] = {
     "one sequence, its context growing": decoding("a", 14, 4),
     "several sequences, of several widths": [*decoding("abc", 14, 1), *decoding("d", 5, 1)],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from cluster.core import TokenArray
 
 
-def plain(folder: Path, layers: Sequence[int], text: TokenArray) -> torch.Tensor:
-    """The last row's logits of transformers' own model, whose other layers were deleted."""
+@lru_cache(maxsize=4)
+def _part(folder: Path, layers: tuple[int, ...]) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -22,7 +24,12 @@ def plain(folder: Path, layers: Sequence[int], text: TokenArray) -> torch.Tensor
         config.layer_types = [config.layer_types[index] for index in layers]
     config.num_hidden_layers = len(layers)
     decoder.layers = torch.nn.ModuleList(decoder.layers[index] for index in layers)
+    return model
+
+
+def plain(folder: Path, layers: Sequence[int], text: TokenArray) -> torch.Tensor:
+    """The last row's logits of transformers' own model, whose other layers were deleted."""
     with torch.no_grad():
         ids = torch.from_numpy(text.astype(np.int64)).unsqueeze(0)
-        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0, -1]
-    return logits
+        logits: torch.Tensor = _part(folder, tuple(layers))(input_ids=ids, use_cache=False).logits
+    return logits[0, -1]
