@@ -30,7 +30,7 @@ from tests.support.text.answers import (
 )
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
-NUM_EXAMPLES = 5000 if settings.get_current_profile_name() == "nightly" else 200
+NUM_EXAMPLES = 5000 if settings.get_current_profile_name() == "nightly" else 100
 many = settings(max_examples=NUM_EXAMPLES, deadline=None)
 
 every_format = pytest.mark.parametrize("name", sorted(FORMATS))

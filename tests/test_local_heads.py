@@ -108,8 +108,7 @@ def test_numbers_without_sense_cost_speed_only(
 RIGHT = {"eagle3": right_eagle3, "medusa": right_medusa, "peagle": right_peagle}
 
 
-@pytest.mark.parametrize("pooled", [False, True])
-@pytest.mark.parametrize("kind", RIGHT)
+@pytest.mark.parametrize(("kind", "pooled"), zip(RIGHT, (False, True, False), strict=True))
 def test_texts_follow_the_targets_law(kind: str, pooled: bool, tmp_path: Path) -> None:
     """The drafts are often right, and half of the law's mass is elsewhere.  The control: texts
     drawn a little colder are convicted."""

@@ -41,16 +41,25 @@ def config_of(folder: Path, names: list[str], **settings: Any) -> Config:
     )
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma2"])
-def folder(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory(request.param)
+# Each alone, and in other architectures all together.
+ALONE = [("llama", [name]) for name in KINDS]
+CASES = [*ALONE, *((each, list(KINDS)) for each in ("llama", "qwen3", "gemma2"))]
 
 
-@pytest.fixture(
-    scope="module", params=[["exit"], ["skip"], ["recycling"], ["lookahead"], list(KINDS)], ids=str
-)
-def llm(request: pytest.FixtureRequest, folder: Path) -> Iterator[LLM]:
-    with LLM(config_of(folder, request.param)) as opened:
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{'+'.join(case[1])}")
+def case(request: pytest.FixtureRequest) -> tuple[str, list[str]]:
+    found: tuple[str, list[str]] = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(case: tuple[str, list[str]], checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory(case[0])
+
+
+@pytest.fixture(scope="module")
+def llm(case: tuple[str, list[str]], folder: Path) -> Iterator[LLM]:
+    with LLM(config_of(folder, case[1])) as opened:
         yield opened
 
 

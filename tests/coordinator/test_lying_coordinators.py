@@ -22,8 +22,8 @@ from tests.support.coordinator.lying_frames import lying_frames
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
 
 # Frames for each budget, and what they are to hold in all: texts, cancels, trees, acknowledgements.
-MANY = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-NUM_ACTS = 1000
+MANY = settings(max_examples=125, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+NUM_ACTS = 500
 PARAMS = (replace(GREEDY, max_tokens=24), replace(SEEDED, max_tokens=24))
 NUM_PLACES = 6
 NUM_ROWS = 3  # of a step: fewer than there are places
@@ -140,11 +140,11 @@ def test_a_lying_coordinator_changes_no_text_of_another_and_takes_no_more_than_i
     test()
     stack.loop.run_until_complete(stack.end())
     assert stack.num_acts >= NUM_ACTS
-    assert stack.num_texts > 20
+    assert stack.num_texts > 10
     assert stack.most["honest"] == NUM_HONEST
     assert 1 < stack.most["liar"] <= NUM_PLACES // 2
     # Two texts of at most five: in most steps one of the rows was theirs.
-    assert stack.num_crowded > 20
+    assert stack.num_crowded > 10
     assert 3 * stack.num_missed < stack.num_crowded
     metrics = stack.stage.coordinator.render_metrics().decode()
     assert "drafthouse_failovers_total 0.0" in metrics

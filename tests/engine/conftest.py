@@ -6,6 +6,13 @@ import pytest
 
 from cluster.engine.cpu import kernels
 
+_native = pytest.mark.skipif(kernels.load() is None, reason="there is no C++ compiler")
+
+
+@pytest.fixture(scope="module", params=["sdpa", pytest.param("native", marks=_native)])
+def attention(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
 
 @pytest.fixture
 def several_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def check(
     return num_stopped
 
 
-@pytest.mark.parametrize(("num_beams", "num_drafts"), [(2, 0), (3, 6), (4, 0), (5, 16)])
+@pytest.mark.parametrize(("num_beams", "num_drafts"), [(2, 0), (3, 6), (5, 16)])
 def test_fifty_prompts_at_once_have_the_texts_and_scores_of_transformers(
     engine: Engine, oracle: Any, num_beams: int, num_drafts: int
 ) -> None:

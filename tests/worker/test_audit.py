@@ -20,7 +20,7 @@ from tests.support.engine.driver import load_engine, prompt
 from tests.support.worker.steps import Steps, steps
 from tests.support.worker.texts import opened
 
-NUM_TEXTS = 100
+NUM_TEXTS = 42
 SEEDS = range(20)
 MAX_TEXTS = 50
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12)

@@ -23,7 +23,7 @@ from tests.support.worker.texts import opened
 from tests.support.worker.toy_engine import ToyEngine
 
 PASS = 1e-3
-NUM_TEXTS, NUM_TOKENS, AT_ONCE = 2000, 4, 400
+NUM_TEXTS, NUM_TOKENS, AT_ONCE = 1200, 4, 400
 TARGET, DRAFT = hashed(4, 1), hashed(4, 2)
 RATIO_LAWS = pytest.mark.parametrize("law", LAWS[1:])
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from cluster.core import TokenArray, TokenTree, token_array
-from cluster.engine.cpu import kernels
 from cluster.engine.engine import Engine, Output, Work
 from cluster.spec.token_log import prefix_hash
 from tests.support.checkpoints import SLIDING_WINDOW
@@ -30,12 +29,6 @@ from tests.support.engine.driver import (
 CLOSE = {"atol": 2e-5, "rtol": 2e-5}
 PAGE_SIZE = 4
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
-native = pytest.mark.skipif(kernels.load() is None, reason="there is no C++ compiler")
-
-
-@pytest.fixture(scope="module", params=["sdpa", pytest.param("native", marks=native)])
-def attention(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture(scope="module")
