@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -23,7 +22,7 @@ from cluster.client import Client, GenerateRequest, SamplingOptions
 from cluster.rpc import conversations as talk
 from deployments.cli import main
 from deployments.ports import why_not
-from tests.deployments.conftest import DEADLINE_S, MODEL, free_ports, wait_until
+from tests.deployments.conftest import DEADLINE_S, MODEL, free_ports
 from tests.support.deployments.command import REPOSITORY, Command, ports, running, write_config
 from tests.support.deployments.listening import listening
 
@@ -124,14 +123,14 @@ def unauthenticated(port: int) -> bool:
     return False
 
 
-def test_a_server_that_was_stopped_leaves_nothing_behind(
+def test_a_server_that_was_stopped_leaves_nothing_behind_and_none_of_rays_own_words(
     shared: Command, shared_file: Path
 ) -> None:
-    shared.wait_for("Drafthouse is ready:")
-    family, folder = shared.family(), shared.temporary_folder()
-    assert shared.stop(signal.SIGTERM) == 0
-    assert not [pid for pid in family if running(pid)]
-    assert not folder.exists()
+    shared.wait_for("with drafts and without")
+    shared.check_end("the first")
+    (line,) = shared.stdout.read_text().splitlines()
+    assert line.startswith("Drafthouse is ready: ")
+    assert shared.said_by_others() == []
     assert all(why_not("127.0.0.1", port) is None for port in ports(shared_file))
 
 
@@ -144,28 +143,14 @@ def test_an_interrupt_during_start_up_leaves_nothing_behind(command: Command) ->
     assert command.stdout.read_text() == ""
 
 
-@pytest.mark.parametrize("whom", ["the group", "every process", "the first, to die at once"])
-def test_whoever_is_signalled_nothing_is_left_behind(command: Command, whom: str) -> None:
-    """As a terminal and `timeout` do, as systemd does, and as a kernel without memory does."""
+def test_a_server_whose_first_process_is_killed_leaves_nothing_behind(command: Command) -> None:
     command.wait_for("Drafthouse is ready:")
-    family, folder = command.family(), command.temporary_folder()
-    first = command.process.pid
-    if whom == "the group":
-        os.killpg(first, signal.SIGTERM)
-    elif whom == "every process":
-        for pid in (first, *family):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-    else:
-        os.kill(first, signal.SIGKILL)
-    status = command.process.wait(DEADLINE_S)
-    assert status == (-signal.SIGKILL if whom.startswith("the first") else 0)
-    wait_until(lambda: not any(map(running, family)) and not folder.exists(), 60.0)
+    command.check_end("the first, to die at once")
     assert command.said_by_others() == []
-    assert list(command.temporary.iterdir()) == []
 
 
 def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path) -> None:
+    """All that it logs is JSON, until all its processes are signalled and after it."""
     settings = dict(zip(("http.port", "grpc.port", "dashboard.port"), free_ports(3), strict=True))
     overrides = [word for name in settings for word in ("--set", f"{name}={settings[name]}")]
     command = Command(tmp_path, "--log-format=json", *overrides, **without_a_model(tmp_path))
@@ -186,13 +171,13 @@ def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path)
         body = {"model": "drafthouse-demo", "prompt": "x", "max_tokens": 4, "stream": True}
         httpx.post(f"{url}/completions", json=body, headers={"X-Request-Id": "mine"}, timeout=60)
         command.wait_for('"request_id": "mine"')
+        command.check_end("every process")
         lines = [json.loads(line) for line in command.stderr.read_text().splitlines()]
         (line,) = (line for line in lines if line.get("request_id") == "mine")
         assert line["logger"] == "deployments.ingress.request_log"
         assert (line["id"], line["output_tokens"]) == ("cmpl-mine", 4)
     finally:
-        os.killpg(command.process.pid, signal.SIGTERM)
-        assert command.process.wait(DEADLINE_S) == 0
+        command.end()
 
 
 @pytest.mark.parametrize("named", ["configs/local.yaml", "--set=target.engine.model=a/b"])

@@ -83,3 +83,5 @@ def test_good_ones_serve_and_of_others_it_is_told_what_is_wrong_and_where(
     assert re.search(r"raising .*: ValueError \(.*/raising\.py, line 6\)\n", said)
     assert "what the prompt says" not in said
     wait_until(lambda: health(url)["faults"].get("raising", {}).get("refused", 0) > 0)
+    serving.check_end("the group")
+    assert serving.said_by_others() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -96,6 +97,25 @@ class Command:
             if found:
                 return Path(found.group())
         raise AssertionError("no process names its folder")
+
+    def check_end(self, whom: str) -> None:
+        """End it by a signal to `whom`; nothing of it is left behind.
+
+        To the first process alone, as Kubernetes signals it, to the group, as a terminal and
+        `timeout` do, to every process, as systemd does; to the first one with SIGKILL, as a kernel
+        without memory does."""
+        family, folder, first = self.family(), self.temporary_folder(), self.process.pid
+        number = signal.SIGKILL if whom == "the first, to die at once" else signal.SIGTERM
+        if whom == "the group":
+            os.killpg(first, number)
+        for pid in (first, *family) if whom == "every process" else (first,):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        assert self.process.wait(DEADLINE_S) == (0 if number == signal.SIGTERM else -number)
+        if whom == "the first":  # it waits for the others
+            assert not [pid for pid in family if running(pid)]
+        wait_until(lambda: not any(map(running, family)) and not folder.exists(), 60.0)
+        assert list(self.temporary.iterdir()) == []
 
     def stop(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
