@@ -19,9 +19,11 @@ import httpx
 import pytest
 
 from cluster.config.schema import IngressConfig
+from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
 from tests.support.deployments.metrics import metric
 from tests.support.engine.adapters import write_adapter
+from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 APPLICATION = "drafthouse"
 MODEL, ADAPTER = "tiny", "tiny/pirate"
@@ -101,6 +103,12 @@ def free_ports(count: int) -> list[int]:
                 probe.bind(("127.0.0.1", port))
                 free.append(port)
     return free
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Of every byte, for ingresses in front of toys."""
+    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
 
 
 @pytest.fixture(scope="session")

@@ -21,15 +21,9 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.http import create_admin_app
 from deployments.ingress.servicers import GENERATION
 from tests.support.deployments.place import BODIES, generate, place, write_keys
-from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 Write = Callable[..., Config]
 PUBLIC = HttpConfig(host="0.0.0.0")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
 
 
 @pytest.fixture

@@ -28,11 +28,6 @@ ASKED: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "ignore_eos": True,
 TREES: dict[str, Any] = {"return_draft_trees": True, "cache_salt": "mine"}
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
-
-
 def chunks(answer: httpx.Response) -> list[dict[str, Any]]:
     assert answer.status_code == 200, answer.text
     lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]

@@ -19,15 +19,9 @@ from cluster.errors import ConfigError
 from cluster.metrics import KEY_TOKENS
 from cluster.text.tokenizer import Tokenizer
 from tests.support.deployments.place import Place, generate, place, write_keys
-from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 PATH = "/v1/completions"
 Write = Callable[..., Config]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
 
 
 @pytest.fixture

@@ -15,18 +15,12 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.keys import KeyRing
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 from tests.support.deployments.place import BODIES, Place, generate, place, write_keys
-from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 CONFIG = Config(
     ingress=IngressConfig(segments=("web", "batch", "app")),
     drafters={"right": DrafterConfig(kind="prompt_lookup")},
 )
 PATH = "/v1/completions"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
 
 
 async def ask(here: Place, header: str = "", key: str = "", **fields: Any) -> str:

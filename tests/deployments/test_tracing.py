@@ -15,14 +15,8 @@ from cluster.errors import ConfigError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.tracing import Tracing
 from tests.support.deployments.place import place
-from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
 
 
 @pytest.mark.parametrize("stream", [False, True])

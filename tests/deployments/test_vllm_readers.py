@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.config.schema import Config, DrafterConfig
@@ -17,12 +16,6 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.times import TIMES, times_schema
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 from tests.support.deployments.place import Place, place
-from tests.support.text.tokenizers_for_tests import byte_level_folder
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
 
 
 def spec_decode(page: str) -> Counter[str]:

@@ -25,15 +25,9 @@ from tests.support.coordinator.house import collect, house, request
 from tests.support.coordinator.toys import ToyTarget
 from tests.support.deployments.place import write_keys
 from tests.support.rpc.toys import stopping
-from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 CONFIG = Config(model_name="toy")
 PATIENCE_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
 
 
 @dataclass

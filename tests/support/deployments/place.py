@@ -20,7 +20,6 @@ from cluster.config.access import AccessConfig, digest_of
 from cluster.config.schema import Config, GrpcConfig
 from cluster.core import SamplingParams
 from cluster.text.tokenizer import Tokenizer
-from deployments.endpoints import Endpoint
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
@@ -30,7 +29,7 @@ from tests.deployments.conftest import free_port
 from tests.support.coordinator import toy_law, toy_target
 from tests.support.coordinator.house import House, house
 from tests.support.coordinator.toys import ToyTarget
-from tests.support.deployments.stage import Stage
+from tests.support.deployments.stage import Nowhere, Stage
 
 USER = {"role": "user", "content": "hello"}
 # One request for each endpoint that generates.
@@ -50,13 +49,6 @@ def write_keys(
     entries = {name: {"sha256": digest_of(name), **rest} for name, rest in keys.items()}
     path.write_text(yaml.safe_dump({"keys": entries, "classes": classes or {}}))
     return AccessConfig(str(path))
-
-
-class _Nowhere:
-    """The coordinator is connected by hand."""
-
-    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        yield frozenset()
 
 
 @dataclass
@@ -107,7 +99,7 @@ def generate(channel: grpc.aio.Channel, key: str = "", **fields: Any) -> Any:
 async def place(tokenizer: Tokenizer, config: Config, **settings: Any) -> AsyncIterator[Place]:
     """Serve the toy until the end of the block.  settings: of its coordinator."""
     config = dataclasses.replace(config, model_name="toy", grpc=GrpcConfig(port=free_port()))
-    ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), _Nowhere())
+    ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), Nowhere())
     setting = Stage(ingress.coordinators)
     transport = httpx.ASGITransport(create_app(ingress))
     with pytest.MonkeyPatch.context() as patch:

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,13 @@ from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import SamplingParams
 from cluster.text.tokenizer import Tokenizer
-from deployments.endpoints import Endpoint
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
 from deployments.ingress.ingress import Ingress
 from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import ToyTarget
-from tests.support.deployments.stage import Stage
+from tests.support.deployments.stage import Nowhere, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +46,6 @@ class Scripted:
             return int(self.coordinator.status()["num_running"])
 
         return asyncio.run_coroutine_threadsafe(read(), self.loop).result(60)
-
-
-class _Nowhere:
-    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        yield frozenset()
 
 
 @contextmanager
@@ -86,7 +80,7 @@ class _Site:
 
     async def run(self) -> None:
         tokenizer = Tokenizer.load(self._folder)
-        ingress = Ingress(self._config, tokenizer, SamplingParams(max_tokens=0), _Nowhere())
+        ingress = Ingress(self._config, tokenizer, SamplingParams(max_tokens=0), Nowhere())
         stage = Stage(ingress.coordinators)
         settings = {"max_queued_requests": self._config.coordinator.max_queued_requests}
         async with house((), **settings) as rooms:

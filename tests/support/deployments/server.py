@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +19,9 @@ from cluster.rpc.memory import memory_pair
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.tokenizer import Tokenizer
 from cluster.worker.build import build_target
-from deployments.endpoints import Endpoint
 from deployments.ingress.http import create_app
 from deployments.ingress.ingress import Ingress
+from tests.support.deployments.stage import Nowhere
 from tests.support.local_models import target
 
 MODEL = "tiny"
@@ -36,13 +36,6 @@ class Server:
     ingress: Ingress
     coordinator: Coordinator
     loop: asyncio.AbstractEventLoop
-
-
-class _NoEndpoints:
-    """The coordinator is connected by hand."""
-
-    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        yield frozenset()
 
 
 def tiny_config(folder: Path, api: ApiConfig | None = None) -> Config:
@@ -92,7 +85,7 @@ class _House:
         template = config.answers.chat_template
         tokenizer = Tokenizer.load(folder, generation_config="none", chat_template=template)
         defaults = load_sampling_defaults(folder, "none")
-        ingress = Ingress(config, tokenizer, defaults, _NoEndpoints())
+        ingress = Ingress(config, tokenizer, defaults, Nowhere())
         here, there = memory_pair()
         tasks += [
             asyncio.create_task(coordinator.serve(there)),

@@ -7,9 +7,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from cluster.rpc.memory import MemoryLink, memory_pair
+from deployments.endpoints import Endpoint
 from deployments.ingress.coordinators import Coordinators
 from tests.support.coordinator.house import House
 from tests.support.coordinator.toys import ToyTarget
+
+
+class Nowhere:
+    """Where coordinators are that are connected by hand."""
+
+    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+        yield frozenset()
 
 
 class Stage:
