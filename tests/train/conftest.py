@@ -1,16 +1,20 @@
-"""Use one thread: it is fastest for such small networks and leaves the other cores free."""
+"""The model that training starts from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+@pytest.fixture(scope="module")
+def folder(checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory("llama")
+
+
+@pytest.fixture(scope="module")
+def network(folder: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,16 +41,6 @@ ANSWERS = AnswerSettings(
 )
 SETTINGS = HeadSettings(depth=3, vocab_size=150, num_answer_tokens=200, answers=ANSWERS)
 IDS = torch.arange(0, VOCAB, 2)
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory("llama")
-
-
-@pytest.fixture(scope="module")
-def network(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")

@@ -43,16 +43,6 @@ SETTINGS = HeadSettings(
 )
 
 
-@pytest.fixture(scope="module")
-def folder(checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory("llama")
-
-
-@pytest.fixture(scope="module")
-def network(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-
 def random_exit(folder: Path, network: PreTrainedModel, exit_layer: int = EXIT) -> Path:
     head = new_exit(network, exit_layer)
     generator = torch.Generator().manual_seed(1)

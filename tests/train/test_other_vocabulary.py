@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,16 +26,6 @@ ANSWERS = AnswerSettings(6, max_question_tokens=10, max_answer_tokens=12, follow
 SETTINGS = HeadSettings(
     depth=2, num_answer_tokens=200, answers=ANSWERS, num_layers=2, tokenizer=str(DEMO_TARGET)
 )
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory("llama")
-
-
-@pytest.fixture(scope="module")
-def network(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
