@@ -52,7 +52,8 @@ class Forgetful(Engine):
 def main() -> None:
     rank, address, (head, *folders) = int(sys.argv[1]), sys.argv[2], map(Path, sys.argv[3:])
     torch.set_num_threads(1)
-    parallel.init_rank(rank, WORLD_SIZE, address, timeout_s=20)
+    # One of them may load a model for much longer than the other, which waits for it.
+    parallel.init_rank(rank, WORLD_SIZE, address, timeout_s=120)
     _tap(folders[0], rank)
     _draft(folders[0], head, rank)
     _differ(folders[0], rank)
