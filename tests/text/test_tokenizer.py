@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from cluster.errors import ConfigError, RequestError
 from cluster.models.fingerprint import folder_tokenizer_hash, token_strings, tokenizer_hash
 from cluster.text.tokenizer import Tokenizer
+from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 SAMPLES = (
     "",
@@ -137,7 +138,8 @@ def test_a_broken_generation_config_is_a_configuration_error(folder: Path, tmp_p
         Tokenizer.load(tmp_path)
 
 
-def test_no_torch_is_imported_for_tokenising(folder: Path) -> None:
+def test_no_torch_is_imported_for_tokenising(tmp_path: Path) -> None:
+    folder = byte_level_folder(tmp_path)
     program = (
         "import sys; from cluster.text.tokenizer import Tokenizer; "
         "from cluster.text.stream import TextStream; "

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.gpu.__main__ import TINY, heldout_prompts
+from benchmarks.gpu.__main__ import TINY, heldout_prompts, main
 from benchmarks.gpu.grown import load_grown
 from benchmarks.gpu.kernels import Problem, attention_row, draw_row, tolerance
 from benchmarks.support.options import DEMO_TARGET
@@ -101,14 +101,15 @@ def test_a_draw_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert draw_row(3, 500, CPU)["different_tokens"] == 3
 
 
-def test_without_a_gpu_the_full_run_is_refused() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    process = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert process.returncode == 2
-    assert "no NVIDIA GPU" in process.stderr
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_the_full_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "no NVIDIA GPU" in capsys.readouterr().err
 
 
 def test_tree_attention_is_what_the_grown_target_runs_with() -> None:
