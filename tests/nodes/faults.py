@@ -102,9 +102,8 @@ FAULTS: dict[str, Fault] = {
     "link, both ways": partial(_break_link, False),
 }
 
-# Twelve for every day, each kind of part and of fault among them.
+# Nine for every day, each kind of part and of fault among them.
 EVERY_DAY = (
-    "SIGKILL ingress", "SIGSTOP ingress", "SIGKILL coordinator", "SIGSTOP coordinator",
-    "SIGKILL target", "SIGSTOP target", "SIGKILL drafter-lookup", "SIGSTOP drafter-lm",
-    "SIGKILL proxy", "SIGKILL controller", "node", "link, one way",
+    "SIGKILL ingress", "SIGSTOP coordinator", "SIGKILL target", "SIGSTOP target",
+    "SIGKILL drafter-lookup", "SIGKILL proxy", "SIGKILL controller", "node", "link, one way",
 )  # fmt: skip
