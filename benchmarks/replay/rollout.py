@@ -213,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write all that was found there")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of virtual time")
+    parser.add_argument("--share", type=float, default=RolloutConfig().canary_share, help="sample")
     parser.add_argument("--only", default="", help="scenes whose names contain this")
     options = parser.parse_args(arguments)
     texts = load(options.texts)
@@ -220,7 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: list[Played] = []
     print(HEADER)
     for scene in tqdm(chosen, file=sys.stderr):
-        own = [play(scene, texts, seed, options.seconds) for seed in range(options.seeds)]
+        seeds = range(options.seeds)
+        own = [play(scene, texts, seed, options.seconds, options.share) for seed in seeds]
         found += own
         print(row(own), flush=True)
     if options.json:
