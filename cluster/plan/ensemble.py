@@ -3,13 +3,7 @@
 Look-ups take hardly any time, so all of them are asked.  Of the models a text gets the one that
 promises most in it: its outcomes in this text, and what it is worth in others while these are few
 (`cluster.plan.standing`).  A turn of a model takes much of its time whatever the number of texts,
-so one that few texts prefer must bring enough to them.  Another model is asked beside it where what
-it adds,
-
-    E[max(a_other - a_best, 0)]        over places where the trees of both were held,
-
-is more than its time is worth: accepted nodes are a beginning of the text, so two trees bring what
-the better one brings.
+so beside the best one of the batch another is asked only if it pays.  The others are tried.
 """
 
 from __future__ import annotations
@@ -32,6 +26,8 @@ _SIZE = SIZES.index(8)
 # A model that promises less than this share of the best one is not tried in each text: it takes
 # turns for all of them.
 _HOPEFUL_SHARE = 0.25
+# What a model's reading of a text takes is to be brought by so many turns behind it.
+_PAID_BACK = 16.0
 
 
 def draft_s(
@@ -80,8 +76,13 @@ class Ensemble:
         own = [(each.name, each.bit) for each in self._look_ups]
         return [sum(bit for name, bit in own if name in text.names) for text in texts]
 
-    def teams(self, texts: Sequence[Text], weights: Floats) -> list[int]:
-        """Return the mask of each text's look-ups and models.  weights: of each text's tokens."""
+    def teams(
+        self, texts: Sequence[Text], weights: Floats, value: float | None = None
+    ) -> list[int]:
+        """Return the mask of each text's look-ups and models.
+
+        weights: of each text's tokens.  value: the weighted tokens that models' trees of late bring
+        to these texts, less the price of verifying them; None = not known."""
         masks, models = self.look_ups(texts), self.models
         if len(models) == 1:
             (model,) = models
@@ -90,29 +91,50 @@ class Ensemble:
                 for mask, text in zip(masks, texts, strict=True)
             ]
         if models:
-            picks = self._best([self._worth(*each) for each in zip(texts, weights, strict=True)])
-            picked = [None if pick < 0 else models[pick] for pick in picks]
-            for place, pick in enumerate(picked):
-                masks[place] |= 0 if pick is None else pick.bit
-            self._add_second(masks, picked, texts, weights)
+            worth = np.array([self._worth(*each) for each in zip(texts, weights, strict=True)])
+            promised = float(np.maximum(worth.max(axis=1), 0.0).sum())
+            if value and promised:
+                # Trees are worth less, since nodes take time to verify, or more, since they have
+                # more than a few.
+                worth *= value / promised
+            worth -= [[self._price_of_reading(each, text) for each in models] for text in texts]
+            for place, pick in enumerate(self._best(worth)):
+                masks[place] |= 0 if pick < 0 else models[pick].bit
         return masks
 
-    def due(self, text: Text, mask: int, now: float) -> tuple[Resident, Turn, float] | None:
-        """Return the model that is to be tried for a text beside those of `mask`, whose turn it is,
-        and the seconds that this takes; None = it is nobody's."""
-        models = self.models
-        priors = self._priors(text) if len(models) > 1 else []
-        for model, prior in zip(models, priors, strict=False):
-            if model.bit & mask or not text.may_ask(model.name):
-                continue
-            turn = self._target.tries[text.is_sampled, model.name]
-            if model.name in text.shadows or prior >= _HOPEFUL_SHARE * max(priors):
-                turn = text.standing.turns.setdefault(model.name, Turn())
-            times = self._target.drafting[model.name]
-            cost_s = self._seconds(model, 1) + times.read_s * (not text.is_read(model.name))
-            if turn.is_due(now, cost_s):
-                return model, turn, cost_s
-        return None
+    def add_tries(
+        self, texts: Sequence[Text], masks: list[int], now: float, affordable_s: float
+    ) -> float:
+        """Add to each text's mask the model that is to be tried for it, if the turn of one has
+        come; returns the seconds of all tries, at most affordable_s.
+
+        A model that drafts for other texts anyway takes only its time for one text more.  All texts
+        wait for a try in one of them, so each may take its share of the time that tries may take.
+        """
+        if len(self.models) < 2:
+            return 0.0
+        spent_s = 0.0
+        counts = [sum(mask & model.bit > 0 for mask in masks) for model in self.models]
+        for place, text in enumerate(texts):
+            priors = self._priors(text)
+            hopeful = _HOPEFUL_SHARE * max(priors)
+            for number, model in enumerate(self.models):
+                if model.bit & masks[place] or not text.may_ask(model.name):
+                    continue
+                turn = self._target.tries[text.is_sampled, model.name]
+                if model.name in text.shadows or priors[number] >= hopeful:
+                    turn = text.standing.turns.setdefault(model.name, Turn())
+                count = counts[number]
+                cost_s = self._seconds(model, count + 1) - self._seconds(model, count)
+                if not text.is_read(model.name):
+                    cost_s += self._target.drafting[model.name].read_s
+                if turn.is_due(now, cost_s * len(texts)) and spent_s + cost_s <= affordable_s:
+                    turn.take(now)
+                    masks[place] |= model.bit
+                    counts[number] += 1
+                    spent_s += cost_s
+                    break
+        return spent_s
 
     def _priors(self, text: Text) -> list[float]:
         """Return what each model is worth in such texts; one that is new, as much as the best."""
@@ -146,24 +168,31 @@ class Ensemble:
             for each, prior in zip(self.models, self._priors(text), strict=True)
         ]
 
-    def _best(self, worth: list[list[float]]) -> list[int]:
-        """Return the number of the model for each text, -1 = none, of those that pay together."""
-        table, active = np.array(worth), list(range(len(worth[0])))
-        value, picks = self._value(table, active)
-        while len(active) > 1:
-            rests = [[each for each in active if each != left] for left in active]
-            found = [self._value(table, rest) for rest in rests]
-            # Whether a model drafts at all is decided by what residents add to what is at hand.
-            found = [each if max(each[1]) >= 0 else (-np.inf, each[1]) for each in found]
-            best = max(range(len(rests)), key=lambda place: found[place][0])
+    def _price_of_reading(self, model: Resident, text: Text) -> float:
+        """Return the weighted tokens that a turn is to bring for the reading before it."""
+        if text.is_read(model.name):
+            return 0.0
+        return self._rate * self._target.drafting[model.name].read_s / _PAID_BACK
+
+    def _best(self, worth: Floats) -> list[int]:
+        """Return the number of the model for each text, -1 = none.
+
+        The best one alone comes first, whether it pays or not, which is decided by what residents
+        add to what is at hand; then others, as long as they pay beside it."""
+        active = list[int]()
+        value, picks = -np.inf, [-1] * len(worth)
+        while len(active) < len(self.models):
+            wider = [[*active, each] for each in range(len(self.models)) if each not in active]
+            found = [self._value(worth, each) for each in wider]
+            best = max(range(len(found)), key=lambda place: found[place][0])
             if found[best][0] <= value:
                 break
-            active, (value, picks) = rests[best], found[best]
+            active, (value, picks) = wider[best], found[best]
         return picks
 
-    def _value(self, table: Floats, active: list[int]) -> tuple[float, list[int]]:
+    def _value(self, worth: Floats, active: list[int]) -> tuple[float, list[int]]:
         """Return what these models are worth less the price of their time, and each text's one."""
-        own = table[:, active]
+        own = worth[:, active]
         most = own.max(axis=1)
         picks = [
             active[place] if value > -np.inf else -1
@@ -172,31 +201,9 @@ class Ensemble:
         spent_s = sum(
             self._seconds(self.models[each], picks.count(each)) for each in active if each in picks
         )
+        if max(picks) < 0:
+            return -np.inf, picks
         return float(most[most > -np.inf].sum()) - self._rate * spent_s, picks
-
-    def _add_second(
-        self,
-        masks: list[int],
-        picked: Sequence[Resident | None],
-        texts: Sequence[Text],
-        weights: Floats,
-    ) -> None:
-        """Add the model that adds most to those that were picked, if it pays."""
-        best_value, best = 0.0, dict[int, Resident]()
-        for model in self.models:
-            gains = {
-                place: float(weights[place])
-                * self._acceptance.beside(text.group, first.name, model.name)
-                for place, (text, first) in enumerate(zip(texts, picked, strict=True))
-                if first is not None and first is not model and self._may_draft(model, text)
-            }
-            count = sum(first is model for first in picked)
-            spent_s = self._seconds(model, count + len(gains)) - self._seconds(model, count)
-            value = sum(gains.values()) - self._rate * spent_s
-            if value > best_value:
-                best_value, best = value, dict.fromkeys(gains, model)
-        for place, model in best.items():
-            masks[place] |= model.bit
 
     def _seconds(self, model: Resident, num_texts: int) -> float:
         """Return the seconds of a turn; 0 if none was measured."""

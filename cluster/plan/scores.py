@@ -50,21 +50,11 @@ class DraftScores:
         for (text, seen, _), accepted in zip(due, outcomes, strict=True):
             if accepted < 0:
                 continue
-            self._compare(text, seen.drafter, seen.base_len, accepted)
+            text.standing.note(seen.drafter, seen.base_len, accepted)
             if self._tasks is None or not text.is_coupled:
                 continue
             if self._tasks.learn(text, seen.drafter, accepted):
                 self._num_inferred[text.group[0]] += 1
-
-    def _compare(self, text: Text, drafter: str, place: int, accepted: int) -> None:
-        """Enter an outcome beside those of the text's other drafters at its place."""
-        # Before it is entered: else whoever was better here would lead a little more often.
-        for other, found in text.standing.beside(drafter, place):
-            if text.standing.leads(drafter, other):
-                self.acceptance.note_beside(text.group, drafter, other, max(found - accepted, 0))
-            else:
-                self.acceptance.note_beside(text.group, other, drafter, max(accepted - found, 0))
-        text.standing.note(drafter, place, accepted)
 
     def record(self, samples: Samples) -> None:
         """Export the scores of each drafter's trees, and what follows from them, as metrics."""

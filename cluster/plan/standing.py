@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cluster.spec import evidence
@@ -22,9 +21,6 @@ _PRIOR_PLACES = 2.0
 _KEPT_SHORT, _KEPT_LONG = 0.95, 0.995
 _CHANGED_SHARE = 0.5
 _LEAST_OUTCOMES = 8.0
-# A drafter's outcomes are remembered for so many places, to be compared with those of others: the
-# outcome of a deep tree is known later than that of a shallow one.
-_REMEMBERED = 8
 
 Sums = tuple[float, float]
 _NOTHING: tuple[Sums, Sums] = ((0.0, 0.0), (0.0, 0.0))
@@ -58,7 +54,6 @@ class Standing:
         self.turns: dict[str, Turn] = {}
         # By drafter: the latest place; outcomes and accepted in each memory.
         self._sums: dict[str, tuple[int, tuple[Sums, Sums]]] = {}
-        self._latest: dict[str, dict[int, int]] = {}  # outcomes by place
 
     def note(self, drafter: str, place: int, accepted: int) -> None:
         """Enter an outcome; place: the length of the text at the tree's root."""
@@ -67,10 +62,6 @@ class Standing:
         if long[0] > _LEAST_OUTCOMES and short[1] * long[0] < _CHANGED_SHARE * long[1] * short[0]:
             self._sums.clear()
             self.turns.clear()
-        latest = self._latest.setdefault(drafter, {})
-        latest[place] = accepted
-        if len(latest) > _REMEMBERED:
-            del latest[next(iter(latest))]
 
     def expected(self, drafter: str, place: int, prior: float) -> float:
         """Return the tokens to expect of a drafter's best few nodes.  prior: in other texts."""
@@ -80,19 +71,6 @@ class Standing:
         known_at, (_, (count, total)) = known
         kept = _KEPT_LONG ** max(place - known_at, 0)
         return (_PRIOR_PLACES * prior + kept * total) / (_PRIOR_PLACES + kept * count)
-
-    def leads(self, drafter: str, other: str) -> bool:
-        """True if a drafter has brought more than another one in this text."""
-        (count, total), (others, brought) = (
-            self._sums.get(each, (0, _NOTHING))[1][1] for each in (drafter, other)
-        )
-        return total * others >= brought * count
-
-    def beside(self, drafter: str, place: int) -> Iterator[tuple[str, int]]:
-        """Yield the other drafters whose outcome at that place is known, each with it."""
-        for other, latest in self._latest.items():
-            if other != drafter and place in latest:
-                yield other, latest[place]
 
     def _at(self, drafter: str, place: int) -> tuple[Sums, Sums]:
         """Return the outcomes and the accepted, as far as they still count at `place`."""

@@ -30,9 +30,6 @@ _STALE_STEPS = 64
 # The assumed cost of a plain step in the place of a speculative one, as a share of its time:
 # speculation is seldom more than twice as fast.
 _PLAIN_COST = 0.5
-# A model is tried beside others only where the guard would allow this many times its cost: the
-# others must go on, to earn it.
-_RESERVE = 2.0
 # Nodes that residents are asked for before the worth of their drafts is known.
 FIRST_NODES = 8
 
@@ -86,13 +83,17 @@ class StepChoice:
             assert times_s is not None
         prices = Prices(rate, times_s - times_s[0], load.guard.max_extra_s(plain_s))
         ensemble = Ensemble(target, acceptance, moment.residents, rate)
-        masks = ensemble.look_ups(texts), ensemble.teams(texts, weights)
-        look_ups_s, models_s = (
-            draft_s(target, each, moment.residents, load.num_new) for each in masks
-        )
+        value = None
+        worth, trust = load.law.worth[True], load.law.trusts[True].share
+        if len(ensemble.models) > 1 and worth.num_turns:
+            value = float(worth.values(weights, trust, prices).max())
+        masks = ensemble.look_ups(texts), ensemble.teams(texts, weights, value)
+        look_ups_s = draft_s(target, masks[False], moment.residents, load.num_new)
+        models_s = draft_s(target, masks[True], ensemble.models, load.num_new)
+        teams_s = None if look_ups_s is None or models_s is None else look_ups_s + models_s
         return cls(
             target, load, texts, np.array(caps), moment, weights, plain_s, prices, ensemble, masks,
-            (look_ups_s, models_s), service,
+            (look_ups_s, teams_s), service,
         )  # fmt: skip
 
     def plan(self, offers: Offers | None) -> Plan:
@@ -252,7 +253,9 @@ class StepChoice:
         if best_s > affordable_s:
             return NO_DRAFTS, [], 0.0
         masks, best_s = self._with_reading(best, best_s, affordable_s)
-        return best, masks, self._with_tries(best, masks, best_s, affordable_s)
+        if best.num_nodes and best.with_models:
+            best_s += self.ensemble.add_tries(self.texts, masks, now, affordable_s - best_s)
+        return best, masks, best_s
 
     def _values(self, with_models: bool) -> Floats:
         """Return what each of SIZES brings, less the price of verifying: texts of which no model
@@ -285,20 +288,6 @@ class StepChoice:
                 else:
                     has_read, draft_s = True, draft_s + read_s
         return masks, draft_s
-
-    def _with_tries(self, ask: Ask, masks: list[int], draft_s: float, affordable_s: float) -> float:
-        """Add to `masks` the models whose turn in a text has come; returns the seconds of all."""
-        if not (ask.num_nodes and ask.with_models):
-            return draft_s
-        now = self.moment.now
-        for place, text in enumerate(self.texts):
-            found = self.ensemble.due(text, masks[place], now)
-            if found is not None and draft_s + _RESERVE * found[2] <= affordable_s:
-                model, turn, cost_s = found
-                masks[place] |= model.bit
-                draft_s += cost_s
-                turn.take(now)
-        return draft_s
 
 
 _NO_NODES: Indices = np.empty(0, dtype=np.int64)

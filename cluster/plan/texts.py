@@ -158,7 +158,8 @@ class Text:
 
     def is_read(self, drafter: str) -> bool:
         """True if a model that is asked now need not read the text first."""
-        return len(self.tokens) - self._asked_lens.get(drafter, 0) <= MAX_COMMIT
+        asked_len = self._asked_lens.get(drafter)
+        return asked_len is not None and len(self.tokens) - asked_len <= MAX_COMMIT
 
     def may_ask(self, drafter: str) -> bool:
         """True if a drafter is one of the text's and does not rest."""

@@ -14,6 +14,8 @@ from cluster.spec.tree import prune, reroot
 
 # The most nodes of a recorded tree.
 _MAX_NODES = 32
+# Tokens of the prompt by which a target measures how long its models read.
+_READ_LEN = 128
 
 Offer = tuple[TokenTree, FloatArray]
 NOTHING: Offer = (EMPTY_TREE, EMPTY_FLOATS)
@@ -51,9 +53,15 @@ class Machine:
         return float(_profile(self.rows, self.times_s).at([num_rows])[0]) + outside_s
 
     def draft_times(self, residents: Sequence[Resident]) -> list[DraftTime]:
-        """Return the times of its residents, as measured before it served."""
+        """Return the times of its residents, as measured before it served: of drafting, and of
+        reading a prompt by each model."""
         num_look_ups = sum(each.is_look_up for each in residents)
-        return [
+        reading = [
+            DraftTime(1, 8, each.name, False, self.draft_s(1, 8, 0) + self.read_s * _READ_LEN, 1)
+            for each in residents
+            if self.read_s and not each.is_look_up
+        ]
+        return reading + [
             DraftTime(
                 count, nodes, each.name, each.is_look_up,
                 self.draft_s(count, nodes, num_look_ups if each.is_look_up else 0),

@@ -46,10 +46,6 @@ _PRIOR_TREES = 8.0
 _WEIGHED_RANK = 3
 # ... and is at least this, so that calibration alone decides about the nodes of a poor drafter.
 LEAST_WEIGHT = 0.05
-# Of what two drafters add to each other, the weight of an older place beside that of the next one,
-# and the places after which what was found is half believed.
-_PAIRS_KEPT = 0.99
-_PRIOR_PAIRS = 8.0
 # Limit for scores, because clients name tasks and models change; the oldest score is dropped.
 _MAX_SCORES = 1024
 # Between a drafter's name and its model's hash, and the digits of that.
@@ -167,9 +163,6 @@ class AcceptanceModel:
         self._versions: dict[str, str] = {}  # the drafters' names with their models' hashes
         self._scores: dict[tuple[str, Group], Score] = {}  # by these
         self._of_all_tasks: dict[tuple[str, bool], Score] = {}  # by these and the law
-        # By group, drafter, and another one: the places where both were held, and the sum of what
-        # the other one's best few nodes brought beyond those of the drafter.
-        self._beside: dict[tuple[Group, str, str], tuple[float, float]] = {}
 
     def meet(self, drafter: str, model_hash: str) -> bool:
         """Score a drafter by this model from now on, "" = it has none; True if that is another."""
@@ -188,20 +181,6 @@ class AcceptanceModel:
 
     def score(self, drafter: str, group: Group) -> Score:
         return _of(self._scores, (self._version(drafter), group))
-
-    def note_beside(self, group: Group, drafter: str, other: str, gain: int) -> None:
-        """Enter a place where both were held.  gain: the tokens that the other one has added."""
-        key = group, self._version(drafter), self._version(other)
-        count, total = self._beside.pop(key, (0.0, 0.0))
-        if len(self._beside) >= _MAX_SCORES:
-            del self._beside[next(iter(self._beside))]
-        self._beside[key] = _PAIRS_KEPT * count + 1.0, _PAIRS_KEPT * total + gain
-
-    def beside(self, group: Group, drafter: str, other: str) -> float:
-        """Return the tokens that another drafter's best few nodes add to those of a drafter."""
-        key = group, self._version(drafter), self._version(other)
-        count, total = self._beside.get(key, (0.0, 0.0))
-        return total / (_PRIOR_PAIRS + count)
 
     def learn_all(self, fates: Sequence[Fate]) -> list[int]:
         """Enter trees whose outcome is known.
