@@ -145,7 +145,9 @@ class Bench:
         if key not in self._fixed:
             speeds = {0: 1.0}
             for num_drafters, source in self._merged.items():
-                own = self._models if num_drafters == len(self._drafters) else frozenset()
+                # Of both kinds' trees in one, the models' price is to be paid.
+                asks_models = self._models and num_drafters == len(self._drafters)
+                own = frozenset({"merged"}) if asks_models else frozenset()
                 pool = _placed(cell, {"merged": source}, own)
                 for count in FIXED:
                     outcome = self._simulation(cell, machine, pool).run(Fixed(count), self._seconds)

@@ -60,6 +60,12 @@ def test_bad_drafts_cost_next_to_nothing(
     assert run(bench, place, behaviour, num_sequences).adaptive > 0.97
 
 
+def test_fixed_budgets_pay_for_the_models_that_they_ask() -> None:
+    cell, own = Cell("cpu", "resident", "good", "greedy", 1), texts(8, 80, agreement=0.7)
+    free, paid = (Bench(own, 1.0, models).run(cell) for models in (frozenset(), frozenset({"lm"})))
+    assert paid.best < free.best
+
+
 def test_the_same_cell_gives_the_same_twice(bench: Bench) -> None:
     first, second = (run(bench, "own-2", "mixed", 4) for _ in range(2))
     assert first == second
