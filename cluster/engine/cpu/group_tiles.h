@@ -55,7 +55,7 @@ static void tile_groups(const Product *product, long block, long start, long end
     alignas(64) vfloat sums[SHARING_ROWS * VECTORS], partial[TILE_ROWS * VECTORS];
     for (long i = 0; i < (end - start) * VECTORS; i++) sums[i] = vfloat{};
     for (long g = 0; g < groups.count; g++, from += groups.bytes) {
-        groups.ask_ahead(product, block, from, AHEAD_BYTES);
+        groups.ask_ahead(product, block, from, groups.ahead());
         for_pairs<bits_of(format), VECTORS>(from + groups.SCALE_BYTES, 0, groups.group, [&](long k, int v, vuint pairs) {
             widened[k * VECTORS + v] = pairs;
         });

@@ -20,8 +20,8 @@
 #include "product.h"
 #include "vectors.h"
 
-/* AHEAD_BYTES: of the weights, asked for ahead. */
-enum { HEADER_BYTES = 64, AHEAD_BYTES = 4096 };
+/* AHEAD_INPUTS: whose weights are asked for ahead. */
+enum { HEADER_BYTES = 64, AHEAD_INPUTS = 128 };
 
 /* What a weight's header says, as linear.cpp's functions are made for it: in place of GROUPED itself. */
 constexpr int grouped_format(int bits, bool has_minimum) { return GROUPED + bits + has_minimum; }
@@ -47,6 +47,7 @@ struct Groups {
         blocks = static_cast<const uint8_t *>(product->weight) + HEADER_BYTES;
         input_sums = product->panels + product->num_rows * (product->num_inputs / 2);
     }
+    long ahead() const { return AHEAD_INPUTS / group * bytes; }
     const uint8_t *of_block(long block) const { return blocks + block * count * bytes; }
 
     /* Ask for the weights `ahead` bytes behind a group's, in its block or the thread's next one. */

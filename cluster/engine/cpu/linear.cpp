@@ -42,6 +42,13 @@ static long num_passes(const Product *product) {
     return product->num_rows <= NARROW_ROWS ? 1 : (product->num_rows + MOST_ROWS<format> - 1) / MOST_ROWS<format>;
 }
 
+/* Whether each pass takes both strips of a block: where there is one, and where two would otherwise take so few rows of
+ * one strip that widening its weights is what takes the time. */
+template <int format>
+static bool takes_both_strips(long num_rows) {
+    return num_rows <= (is_grouped(format) && num_rows > MOST_ROWS<format> ? 2 : 1) * NARROW_ROWS;
+}
+
 static long first_row(const Product *product, long pass, long passes) {
     return product->num_rows * pass / passes;
 }
@@ -199,12 +206,24 @@ static long strip_size(const Product *product) {
     return (format == FLOAT32 ? product->num_inputs : (product->num_inputs + 1) / 2) * STRIP;
 }
 
+/* The weights that a pass which reads them from memory asks for, in the same units. */
+template <int format>
+static long ahead_of(const Product *product) {
+    if constexpr (is_grouped(format)) return Groups<format>(product).ahead();
+    return AHEAD * STRIP;
+}
+
 template <int format>
 static void do_block(void *argument, long block) {
     const Product *product = static_cast<const Product *>(argument);
-    const long num_rows = product->num_rows, ahead = is_grouped(format) ? AHEAD_BYTES : AHEAD * STRIP;
-    if (num_rows <= NARROW_ROWS) return tile_of<1, NARROW_ROWS, 4, format>((int)num_rows, product, block, 0, 0, ahead);
-    const long passes = num_passes<format>(product), strip = strip_size<format>(product);
+    const long passes = num_passes<format>(product), strip = strip_size<format>(product), ahead = ahead_of<format>(product);
+    if (takes_both_strips<format>(product->num_rows)) {
+        for (long pass = 0; pass < passes; pass++) {
+            const long row = first_row(product, pass, passes), end = first_row(product, pass + 1, passes);
+            tile_of<1, NARROW_ROWS, VECTORS, format>((int)(end - row), product, block, row, 0, pass == 0 ? ahead : strip);
+        }
+        return;
+    }
     for (int first = 0; first < VECTORS; first += 2) {
         /* The first pass reads this strip from memory, the others ask for the thread's next one. */
         const long next = first == 0 || is_grouped(format) ? strip : (2 * product->num_threads - 1) * strip;
