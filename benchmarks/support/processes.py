@@ -90,6 +90,10 @@ class PinnedProcess:
     def resume(self) -> None:
         self._signal_group(signal.SIGCONT)
 
+    def kill(self) -> None:
+        """End its process group by SIGKILL, without waiting."""
+        self._signal_group(signal.SIGKILL)
+
     def _signal_group(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
