@@ -35,6 +35,9 @@ TRY_AGAIN := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks \
 
 # Tests differ a thousandfold in what they take: whoever is done takes from the others (worksteal).
 # Ray forks its daemons; a process in which gRPC already runs (the other tests' servers) must not.
+# A hundred servers of ten processes are started; none is to compile our modules anew.
+test test-application test-commands: export PYTHONDONTWRITEBYTECODE =
+
 test: check ## every check, then every test
 	$(BIN)/python -m pytest $(TRY_AGAIN) -n auto --maxprocesses 4 --dist worksteal --ignore=tests/deployments --ignore=tests/nodes $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory -j2 test-application test-commands
