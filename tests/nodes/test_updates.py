@@ -104,9 +104,20 @@ def test_the_two_node_configuration_has_the_target_on_one_node_and_the_pool_on_t
 
     wait_until(is_whole)
     of_target, of_pool, _ = cluster.nodes.nodes
-    for roles, place in (
-        (("target", "coordinator", "ingress"), of_target),
-        (("drafter-lm", "drafter-suffix", "drafter-ngram"), of_pool),
-    ):
-        assert {node.name for role in roles for node, _ in cluster.replicas(role)} == {place.name}
+    wanted = {
+        role: {place.name}
+        for place, roles in (
+            (of_target, ("target", "coordinator", "ingress")),
+            (of_pool, ("drafter-lm", "drafter-suffix", "drafter-ngram")),
+        )
+        for role in roles
+    }
+
+    def has_moved() -> bool:
+        """Serve ends a former replica only when its successor serves."""
+        return wanted == {
+            role: {node.name for node, _ in cluster.replicas(role)} for role in wanted
+        }
+
+    wait_until(has_moved)
     assert httpx.post(url, json=body, timeout=60).raise_for_status().json()["choices"] == expected
