@@ -74,6 +74,8 @@ class Ensemble:
     def look_ups(self, texts: Sequence[Text]) -> list[int]:
         """Return the mask of each text's look-ups."""
         own = [(each.name, each.bit) for each in self._look_ups]
+        if not own:
+            return [0] * len(texts)
         return [sum(bit for name, bit in own if name in text.names) for text in texts]
 
     def teams(
@@ -84,22 +86,23 @@ class Ensemble:
         weights: of each text's tokens.  value: the weighted tokens that models' trees of late bring
         to these texts, less the price of verifying them; None = not known."""
         masks, models = self.look_ups(texts), self.models
+        if not models:
+            return masks
         if len(models) == 1:
             (model,) = models
             return [
                 mask | model.bit * text.may_ask(model.name)
                 for mask, text in zip(masks, texts, strict=True)
             ]
-        if models:
-            worth = np.array([self._worth(*each) for each in zip(texts, weights, strict=True)])
-            promised = float(np.maximum(worth.max(axis=1), 0.0).sum())
-            if value and promised:
-                # Trees are worth less, since nodes take time to verify, or more, since they have
-                # more than a few.
-                worth *= value / promised
-            worth -= [[self._price_of_reading(each, text) for each in models] for text in texts]
-            for place, pick in enumerate(self._best(worth)):
-                masks[place] |= 0 if pick < 0 else models[pick].bit
+        worth = np.array([self._worth(*each) for each in zip(texts, weights, strict=True)])
+        promised = float(np.maximum(worth.max(axis=1), 0.0).sum())
+        if value and promised:
+            # Trees are worth less, since nodes take time to verify, or more, since they have more
+            # than a few.
+            worth *= value / promised
+        worth -= [[self._price_of_reading(each, text) for each in models] for text in texts]
+        for place, pick in enumerate(self._best(worth)):
+            masks[place] |= 0 if pick < 0 else models[pick].bit
         return masks
 
     def add_tries(

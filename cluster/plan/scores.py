@@ -43,8 +43,16 @@ class DraftScores:
     def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
         """Score the trees of `texts` whose outcome is known by now; ends: the texts are over."""
         due = [(text, *each) for text in texts for each in text.due(ends=ends)]
-        outcomes = self.acceptance.learn_all(
-            [Fate(seen, followed, text.next_steps(seen.drafter)) for text, seen, followed in due]
+        # In most steps of texts that are not drafted for, none is.
+        outcomes = (
+            self.acceptance.learn_all(
+                [
+                    Fate(seen, followed, text.next_steps(seen.drafter))
+                    for text, seen, followed in due
+                ]
+            )
+            if due
+            else []
         )
         self.roster.learn(texts, self.acceptance.calibration_error, ends=ends)
         for (text, seen, _), accepted in zip(due, outcomes, strict=True):
