@@ -216,7 +216,7 @@ class Text:
         self.held.pop(drafter, None)
         self.seen = deque(seen for seen in self.seen if seen.drafter != drafter)
         self.trials = {pair: each for pair, each in self.trials.items() if drafter not in pair}
-        self.asked_len = 0
+        self._asked_lens.pop(drafter, None)
 
     def by_weight(self) -> list[int]:
         """Return the numbers of its drafters, the one with the largest weight first."""

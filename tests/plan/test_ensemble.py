@@ -137,11 +137,13 @@ def test_a_model_that_drafts_for_other_texts_is_tried_sooner() -> None:
         assert masks == tried
 
 
-def test_a_model_that_was_never_asked_has_not_read_even_a_short_text() -> None:
+def test_a_model_that_was_never_asked_or_is_new_has_not_read_even_a_short_text() -> None:
     text, model = told((1,), ("a",)), Resident(0, "a", False)
     assert not text.is_read("a")
     text.take_ask(Ask(8), model.bit, [model])
     assert text.is_read("a")
+    text.forget("a")
+    assert not text.is_read("a")
 
 
 def test_a_shadow_is_tried_and_never_preferred() -> None:
