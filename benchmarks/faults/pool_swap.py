@@ -48,7 +48,8 @@ _KILL_AFTER_S = 0.1  # a load takes several times as long
 class Replica(DrafterDeployment):
     """The deployment in a process without Ray."""
 
-    async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # awaited
+    async def begin(self, config: Config) -> None:
+        """Do what the deployment's constructor does, as far as it needs no Ray."""
         self._given = self._config = config
         self._name = self._id = _NAME
         self._changing = asyncio.Lock()
@@ -68,7 +69,7 @@ class Replica(DrafterDeployment):
 
 async def replica(config: Config) -> None:
     found = Replica.__new__(Replica)
-    await found.__init__(config)  # type: ignore[misc]  # as Serve does
+    await found.begin(config)
     await found.follow()
 
 
