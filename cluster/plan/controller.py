@@ -96,6 +96,7 @@ class Controller:
         self._num_looks += 1
         set_aside(texts, self._lengths.resting(self.acceptance, self._num_looks))
         self._lengths.set_caps(texts, moment.wall_s, len(texts))
+        moment = moment.among(texts)
         plan = self._plan(texts, max_depths, max_nodes, moment)
         for text, mask in zip(texts, plan.masks or [EVERYONE] * len(texts), strict=True):
             text.take_ask(plan.ask, mask, moment.residents)
@@ -154,7 +155,7 @@ class Controller:
 
     def first_ask(self, text: Text, moment: Moment) -> None:
         """Ask for a text whose prompt is read; it is the ask for running texts."""
-        now = moment.now
+        now, moment = moment.now, moment.among([text])
         self._lengths.set_caps([text], moment.wall_s)
         if self._config.budget == "fixed" or not text.cap:
             text.take_ask(Ask(text.cap), EVERYONE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
 from cluster.plan.resident import DraftTurn, Resident
@@ -41,6 +41,13 @@ class Moment:
     residents: tuple[Resident, ...] = ()
     prompt_rows: int = 0
     wall_s: float | None = None
+
+    def among(self, texts: Sequence[Text]) -> Moment:
+        """Return it with the residents that one of these texts may ask: the others cost nothing."""
+        own = tuple(
+            each for each in self.residents if any(text.may_ask(each.name) for text in texts)
+        )
+        return self if len(own) == len(self.residents) else replace(self, residents=own)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
