@@ -12,6 +12,7 @@ circuit breaker of a drafter that fails.  No clock, no randomness, no I/O; `now`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from cluster.plan.ensemble import Ensemble
 from cluster.plan.in_flight import Moment, Plan, Round
 from cluster.plan.load import Load, TargetModel
 from cluster.plan.offers import Offers, gather, in_flight_of, look_at, plain_items, set_aside
-from cluster.plan.resident import EVERYONE
+from cluster.plan.resident import EVERYONE, Resident
 from cluster.plan.samples import Samples
 from cluster.plan.scores import DraftScores
 from cluster.plan.step_choice import StepChoice
@@ -37,6 +38,27 @@ from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.survival import claimed_conditionals
 
 _STATE_VERSION = 6  # of the record that `export` returns
+# Where no drafts pay, the plan of a step without any holds for so many further steps of the same
+# texts.  Planning takes a tenth of a step of a millisecond, and prices change over tens of steps.
+_HELD_STEPS = 8
+
+
+@dataclass(slots=True, eq=False)
+class _Idle:
+    """The plan of a step of these texts that has no drafts and asks these residents for none.
+
+    num_left: the steps for which it still holds."""
+
+    texts: tuple[Text, ...] = ()
+    residents: tuple[Resident, ...] = ()
+    why: PlainWhy = PlainWhy.NONE
+    num_left: int = 0
+
+    def holds(self, texts: Sequence[Text], moment: Moment) -> bool:
+        """True if it holds for this step too."""
+        self.num_left -= 1
+        is_same = self.texts == tuple(texts) and self.residents == moment.residents
+        return self.num_left >= 0 and is_same and not moment.prompt_rows
 
 
 class Controller:
@@ -56,6 +78,7 @@ class Controller:
         self._lengths = DraftLength(config.draft_length)
         self._num_looks = self._num_told = 0
         self.num_unserved = 0  # steps of texts whose rates are out of reach
+        self._idle = _Idle()
         self.scores = scores or DraftScores()
         self.acceptance = self.scores.acceptance
         merge_trees.prepare()
@@ -132,12 +155,17 @@ class Controller:
         ):
             load.asked = NO_DRAFTS  # there is nothing to choose, and nobody to ask
             return Plan(plain_items(texts), why=PlainWhy.NO_DRAFTS)
+        if offers is None and self._idle.holds(texts, moment):
+            return Plan(plain_items(texts), why=self._idle.why)
         weights = np.array([self._weight(text) for text in texts])
         choice = StepChoice.of(self._target, self.acceptance, load, texts, caps, moment, weights)
         if choice is None:  # the first steps measure a step's time
             return Plan(plain_items(texts), why=PlainWhy.UNMEASURED)
         plan = choice.plan(offers)
         load.asked = plan.ask
+        is_idle = offers is None and plan.ask == NO_DRAFTS == load.best
+        if is_idle and not choice.service.rates.any():
+            self._idle = _Idle(tuple(texts), moment.residents, plan.why, _HELD_STEPS)
         return plan
 
     def _offers(self, texts: Sequence[Text], max_depths: Sequence[int]) -> Offers | None:
