@@ -25,7 +25,7 @@ from cluster.plan.ensemble import Ensemble
 from cluster.plan.in_flight import Moment, Plan, Round
 from cluster.plan.load import Load, TargetModel
 from cluster.plan.offers import Offers, gather, in_flight_of, look_at, plain_items, set_aside
-from cluster.plan.resident import EVERYONE, Resident
+from cluster.plan.resident import EVERYONE
 from cluster.plan.samples import Samples
 from cluster.plan.scores import DraftScores
 from cluster.plan.step_choice import StepChoice
@@ -38,8 +38,9 @@ from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.survival import claimed_conditionals
 
 _STATE_VERSION = 6  # of the record that `export` returns
-# Where no drafts pay, the plan of a step without any holds for so many further steps of the same
-# texts.  Planning takes a tenth of a step of a millisecond, and prices change over tens of steps.
+# Where no drafts pay, or the guard allows none, the plan of a step without any holds for so many
+# further steps of the same texts.  Planning takes a tenth of a step of a millisecond, and prices
+# change over tens of steps.
 _HELD_STEPS = 8
 
 
@@ -47,18 +48,24 @@ _HELD_STEPS = 8
 class _Idle:
     """The plan of a step of these texts that has no drafts and asks these residents for none.
 
-    num_left: the steps for which it still holds."""
+    choice: it was made so.  why: nothing was verified.  num_left: the steps for which it still
+    holds, as long as the guard allows less than drafts need."""
 
-    texts: tuple[Text, ...] = ()
-    residents: tuple[Resident, ...] = ()
-    why: PlainWhy = PlainWhy.NONE
-    num_left: int = 0
+    choice: StepChoice
+    why: PlainWhy
+    num_left: int = _HELD_STEPS
 
-    def holds(self, texts: Sequence[Text], moment: Moment) -> bool:
+    def holds(self, load: Load, texts: Sequence[Text], moment: Moment) -> bool:
         """True if it holds for this step too."""
         self.num_left -= 1
-        is_same = self.texts == tuple(texts) and self.residents == moment.residents
-        return self.num_left >= 0 and is_same and not moment.prompt_rows
+        choice = self.choice
+        return (
+            self.num_left >= 0
+            and not moment.prompt_rows
+            and choice.moment.residents == moment.residents
+            and choice.texts == texts
+            and load.guard.max_extra_s(choice.plain_s) < choice.needed_s
+        )
 
 
 class Controller:
@@ -78,7 +85,7 @@ class Controller:
         self._lengths = DraftLength(config.draft_length)
         self._num_looks = self._num_told = 0
         self.num_unserved = 0  # steps of texts whose rates are out of reach
-        self._idle = _Idle()
+        self._idle: _Idle | None = None
         self.scores = scores or DraftScores()
         self.acceptance = self.scores.acceptance
         merge_trees.prepare()
@@ -155,7 +162,7 @@ class Controller:
         ):
             load.asked = NO_DRAFTS  # there is nothing to choose, and nobody to ask
             return Plan(plain_items(texts), why=PlainWhy.NO_DRAFTS)
-        if offers is None and self._idle.holds(texts, moment):
+        if offers is None and self._idle and self._idle.holds(load, texts, moment):
             return Plan(plain_items(texts), why=self._idle.why)
         weights = np.array([self._weight(text) for text in texts])
         choice = StepChoice.of(self._target, self.acceptance, load, texts, caps, moment, weights)
@@ -163,9 +170,8 @@ class Controller:
             return Plan(plain_items(texts), why=PlainWhy.UNMEASURED)
         plan = choice.plan(offers)
         load.asked = plan.ask
-        is_idle = offers is None and plan.ask == NO_DRAFTS == load.best
-        if is_idle and not choice.service.rates.any():
-            self._idle = _Idle(tuple(texts), moment.residents, plan.why, _HELD_STEPS)
+        is_idle = offers is None and choice.needed_s and not choice.service.rates.any()
+        self._idle = _Idle(choice, plan.why) if is_idle else None
         return plan
 
     def _offers(self, texts: Sequence[Text], max_depths: Sequence[int]) -> Offers | None:

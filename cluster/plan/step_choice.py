@@ -41,7 +41,8 @@ class StepChoice:
     caps: the most nodes of each text.  weights: the weight of each text's tokens.  plain_s: the
     seconds of a plain step.  masks: the residents of each text, look-ups alone and look-ups with
     models.  draft_s: their seconds for trees of each of SIZES; None = not known yet.  service: the
-    speeds that texts are to have.
+    speeds that texts are to have.  needed_s: drafts are asked for again once the guard allows a
+    round so much extra time; inf = none pay, 0 = at once.
     """
 
     target: TargetModel
@@ -56,6 +57,7 @@ class StepChoice:
     masks: ByModels[list[int]]
     draft_s: ByModels[Floats | None]
     service: Service
+    needed_s: float = 0.0
 
     @classmethod
     def of(
@@ -251,7 +253,10 @@ class StepChoice:
                 turn.take(now)
                 return ask, masks, tried_s
         if best_s > affordable_s:
+            self.needed_s = prices.max_extra_s - affordable_s + best_s
             return NO_DRAFTS, [], 0.0
+        if best == NO_DRAFTS:
+            self.needed_s = math.inf
         masks, best_s = self._with_reading(best, best_s, affordable_s)
         if best.num_nodes and best.with_models:
             best_s += self.ensemble.add_tries(self.texts, masks, now, affordable_s - best_s)
