@@ -1,0 +1,79 @@
+"""Steps without drafts: what they go by while nothing changes, and what ends that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from cluster.plan.in_flight import Moment
+from cluster.plan.resident import Resident
+from cluster.plan.step_choice import StepChoice
+from cluster.plan.texts import Text
+from cluster.spec.token_log import TokenLog
+from tests.plan.test_controller import GROUP, LM, STEP_S, SUFFIX, Played
+
+OTHER = Resident(2, "other", False)
+
+
+@pytest.fixture
+def choices(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """The number of steps so far that were chosen at present prices."""
+    made: list[StepChoice | None] = []
+    former = StepChoice.of
+
+    def counted(*given: object) -> StepChoice | None:
+        made.append(former(*given))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(StepChoice, "of", counted)
+    return lambda: len(made)
+
+
+def test_where_no_drafts_pay_most_steps_go_by_a_former_plan(choices: Callable[[], int]) -> None:
+    played = Played(is_right=True)
+    played.run(200, draft_s=5 * STEP_S)
+    before = choices()
+    played.run(400, draft_s=5 * STEP_S)
+    assert choices() - before < 400 / 6
+    later = played.run(20_000, draft_s=5 * STEP_S)
+    assert any(plan.ask.num_nodes for plan in later), "models are still tried"
+
+
+def test_another_text_or_a_prompt_beside_it_is_planned_for_at_once(
+    choices: Callable[[], int],
+) -> None:
+    played = Played(is_right=True)
+    played.run(200, draft_s=5 * STEP_S)
+    other = Text("other", GROUP, TokenLog(played.text.tokens.since(0)))
+    other.names, other.max_draft_tokens = ("lm",), 8
+    for texts, rows in (([played.text, other], 0), ([played.text], 16), ([played.text], 0)):
+        before = choices()
+        moment = Moment(played.now, (LM,), rows)
+        played.controller.plan(texts, [100] * len(texts), None, moment)
+        assert choices() == before + 1
+
+
+def test_once_the_guard_allows_drafts_they_are_asked_for_in_the_next_step(
+    choices: Callable[[], int],
+) -> None:
+    played = Played(is_right=True)
+    assert played.run(100)[-1].ask.num_nodes
+    guard = played.controller._load(1, is_sampled=False).guard
+    guard.settle(1.0, STEP_S, STEP_S)  # so much is lost that no drafts may be tried
+    before = choices()
+    assert not any(plan.ask.num_nodes for plan in played.run(40)[1:])
+    assert choices() - before < 40 / 6
+    guard.settle(0.0, 1.0, STEP_S)
+    assert played.round().ask.num_nodes
+
+
+def test_residents_that_no_text_of_the_batch_may_ask_are_not_weighed() -> None:
+    text = Played(is_right=True).text
+    moment = Moment(0.0, (SUFFIX, LM, OTHER))
+    assert moment.among([text]).residents == (SUFFIX, LM)
+    other = Text("other", GROUP, text.tokens)
+    other.names = ("other",)
+    assert moment.among([text, other]) is moment
+    text.resting = frozenset(("lm",))
+    assert moment.among([text]).residents == (SUFFIX,)
