@@ -211,6 +211,11 @@ class Drafting:
                 self.name, count, stalled_s, rests_s,
             )  # fmt: skip
 
+    def begin(self) -> None:
+        """Let one that only reads know that it serves."""
+        if self.only_reads and (begin := getattr(self._drafter, "begin", None)):
+            self._try("begin", begin)
+
     def begin_afresh(self, *, keeps_stalls: bool) -> None:
         """Forget faults and times so far, which served no request.  keeps_stalls: except stalls."""
         self.breaker.reset(keeps_stalls=keeps_stalls)

@@ -11,6 +11,7 @@ tokens it holds, so that bounds are kept without opening it:
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import secrets
@@ -26,6 +27,8 @@ from cluster.core import TokenArray
 from cluster.errors import ConfigError
 from cluster.models.made_for import checkpoint_of
 from cluster.requests.tenant import DEFAULT_TENANT
+
+log = logging.getLogger(__name__)
 
 FORMAT = "drafthouse-answer-1"
 
@@ -177,14 +180,23 @@ def read_folder(folder: Path, origin: Origin) -> list[RecordedAnswer]:
     paths = [path for path in folder.rglob("*.npz") if _NAME.fullmatch(path.name)]
     if not paths:
         raise ConfigError(f"{folder}: no recorded answers are here; see docs/learning.md")
-    return [read_answer(path, origin) for path in sorted(paths, key=lambda path: path.name)]
+    answers = []
+    for path in sorted(paths, key=lambda path: path.name):
+        try:
+            answers.append(read_answer(path, origin))
+        except FileNotFoundError:
+            log.info("a recorded answer was deleted meanwhile path=%s", path)
+    return answers
 
 
 def read_answer(path: Path, origin: Origin) -> RecordedAnswer:
-    """The answer in a file; raises ConfigError as `read_folder` does."""
+    """The answer in a file; raises ConfigError as `read_folder` does, and FileNotFoundError where a
+    recorder has deleted it."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in arrays.files}
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise _refused(path, f"it cannot be read ({type(error).__name__}: {error})") from error
     if str(found.get("format")) != FORMAT:

@@ -140,6 +140,10 @@ class RecorderDrafter:
         # Also when the process ends.
         weakref.finalize(self, self.keeper.close)
 
+    def begin(self) -> None:
+        """See `Drafter`."""
+        self.keeper.start()
+
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
         """See `Drafter.observe`; the rows say all."""
         return [

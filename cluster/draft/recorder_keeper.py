@@ -34,6 +34,8 @@ _MAX_WAITING = 256
 # all names, of which there may be thousands.
 _OBEYS_EVERY_S = 5.0
 _TRIMS_EVERY_S = 60.0
+# A request to release a tenant stands for so long: other targets look into the folder too.
+_REQUEST_STANDS_S = 3.0 * _OBEYS_EVERY_S
 # The names of an operator's requests: files in the recorder's folder.
 SPILL = "spill"
 RELEASE = ".release"
@@ -74,18 +76,27 @@ class Keeper:
         self._folder = Folder(Path(options.folder)) if options.folder else None
         self._said = OnceAMinute()
         self._waiting: queue.Queue[tuple[bytes, RecordedAnswer] | None] = queue.Queue(_MAX_WAITING)
-        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Keep the bounds from now on; what never serves must not delete what another one keeps."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+            self._thread.start()
 
     def keep(self, tenant: bytes, answer: RecordedAnswer) -> None:
         """Take an answer; it is dropped where the thread cannot follow."""
+        self.start()
         try:
             self._waiting.put_nowait((tenant, answer))
         except queue.Full:
-            log.debug("recorder does not follow; an answer is dropped")
+            if count := self._said.is_due("queue", time.monotonic()):
+                log.warning("recorder does not follow; answers dropped so far: %d", count)
 
     def close(self, within_s: float = _OBEYS_EVERY_S) -> None:
         """Write what waits, and end."""
+        if self._thread is None:
+            return
         with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=within_s)
         self._thread.join(within_s)
@@ -102,6 +113,8 @@ class Keeper:
                 pass
             except OSError as error:
                 self._complain(error)
+            except Exception:  # the thread must outlive any answer
+                log.exception("recorder could not keep an answer")
             now = time.monotonic()
             try:
                 if is_over or now - obeyed_at >= _OBEYS_EVERY_S:
@@ -112,6 +125,8 @@ class Keeper:
                     self.trim()
             except OSError as error:
                 self._complain(error)
+            except Exception:
+                log.exception("recorder could not keep its bounds")
 
     def _complain(self, error: OSError) -> None:
         if self._said.is_due("disk", time.monotonic()):
@@ -129,7 +144,9 @@ class Keeper:
                 for each in (folder, self._memory):
                     if request.stem in each.tenants():
                         each.drop(request.stem, each.names(request.stem))
-                request.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    if self._wall() - request.stat().st_mtime >= _REQUEST_STANDS_S:
+                        request.unlink()
             if (folder.path / SPILL).exists():
                 for tenant in self._memory.tenants():
                     for name, data in list(self._memory.data[tenant].items()):

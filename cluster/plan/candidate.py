@@ -35,18 +35,21 @@ class Phase(enum.StrEnum):
 class Candidate:
     """A drafter that may replace another one, in one of the phases."""
 
-    def __init__(self, name: str, rollout: RolloutConfig, max_faults: int) -> None:
+    def __init__(
+        self, name: str, rollout: RolloutConfig, max_faults: int, num_faults: int = 0
+    ) -> None:
+        """max_faults: so many in one phase bring it down.  num_faults: it had so many before."""
         self.name, self.rollout = name, rollout
         self.model_hash: str | None = None  # None = it is not here
         self._max_faults = max_faults
-        self._num_faults = 0  # so far, in all
+        self.num_faults = num_faults  # so far, in all
         self._begin(Phase.SHADOW)
 
     def _begin(self, phase: Phase) -> None:
         self.phase = phase
         self.num_places, self._lead = 0, Lead()
         self._latest: deque[Stretch] = deque(maxlen=_STRETCHES_TO_FALL)
-        self._faults_before = self._num_faults
+        self._faults_before = self.num_faults
 
     @property
     def key(self) -> str:
@@ -71,7 +74,9 @@ class Candidate:
         """Note how many faults it has had so far; returns as `enter`.
 
         Of one that serves, its breaker has to tell: over days any worker has some."""
-        self._num_faults = num_faults
+        if num_faults < self.num_faults:
+            self._faults_before = 0  # another one under its name counts from zero
+        self.num_faults = num_faults
         if self.phase is not Phase.CANARY:
             return ""
         num_new = num_faults - self._faults_before

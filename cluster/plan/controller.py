@@ -55,7 +55,7 @@ class _Idle:
     why: PlainWhy
     num_left: int = _HELD_STEPS
 
-    def holds(self, load: Load, texts: Sequence[Text], moment: Moment) -> bool:
+    def holds(self, load: Load, texts: Sequence[Text], caps: Sequence[int], moment: Moment) -> bool:
         """True if it holds for this step too."""
         self.num_left -= 1
         choice = self.choice
@@ -64,6 +64,7 @@ class _Idle:
             and not moment.prompt_rows
             and choice.moment.residents == moment.residents
             and choice.texts == texts
+            and choice.caps.tolist() == caps
             and load.guard.max_extra_s(choice.plain_s) < choice.needed_s
         )
 
@@ -95,7 +96,7 @@ class Controller:
         if config.draft_length != self._config.draft_length:
             self._lengths = DraftLength(config.draft_length)
         self._target.allow(config)
-        self._config = config
+        self._config, self._idle = config, None
 
     def states(self) -> list[dict[str, object]]:
         """Return the drafts that pay at each load, for status reports."""
@@ -153,7 +154,7 @@ class Controller:
         num_new = sum(text.num_steps <= 1 for text in texts)  # the step of the prompt was the first
         load.num_new += evidence.RECENT * (num_new - load.num_new)
         if not any(caps):
-            load.asked = NO_DRAFTS
+            load.asked, self._idle = NO_DRAFTS, None
             return Plan(plain_items(texts))
         if (
             offers is None
@@ -162,7 +163,7 @@ class Controller:
         ):
             load.asked = NO_DRAFTS  # there is nothing to choose, and nobody to ask
             return Plan(plain_items(texts), why=PlainWhy.NO_DRAFTS)
-        if offers is None and self._idle and self._idle.holds(load, texts, moment):
+        if offers is None and self._idle and self._idle.holds(load, texts, caps, moment):
             return Plan(plain_items(texts), why=self._idle.why)
         weights = np.array([self._weight(text) for text in texts])
         choice = StepChoice.of(self._target, self.acceptance, load, texts, caps, moment, weights)
@@ -170,7 +171,10 @@ class Controller:
             return Plan(plain_items(texts), why=PlainWhy.UNMEASURED)
         plan = choice.plan(offers)
         load.asked = plan.ask
-        is_idle = offers is None and choice.needed_s and not choice.service.rates.any()
+        is_idle = (
+            offers is None and choice.needed_s and not moment.prompt_rows
+            and not choice.service.rates.any()
+        )  # fmt: skip
         self._idle = _Idle(choice, plan.why) if is_idle else None
         return plan
 

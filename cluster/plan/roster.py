@@ -94,14 +94,13 @@ class Roster:
     def _take(self, rollouts: Mapping[str, RolloutConfig], shadows: frozenset[str]) -> None:
         for each in self._candidates:
             self._keep(each)
-        former = {
-            each.name: each for each in self._candidates if each.rollout == rollouts.get(each.name)
-        }
-        self._shadows = shadows
-        self._candidates = [
-            former.get(name) or Candidate(name, rollout, self._max_faults)
-            for name, rollout in rollouts.items()
-        ]
+        former = {each.name: each for each in self._candidates}
+        self._shadows, self._candidates = shadows, []
+        for name, rollout in rollouts.items():
+            own = former.get(name)
+            if own is None or own.rollout != rollout:
+                own = Candidate(name, rollout, self._max_faults, own.num_faults if own else 0)
+            self._candidates.append(own)
         for each in self._candidates:
             if each.name in self._here and each.model_hash is None:
                 each.model_hash = self._here[each.name]
@@ -172,8 +171,8 @@ class Roster:
                 and all(name in self._here and name in text.names for name in pair)
                 and (text.asked is None or text.asked.issuperset(pair))
             ):  # fmt: skip
-                if pair not in text.trials:
-                    text.trials[pair] = Trial(pair)
+                if pair not in text.trials or text.trials[pair].phase != each.phase:
+                    text.trials[pair] = Trial(pair, each.phase)
                 yield text.trials[pair]
 
     def tries(self, name: str, text: Text) -> bool:
@@ -190,7 +189,7 @@ class Roster:
             for trial in text.trials.values():
                 candidate = self._of(trial.pair[0])
                 for num_places, stretch in trial.take_due(text.tokens, ends=ends):
-                    if candidate is not None:
+                    if candidate is not None and candidate.phase == trial.phase:
                         former = candidate.phase, candidate.num_places + num_places
                         why = candidate.enter(num_places, stretch, error_of(candidate.name))
                         self._note(candidate, *former, why)

@@ -63,6 +63,11 @@ class Standing:
             self._sums.clear()
             self.turns.clear()
 
+    def forget(self, drafter: str) -> None:
+        """Forget the outcomes of a drafter, which has another model now."""
+        self._sums.pop(drafter, None)
+        self.turns.pop(drafter, None)
+
     def expected(self, drafter: str, place: int, prior: float) -> float:
         """Return the tokens to expect of a drafter's best few nodes.  prior: in other texts."""
         known = self._sums.get(drafter)

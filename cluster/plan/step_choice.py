@@ -107,6 +107,8 @@ class StepChoice:
         if offers is None:
             no_worth = bool(self.moment.residents) and load.best == NO_DRAFTS
             why = PlainWhy.NOT_WORTH_IT if no_worth else PlainWhy.NO_DRAFTS
+            if 0.0 < self.needed_s < math.inf:
+                why = PlainWhy.GUARD
             load.promised = 0.0, load.trust
             plain = in_flight_of(self.texts, None, _NO_NODES)
             return Plan(plain, ask, why, num_unserved, masks)

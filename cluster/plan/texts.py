@@ -214,6 +214,8 @@ class Text:
     def forget(self, drafter: str) -> None:
         """Drop the trees of a drafter with another model now, which has not read the text."""
         self.held.pop(drafter, None)
+        self.weights.pop(drafter, None)
+        self.standing.forget(drafter)
         self.seen = deque(seen for seen in self.seen if seen.drafter != drafter)
         self.trials = {pair: each for pair, each in self.trials.items() if drafter not in pair}
         self._asked_lens.pop(drafter, None)

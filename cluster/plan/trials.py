@@ -29,10 +29,11 @@ class _Place:
 
 
 class Trial:
-    """Two drafters along one text.  pair: the candidate and the former."""
+    """Two drafters along one text.  pair: the candidate and the former.  phase: of the rollout when
+    it began; its places are evidence of that phase alone."""
 
-    def __init__(self, pair: tuple[str, str]) -> None:
-        self.pair = pair
+    def __init__(self, pair: tuple[str, str], phase: str) -> None:
+        self.pair, self.phase = pair, phase
         self._places: deque[_Place] = deque()
         self._next_steps = [0, 0]  # the length at which the next step with each would begin
         self._sums = [0.0, 0.0, 0.0, 0.0]

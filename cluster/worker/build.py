@@ -175,6 +175,8 @@ def _residents(
         except ConfigError as error:
             log.error("drafter refused name=%s: %s", name, error.message)
             refused[name] = error.message[:_MAX_REFUSAL_LEN]
+    for each in found:
+        each.begin()
     return Residents(found), refused
 
 

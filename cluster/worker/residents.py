@@ -83,7 +83,7 @@ class ResidentDrafter:
         self._drafting = Drafting(drafter, name, breaker, clock, vocab_size)
         self.held = self._drafting.held  # its newest answers, by request
         self.wants = self._drafting.wants  # of the target's steps
-        self.num_top = self._drafting.num_top  # of a text's steps
+        self.num_top, self.begin = self._drafting.num_top, self._drafting.begin
         self._clock = clock
         # Its own model reads a text only when it is asked to draft for it, which may be never.
         self._follows = self.is_look_up or self.wants != WANTS_NOTHING

@@ -128,6 +128,8 @@ class Swaps:
 
     def use(self, wanted: Config, loaded: Sequence[ResidentDrafter]) -> None:
         """Let what `load` has returned draft from the next step on."""
+        for drafter in loaded:
+            drafter.begin()
         former = self._exchange(loaded) if loaded else ()
         self._config = wanted
         for drafter in loaded:
@@ -164,17 +166,17 @@ class Swaps:
         cache, than the target was made ready for."""
         from cluster.worker.host import layers_of
 
-        former = next(each for each in self._residents if each.name == drafter.name)
         like = self._engine.model.layers[0]
         caches = [
             [layers_of(config, part, like) for part in parts_of(config, drafter.name)]
             for config in (wanted, self._config)
         ]
-        if drafter.wants != former.wants or caches[0] != caches[1]:
+        known = self._residents.wants
+        if known | drafter.wants != known or caches[0] != caches[1]:
             raise ConfigError.at(
                 f"drafters.{drafter.name}.options",
-                f"the head reads {drafter.wants} of the target's steps and keeps {caches[0]} in "
-                f"its cache, the one that drafts {former.wants} and {caches[1]}; restart the "
+                f"it reads {drafter.wants} of the target's steps and keeps {caches[0]} in the "
+                f"target's cache, which was made ready for {known} and {caches[1]}; restart the "
                 "target with it",
             )
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -98,11 +100,15 @@ def test_one_tenants_tokens_are_never_in_anothers_file(
     record(world)
     world.close()
     assert keep == "disk" or not list(tmp_path.iterdir())
-    (tmp_path / f"{tenant_name(bytes([1]) * 16)}{RELEASE}").touch()
+    request = tmp_path / f"{tenant_name(bytes([1]) * 16)}{RELEASE}"
+    request.touch()
     if keep == "memory":
         (tmp_path / SPILL).touch()
     world.recorder.keeper.obey()
-    assert not list(tmp_path.glob(f"*{RELEASE}"))
+    assert request.exists(), "other targets have to see it too"
+    os.utime(request, (time.time() - 30.0,) * 2)
+    world.recorder.keeper.obey()
+    assert not request.exists()
     found = {}
     for tenant in range(3):
         name = tenant_name(bytes([tenant]) * 16 if tenant else b"")
@@ -132,6 +138,7 @@ def test_nobody_is_recorded_who_is_not_meant(tmp_path: Path, tenants: str) -> No
     former.close()
     assert len(list(tmp_path.iterdir())) == 3
     world = World(tmp_path, tenants=tenants)
+    world.recorder.begin()
     record(world)
     world.close()
     assert [each.name for each in tmp_path.iterdir()] == ([UNSALTED] * (tenants == "unsalted"))
@@ -239,11 +246,63 @@ def test_each_tenant_keeps_the_newest_within_the_bounds(tmp_path: Path, keep: An
     assert not kept.tenants()
 
 
+def test_a_release_reaches_the_memory_of_every_target(tmp_path: Path) -> None:
+    one = answer(World(tmp_path / "other"))
+    options = RecorderOptions("all", 1.0, "memory", str(tmp_path), 1000, 1.0)
+    keepers = [Keeper(options, ORIGIN) for _ in range(2)]
+    for keeper in keepers:
+        keeper.keep(b"", one)
+        keeper.close(60.0)
+        assert keeper._memory.tenants() == [UNSALTED]
+    (tmp_path / f"{UNSALTED}{RELEASE}").touch()
+    for keeper in keepers:
+        keeper.obey()
+        assert keeper._memory.tenants() == []
+
+
+def test_one_that_never_serves_deletes_nothing(tmp_path: Path) -> None:
+    """As where a live change is refused after the recorder was made."""
+    world = World(tmp_path)
+    record(world)
+    world.close()
+    kept = sorted(tmp_path.rglob("*.npz"))
+    other = World(tmp_path, tenants="none")
+    other.recorder.keeper.close(60.0)
+    assert sorted(tmp_path.rglob("*.npz")) == kept
+    other.recorder.begin()
+    other.close()
+    assert not list(tmp_path.rglob("*.npz"))
+
+
+def test_an_answer_that_cannot_be_kept_does_not_end_the_recorder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, outcomes = answer(World(tmp_path / "other")), iter([ValueError("no such array"), b"bytes"])
+    monkeypatch.setattr("cluster.draft.recorder_keeper.encode", Mock(side_effect=outcomes))
+    keeper = Keeper(RecorderOptions("all", 1.0, "memory", str(tmp_path), 1000, 1.0), ORIGIN)
+    keeper.keep(b"", one)
+    keeper.keep(b"", one)
+    keeper.close(60.0)
+    assert len(keeper._memory.names(UNSALTED)) == 1
+    assert "could not keep an answer" in caplog.text
+
+
+def test_a_file_that_is_deleted_while_all_are_read_is_left_out(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    record(world)
+    world.close()
+    num_answers = len(read_folder(tmp_path, ORIGIN))
+    first = min(tmp_path.rglob("*.npz"), key=lambda path: path.name)
+    (tmp_path / UNSALTED / first.name.replace(first.name[:20], "9" * 20)).symlink_to("gone")
+    assert len(read_folder(tmp_path, ORIGIN)) == num_answers
+
+
 def test_another_peoples_file_in_the_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / UNSALTED).mkdir()
     for path in (tmp_path / "notes.txt", tmp_path / UNSALTED / "mine.npz"):
         path.write_text("mine")
     world = World(tmp_path, tenants="none")
+    world.recorder.begin()
     world.close()
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
 

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from cluster.config.schema import CoordinatorConfig
 from cluster.plan.in_flight import Moment
 from cluster.plan.resident import Resident
 from cluster.plan.step_choice import StepChoice
 from cluster.plan.texts import Text
+from cluster.requests.plain_why import PlainWhy
 from cluster.spec.token_log import TokenLog
 from tests.plan.test_controller import GROUP, LM, STEP_S, SUFFIX, Played
 
@@ -47,11 +49,39 @@ def test_another_text_or_a_prompt_beside_it_is_planned_for_at_once(
     played.run(200, draft_s=5 * STEP_S)
     other = Text("other", GROUP, TokenLog(played.text.tokens.since(0)))
     other.names, other.max_draft_tokens = ("lm",), 8
-    for texts, rows in (([played.text, other], 0), ([played.text], 16), ([played.text], 0)):
+    for texts, rows, most in (
+        ([played.text, other], 0, None), ([played.text], 16, None), ([played.text], 0, None),
+        ([played.text], 0, 4),
+    ):  # fmt: skip
         before = choices()
         moment = Moment(played.now, (LM,), rows)
-        played.controller.plan(texts, [100] * len(texts), None, moment)
+        played.controller.plan(texts, [100] * len(texts), most, moment)
         assert choices() == before + 1
+
+
+def test_a_setting_that_changes_ends_it(choices: Callable[[], int]) -> None:
+    played = Played(is_right=True)
+    played.run(200, draft_s=5 * STEP_S)
+    moment = Moment(played.now, (LM,))
+    played.controller.plan([played.text], [100], None, moment)
+    before = choices()
+    played.controller.use(CoordinatorConfig(max_draft_tokens=8))
+    played.controller.plan([played.text], [100], None, moment)
+    assert choices() == before + 1
+
+
+def test_a_schedule_that_allows_nothing_for_a_while_ends_it(choices: Callable[[], int]) -> None:
+    """Else the few steps in which a drafter that rests is tried go by the plan before its rest."""
+    played = Played(is_right=True)
+    played.run(200, draft_s=5 * STEP_S)
+    moment = Moment(played.now, (LM,))
+    played.controller.plan([played.text], [100], None, moment)
+    played.text.max_draft_tokens = 0
+    played.controller.plan([played.text], [100], None, moment)
+    played.text.max_draft_tokens = 8
+    before = choices()
+    played.controller.plan([played.text], [100], None, moment)
+    assert choices() == before + 1
 
 
 def test_once_the_guard_allows_drafts_they_are_asked_for_in_the_next_step(
@@ -64,6 +94,7 @@ def test_once_the_guard_allows_drafts_they_are_asked_for_in_the_next_step(
     before = choices()
     assert not any(plan.ask.num_nodes for plan in played.run(40)[1:])
     assert choices() - before < 40 / 6
+    assert {plan.why for plan in played.run(4)} == {PlainWhy.GUARD}
     guard.settle(0.0, 1.0, STEP_S)
     assert played.round().ask.num_nodes
 

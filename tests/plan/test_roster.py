@@ -196,7 +196,7 @@ def proposal(base_len: int, *tokens: int) -> Proposal:
 
 
 def test_a_trial_counts_the_steps_of_each_and_a_silent_drafter_has_none_right() -> None:
-    tokens, trial = TokenLog(token_array([0] * 5)), Trial(("new", "old"))
+    tokens, trial = TokenLog(token_array([0] * 5)), Trial(("new", "old"), "shadow")
     for base_len in (1, 2, 3):
         trial.keep("new", proposal(base_len, 0, 0))
     trial.keep("old", proposal(2, 9))
@@ -219,6 +219,46 @@ def test_the_error_of_a_lead_is_that_of_whole_stretches() -> None:
     leads, errors = np.array(found).T
     assert leads.mean() == pytest.approx(0.1, abs=0.01)
     assert errors.mean() == pytest.approx(leads.std(), rel=0.15)
+
+
+def test_places_before_a_change_of_phase_are_no_evidence_of_the_phase_behind_it() -> None:
+    """Each text holds some back; of many texts at once these were enough for the next step up."""
+    scores = DraftScores(roster())
+    texts = [text() for _ in range(60)]
+    num_steps = 0
+    while scores.roster.role("old", texts[0]) is Role.SERVES:
+        num_steps += 1
+        for one in texts:
+            scores.keep_newest(one, "new", proposal(len(one.tokens), 1, 1))
+            scores.keep_newest(one, "old", proposal(len(one.tokens), 1, 2))
+            one.tokens.append(token_array([1, 1, 1]))
+        scores.score(texts)
+    assert num_steps < 40
+    (row,) = scores.roster.table()
+    assert (row["phase"], row["places"]) == ("canary", 0)
+    scores.score(texts, ends=True)
+    (row,) = scores.roster.table()
+    assert (row["phase"], row["places"]) == ("canary", 0)
+
+
+def test_faults_before_a_change_of_the_rollout_do_not_count_after_it() -> None:
+    own = roster()
+    own.restore({"new@one": {"phase": "canary", "places": 0, "lead": [0.0] * 20}})
+    own.note_faults({"new": {"link": 2}})
+    wider = RolloutConfig("old", 2 * SHARE)
+    own._take({"new": wider}, frozenset())
+    own.note_faults({"new": {"link": 4}})
+    assert own.table()[0]["phase"] == "canary"
+    own.note_faults({"new": {"link": 5}})
+    assert own.table()[0]["phase"] == "retired"
+
+
+def test_the_faults_of_another_process_are_counted_from_zero() -> None:
+    one = candidate()
+    one.note_faults(40)
+    one.restore({"phase": "canary", "places": 0, "lead": [0.0] * 20})
+    assert one.note_faults(2) == ""
+    assert one.note_faults(3) == "3 faults"
 
 
 def test_a_change_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
