@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cluster.spec.guard import DeficitGuard
+from cluster.spec.guard import SAVED, DeficitGuard
 
 SLOWDOWN, SLACK_STEPS, STEP_S = 0.02, 8.0, 0.010
 
@@ -26,7 +26,7 @@ def test_no_stretch_of_rounds_costs_more_than_the_bound(
     """Rounds gain and cost at random; each is speculative as often as the guard allows it."""
     generator = np.random.default_rng(seed)
     guard = DeficitGuard(SLOWDOWN, SLACK_STEPS)
-    loss_s = worst_s = overshoot_s = 0.0
+    loss_s = worst_s = overshoot_s = total_s = 0.0
     for _ in range(400):
         expected_s = extra * STEP_S * generator.random()
         is_plain = expected_s > guard.max_extra_s(STEP_S)
@@ -39,7 +39,9 @@ def test_no_stretch_of_rounds_costs_more_than_the_bound(
         guard.settle(time_s, tokens * STEP_S, STEP_S, is_plain=is_plain)
         loss_s = max(loss_s, 0.0) + time_s - (1.0 + SLOWDOWN) * tokens * STEP_S
         worst_s = max(worst_s, loss_s)
-    assert worst_s <= SLACK_STEPS * STEP_S + overshoot_s + 1e-9
+        total_s += time_s - (1.0 + SLOWDOWN) * tokens * STEP_S
+        assert total_s <= SLACK_STEPS * STEP_S + overshoot_s + 1e-9
+    assert worst_s <= SAVED * SLACK_STEPS * STEP_S + overshoot_s + 1e-9
 
 
 def test_what_is_lost_is_earned_back_by_plain_rounds() -> None:
@@ -51,11 +53,17 @@ def test_what_is_lost_is_earned_back_by_plain_rounds() -> None:
     assert guard.max_extra_s(STEP_S) == pytest.approx(0.52 * STEP_S)
 
 
-def test_gains_are_not_saved_up() -> None:
+def test_gains_are_saved_up_to_a_bound_and_what_plain_rounds_allow_is_not() -> None:
     guard = DeficitGuard(SLOWDOWN, 1.0)
     for _ in range(100):
-        guard.settle(STEP_S, 4 * STEP_S, STEP_S)
+        guard.settle(STEP_S, STEP_S, STEP_S, is_plain=True)
     assert guard.max_extra_s(STEP_S) == pytest.approx(STEP_S)
+    for _ in range(100):
+        guard.settle(STEP_S, 4 * STEP_S, STEP_S)
+    assert guard.max_extra_s(STEP_S) == pytest.approx(SAVED * STEP_S)
+    guard.settle(STEP_S, STEP_S, STEP_S, is_plain=True)
+    assert guard.max_extra_s(STEP_S) == pytest.approx(SAVED * STEP_S)
+    assert guard.deficit_s == 0.0
 
 
 def test_slow_plain_rounds_end_no_speculation_for_good() -> None:
