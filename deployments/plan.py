@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from cluster.config.processes import OPENAI
+from cluster.config.processes import OPENAI, RECORDER
 from cluster.config.schema import Config, EngineConfig, PlacementConfig
 from cluster.draft import registry
 from deployments.access import access_lines
@@ -148,6 +149,8 @@ def _shares(limits: Mapping[str, int]) -> str:
 def _place(config: Config, name: str) -> str:
     """Where a drafter runs, and why."""
     drafter = config.drafters[name]
+    if drafter.kind == RECORDER:
+        return _recorder(config, name)
     if name in config.stage_of:
         return f"a stage of {config.stage_of[name]}"
     if name in config.residents:
@@ -159,6 +162,17 @@ def _place(config: Config, name: str) -> str:
     if drafter.replicas > 1 or drafter.nice > 0:
         return "in the pool (auto: it has replicas or nice, which only its own processes can have)"
     return f"in the pool (auto: its engine is on {drafter.device}, the target's on {target})"
+
+
+def _recorder(config: Config, name: str) -> str:
+    """Whose answers are kept, and where."""
+    options = registry.check(name, config.drafters[name])
+    if options.tenants == "none" or not options.share:
+        return "keeps nobody's answers (tenants: none)"
+    whose = "all requests" if options.tenants == "all" else "requests with neither API key nor salt"
+    where = Path(options.folder).absolute()
+    kept = f"in {where}" if options.keep == "disk" else f"in memory, until asked for in {where}"
+    return f"keeps the answers to {options.share:.0%} of {whose}, {kept}"
 
 
 def _asks(config: Config, name: str) -> bool:

@@ -241,7 +241,7 @@ class DrafterConfig:
         found = self.options.get("stages") if self.kind == CASCADE else ()
         return tuple(map(str, found)) if isinstance(found, Sequence) else ()
 
-    def check_resident(self, path: str) -> None:
+    def check_resident(self, path: str, why: str = "with: target") -> None:
         """Raise ConfigError for what only a process of its own has, and none inside the target."""
         own = {
             "placement": self.placement not in ("auto", DrafterPlacement(host="target")),
@@ -252,8 +252,8 @@ class DrafterConfig:
         for key in (key for key, is_set in own.items() if is_set):
             raise ConfigError.at(
                 f"{path}.{key}",
-                "the drafter runs inside the target (with: target) and has no process of its own "
-                "to place; remove this, or `with`",
+                f"the drafter runs inside the target ({why}) and has no process of its own to "
+                f"place; remove this{', or `with`' * self.is_hosted}",
             )
 
 
@@ -295,7 +295,8 @@ class CoordinatorConfig:
     """Share of plain decoding's time that speculation may cost while drafts are rejected."""
     slowdown_slack: Annotated[float, Range(0, 1000)] = 8.0
     """Plain steps whose time speculation may cost beyond max_slowdown before it has saved any. With
-    n sequences running, their number is divided by the square root of n."""
+    n sequences running, their number is divided by the square root of n. What speculation has
+    saved since may be lost again, up to four times as many steps."""
     # Weights far apart leave the lighter requests without a node for good.
     latency_classes: Mapping[
         Annotated[str, NameOf("a class's")], Annotated[float, Range(0.01, 100)]

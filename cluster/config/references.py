@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from cluster.config.parse import nearest
-from cluster.config.processes import CASCADE, DrafterConfig, DrafterPlacement
+from cluster.config.processes import CASCADE, RECORDER, DrafterConfig, DrafterPlacement
 from cluster.errors import ConfigError
 
 Drafters = Mapping[str, DrafterConfig]
@@ -39,6 +39,8 @@ def check_stages(tasks: Tasks, drafters: Drafters) -> None:
                 raise ConfigError.at(path, f"no drafter is named {stage!r} ({hint})")
             if drafters[stage].kind == CASCADE:
                 raise ConfigError.at(path, f"{stage!r} is a cascade; name its stages instead")
+            if drafters[stage].kind == RECORDER:
+                raise ConfigError.at(path, f"{stage!r} is a recorder, which drafts nothing")
             if (owner := cascades[stage]) != name:
                 raise ConfigError.at(path, f"{stage!r} is a stage of {owner!r} already")
             drafters[stage].check_resident(f"drafters.{stage}")
@@ -80,11 +82,15 @@ def _problems(
         yield "empty; name the drafter whose place it is to take"
     elif former == name:
         yield "a drafter cannot replace itself; name the one that serves now"
+    elif former in cascades:
+        yield f"{former!r} is a stage of {cascades[former]!r}; replace that one"
     elif former not in known:
         others = [each for each in known if each != name]
         yield f"no drafter of its own is named {former!r} ({nearest(former, others, 'drafters')})"
     elif name in cascades:
         yield f"{name!r} is a stage of {cascades[name]!r}; roll that one out"
+    elif RECORDER in (drafters[name].kind, drafters[former].kind):
+        yield "a recorder drafts nothing; it neither takes nor leaves a drafter's place"
     elif drafters[former].rollout is not None:
         yield f"{former!r} is in a rollout itself; end that one first"
     elif former in replaced:

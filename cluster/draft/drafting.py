@@ -206,10 +206,8 @@ class Drafting:
         now = self._clock()
         rests_s = self.breaker.record_stall(stalled_s, now)
         if count := self._said.is_due("stalled", now):
-            log.warning(
-                "resident drafter stalled name=%s times=%d for_s=%.3f rests_s=%.1f",
-                self.name, count, stalled_s, rests_s,
-            )  # fmt: skip
+            said = "resident drafter stalled name=%s times=%d for_s=%.3f rests_s=%.1f"
+            log.warning(said, self.name, count, stalled_s, rests_s)
 
     def begin(self) -> None:
         """Let one that only reads know that it serves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -58,10 +59,14 @@ class OpenAIOptions:
             raise ConfigError.at("url", f"{self.url!r} is none; write http://HOST:PORT")
         if parts.username is not None or parts.password is not None:
             raise ConfigError.at("url", "it holds a password; name a variable in api_key_env")
+        if self.api_key_env and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
+            reason = "this is no name of a variable; name the variable that holds the key"
+            raise ConfigError.at("api_key_env", reason)
 
     @property
     def endpoint(self) -> str:
-        return self.url.rstrip("/").removesuffix("/v1") + "/v1/completions"
+        base = self.url.rstrip("/").removesuffix("/completions").removesuffix("/v1")
+        return f"{base}/v1/completions"
 
     @property
     def sends_all(self) -> bool:

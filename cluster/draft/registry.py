@@ -45,12 +45,14 @@ class Kind:
     drafter: a class that is called with (DrafterContext, options).  options: a frozen dataclass in
     a module without torch, with ranges as in `cluster.config.schema`; its __post_init__ raises
     ConfigError for values that do not fit together.  has_laws: its proposals come with the
-    laws that the drafts were drawn from, where a request's law asks for them.
+    laws that the drafts were drawn from, where a request's law asks for them.  is_inside: it
+    runs inside the target alone.
     """
 
     drafter: str
     options: str
     has_laws: bool = False
+    is_inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,13 @@ class NoOptions:
 
 
 def _kind(
-    module: str, name: str, options: str = "", options_module: str = "", *, has_laws: bool = False
+    module: str, name: str, options: str = "", options_module: str = "", **more: bool
 ) -> Kind:
     """NAMEDrafter and NAMEOptions, or the options called so, in modules of `cluster.draft`."""
     return Kind(
         f"cluster.draft.{module}:{name}Drafter",
         f"cluster.draft.{options_module or module}:{options or name}Options",
-        has_laws,
+        **more,
     )
 
 
@@ -76,23 +78,31 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "suffix": _kind("suffix", "Suffix"),
         "ngram_cache": _kind("suffix", "Suffix", "NgramCache"),
         "prediction": _kind("prediction", "Prediction"),
-        "token_recycling": _kind("token_recycling", "TokenRecycling"),
-        "lookahead": _kind("lookahead", "Lookahead"),
+        "token_recycling": _kind("token_recycling", "TokenRecycling", is_inside=True),
+        "lookahead": _kind("lookahead", "Lookahead", is_inside=True),
         "early_exit": _kind(
-            "own_layers", "EarlyExit", options_module="own_layers_options", has_laws=True
+            "own_layers",
+            "EarlyExit",
+            options_module="own_layers_options",
+            has_laws=True,
+            is_inside=True,
         ),
         "layer_skip": _kind(
-            "own_layers", "LayerSkip", options_module="own_layers_options", has_laws=True
+            "own_layers",
+            "LayerSkip",
+            options_module="own_layers_options",
+            has_laws=True,
+            is_inside=True,
         ),
-        "eagle3": _kind("eagle3", "Eagle3", options_module="head_options"),
-        "peagle": _kind("product", "Peagle", options_module="head_options"),
-        "medusa": _kind("product", "Medusa", options_module="head_options"),
-        "block": _kind("block_drafter", "Block", options_module="head_options"),
-        "mtp": _kind("eagle3", "Mtp", options_module="head_options"),
-        "grammar": _kind("grammar", "Grammar"),
+        "eagle3": _kind("eagle3", "Eagle3", options_module="head_options", is_inside=True),
+        "peagle": _kind("product", "Peagle", options_module="head_options", is_inside=True),
+        "medusa": _kind("product", "Medusa", options_module="head_options", is_inside=True),
+        "block": _kind("block_drafter", "Block", options_module="head_options", is_inside=True),
+        "mtp": _kind("eagle3", "Mtp", options_module="head_options", is_inside=True),
+        "grammar": _kind("grammar", "Grammar", is_inside=True),
         OPENAI: _kind("openai", "OpenAI", options_module="openai_options"),
         CASCADE: _kind("cascade", "Cascade", options_module="cascade_options"),
-        RECORDER: _kind("recorder", "Recorder", options_module="recorder_options"),
+        RECORDER: _kind("recorder", "Recorder", options_module="recorder_options", is_inside=True),
     }
 )
 
@@ -107,6 +117,8 @@ def check(name: str, config: DrafterConfig) -> Any:
         options = _external_options(config.kind, path)
     elif config.kind in KINDS:
         options = _resolve(KINDS[config.kind].options)
+        if KINDS[config.kind].is_inside:
+            config.check_resident(f"drafters.{name}", f"kind: {config.kind}")
     else:
         if not config.kind:
             raise ConfigError.at(path, f"missing; known kinds: {', '.join(KINDS)}")

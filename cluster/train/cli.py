@@ -96,6 +96,8 @@ def _budget(arguments: argparse.Namespace) -> Budget:
 def _head(arguments: argparse.Namespace) -> None:
     """Train a drafter, say how it does, and compare it with others if asked."""
     questions, kind = questions_of(arguments), arguments.train_verb
+    for option in ("models", "work"):
+        _make_folder(f"--{option}", getattr(arguments, option))
     given = {each.name: getattr(arguments, each.name, None) for each in fields(HeadSettings)}
     settings = replace(
         HeadSettings(), **{name: value for name, value in given.items() if value is not None}
@@ -115,6 +117,15 @@ def _head(arguments: argparse.Namespace) -> None:
         arguments.models / arguments.name, settings, _budget(arguments), arguments.seed,
     )  # fmt: skip
     show_comparison(arguments, arguments.target, questions)
+
+
+def _make_folder(option: str, folder: Path) -> None:
+    """Raise ConfigError, before anything is trained, for a folder that cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(f"{option}: {folder} cannot be made ({reason}); name another") from error
 
 
 def _train_head(

@@ -133,6 +133,10 @@ def learn_from_traffic(
     known, held = list[Answer](), dict[str, Sequence[Answer]]()
     if traffic.folder:
         known, held["traffic"] = split(traffic.folder, origin)
+    current = resolve(traffic.starts_from)
+    if not folder_made_for(current).fits(target_of(target)):
+        made_for = folder_made_for(current)
+        raise ConfigError(f"--starts-from {current}: it was made for {made_for}, not for {target}")
     num_tokens = sum(len(each.token_ids) for each in known)
     wanted = round(num_tokens * traffic.mix / (1.0 - traffic.mix))
     if wanted or not traffic.folder:
@@ -140,10 +144,6 @@ def learn_from_traffic(
         draw_shards(source, work / "answers", most, seed, settings.answers)
         originals, held["originals"] = known_and_held_out(work / "answers", _PHASE.length - 2)
         known = [*known, *_so_many(originals, wanted)] if wanted else originals
-    current = resolve(traffic.starts_from)
-    if not folder_made_for(current).fits(target_of(target)):
-        made_for = folder_made_for(current)
-        raise ConfigError(f"--starts-from {current}: it was made for {made_for}, not for {target}")
     torch.manual_seed(seed)
     learner = load_drafter(current, origin, settings.weights)
     before = _measured(learner, held, origin)

@@ -191,7 +191,7 @@ def _numbers(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
 
 def _bound(text: str) -> tuple[str, float]:
     name, _, bound = text.partition(":")
-    if name not in GOODPUT:
+    if name not in GOODPUT or not bound.replace(".", "", 1).isdigit():
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected NAME:MILLISECONDS with a name of {', '.join(GOODPUT)}"
         )

@@ -12,6 +12,7 @@ from cluster.errors import ConfigError
 
 OLD = {"kind": "suffix"}
 POOL = {"num_cpus": 1}
+TAPE = {"kind": "recorder"}
 
 
 def new(replaces: str = "old", **fields: Any) -> dict[str, Any]:
@@ -49,6 +50,12 @@ def test_a_rollout_inside_the_target_or_in_the_pool_is_taken() -> None:
              "all": {"kind": "cascade", "options": {"stages": ["new", "old"]}}},
             "drafters.new", "'new' is a stage of 'all'; roll that one out",
         ),
+        (
+            {"new": new(), "old": OLD, "all": {"kind": "cascade", "options": {"stages": ["old"]}}},
+            "drafters.new", "'old' is a stage of 'all'; replace that one",
+        ),
+        ({"new": new("tape"), "tape": TAPE}, "drafters.new", "a recorder drafts nothing"),
+        ({"new": {**new(), "kind": "recorder"}, "old": OLD}, "drafters.new", "drafts nothing"),
     ],
 )  # fmt: skip
 def test_nonsense_is_refused(drafters: dict[str, Any], key: str, told: str) -> None:
@@ -56,6 +63,11 @@ def test_nonsense_is_refused(drafters: dict[str, Any], key: str, told: str) -> N
         checked(drafters)
     assert found.value.message.startswith(f"{key}.rollout.replaces: ")
     assert told in found.value.message
+
+
+def test_a_recorder_is_no_stage_of_a_cascade() -> None:
+    with pytest.raises(ConfigError, match="'tape' is a recorder, which drafts nothing"):
+        checked({"tape": TAPE, "all": {"kind": "cascade", "options": {"stages": ["tape"]}}})
 
 
 def test_a_candidate_stands_in_no_task() -> None:

@@ -171,6 +171,29 @@ def test_the_plan_for_programs_has_what_the_text_says(capsys: pytest.CaptureFixt
     assert found["reserved"] == {"CPU": 0.6}
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "keeps nobody's answers (tenants: none)"),
+        (
+            {"tenants": "unsalted", "folder": "/a", "share": 0.25},
+            "keeps the answers to 25% of requests with neither API key nor salt, in memory, until "
+            "asked for in /a",
+        ),
+        (
+            {"tenants": "all", "folder": "/a", "share": 1.0, "keep": "disk"},
+            "keeps the answers to 100% of all requests, in /a",
+        ),
+    ],
+)
+def test_check_says_whose_answers_are_kept(
+    options: dict[str, object], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tape = json.dumps({"kind": "recorder", "options": options})
+    assert main(["check", "configs/tiny.yaml", "--set", f"drafters.tape={tape}"]) == 0
+    assert f"drafter tape: {told}\n" in capsys.readouterr().out
+
+
 def test_check_says_what_another_vocabulary_shares(
     llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

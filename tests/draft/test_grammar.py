@@ -85,5 +85,5 @@ def test_a_released_request_is_forgotten() -> None:
 
 def test_outside_of_a_target_it_is_refused() -> None:
     config = DrafterConfig(kind="grammar", placement=DrafterPlacement())
-    with pytest.raises(ConfigError, match=r"drafters\.g\.placement.*with: target"):
+    with pytest.raises(ConfigError, match=r"drafters\.g\.placement.*kind: grammar"):
         create("g", config, DrafterContext("g", 8, 8))

@@ -267,6 +267,8 @@ def test_texts_of_tenants_are_sent_where_they_may_be(
 
 def test_auto_means_all_for_this_machine_alone() -> None:
     assert OpenAIOptions(url="http://localhost:8080/v1").sends_all
+    for path in ("", "/", "/v1", "/v1/", "/v1/completions"):
+        assert OpenAIOptions(url=f"http://a{path}").endpoint == "http://a/v1/completions"
     assert OpenAIOptions(url="https://[::1]:8080").sends_all
     assert not OpenAIOptions(url="http://10.0.0.7:8080").sends_all
     assert not OpenAIOptions(url="http://localhost.example:8080").sends_all
@@ -310,6 +312,7 @@ def test_the_key_is_a_variables_and_is_sent_to_the_engine_alone(
         ({"url": "http://a/?key=b"}, "is none"),
         ({"url": "http://user:secret@a"}, "holds a password; name a variable in api_key_env"),
         ({"url": "http://a", "max_tokens": 0}, "max_tokens"),
+        ({"url": "http://a", "api_key_env": "sk-1"}, "api_key_env: this is no name of a variable"),
     ],
 )
 def test_wrong_options_are_refused_by_name(options: dict[str, Any], told: str) -> None:

@@ -260,8 +260,7 @@ def test_a_release_reaches_the_memory_of_every_target(tmp_path: Path) -> None:
         assert keeper._memory.tenants() == []
 
 
-def test_one_that_never_serves_deletes_nothing(tmp_path: Path) -> None:
-    """As where a live change is refused after the recorder was made."""
+def test_one_that_is_refused_in_a_live_change_deletes_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
     record(world)
     world.close()

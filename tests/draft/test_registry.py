@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cluster.config.schema import DrafterConfig
+from cluster.config.schema import DrafterConfig, DrafterPlacement
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
@@ -80,6 +80,15 @@ def test_every_kind_has_an_options_dataclass() -> None:
         config = DrafterConfig(kind=kind, options=REQUIRED.get(kind, {}))
         assert dataclasses.is_dataclass(check("x", config))
     assert isinstance(check("x", DrafterConfig(kind="lm")), LMOptions)
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.is_inside])
+def test_what_reads_the_targets_steps_has_no_process_of_its_own(kind: str) -> None:
+    options = REQUIRED.get(kind, {})
+    check("x", DrafterConfig(kind=kind, placement=DrafterPlacement(host="target"), options=options))
+    for own in ({"placement": DrafterPlacement()}, {"nice": 5}, {"replicas": 2}):
+        with pytest.raises(ConfigError, match=rf"drafters\.x\.\w+: .*kind: {kind}.*remove this"):
+            check("x", DrafterConfig(kind=kind, options=options, **own))  # type: ignore[arg-type]
 
 
 def test_create_builds_the_kind_with_its_options() -> None:

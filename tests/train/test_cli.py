@@ -38,6 +38,17 @@ def test_bad_options_are_explained(
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--models", "--work"])
+def test_a_folder_that_cannot_be_written_is_named_before_the_work(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    words = ("drafter", "x", "--target", "none", "--steps", "5", option, str(tmp_path / "file"))
+    other = "--work" if option == "--models" else "--models"
+    assert run(parse(*words, other, str(tmp_path))) == 2
+    assert f"{option}: {tmp_path / 'file'} cannot be made" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
