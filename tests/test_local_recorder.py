@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,29 @@ def test_texts_are_the_same_and_what_is_recorded_is_the_targets_law(
         # A text's stop token is recorded and is no part of it.
         assert any(answer.token_ids[: len(text)].tolist() == text for text in written)
         check_laws(model, answer)
+
+
+def test_recording_is_stopped_while_the_target_runs(llama_folder: Path, tmp_path: Path) -> None:
+    """What was recorded goes, and the rest of the drafters' options are as they were."""
+    options = {"tenants": "all", "share": 1.0, "keep": "disk", "folder": str(tmp_path)}
+    found = {"recorder": DrafterConfig(kind="recorder", options=options)}
+    with LLM(Config(target=target(llama_folder), drafters=found)) as llm:
+        llm.generate(PROMPTS[:1], GREEDY)
+        wait_until(lambda: len(list(tmp_path.rglob("*.npz"))) == 1)
+        llm.reconfigure({"drafters": {"recorder": {"options": {**options, "tenants": "none"}}}})
+        wait_until(lambda: not list(tmp_path.rglob("*.npz")))
+        (again,) = llm.generate(PROMPTS[:1], GREEDY)
+        assert again.token_ids
+        llm.reconfigure({"drafters": {"recorder": {"options": options}}})
+        llm.generate(PROMPTS[:1], GREEDY)
+        wait_until(lambda: len(list(tmp_path.rglob("*.npz"))) == 1)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    given_up_at = time.monotonic() + 60.0
+    while not is_so():
+        assert time.monotonic() < given_up_at
+        time.sleep(0.01)
 
 
 def check_laws(model: torch.nn.Module, answer: RecordedAnswer) -> None:

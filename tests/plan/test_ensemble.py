@@ -142,8 +142,10 @@ def test_a_model_that_was_never_asked_or_is_new_has_not_read_even_a_short_text()
     assert not text.is_read("a")
     text.take_ask(Ask(8), model.bit, [model])
     assert text.is_read("a")
+    assert text.standing.expected("a", 40, 3.0) < 2.0
     text.forget("a")
     assert not text.is_read("a")
+    assert text.standing.expected("a", 40, 3.0) == 3.0, "another model is there now"
 
 
 def test_a_shadow_is_tried_and_never_preferred() -> None:
