@@ -99,6 +99,8 @@ def plan_text(config: Config, found: Mapping[str, Inspected], arguments: argpars
     Raises ConfigError for numbers that make no sense, and where --measure cannot load a model."""
     if not 0.0 <= arguments.acceptance <= 1.0 or arguments.draft_tokens < 1:
         raise ConfigError("--acceptance is a number from 0 to 1, --draft-tokens 1 or more")
+    if arguments.task not in (known := {"default", *config.tasks}):
+        raise ConfigError(f"--task: no class {arguments.task!r} ({', '.join(sorted(known))})")
     planned = _forecast(config, found, arguments)
     if arguments.json:
         return json.dumps(asdict(planned), indent=2) + "\n"

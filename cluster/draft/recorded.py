@@ -207,14 +207,18 @@ def read_answer(path: Path, origin: Origin) -> RecordedAnswer:
         raise _refused(path, f"a part of it is missing or malformed ({error})") from error
     ours = (checkpoint_of(origin.model_hash), origin.tokenizer_hash, origin.vocab_size)
     if (checkpoint_of(theirs.model_hash), theirs.tokenizer_hash, theirs.vocab_size) != ours:
-        raise _refused(path, "another target wrote it: its laws teach nothing about this one")
+        shown = [each.model_hash.partition("|")[0][:12] for each in (theirs, origin)]
+        reason = (
+            "another target wrote it (hash {}, this one's is {}), whose laws teach nothing here"
+        )
+        raise _refused(path, reason.format(*shown), "name that target")
     if problem := _problem(answer, origin.vocab_size):
         raise _refused(path, problem)
     return answer
 
 
-def _refused(path: Path, reason: str) -> ConfigError:
-    return ConfigError(f"{path}: {reason}; remove the file, or record anew")
+def _refused(path: Path, reason: str, remedy: str = "remove the file") -> ConfigError:
+    return ConfigError(f"{path}: {reason}; {remedy}, or record anew")
 
 
 def _answer(found: dict[str, NDArray[np.generic]]) -> RecordedAnswer:

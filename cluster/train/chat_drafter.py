@@ -103,6 +103,12 @@ def frequent_vocabulary(
     return DraftVocabulary(target_ids, draft_ids, tokenizer_hash)
 
 
+def check_layers(num_layers: int, total: int) -> None:
+    """Raise ConfigError for more layers than the target has."""
+    if not 0 < num_layers <= total:
+        raise ConfigError(f"--layers {num_layers}: the target has {total}; choose 1 to {total}")
+
+
 def smaller_copy(
     network: PreTrainedModel, vocabulary: DraftVocabulary, num_layers: int
 ) -> PreTrainedModel:
@@ -111,9 +117,7 @@ def smaller_copy(
     Its last ones are a worse start: they expect what all the layers between add up to.
     """
     config = copy.deepcopy(network.config)
-    total = config.num_hidden_layers
-    if not 0 < num_layers <= total:
-        raise ConfigError(f"--layers {num_layers}: the target has {total}; choose 1 to {total}")
+    check_layers(num_layers, config.num_hidden_layers)
     config.num_hidden_layers, config.vocab_size = num_layers, len(vocabulary.target_ids)
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:num_layers]

@@ -16,7 +16,12 @@ from cluster.draft.heads.eagle3 import default_taps
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.models.resolve import resolve
 from cluster.train.chat_answers import draw_shards, known_and_held_out
-from cluster.train.chat_drafter import DraftModelLearner, kept_vocabulary, smaller_copy
+from cluster.train.chat_drafter import (
+    DraftModelLearner,
+    check_layers,
+    kept_vocabulary,
+    smaller_copy,
+)
 from cluster.train.chat_heads import (
     HeadLoss,
     HeadOrder,
@@ -62,6 +67,7 @@ def train_head(
     shards = work / "answers"
     settings = replace(settings, exit_layer=settings.exit_layer or max(num_layers // 2, 1))
     if kind == "drafter":
+        check_layers(settings.num_layers, num_layers)
         taps = ()
     if kind == "early-exit" and settings.exit_layer not in taps:
         taps, shards = (settings.exit_layer,), work / f"answers-{settings.exit_layer}"

@@ -69,6 +69,8 @@ def evaluate(config: Config, arguments: argparse.Namespace, command: str, say: S
     command: as it was typed, for the file.  Raises ConfigError for what cannot be measured."""
     if arguments.concurrency < 1 or arguments.max_tokens < 8:
         raise ConfigError("--concurrency is 1 or more, --max-tokens 8 or more")
+    if not (folder := arguments.out.absolute().parent).is_dir():
+        raise ConfigError(f"--out: there is no folder {folder}; make it, or name another")
     if not config.drafters:
         raise ConfigError.at("drafters", "there is none, so there is nothing to evaluate")
     prompts = read_prompts(arguments.prompts, config.tasks)

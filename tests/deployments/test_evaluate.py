@@ -162,6 +162,9 @@ def test_a_configuration_is_run_and_its_random_drafter_dropped(
     prompts.write_text("\n".join(json.dumps({"prompt": f"{n} once", "task": task})
                                  for n, task in enumerate(tasks)))  # fmt: skip
     options = "--max-tokens 24 --temperature 0 --json"
+    nowhere = str(tmp_path / "no" / "out.yaml")
+    assert main(["evaluate", str(file), str(prompts), "--out", nowhere]) == 2
+    assert f"--out: there is no folder {tmp_path / 'no'}" in capsys.readouterr().err
     assert (
         main(["evaluate", str(file), str(prompts), "--out", str(out), *shlex.split(options)]) == 0
     )

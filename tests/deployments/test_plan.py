@@ -114,6 +114,11 @@ def test_a_model_that_is_known_by_its_configuration_alone_is_sized(
         assert part(there, "target.engine", what) == part(here, "target.engine", what)
 
 
+def test_a_class_that_there_is_not_is_refused(configuration: Path, capsys: Capture) -> None:
+    assert main(["plan", str(configuration), "--task", "txt"]) == 2
+    assert "--task: no class 'txt' (default, text)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("wrong", [("--acceptance", "1.5"), ("--draft-tokens", "0")])
 def test_numbers_that_make_no_sense_are_refused(
     configuration: Path, wrong: tuple[str, str], capsys: Capture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -285,3 +286,12 @@ def test_answers_without_hidden_rows_and_unknown_losses_are_refused(
         MedusaLearner(new_heads(network, 1), IDS, 3).drafts(order_of([plain]).batch([plain]), 0)
     with pytest.raises(ConfigError, match="unknown; known: kl, acceptance"):
         HeadLoss(MedusaLearner(new_heads(network, 1), IDS, 3), "least squares")
+
+
+def test_layers_that_the_target_does_not_have_are_refused_before_it_answers(
+    folder: Path, tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, num_layers=99)
+    with pytest.raises(ConfigError, match="--layers 99: the target has 3; choose 1 to 3"):
+        train_head("drafter", str(folder), tmp_path, tmp_path / "x", settings, Budget(steps=1))
+    assert not list(tmp_path.iterdir())
