@@ -59,11 +59,17 @@ def test_another_text_or_a_prompt_beside_it_is_planned_for_at_once(
         assert choices() == before + 1
 
 
-def test_a_setting_that_changes_ends_it(choices: Callable[[], int]) -> None:
+def idle() -> tuple[Played, Moment]:
+    """A target whose next steps go by the plan of its last one, and their moment."""
     played = Played(is_right=True)
     played.run(200, draft_s=5 * STEP_S)
     moment = Moment(played.now, (LM,))
     played.controller.plan([played.text], [100], None, moment)
+    return played, moment
+
+
+def test_a_setting_that_changes_ends_it(choices: Callable[[], int]) -> None:
+    played, moment = idle()
     before = choices()
     played.controller.use(CoordinatorConfig(max_draft_tokens=8))
     played.controller.plan([played.text], [100], None, moment)
@@ -72,10 +78,7 @@ def test_a_setting_that_changes_ends_it(choices: Callable[[], int]) -> None:
 
 def test_a_schedule_that_allows_nothing_for_a_while_ends_it(choices: Callable[[], int]) -> None:
     """Else the few steps in which a drafter that rests is tried go by the plan before its rest."""
-    played = Played(is_right=True)
-    played.run(200, draft_s=5 * STEP_S)
-    moment = Moment(played.now, (LM,))
-    played.controller.plan([played.text], [100], None, moment)
+    played, moment = idle()
     played.text.max_draft_tokens = 0
     played.controller.plan([played.text], [100], None, moment)
     played.text.max_draft_tokens = 8
