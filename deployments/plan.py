@@ -172,7 +172,7 @@ def _recorder(config: Config, name: str) -> str:
     whose = "all requests" if options.tenants == "all" else "requests with neither API key nor salt"
     where = Path(options.folder).absolute()
     kept = f"in {where}" if options.keep == "disk" else f"in memory, until asked for in {where}"
-    return f"keeps the answers to {options.share:.0%} of {whose}, {kept}"
+    return f"keeps the answers to {100 * options.share:.3g}% of {whose}, {kept}"
 
 
 def _asks(config: Config, name: str) -> bool:
