@@ -45,8 +45,9 @@ def public_server_options(max_message_bytes: int, max_calls: int) -> list[tuple[
         # A client that vanished without a word holds its request for no longer than two of them.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        # So that clients may notice within seconds that this server is silent.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        # So that clients may notice within seconds that this server is silent.  They may ping every
+        # second, and pings that are on their way for a while come closer together than they left.
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
         # Replicas on one node share the port, also while one replaces another.
         ("grpc.so_reuseport", 1),
     ]
@@ -57,7 +58,7 @@ def server_options(max_frame_bytes: int) -> list[tuple[str, int]]:
     return [
         *_server(MAX_CALLS),
         *_common(max_frame_bytes),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_TIME_MS // 2),
+        ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_TIME_MS // 2),
         # Pings come half as often, and answers between them start the count again.
         ("grpc.http2.max_ping_strikes", 16),
         # Two processes on one port would split its connections at random.

@@ -57,6 +57,7 @@ class TargetWorker:
         *,
         max_draft_tokens: int = 16,
         silence_s: float = 3.0,
+        heartbeat_s: float = _HEARTBEAT_S,
         prepare: Prepare = lambda opened: None,
     ) -> None:
         """silence_s: after so long without a frame, a coordinator's texts are freed."""
@@ -65,7 +66,7 @@ class TargetWorker:
         self.streams = TargetStreams(description.max_running_sequences, self._texts)
         self._description = description
         self._controller = controller
-        self._silence_s = silence_s
+        self._silence_s, self._heartbeat_s = silence_s, heartbeat_s
         self._prepare = prepare
         self.swaps: Swaps | None = None  # of its residents
         self._former = (0, 0)  # steps, and the unserved in them, when `statistics` was last asked
@@ -154,7 +155,7 @@ class TargetWorker:
         try:
             await run_until_first_ends(
                 reader.read_all(link), stream.send_forever(link),
-                self._beat(stream, reader), self._watch(reader),
+                self._beat(stream, reader), self._report(stream), self._watch(reader),
             )  # fmt: skip
         except WorkerError as error:
             if self._loop.broken is not None:
@@ -169,13 +170,19 @@ class TargetWorker:
     async def _beat(self, stream: TargetStream, reader: _Reader) -> None:
         """Tell the coordinator again and again which of its texts are here.
 
-        This runs on the event loop, because the engine thread may be in a long step."""
+        This runs on the event loop and waits for nothing but time, because the engine thread may
+        be in a long step."""
         while True:
-            await asyncio.sleep(_HEARTBEAT_S)
+            await asyncio.sleep(self._heartbeat_s)
             stream.check_read()
             heard = stream.heard
             names = (*self._texts.names(stream), *reader.late)
             stream.post(VerdictFrame(heartbeat=Heartbeat(names, heard), load=self.streams.load))
+
+    async def _report(self, stream: TargetStream) -> None:
+        """Tell the coordinator that counts of the target's own metrics, between two steps."""
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
             if stream.counts:
                 report, state = await asyncio.wrap_future(self._mailbox.call(self._loop.report))
                 status = json.dumps(state, allow_nan=False)

@@ -185,6 +185,28 @@ async def test_a_target_that_says_it_works_and_ends_no_step_is_left_in_the_end()
         assert target_ids(stage) == ["other"]
 
 
+async def test_a_target_whose_steps_are_known_to_be_long_is_waited_for_longer() -> None:
+    async with house(drafters=(), target_silence_s=6.0, target_timeout_s=60.0) as stage:
+        slow, other = ToyTarget(), ToyTarget()
+        stage.add_target(slow, "slow")
+        slow.gate.clear()
+        first = asyncio.create_task(collect(stage.coordinator, request()))
+        await slow.wait_for_frames(1)
+        await stage.pass_time(30.0)
+        slow.gate.set()
+        assert text_of(await first) == plain_text(PROMPT, GREEDY)
+        slow.gate.clear()
+        num_frames = len(slow.frames)
+        second = asyncio.create_task(collect(stage.coordinator, request()))
+        await slow.wait_for_frames(num_frames + 1)
+        stage.add_target(other, "other")
+        await stage.pass_time(100.0)
+        assert target_ids(stage) == ["slow", "other"]
+        await stage.pass_time(200.0)
+        assert target_ids(stage) == ["other"]
+        assert text_of(await second) == plain_text(PROMPT, GREEDY)
+
+
 async def test_a_silent_target_is_left_after_the_configured_time_and_its_requests_move() -> None:
     async with house(target_silence_s=6.0) as stage:
         silent, other = ToyTarget(is_mute=True), ToyTarget()

@@ -227,6 +227,24 @@ async def test_a_heartbeat_names_the_texts_that_are_here_while_a_step_lasts(
         assert load.num_waiting in (2, 3)
 
 
+async def test_no_heartbeat_waits_for_a_step_of_the_coordinator_that_counts_either(
+    engine: GatedEngine,
+) -> None:
+    async with stage(worker_of({}, engine, worker={"heartbeat_s": 0.01})) as built:
+        peer = built.connect()
+        await peer.until(lambda: bool(peer.frames) and bool(peer.frames[-1].status))
+        engine.gate.clear()
+        await peer.open(opened())
+        await asyncio.to_thread(engine.stepping.wait, 20)
+        try:
+            # One may be on its way, and before another the report is asked for.
+            for _ in range(5):
+                await peer.next_beat()
+        finally:
+            engine.gate.set()
+        await peer.until(lambda: peer.is_over())
+
+
 async def test_one_coordinator_counts_the_targets_own_metrics_and_another_after_it(
     built: Stage,
 ) -> None:
