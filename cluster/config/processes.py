@@ -79,6 +79,10 @@ class EngineConfig:
     """Prompt and output together, in tokens; 0 = the model's own limit."""
     max_batch_tokens: PositiveInt = 512
     """Rows of one forward pass; a longer prefill is cut into chunks."""
+    max_chunk_s: Annotated[float, Range(0.001, 3600)] = 0.24
+    """What a step with a chunk of a prompt may take: on slow processors a chunk has as few rows as
+    fit this time, or twice that of a step without prompts. Where no text decodes beside the
+    prompts it is four times as much."""
     prefix_cache: bool = True
     """Keep the KV pages of finished requests for prompts that begin with the same tokens."""
     threads: NonNegativeInt = 0

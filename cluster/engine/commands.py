@@ -53,7 +53,9 @@ class ForgetPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    pass
+    """prompt_rows: see `Engine.step`."""
+
+    prompt_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ def encode(commands: Sequence[Command]) -> bytes:
                 _put_tokens(parts, np.asarray(keep, _TOKEN))
             case Release(request_id):
                 _put_text(parts, request_id)
+            case RunStep(prompt_rows):
+                parts.append(_COUNT.pack(prompt_rows))
     return b"".join(parts)
 
 
@@ -133,7 +137,7 @@ def _command(reader: _Reader) -> Command:
         return Release(reader.text())
     if kind is ForgetPrefixes:
         return ForgetPrefixes()
-    return RunStep() if kind is RunStep else Stop()
+    return RunStep(reader.number(_COUNT)) if kind is RunStep else Stop()
 
 
 def _put_work(parts: list[bytes], work: Work) -> None:

@@ -41,6 +41,7 @@ from cluster.engine.memory.sequence import Pending
 from cluster.engine.parallel import RankGroup
 from cluster.engine.schedule.batch import Pick, tapped
 from cluster.engine.schedule.digest import step_digest
+from cluster.engine.schedule.pace import PromptPace
 from cluster.engine.schedule.scheduler import Scheduler
 from cluster.engine.step import Forward
 from cluster.engine.types import LayerSpec
@@ -99,6 +100,7 @@ class Engine:
         self.cache = KVCache(layers, num_pages, config.page_size)
         self.page_owners = PageOwners(self.cache, config)
         self._scheduler = Scheduler(self.page_owners, config)
+        self._pace = PromptPace(config.max_batch_tokens, config.max_chunk_s)
         self.forward = Forward(config, model, self.cache, None if group is None else group.all)
         self._clock = clock
         # The sequences with a pending work, in order of submission.
@@ -204,6 +206,8 @@ class Engine:
     def profile_steps(self) -> StepProfile | None:
         """Measure what steps take by their rows, for two seconds; while nobody is served."""
         profile = profile_steps(self, self.config.max_batch_tokens)
+        if profile is not None:
+            self._pace.begin(profile)
         self.forget_prefixes()
         return profile
 
@@ -232,20 +236,30 @@ class Engine:
                 f"request {request_id!r} has a pending work; step until it is answered"
             )
 
-    def step(self, taps: Sequence[int] = ()) -> list[Output]:
+    @property
+    def prompt_rows(self) -> int:
+        """The most rows of prompts in a step beside texts in decoding, by the time they take."""
+        return self._pace.rows(beside_others=True)
+
+    def step(self, taps: Sequence[int] = (), prompt_rows: int | None = None) -> list[Output]:
         """One forward over the works the scheduler picks; returns those that are over.
 
         A work that was cut appears once its last chunk has run.  taps: see `cluster.engine.taps`;
-        they stand in `last_step`, of unfinished chunks too.  Raises ConfigError for taps that the
+        they stand in `last_step`, of unfinished chunks too.  prompt_rows: at most so many rows of
+        prompts; None = by what they have taken lately, which rank 0 says to the others.  Raises ConfigError for taps that the
         model has not, before anything runs, and WorkerError when the device or another rank fails;
         the engine should then be discarded.
         """
         start = self._clock()
         wanted = self.model.resolve_taps(taps)
-        if self._group is not None and self._group.leads:
-            self._group.send(commands.RunStep())
         sequences = self.page_owners.sequences
-        schedule = self._scheduler.schedule([sequences[name] for name in self._waiting])
+        waiting = [sequences[name] for name in self._waiting]
+        decodes = any(each.pending and len(each.pending.work.delta) <= 1 for each in waiting)
+        if prompt_rows is None:
+            prompt_rows = self._pace.rows(beside_others=decodes)
+        if self._group is not None and self._group.leads:
+            self._group.send(commands.RunStep(prompt_rows))
+        schedule = self._scheduler.schedule(waiting, prompt_rows)
         outputs = [*self._refused.values(), *schedule.answers]
         self._refused.clear()
         self._blocked = not schedule.picks and not outputs
@@ -262,6 +276,8 @@ class Engine:
         for output in outputs:
             self._waiting.pop(output.request_id, None)
         self.last_step = schedule.summary(forward_time_s, self._clock() - start, taps_found)
+        if picks:
+            self._pace.learn(self.last_step, beside_others=decodes)
         return outputs
 
     @property

@@ -244,7 +244,7 @@ class Repeats(Protocol):
     def retain(self, request_id: str, path: tuple[int, ...], keep: tuple[int, ...]) -> None: ...
     def release(self, request_id: str) -> None: ...
     def forget_prefixes(self) -> None: ...
-    def step(self) -> Any: ...
+    def step(self, *, prompt_rows: int) -> Any: ...
 
 
 def follow(engine: Repeats, group: RankGroup) -> None:
@@ -260,8 +260,8 @@ def follow(engine: Repeats, group: RankGroup) -> None:
                     engine.release(request_id)
                 case ForgetPrefixes():
                     engine.forget_prefixes()
-                case RunStep():
-                    engine.step()
+                case RunStep(prompt_rows):
+                    engine.step(prompt_rows=prompt_rows)
                 case Stop():
                     return
 

@@ -94,7 +94,8 @@ class StepSummary:
     """One Engine.step.
 
     num_rows: rows of the forward, padding excluded.  num_prefill_rows: those of works that were
-    cut into chunks or are longer than a decoding step's.  num_sequences: works completed.
+    cut into chunks or are longer than a decoding step's.  num_prompt_rows: those of all works that
+    brought more than one token.  num_sequences: works completed.
     num_nodes: tree nodes evaluated.  num_preempted: sequences whose cache was dropped.
     num_prefix_hit_tokens: prompt tokens found in the prefix cache.
     taps: where the step was asked for some; kept until the next step.
@@ -102,6 +103,7 @@ class StepSummary:
 
     num_rows: int = 0
     num_prefill_rows: int = 0
+    num_prompt_rows: int = 0
     num_sequences: int = 0
     num_nodes: int = 0
     num_preempted: int = 0

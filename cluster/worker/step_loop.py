@@ -134,9 +134,12 @@ class StepLoop:
         plan = self._plan(decoding)
         for text, in_flight in zip(decoding, plan.in_flight, strict=True):
             text.in_flight, text.chosen_at = in_flight, began_at
-        for text in batch:
-            if not text.was_decoding:
-                text.in_flight = InFlight(text.forced_tree(self._max_rows))
+        others = [text for text in batch if not text.was_decoding]
+        # Texts that are scored share the rows of a chunk, which leaves room for decoding texts.
+        rows = min(self._max_rows // 4, self._verifier.prompt_rows)
+        rows //= max(sum(text.is_scored for text in others), 1)
+        for text in others:
+            text.in_flight = InFlight(text.forced_tree(rows))
         if not self._submit(batch) or not self._verifier.has_pending:
             return
         try:

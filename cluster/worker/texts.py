@@ -97,16 +97,15 @@ class TargetText(Text):
         """The most tokens that the text may still get."""
         return self.opened.max_len - len(self.tokens)
 
-    def forced_tree(self, max_batch_tokens: int) -> TokenTree:
+    def forced_tree(self, max_rows: int) -> TokenTree:
         """Return the next tokens of a given output as a chain, which a step accepts completely;
         for other texts the empty tree.
 
-        max_batch_tokens: the most rows of a step of the target.
+        max_rows: as for a chunk of a prompt, only a share of a step.
         """
         if not self.is_scored or self.suspect:
             return EMPTY_TREE
-        # As for a chunk of a prefill, only a share of a step, which leaves room for decoding texts.
-        most = max(min(max_batch_tokens // 4, _MAX_SCORED_ROWS), 1)
+        most = max(min(max_rows, _MAX_SCORED_ROWS), 1)
         start = self.record.output_len
         # The last token needs no node: the target emits it after the others.
         return TokenTree.chain(self._forced[start : min(start + most, len(self._forced) - 1)])

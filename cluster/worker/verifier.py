@@ -99,6 +99,11 @@ class Verifier:
         """True if `step` has something to do."""
         return self._engine.has_pending
 
+    @property
+    def prompt_rows(self) -> int:
+        """See `Engine.prompt_rows`."""
+        return self._engine.prompt_rows
+
     def submit(self, asked: Sequence[tuple[TextRecord, TokenTree]]) -> dict[str, DrafthouseError]:
         """Queue texts, each with a tree that continues it; `step` answers them.
 

@@ -42,7 +42,7 @@ COMMANDS: list[Command] = [
     Retain("b", (), ()),
     Release("c"),
     ForgetPrefixes(),
-    RunStep(),
+    RunStep(40),
     Stop(),
 ]
 
@@ -63,7 +63,7 @@ any_command = st.one_of(
     st.builds(Submit, works),
     st.builds(Retain, texts, nodes, nodes),
     st.builds(Release, texts),
-    st.sampled_from([ForgetPrefixes(), RunStep(), Stop()]),
+    st.sampled_from([ForgetPrefixes(), RunStep(40), Stop()]),
 )
 
 
@@ -109,7 +109,7 @@ def test_what_arrives_may_be_kept_and_written_to() -> None:
 
 @given(st.lists(any_command, max_size=3), st.data())
 def test_a_changed_message_is_refused(given_commands: list[Command], data: st.DataObject) -> None:
-    body = encode([*given_commands, RunStep()])
+    body = encode([*given_commands, RunStep(40)])
     message = bytearray(header_of(body) + body)
     place = data.draw(st.integers(0, len(message) - 1))
     message[place] ^= data.draw(st.integers(1, 255))

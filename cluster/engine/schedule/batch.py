@@ -129,6 +129,11 @@ class Pick:
         return self.num_delta + (self.work.num_new_nodes if self.completes else 0)
 
     @property
+    def num_prompt_rows(self) -> int:
+        """Its tokens, unless it is the last one that the cache lacks, as of a text in decoding."""
+        return 0 if self.completes and self.num_delta == 1 else self.num_delta
+
+    @property
     def num_logit_rows(self) -> int:
         """A completed work's rows of logits; an unfinished one has none."""
         return self.work.num_logit_rows if self.completes else 0

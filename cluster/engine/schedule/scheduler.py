@@ -1,7 +1,8 @@
 """Chooses which works run in the next forward, and finds pages for them.
 
 Decoding steps come first, in the order they were submitted; prefills get a reserved share of the
-rows, in the order their requests arrived, cut into chunks.  When pages run out, or places of
+rows, in the order their requests arrived, cut into chunks.  The rows of prompts are bounded apart,
+for the time that they take (`PromptPace`).  When pages run out, or places of
 sequences that hold some, younger requests lose their caches; the oldest request can take every
 page, so it always progresses.
 """
@@ -28,6 +29,7 @@ class Schedule:
     picks: list[Pick] = field(default_factory=list)
     answers: list[Output] = field(default_factory=list)
     num_rows: int = 0
+    num_prompt_rows: int = 0
     num_preempted: int = 0
     num_prefix_hit_tokens: int = 0
 
@@ -36,6 +38,7 @@ class Schedule:
         return StepSummary(
             num_rows=self.num_rows,
             num_prefill_rows=sum(pick.num_delta for pick in self.picks if pick.is_prefill),
+            num_prompt_rows=self.num_prompt_rows,
             num_sequences=sum(pick.completes for pick in self.picks),
             num_nodes=sum(pick.num_rows - pick.num_delta for pick in self.picks),
             num_preempted=self.num_preempted,
@@ -55,11 +58,14 @@ class Scheduler:
         self._page_size = config.page_size
         # Prefills get at least so many rows of every step, or decoding would starve them.
         self._prefill_rows = max(1, self._max_rows // 4)
-        self._short_rows = min(_SHORT_ROWS, self._max_rows - self._prefill_rows)
+        self._prompt_rows = self._max_rows  # of this step
 
-    def schedule(self, waiting: list[Sequence]) -> Schedule:
-        """Pick from the sequences with a pending work, given in order of submission."""
+    def schedule(self, waiting: list[Sequence], prompt_rows: int) -> Schedule:
+        """Pick from the sequences with a pending work, given in order of submission.
+
+        prompt_rows: at most so many rows of works that bring more than one token, at least 1."""
         schedule = Schedule()
+        self._prompt_rows = prompt_rows
         short: list[Sequence] = []
         long: list[Sequence] = []
         for sequence in waiting:
@@ -67,12 +73,18 @@ class Scheduler:
                 kind = short if self._goes_with_decoding(sequence) else long
                 kind.append(sequence)
         long.sort(key=lambda sequence: sequence.arrival)
-        short_rows = self._max_rows - self._rows_for_prefill(long)
+        reserved = self._rows_for_prefill(long)
+        short_prompt_rows = prompt_rows - min(reserved, prompt_rows // 4)
         for sequence in short:
-            self._pick(sequence, short_rows, schedule)
+            self._pick(sequence, self._max_rows - reserved, short_prompt_rows, schedule)
         for sequence in long:
-            self._pick(sequence, self._max_rows, schedule)
+            self._pick(sequence, self._max_rows, prompt_rows, schedule)
         return schedule
+
+    @property
+    def _short_rows(self) -> int:
+        """The most rows of a work that runs in one piece beside decoding."""
+        return min(_SHORT_ROWS, self._max_rows - self._prefill_rows, self._prompt_rows)
 
     def _is_prefill(self, sequence: Sequence) -> bool:
         return _num_delta_left(sequence) > self._short_rows
@@ -106,7 +118,9 @@ class Scheduler:
             rows = max(rows, _num_rows_left(first))
         return rows
 
-    def _pick(self, sequence: Sequence, max_rows: int, schedule: Schedule) -> None:
+    def _pick(
+        self, sequence: Sequence, max_rows: int, max_prompt_rows: int, schedule: Schedule
+    ) -> None:
         """Add the sequence to the schedule if rows and pages allow."""
         rows = max_rows - schedule.num_rows
         if rows <= 0 or not self._open(sequence, schedule):
@@ -122,7 +136,10 @@ class Scheduler:
             schedule.num_prefix_hit_tokens += num_adopted
             if self._waits_for_prefix(sequence, schedule):
                 return
-        num_delta, completes = _cut(sequence, rows)
+        left = max_prompt_rows - schedule.num_prompt_rows
+        if _num_delta_left(sequence) > 1:
+            rows = min(rows, left + pending.work.num_new_nodes)
+        num_delta, completes = _cut(sequence, rows, left)
         may_be_cut = _num_rows_left(sequence) > self._short_rows
         if not completes and (num_delta == 0 or not may_be_cut):
             return
@@ -133,6 +150,7 @@ class Scheduler:
             pick = Pick(sequence, pending.work, num_delta, completes, is_prefill)
             schedule.picks.append(pick)
             schedule.num_rows += pick.num_rows
+            schedule.num_prompt_rows += pick.num_prompt_rows
 
     def _waits_for_prefix(self, sequence: Sequence, schedule: Schedule) -> bool:
         """True if most of this prompt is being computed in this very step for another request.
@@ -186,6 +204,7 @@ class Scheduler:
         for pick in schedule.picks:
             if pick.sequence is victim:
                 schedule.num_rows -= pick.num_rows
+                schedule.num_prompt_rows -= pick.num_prompt_rows
         schedule.picks = [pick for pick in schedule.picks if pick.sequence is not victim]
         pending = victim.pending
         if pending is None:
@@ -207,10 +226,12 @@ def _num_rows_left(sequence: Sequence) -> int:
     return _num_delta_left(sequence) + sequence.pending.work.num_new_nodes
 
 
-def _cut(sequence: Sequence, rows: int) -> tuple[int, bool]:
-    """The number of delta tokens to run in `rows` rows, and True if that completes the work."""
+def _cut(sequence: Sequence, rows: int, chunk_rows: int) -> tuple[int, bool]:
+    """The number of delta tokens to run in `rows` rows, and True if that completes the work.
+
+    chunk_rows: at most so many tokens where it does not."""
     num_delta = _num_delta_left(sequence)
     if _num_rows_left(sequence) <= rows:
         return num_delta, True
     # The last token stays with the tree: they are evaluated in one forward.
-    return max(0, min(rows, num_delta - 1)), False
+    return max(0, min(rows, chunk_rows, num_delta - 1)), False

@@ -46,6 +46,7 @@ class ToyEngine:
         self.device = torch.device("cpu")
         self.last_step = StepSummary()
         self.pages_total = 1000
+        self.prompt_rows = 512
         self.contexts: dict[str, list[int]] = {}
         self._trees: dict[str, TokenTree] = {}
         self._queue: OrderedDict[str, Work] = OrderedDict()
