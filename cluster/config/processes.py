@@ -69,20 +69,18 @@ class EngineConfig:
     """Memory of the KV cache, in pages of all layers; 0 = as much as memory_fraction allows. Layers
     with a sliding window and layers without one divide it."""
     memory_fraction: Annotated[float, Range(0.01, 1)] | None = None
-    """On a GPU, the share of its memory that may be in use once the KV cache is there, what other
-    processes use included; null = 0.85. On a CPU, the share of free memory for the KV cache, at
-    most a quarter; null = 2 GiB, and at most a quarter. The KV cache is never larger than
-    max_running_sequences can use, and on a CPU its pages take memory once they are used."""
+    """On a GPU, the share of its memory that may be in use once the KV cache is there, by all
+    processes; null = 0.85. On a CPU, the share of free memory for the KV cache, at most a quarter;
+    null = 2 GiB, at most that. On a CPU its pages take memory once they are used."""
     max_running_sequences: PositiveInt = 64
     """Sequences that may hold KV pages at the same time."""
     max_context_len: NonNegativeInt = 0
     """Prompt and output together, in tokens; 0 = the model's own limit."""
     max_batch_tokens: PositiveInt = 512
     """Rows of one forward pass; a longer prefill is cut into chunks."""
-    max_chunk_s: Annotated[float, Range(0.001, 3600)] = 0.24
-    """What a step with a chunk of a prompt may take: on slow processors a chunk has as few rows as
-    fit this time, or twice that of a step without prompts. Where no text decodes beside the
-    prompts it is four times as much."""
+    max_chunk_s: Annotated[float, Range(0.001, 3600)] = 0.2
+    """What a step with a chunk of a prompt may take, if that is more than two plain ones: it has as
+    few rows as fit. Four times as much where no text decodes beside it."""
     prefix_cache: bool = True
     """Keep the KV pages of finished requests for prompts that begin with the same tokens."""
     threads: NonNegativeInt = 0
@@ -93,14 +91,14 @@ class EngineConfig:
     """Give the same text to the last bit with speculation on or off, in any batch, and on every
     replica with the same type of processor. Only on a CPU with a C++ compiler."""
     compile: bool = False
-    """Compile the forward pass with torch at load. Steps of small and medium models get faster. The
-    first load takes a minute longer, later ones some seconds. Only on a CPU with a C++ compiler."""
+    """Compile the forward pass with torch at load: quicker steps of small and medium models. First
+    loads take a minute longer, later ones some seconds. Only on a CPU with a C++ compiler."""
     cuda_graphs: bool = True
-    """Capture CUDA graphs at load and replay them in steps of up to 256 rows. Only where the whole
-    model is on one NVIDIA GPU and its code allows that."""
+    """Capture CUDA graphs at load for steps of up to 256 rows. Only where one NVIDIA GPU holds the
+    whole model and its code allows that."""
     adapters: Mapping[str, str] = field(default_factory=dict)
-    """LoRA adapters of the target, name to folder as peft saves it. A request chooses one by its
-    name in `model`. Not together with tensor_parallel or reproducible."""
+    """LoRA adapters of the target, name to folder as peft saves it, which requests name in `model`.
+    Not together with tensor_parallel or reproducible."""
     max_adapter_rank: PositiveInt = 64
     """The largest rank that an adapter may have."""
 

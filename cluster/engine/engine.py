@@ -100,7 +100,7 @@ class Engine:
         self.cache = KVCache(layers, num_pages, config.page_size)
         self.page_owners = PageOwners(self.cache, config)
         self._scheduler = Scheduler(self.page_owners, config)
-        self._pace = PromptPace(config.max_batch_tokens, config.max_chunk_s)
+        self.pace = PromptPace(config.max_batch_tokens, config.max_chunk_s)
         self.forward = Forward(config, model, self.cache, None if group is None else group.all)
         self._clock = clock
         # The sequences with a pending work, in order of submission.
@@ -171,17 +171,12 @@ class Engine:
 
     @property
     def pages_in_use(self) -> int:
-        """Pages that requests hold, in the pools of all groups of layers as below."""
+        """Pages that requests hold, in the pools of all groups of layers."""
         return sum(pool.num_held for pool in self.page_owners.pools)
 
     @property
     def pages_total(self) -> int:
         return sum(pool.num_pages for pool in self.page_owners.pools)
-
-    @property
-    def pages_cached(self) -> int:
-        """Pages that only the prefix cache keeps; they are given up when needed."""
-        return sum(pool.num_idle for pool in self.page_owners.pools)
 
     def cached_len(self, request_id: str) -> int:
         """Committed tokens of the request in the cache, 0 if it is unknown."""
@@ -206,8 +201,7 @@ class Engine:
     def profile_steps(self) -> StepProfile | None:
         """Measure what steps take by their rows, for two seconds; while nobody is served."""
         profile = profile_steps(self, self.config.max_batch_tokens)
-        if profile is not None:
-            self._pace.begin(profile)
+        self.pace.begin(profile)
         self.forget_prefixes()
         return profile
 
@@ -236,27 +230,19 @@ class Engine:
                 f"request {request_id!r} has a pending work; step until it is answered"
             )
 
-    @property
-    def prompt_rows(self) -> int:
-        """The most rows of prompts in a step beside texts in decoding, by the time they take."""
-        return self._pace.rows(beside_others=True)
-
     def step(self, taps: Sequence[int] = (), prompt_rows: int | None = None) -> list[Output]:
         """One forward over the works the scheduler picks; returns those that are over.
 
         A work that was cut appears once its last chunk has run.  taps: see `cluster.engine.taps`;
-        they stand in `last_step`, of unfinished chunks too.  prompt_rows: at most so many rows of
-        prompts; None = by what they have taken lately, which rank 0 says to the others.  Raises ConfigError for taps that the
-        model has not, before anything runs, and WorkerError when the device or another rank fails;
-        the engine should then be discarded.
+        they stand in `last_step`, of unfinished chunks too.  prompt_rows: of prompts at most; None
+        = as the pace says on rank 0.  Raises ConfigError for taps that the model has not, before
+        anything runs, and WorkerError when the device or another rank fails; discard it then.
         """
         start = self._clock()
         wanted = self.model.resolve_taps(taps)
         sequences = self.page_owners.sequences
         waiting = [sequences[name] for name in self._waiting]
-        decodes = any(each.pending and len(each.pending.work.delta) <= 1 for each in waiting)
-        if prompt_rows is None:
-            prompt_rows = self._pace.rows(beside_others=decodes)
+        prompt_rows = prompt_rows or self.pace.rows(waiting)
         if self._group is not None and self._group.leads:
             self._group.send(commands.RunStep(prompt_rows))
         schedule = self._scheduler.schedule(waiting, prompt_rows)
@@ -276,8 +262,7 @@ class Engine:
         for output in outputs:
             self._waiting.pop(output.request_id, None)
         self.last_step = schedule.summary(forward_time_s, self._clock() - start, taps_found)
-        if picks:
-            self._pace.learn(self.last_step, beside_others=decodes)
+        self.pace.learn(self.last_step)
         return outputs
 
     @property
@@ -288,9 +273,8 @@ class Engine:
     def grow(self, trees: Sequence[Growing], rules: GrowthRules) -> list[Output | Grown | None]:
         """Expand trees of requests without a pending work, by as many passes as the rules allow.
 
-        The same as works for the same nodes, whose logits the caller ranks.  An Output carries
-        have_len, where the cache lacks what the tree stands on; None: the pages do not suffice,
-        which a submitted work may wait for.
+        As works for the same nodes, whose logits the caller ranks.  An Output has have_len: the
+        cache lacks what the tree stands on.  None: too few pages, for which a work may wait.
         """
         assert self._growth is not None, "the engine cannot grow trees"
         for tree in trees:

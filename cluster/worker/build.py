@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.config.parse import parse
 from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
+from cluster.core import SamplingParams, token_array
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.breaker import CircuitBreaker
@@ -20,12 +23,14 @@ from cluster.models.engine_state import EngineState
 from cluster.models.made_for import made_for_of
 from cluster.models.resolve import resolve
 from cluster.models.version import version_of
+from cluster.spec.token_log import TokenLog
 from cluster.worker.devices import devices_of, native_build
 from cluster.worker.draft_worker import DraftWorker
 from cluster.worker.grammars import Grammars
 from cluster.worker.priority import freeze_gc, importing, pin_to_cores, shorten_switch_interval
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.swap import Swaps, model_folders
+from cluster.worker.text_record import TextRecord
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
@@ -205,8 +210,18 @@ def _resident(
     )  # fmt: skip
     engine.model.resolve_taps(resident.wants.taps)  # raises for taps that the target lacks
     if resident.engine is not None:
-        resident.warm_up()
+        _warm_up(resident)
     return resident
+
+
+def _warm_up(resident: ResidentDrafter) -> None:
+    """Draft once without a request, because a model's first steps take longer than the rest."""
+    tokens, params = TokenLog(token_array([0] * 8)), SamplingParams(temperature=0.0)
+    names = frozenset((resident.name,))
+    text = TextRecord("", 0, len(tokens), params, "", b"", names, tokens, draft_nodes=4)
+    resident.draft([text], math.inf, time.perf_counter() + 1.0)
+    resident.release([text.request_id])
+    resident.mean_s = 0.0
 
 
 def _beside(engine: Engine, settings: DrafterConfig, name: str) -> DrafterConfig:

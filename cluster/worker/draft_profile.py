@@ -151,9 +151,7 @@ class _Bench:
             for text, verdict in zip(own, stepped.verdicts, strict=True):
                 text.tokens.append(verdict.token_ids)
                 text.draft_nodes, text.ask_mask = nodes, mask
-            drafted = self._residents.draft(
-                own, stepped.report.step_time_s, self._verifier.last_rows
-            )
+            drafted = self._residents.draft(own, stepped.report, self._verifier.last_rows)
             answered = len(own)
         if answered != len(self._texts):
             return []

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 # Rows of one step of a resident on a CPU.  They suffice to grow the widest trees.  Prompts are read
 # in chunks of this size, and decoding steps wait for each chunk.
 _MAX_CHUNK_ROWS = 128
+# Such a chunk follows one of the target's own, so it takes a smaller part of what texts wait for.
+_CHUNK_SHARE = 0.25
 # The share of a GPU's memory; the rest is for temporary tensors.
 _MAX_GPU_SHARE = 0.97
 # The last parts of the names that checkpoints give the weights which heads share with their target.
@@ -126,7 +128,8 @@ class EngineHost:
 def beside(config: EngineConfig, device: torch.device) -> dict[str, Any]:
     """Return the settings of a draft model that differ in the target's process."""
     if device.type != "cuda":
-        return {"max_batch_tokens": min(config.max_batch_tokens, _MAX_CHUNK_ROWS)}
+        rows, chunk_s = min(config.max_batch_tokens, _MAX_CHUNK_ROWS), config.max_chunk_s
+        return {"max_batch_tokens": rows, "max_chunk_s": _CHUNK_SHARE * chunk_s}
     # The draft model's share is of the memory that the target leaves free.
     free, total = torch.cuda.mem_get_info(device)
     share = 1.0 - (1.0 - gpu_share(config)) * free / total

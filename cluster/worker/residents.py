@@ -8,7 +8,6 @@ residents' time is over.  Their trees stay in the worker.
 from __future__ import annotations
 
 import logging
-import math
 import operator
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from cluster import metrics
-from cluster.core import Commit, Proposal, SamplingParams, token_array
+from cluster.core import Commit, Proposal
 from cluster.draft.answers import cut
 from cluster.draft.base import Drafter
 from cluster.draft.breaker import CircuitBreaker, has_stalled
@@ -25,7 +24,7 @@ from cluster.draft.drafting import Drafting
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.draft.told import told_params
 from cluster.errors import ProtocolError
-from cluster.messages import Refusal
+from cluster.messages import Refusal, StepReport
 from cluster.models.made_for import made_for_of
 from cluster.models.version import NO_MODEL, ModelVersion
 from cluster.plan.resident import DraftTurn, Resident
@@ -46,6 +45,9 @@ _TIME_WEIGHT = 0.1
 # ever pays.  The limit also bounds how long texts in decoding wait for models that read a prompt: a
 # prompt of many chunks is read over as many rounds.
 _STEP_SHARE = 1.0
+# After a chunk of a prompt, for which texts have waited already, it is no more than after the last
+# step without one, or than this.
+_LONG_STEP_S = 0.05
 # The residents get at least this time: even for a model with shorter steps they need about so long.
 _LEAST_BOUND_S = 0.005
 
@@ -152,21 +154,12 @@ class ResidentDrafter:
         self._num_asked.clear()
 
     def state(self) -> str:
-        """The state of its breaker; "resting" after calls that took too long."""
+        """See `CircuitBreaker.state`."""
         return self._drafting.breaker.state(self._clock())
 
     def is_usable(self, now: float) -> bool:
         """True if it drafts, and neither is its breaker open nor does it rest."""
         return not self._drafting.only_reads and self._drafting.breaker.allows(now)
-
-    def warm_up(self) -> None:
-        """Draft once without a request, because a model's first steps take longer than the rest."""
-        tokens, params = TokenLog(token_array([0] * 8)), SamplingParams(temperature=0.0)
-        text = TextRecord("", 0, len(tokens), params, "", b"", frozenset((self.name,)), tokens)
-        text.draft_nodes = 4
-        self.draft([text], math.inf, self._clock() + 1.0)
-        self.release([text.request_id])
-        self.mean_s = 0.0
 
     def begin_afresh(self, *, is_warm: bool) -> None:
         """Forget faults and times so far, so that only work for requests counts and is recorded.
@@ -280,6 +273,7 @@ class Residents:
         self.wants = reduce(operator.or_, (each.wants for each in drafters), WANTS_NOTHING)
         self._drafters = list(drafters)
         self._clock = clock
+        self._plain_s = 0.0  # time of the last step without rows of prompts
 
     def __iter__(self) -> Iterator[ResidentDrafter]:
         return iter(self._drafters)
@@ -300,14 +294,17 @@ class Residents:
         return tuple(each.member for each in self._drafters if each.is_usable(now))
 
     def draft(
-        self, texts: Sequence[TextRecord], step_time_s: float, rows: Sequence[StepRows] = ()
+        self, texts: Sequence[TextRecord], step: StepReport, rows: Sequence[StepRows] = ()
     ) -> Drafted:
-        """Tell them of texts that a step has answered, and let them grow the trees these want.
+        """Tell them of texts that `step` has answered, and let them grow the trees these want.
 
         rows: the rows of the step, for the drafters that read them."""
         if not self._drafters:
             return NOTHING_DRAFTED
-        started, bound_s = self._clock(), max(_STEP_SHARE * step_time_s, _LEAST_BOUND_S)
+        if not step.num_prefill_tokens:
+            self._plain_s = step.step_time_s
+        step_s = min(step.step_time_s, max(self._plain_s, _LONG_STEP_S))
+        started, bound_s = self._clock(), max(_STEP_SHARE * step_s, _LEAST_BOUND_S)
         stalled_s, turns = 0.0, list[DraftTurn]()
         if rows:
             stalled_s += sum(each.read(rows, self.wants, bound_s) for each in self._drafters)

@@ -259,7 +259,7 @@ class StepLoop:
             texts.append(text)
         self._asked = ask
         self._drafted = self._residents.draft(
-            [text.record for text in texts], report.step_time_s, self._verifier.last_rows
+            [text.record for text in texts], report, self._verifier.last_rows
         )
         by_id = {text.id: text for text in texts}
         for drafter, proposal in self._drafted.trees:

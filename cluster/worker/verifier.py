@@ -101,8 +101,8 @@ class Verifier:
 
     @property
     def prompt_rows(self) -> int:
-        """See `Engine.prompt_rows`."""
-        return self._engine.prompt_rows
+        """The most rows of prompts in a step beside texts in decoding, for the time they take."""
+        return self._engine.pace.beside_others
 
     def submit(self, asked: Sequence[tuple[TextRecord, TokenTree]]) -> dict[str, DrafthouseError]:
         """Queue texts, each with a tree that continues it; `step` answers them.

@@ -30,7 +30,7 @@ from cluster.draft.recorder_options import RecorderOptions
 from cluster.errors import ConfigError
 from cluster.worker.residents import Residents
 from tests.support.draft.recording import ORIGIN, PER_TENANT, STOP, K, World, law
-from tests.support.worker.residents import resident, resident_text
+from tests.support.worker.residents import LONG_STEP, resident, resident_text
 
 
 def record(world: World, *, num_texts: int = 12, num_tenants: int = 3) -> None:
@@ -183,7 +183,7 @@ def test_only_the_steps_of_what_is_recorded_have_their_likeliest_tokens_found(
     assert 8 <= found.count(32) <= 32
     # It is no drafter that a plan could count on.
     assert together.usable(0.0) == ()
-    assert together.draft(texts, 1.0).trees == []
+    assert together.draft(texts, LONG_STEP).trees == []
 
 
 def test_an_answer_ends_with_its_stop_token_and_before_steps_that_were_missed(

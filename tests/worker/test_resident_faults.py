@@ -20,6 +20,8 @@ from cluster.core import (
     TokenTree,
 )
 from cluster.errors import RequestError, WorkerError
+from cluster.messages import StepReport
+from cluster.worker.residents import Residents
 from tests.support.worker.residents import (
     RESET_S,
     FakeClock,
@@ -245,6 +247,23 @@ def test_a_turn_ends_with_its_time_whatever_is_left_to_grow() -> None:
     assert drafter.draft([resident_text()], 0.01, clock.now + 0.01) == ([], False)
     assert len(endless.tasks) == 4
     assert clock.now == pytest.approx(1000.012)
+
+
+@pytest.mark.parametrize(
+    ("plain_s", "chunk_s", "reading_s"),
+    [(0.02, 1.0, 0.05), (0.2, 1.0, 0.2), (0.02, 0.03, 0.03)],
+    ids=["long chunk", "long steps", "short chunk"],
+)
+def test_after_a_chunk_of_a_prompt_texts_do_not_wait_as_long_again_for_draft_models(
+    plain_s: float, chunk_s: float, reading_s: float
+) -> None:
+    clock = FakeClock()
+    residents = Residents([resident(Endless(clock), clock=clock)], clock)
+    residents.draft([], StepReport(step_time_s=plain_s))
+    drafted = residents.draft(
+        [resident_text()], StepReport(step_time_s=chunk_s, num_prefill_tokens=64)
+    )
+    assert drafted.time_s == pytest.approx(reading_s, abs=0.003)
 
 
 class Lavish(GreedyOracle):

@@ -22,7 +22,7 @@ from cluster.worker.priority import freeze_gc
 from cluster.worker.residents import Residents
 from cluster.worker.swap import Swaps
 from tests.support.coordinator.house import collect, house, request, text_of
-from tests.support.worker.residents import GreedyOracle, resident, resident_text
+from tests.support.worker.residents import LONG_STEP, GreedyOracle, resident, resident_text
 from tests.support.worker.stage import Peer, hosted, stage, worker_of
 from tests.support.worker.steps import Steps, steps
 from tests.support.worker.texts import GREEDY, LAWS, VOCAB_SIZE, opened, plain
@@ -226,12 +226,12 @@ async def test_a_coordinator_gets_the_texts_of_a_target_with_residents(
 def test_a_drafter_that_another_one_replaces_frees_all_that_it_holds() -> None:
     former, later = GreedyOracle(), GreedyOracle()
     residents = Residents([resident(former)])
-    residents.draft([resident_text(name="r"), resident_text(name="s")], 1.0)
+    residents.draft([resident_text(name="r"), resident_text(name="s")], LONG_STEP)
     held = resident(later)
     assert residents.exchange(held).name == "a"
     assert list(residents) == [held]
     assert sorted(former.released) == ["r", "s"]
-    residents.draft([resident_text(name="r")], 1.0)
+    residents.draft([resident_text(name="r")], LONG_STEP)
     assert [each.request_id for each in later.tasks] == ["r"]
 
 

@@ -7,6 +7,7 @@ each chunk, for it differs a thousandfold between machines and changes with what
 
 from __future__ import annotations
 
+from cluster.engine.memory.sequence import Sequence
 from cluster.engine.work import StepSummary
 from cluster.spec.step_profile import StepProfile
 
@@ -26,44 +27,50 @@ _WEIGHT = 0.1
 
 
 class PromptPace:
-    """Learns from the steps of one engine."""
+    """Learns from the steps of one engine.
+
+    beside_others: the most rows of prompts in a step in which texts are decoded."""
 
     def __init__(self, max_rows: int, max_chunk_s: float) -> None:
         """max_rows: of a step.  max_chunk_s: what a step with a chunk of a prompt may take."""
         self._max_rows, self._max_chunk_s = max_rows, max_chunk_s
-        self._rows = float(max_rows)  # beside texts in decoding
+        self.beside_others = max_rows
+        self._factor = 1  # of the present step
         self._plain_s = 0.0  # 0 = no step without prompts yet
 
-    def rows(self, *, beside_others: bool) -> int:
-        """The most rows of prompts in the next step.  beside_others: texts are decoded in it."""
-        rows = self._rows if beside_others else _ALONE * self._rows
-        return min(int(rows), self._max_rows)
+    def rows(self, waiting: list[Sequence]) -> int:
+        """The most rows of prompts in the next step, which is one of these."""
+        is_decoding = any(each.pending and len(each.pending.work.delta) <= 1 for each in waiting)
+        self._factor = 1 if is_decoding else _ALONE
+        return min(self._factor * self.beside_others, self._max_rows)
 
-    def begin(self, profile: StepProfile) -> None:
-        """Begin with what steps took before anyone was served."""
-        self._plain_s = float(profile.at([1])[0])
-        rows = range(1, self._max_rows + 1)
-        self._set(float((profile.at(rows) <= self._limit_s).sum()))
+    def begin(self, profile: StepProfile | None) -> None:
+        """Begin with what steps took before anyone was served; None = that is not known."""
+        if profile is not None:
+            self._plain_s = float(profile.at([1])[0])
+            times_s = profile.at(range(1, self._max_rows + 1))
+            self._set(float((times_s <= self._limit_s).sum()))
 
-    def learn(self, step: StepSummary, *, beside_others: bool) -> None:
-        """Take note of a step that is done, and that had rows."""
+    def learn(self, step: StepSummary) -> None:
+        """Take note of the step that is done."""
         if not step.num_prompt_rows:
             # One with many nodes is no plain one: a chunk of a text that is scored is a tree.
-            if step.num_nodes <= step.num_sequences:
+            if step.num_rows > 0 and step.num_nodes <= step.num_sequences:
                 weight = _WEIGHT if self._plain_s else 1.0
                 self._plain_s += weight * (step.step_time_s - self._plain_s)
             return
-        rows = self._rows if beside_others else _ALONE * self._rows
-        is_late = step.step_time_s > self._limit_s * (1 if beside_others else _ALONE)
-        if not is_late and 2 * step.num_prompt_rows < min(rows, self._max_rows):
+        is_late = step.step_time_s > self._factor * self._limit_s
+        allowed = min(self._factor * self.beside_others, self._max_rows)
+        if not is_late and 2 * step.num_prompt_rows < allowed:
             return  # the end of a prompt tells nothing of a whole chunk
         took_s = max(step.step_time_s - self._plain_s, 1e-9)
         fitting = step.num_prompt_rows * (self._limit_s - self._plain_s) / took_s
-        self._set(min(max(fitting, _SHRINKAGE * self._rows), _GROWTH * self._rows))
+        least, most = _SHRINKAGE * self.beside_others, _GROWTH * self.beside_others
+        self._set(min(max(fitting, least), most))
 
     @property
     def _limit_s(self) -> float:
         return max(self._max_chunk_s, _PLAIN_STEPS * self._plain_s)
 
     def _set(self, rows: float) -> None:
-        self._rows = min(max(rows, _LEAST_ROWS), float(self._max_rows))
+        self.beside_others = min(max(int(rows), _LEAST_ROWS), self._max_rows)

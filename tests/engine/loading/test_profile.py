@@ -9,7 +9,7 @@ import torch
 
 from cluster.engine.loading.profile import profile_steps
 from cluster.engine.work import Output, Work
-from tests.support.engine.driver import load_engine, prompt, rows, run
+from tests.support.engine.driver import load_engine, num_cached, prompt, rows, run
 
 
 class Clocked:
@@ -86,6 +86,6 @@ def test_a_real_engine_is_left_as_it_was(llama_folder: Path) -> None:
     assert found is not None
     assert found.rows[0] == 1
     assert found.rows[-1] <= engine.config.max_batch_tokens
-    assert (engine.pages_in_use, engine.pages_cached) == (0, 0)
+    assert (engine.pages_in_use, num_cached(engine)) == (0, 0)
     work = Work("a", 0, prompt(20))
     torch.testing.assert_close(rows(run(engine, work)), rows(run(other, work)))

@@ -18,6 +18,7 @@ from tests.support.engine.driver import (
     last_logits,
     load_engine,
     load_oracle,
+    num_cached,
     prompt,
     random_tree,
     rows,
@@ -92,7 +93,7 @@ def test_a_prefix_outlives_the_request_that_computed_it(engine: Engine, oracle: 
     run(engine, Work("first", 0, prompt(24)))
     engine.release("first")
     assert engine.pages_in_use == 0
-    assert engine.pages_cached == 6
+    assert num_cached(engine) == 6
     found = rows(run(engine, Work("second", 0, prompt(24))))
     # All six pages are there, but the row after the last token is asked for.
     assert engine.last_step.num_prefix_hit_tokens == 20
@@ -103,7 +104,7 @@ def test_without_the_prefix_cache_nothing_is_kept(folder: Path) -> None:
     engine = load_engine(folder, prefix_cache=False)
     run(engine, Work("first", 0, prompt(24)))
     engine.release("first")
-    assert (engine.pages_in_use, engine.pages_cached) == (0, 0)
+    assert (engine.pages_in_use, num_cached(engine)) == (0, 0)
     run(engine, Work("second", 0, prompt(24)))
     assert engine.last_step.num_prefix_hit_tokens == 0
 
@@ -127,7 +128,7 @@ def test_committed_drafts_enter_the_prefix_cache_and_live_nodes_do_not(engine: E
     run(engine, Work("a", 0, context, tree))
     engine.retain("a", [0, 1, 2, 3], [4])
     engine.release("a")
-    assert engine.pages_cached == 3
+    assert num_cached(engine) == 3
     longer = np.concatenate((context, np.array([5, 6, 7, 8, 9, 10, 11], np.int32)))
     run(engine, Work("b", 0, longer))
     assert engine.last_step.num_prefix_hit_tokens == 12

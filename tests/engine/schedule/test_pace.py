@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from cluster.config.schema import EngineConfig
+from cluster.core import token_array
+from cluster.engine.memory.sequence import Pending, Sequence
 from cluster.engine.schedule.batch import Pick
 from cluster.engine.schedule.pace import PromptPace
-from cluster.engine.work import StepSummary
+from cluster.engine.work import StepSummary, Work
 from cluster.spec.step_profile import StepProfile
 from tests.support.engine.driver import GreedyDecoder, load_engine, prompt
 
@@ -43,7 +45,7 @@ class Slowed:
         self.engine._clock = lambda: self.now
         forward = self.engine.forward
 
-        def slowed(picks: Sequence[Pick], taps: tuple[int, ...]) -> object:
+        def slowed(picks: list[Pick], taps: tuple[int, ...]) -> object:
             self.now += self.costs[0] + self.costs[1] * sum(pick.num_rows for pick in picks)
             return forward(picks, taps)
 
@@ -109,52 +111,60 @@ def took(rows: int, costs: tuple[float, float], num_prompt_rows: int = 0) -> Ste
     return StepSummary(num_rows=rows, num_prompt_rows=num_prompt_rows, step_time_s=time_s)
 
 
+def pace_beside_a_text() -> PromptPace:
+    pace = PromptPace(MANY_ROWS, LIMIT_S)
+    decoding = Sequence("text", 0, page_size=4)
+    decoding.pending = Pending(Work("text", 3, token_array([1])))
+    pace.rows([decoding])
+    return pace
+
+
 def fitting(costs: tuple[float, float]) -> float:
     return (LIMIT_S - costs[0]) / costs[1]
 
 
 def test_the_first_chunk_goes_by_the_profile_of_the_machine() -> None:
-    pace = PromptPace(MANY_ROWS, LIMIT_S)
+    pace = pace_beside_a_text()
     rows = [1, 64, 192]
     profile = StepProfile.of(rows, [SLOW[0] + SLOW[1] * each for each in rows])
     assert profile is not None
     pace.begin(profile)
-    assert pace.rows(beside_others=True) == int(fitting(SLOW))
-    assert pace.rows(beside_others=False) == 4 * int(fitting(SLOW))
+    assert pace.beside_others == int(fitting(SLOW))
+    assert pace.rows([]) == 4 * int(fitting(SLOW))  # no text is decoded
 
 
 def test_the_end_of_a_prompt_says_nothing_of_a_whole_chunk() -> None:
-    pace = PromptPace(MANY_ROWS, LIMIT_S)
-    pace.learn(took(64, SLOW, 64), beside_others=True)
-    rows = pace.rows(beside_others=True)
-    pace.learn(took(2, (0.1, 0.0), 2), beside_others=True)
-    assert pace.rows(beside_others=True) == rows
+    pace = pace_beside_a_text()
+    pace.learn(took(64, SLOW, 64))
+    rows = pace.beside_others
+    pace.learn(took(2, (0.1, 0.0), 2))
+    assert pace.beside_others == rows
 
 
 def test_one_step_in_which_the_machine_was_stopped_is_made_good_in_a_few_chunks() -> None:
-    pace = PromptPace(MANY_ROWS, LIMIT_S)
-    pace.learn(took(MANY_ROWS, (20.0, 0.0), MANY_ROWS), beside_others=True)
+    pace = pace_beside_a_text()
+    pace.learn(took(MANY_ROWS, (20.0, 0.0), MANY_ROWS))
     for _ in range(5):
-        rows = pace.rows(beside_others=True)
+        rows = pace.beside_others
         assert rows < MANY_ROWS
-        pace.learn(took(rows, QUICK, rows), beside_others=True)
-    assert pace.rows(beside_others=True) == MANY_ROWS
+        pace.learn(took(rows, QUICK, rows))
+    assert pace.beside_others == MANY_ROWS
 
 
 def test_where_a_plain_step_is_long_a_chunk_may_take_as_long_again() -> None:
     costs = 1.0, 0.1
-    pace = PromptPace(MANY_ROWS, LIMIT_S)
+    pace = pace_beside_a_text()
     for _ in range(9):
-        pace.learn(replace(took(0, costs), num_sequences=1), beside_others=True)
-        rows = pace.rows(beside_others=True)
-        pace.learn(took(rows, costs, rows), beside_others=True)
-    assert pace.rows(beside_others=True) == 10
+        pace.learn(replace(took(0, costs), num_sequences=1))
+        rows = pace.beside_others
+        pace.learn(took(rows, costs, rows))
+    assert pace.beside_others == 10
 
 
 def test_chains_of_scored_texts_do_not_pass_for_plain_steps() -> None:
-    pace = PromptPace(MANY_ROWS, LIMIT_S)
+    pace = pace_beside_a_text()
     for _ in range(20):
-        rows = pace.rows(beside_others=True)
-        pace.learn(replace(took(rows, SLOW), num_sequences=1, num_nodes=rows), beside_others=True)
-        pace.learn(took(rows, SLOW, rows), beside_others=True)
-    assert pace.rows(beside_others=True) <= fitting(SLOW) * LIMIT_S / (LIMIT_S - SLOW[0])
+        rows = pace.beside_others
+        pace.learn(replace(took(rows, SLOW), num_sequences=1, num_nodes=rows))
+        pace.learn(took(rows, SLOW, rows))
+    assert pace.beside_others <= fitting(SLOW) * LIMIT_S / (LIMIT_S - SLOW[0])

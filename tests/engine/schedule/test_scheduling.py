@@ -17,6 +17,7 @@ from tests.support.engine.driver import (
     generate,
     load_engine,
     load_oracle,
+    num_cached,
     prompt,
     random_tree,
     rows,
@@ -229,7 +230,7 @@ def test_cached_prefixes_give_way_before_anybody_is_preempted(llama_folder: Path
     engine.release("gone")
     run(engine, Work("a", 0, prompt(12, seed=1)))
     run(engine, Work("b", 0, prompt(20, seed=2)))
-    assert engine.pages_cached == 0
+    assert num_cached(engine) == 0
     assert engine.cached_len("a") == 12
 
 

@@ -29,6 +29,11 @@ def load_engine(folder: Path, **settings: Any) -> Engine:
     return Engine.load(EngineConfig(model=str(folder), **{**defaults, **settings}))
 
 
+def num_cached(engine: Engine) -> int:
+    """Pages that only the prefix cache keeps."""
+    return sum(pool.num_idle for pool in engine.page_owners.pools)
+
+
 def load_oracle(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 

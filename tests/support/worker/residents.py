@@ -13,6 +13,7 @@ from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree, to
 from cluster.draft.base import Drafter
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.committed_text import RequestState, RequestTable, common_len
+from cluster.messages import StepReport
 from cluster.spec.token_log import TokenLog
 from cluster.worker.residents import ResidentDrafter
 from cluster.worker.text_record import TextRecord
@@ -20,6 +21,8 @@ from tests.support.worker.texts import GREEDY, VOCAB_SIZE
 from tests.support.worker.toy_engine import hashed_law
 
 RESET_S = 2.0
+# A step after which residents have as much time as they want.
+LONG_STEP = StepReport(step_time_s=1.0)
 
 
 class FakeClock:

@@ -14,6 +14,7 @@ import torch
 
 from cluster.core import TokenTree
 from cluster.engine.adapters import Adapter, Adapters
+from cluster.engine.schedule.pace import PromptPace
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import RequestError
 from cluster.spec.token_log import prefix_hash
@@ -46,7 +47,7 @@ class ToyEngine:
         self.device = torch.device("cpu")
         self.last_step = StepSummary()
         self.pages_total = 1000
-        self.prompt_rows = 512
+        self.pace = PromptPace(512, 1.0)
         self.contexts: dict[str, list[int]] = {}
         self._trees: dict[str, TokenTree] = {}
         self._queue: OrderedDict[str, Work] = OrderedDict()
