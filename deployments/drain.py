@@ -27,11 +27,11 @@ def drain(node_id: str, within_s: float, say: Callable[[str], object] = lambda _
 
     Raises WorkerError when Ray refuses.
     """
-    deadline = time.time() + within_s
+    ends_at = time.monotonic() + within_s
     # For good: a node that is drained because it idles goes back to work where something starts.
     is_accepted, reason = global_worker.gcs_client.drain_node(
         node_id, autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION, "it is about to end",
-        int(deadline * 1000),
+        int((time.time() + within_s) * 1000),
     )  # fmt: skip
     if not is_accepted:
         raise WorkerError(f"Ray does not drain node {node_id}: {reason}")
@@ -40,7 +40,7 @@ def drain(node_id: str, within_s: float, say: Callable[[str], object] = lambda _
         if num_left != last:
             say(f"{num_left} processes are left on node {node_id}")
             last = num_left
-        if time.time() > deadline:
+        if time.monotonic() > ends_at:
             return False
         time.sleep(_POLL_S)
     return True

@@ -139,7 +139,7 @@ class Generation:
             self.prompt_ids.append(kept)
             self.is_cut.append(is_cut)
         if self._use is not None:
-            await self._use.take_tokens(self.num_prompt_tokens)
+            self._use.take_tokens(self.num_prompt_tokens)
         resumed = {resumption.choice: resumption for resumption in resumptions}
         prediction = await prediction_ids(spec, self._tokenizer, self._max_chars_per_token)
         for number, prompt_ids in enumerate(self.prompt_ids):

@@ -231,7 +231,7 @@ class Ingress:
         names = spec.names
         # A key may send any number of salts.
         asker = tenant_of(None, caller.name) or spec.tenant
-        use = await self._quotas.enter(caller, spec.speculation.latency_class)
+        use = self._quotas.enter(caller, spec.speculation.latency_class)
         try:
             with names.told():
                 await self._grammars.check(spec.params.grammar, asker)

@@ -6,16 +6,12 @@ a minute begins with the first request in it.
 
 from __future__ import annotations
 
-import asyncio
+import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-from limits import RateLimitItemPerMinute
-from limits.aio.storage import MemoryStorage
-from limits.aio.strategies import FixedWindowRateLimiter
 
 from cluster.config.access import RateLimits
 from cluster.errors import CapacityError, TooLargeError
@@ -23,6 +19,15 @@ from deployments.ingress.key_usage import KeyUsage, Tokens
 from deployments.ingress.keys import Caller, KeyRing
 
 _What = Literal["requests", "tokens"]
+_MINUTE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Window:
+    """What was taken in the minute that ends then, by a clock that nobody sets."""
+
+    ends_at: float = -math.inf
+    taken: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +48,19 @@ class _Account:
 class Quotas:
     """The counts of one ingress process."""
 
-    def __init__(self, keys: KeyRing, num_processes: int, usage: KeyUsage) -> None:
+    def __init__(
+        self, keys: KeyRing, num_processes: int, usage: KeyUsage,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         """num_processes: ingress processes, which share every limit.  usage: of each key."""
         self._keys = keys
         self._usage = usage
+        self._clock = clock
         self.num_processes = num_processes
-        # Each count has the storage look at all that it holds: so one for each account.
-        self._windows: defaultdict[str, FixedWindowRateLimiter] = defaultdict(
-            lambda: FixedWindowRateLimiter(MemoryStorage())
-        )
+        self._windows: defaultdict[tuple[str, _What], _Window] = defaultdict(_Window)
         self._running: Counter[str] = Counter()
-        self._charging: set[asyncio.Task[None]] = set()
 
-    async def enter(self, caller: Caller, latency_class: str | None) -> Use:
+    def enter(self, caller: Caller, latency_class: str | None) -> Use:
         """Let a request in; raises CapacityError where its key or its class has had enough."""
         accounts = [
             account
@@ -67,19 +72,19 @@ class Quotas:
         ]
         for account in accounts:
             self._check_running(account)
-            await self._check(account, "requests", 1)
-            await self._check(account, "tokens", 1)
+            self._check(account, "requests", 1)
+            self._check(account, "tokens", 1)
         for account in accounts:
             self._running[account.name] += 1
-            await self._count(account, "requests", 1)
+            self._window(account, "requests").taken += 1
         return Use(self, accounts, caller.name)
 
-    async def take_tokens(self, accounts: Sequence[_Account], num_tokens: int) -> None:
+    def take_tokens(self, accounts: Sequence[_Account], num_tokens: int) -> None:
         """Count the tokens of a prompt; raises CapacityError where they do not fit."""
         for account in accounts:
-            await self._check(account, "tokens", num_tokens)
+            self._check(account, "tokens", num_tokens)
         for account in accounts:
-            await self._count(account, "tokens", num_tokens)
+            self._window(account, "tokens").taken += num_tokens
 
     def leave(self, accounts: Sequence[_Account], name: str, tokens: Tokens | None) -> None:
         """A request of a key is over; tokens: what it used, None = it never began."""
@@ -87,10 +92,8 @@ class Quotas:
             self._usage.count(name, tokens)
         for account in accounts:
             self._running[account.name] -= 1
-            if tokens and tokens.output and account.limits.tokens_per_minute:
-                task = asyncio.create_task(self._count(account, "tokens", tokens.output))
-                self._charging.add(task)
-                task.add_done_callback(self._charging.discard)
+            if tokens:
+                self._window(account, "tokens").taken += tokens.output
 
     def _check_running(self, account: _Account) -> None:
         limit = account.limits.concurrent_requests
@@ -100,41 +103,35 @@ class Quotas:
                 "when one is over"
             )
 
-    async def _check(self, account: _Account, what: _What, amount: int) -> None:
-        window = self._window(account, what)
-        windows = self._windows[account.name]
-        if window is None or await windows.test(window, what, cost=amount):
+    def _check(self, account: _Account, what: _What, amount: int) -> None:
+        limits = account.limits
+        limit = limits.requests_per_minute if what == "requests" else limits.tokens_per_minute
+        if not limit:
             return
-        limit = _limit(account, what)
-        if amount > window.amount:
+        share, window = self._share_of(limit), self._window(account, what)
+        if amount > share:
             raise TooLargeError(
                 f"{account.name}: the prompt has {amount} tokens, and its share of {limit} tokens "
-                f"a minute is {window.amount}; shorten it"
+                f"a minute is {share}; shorten it"
             )
-        stats = await windows.get_window_stats(window, what)
-        wait_s = max(stats.reset_time - time.time(), 1.0)
+        if window.taken + amount <= share:
+            return
+        wait_s = max(window.ends_at - self._clock(), 1.0)
         raise CapacityError(
             f"{account.name}: its share of {limit} {what} a minute is used up; ask again in "
             f"{wait_s:.0f} s",
             retry_after_s=wait_s,
         )
 
-    async def _count(self, account: _Account, what: _What, amount: int) -> None:
-        window = self._window(account, what)
-        if window is not None:
-            await self._windows[account.name].hit(window, what, cost=amount)
-
-    def _window(self, account: _Account, what: _What) -> RateLimitItemPerMinute | None:
-        limit = _limit(account, what)
-        return None if limit is None else RateLimitItemPerMinute(self._share_of(limit))
+    def _window(self, account: _Account, what: _What) -> _Window:
+        """The present one, which begins with the first request in it."""
+        window, now = self._windows[account.name, what], self._clock()
+        if window.ends_at <= now:
+            window.ends_at, window.taken = now + _MINUTE_S, 0
+        return window
 
     def _share_of(self, limit: int) -> int:
         return -(-limit // self.num_processes)
-
-
-def _limit(account: _Account, what: _What) -> int | None:
-    limits = account.limits
-    return limits.requests_per_minute if what == "requests" else limits.tokens_per_minute
 
 
 class Use:
@@ -147,9 +144,9 @@ class Use:
         self._name = name
         self._is_over = False
 
-    async def take_tokens(self, num_tokens: int) -> None:
+    def take_tokens(self, num_tokens: int) -> None:
         """Count the tokens of its prompts; raises CapacityError where they do not fit."""
-        await self._quotas.take_tokens(self._accounts, num_tokens)
+        self._quotas.take_tokens(self._accounts, num_tokens)
 
     def leave(self, tokens: Tokens | None = None) -> None:
         """It is over, and has used so much, None = it never began; once more does nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,20 @@ async def test_tokens_of_prompts_and_outputs_count(tokenizer: Tokenizer, write: 
         too_long = await here.ask(PATH, key="alice", **{**ten, "prompt": [1] * 31})
         assert refusal(too_long) == (413, "invalid_request_error", "request_too_large")
         assert await statuses(here, "alice", 2, prompt=[1], max_tokens=1) == [200, 429]
+
+
+async def test_a_minute_is_over_after_a_minute_though_the_wall_clock_was_set_back(
+    tokenizer: Tokenizer, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    began, passed = time.monotonic(), 0.0
+    async with place(tokenizer, write(alice={"requests_per_minute": 1})) as here:
+        here.ingress._quotas._clock = lambda: began + passed
+        assert await statuses(here, "alice", 2) == [200, 429]
+        passed = 59.0
+        assert await statuses(here, "alice", 1) == [429]
+        passed = 60.0
+        assert await statuses(here, "alice", 2) == [200, 429]
 
 
 async def test_requests_at_a_time_are_bounded(tokenizer: Tokenizer, write: Write) -> None:

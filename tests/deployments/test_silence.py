@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
+import psutil
 
 from tests.deployments.conftest import MODEL, Served, wait_until
 
 NUM_STREAMS = 4
+# Longer than any silence after which a part is left.
+PAUSE_S = float(os.environ.get("DRAFTHOUSE_PAUSE_S", "5"))
 
 
 def read(served: Served, number: int, texts: list[str]) -> str:
@@ -68,3 +72,21 @@ def test_the_only_target_is_left_when_it_stops_and_taken_back_when_it_goes_on(
         texts = streamed(served, stop)
     assert texts == undisturbed
     assert served.pids("target") == [stopped]
+
+
+def test_a_pause_of_all_processes_costs_no_text_and_nobody_is_left(served: Served) -> None:
+    """As when a laptop sleeps, or a machine moves to another host."""
+    undisturbed = streamed(served, lambda: None)
+    targets, failovers = served.pids("target"), served.metric("drafthouse_failovers_total")
+
+    def pause() -> None:
+        everybody = psutil.Process().children(recursive=True)
+        with resumed_afterwards([each.pid for each in everybody]):
+            for each in everybody:
+                each.suspend()
+            time.sleep(PAUSE_S)
+
+    assert streamed(served, pause) == undisturbed
+    assert served.pids("target") == targets
+    assert served.metric("drafthouse_failovers_total") == failovers
+    assert served.health()["status"] == "ok"
