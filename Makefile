@@ -51,7 +51,7 @@ test-commands:
 	$(BIN)/python -m pytest $(TRY_AGAIN) -n 2 --dist loadfile -m "not application" tests/deployments
 
 # What `make test` asks of few it asks of many; the matrix of request kinds is whole in both.
-test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 damaged messages, schemathesis, 1,000 slow readers, the matrix, 1,000 examples of every property, 5,000 of how answers are cut, 100 faults and an update of four nodes
+test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 damaged messages, schemathesis, 1,000 slow readers, the matrix, 1,000 examples of every property, 5,000 of how answers are cut, 100 faults and an update of four nodes, an hour of mixed load and one of none
 	DRAFTHOUSE_MUTATIONS=10000 $(BIN)/python -m pytest tests/rpc/test_mutated_frames.py $(PYTEST_ARGS)
 	DRAFTHOUSE_MUTATIONS=10000 DRAFTHOUSE_SLOW_READERS=1000 $(BIN)/python -m pytest -rP \
 		tests/deployments/test_mutated_requests.py tests/deployments/test_slow_readers.py $(PYTEST_ARGS)
@@ -60,6 +60,8 @@ test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 dama
 		--ignore=tests/deployments --ignore=tests/nodes $(PYTEST_ARGS)
 	$(BIN)/python -m tests.support.deployments.fuzzed build/fuzz/bin/st
 	DRAFTHOUSE_FAULTS=100 DRAFTHOUSE_FAULTS_RECORD=docs/benchmarks/faults/nodes.json $(BIN)/python -m pytest -rP tests/nodes
+	DRAFTHOUSE_PAUSE_S=20 $(BIN)/python -m pytest tests/deployments/test_silence.py
+	$(BIN)/python -m benchmarks.faults.soak --streams 4 --seconds 3600 --idle 3600
 
 # Each client gets an environment of its own, from the package index; the table is in docs/benchmarks/clients.
 # CONFIG is the server's; ARGS='--only openai lm_eval' runs some of them, ARGS='--vllm PYTHON' also vLLM's.

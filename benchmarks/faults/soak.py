@@ -1,6 +1,9 @@
-"""Runs many concurrent streams for minutes and checks for errors, leaks and memory growth.
+"""Serves a mixed load, then nothing, then a request, and looks for errors, warnings and growth.
 
-python -m benchmarks.faults.soak --streams 64 --seconds 180
+python -m benchmarks.faults.soak --streams 64 --seconds 180 --idle 600
+
+Exits with 1 if there was an error or a warning, if a request is left over, or if memory, threads or
+descriptors of a process grew after the first third of a phase by more than two percent.
 """
 
 from __future__ import annotations
@@ -9,17 +12,30 @@ import argparse
 import asyncio
 import contextlib
 import random
+import re
+import statistics
+import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.support.options import DEMO_NAME, DEMO_TARGET, add_server_options, parser_of
 from benchmarks.support.prompts import heldout
 from benchmarks.support.record import OUT, show_report
-from benchmarks.support.serving import Server, child_processes, resident_mib, running
+from benchmarks.support.serving import Server, child_processes, running
 from cluster.errors import WorkerError
 from deployments.openai_client import OpenAIServer
+
+# Of each phase.
+_NUM_SAMPLES = 30
+_MOST_GROWTH = 2.0
+# The deployment in a replica's command line, which Serve and Ray rewrite as they go.
+_REPLICA = re.compile(r"ServeReplica:([\w:-]+)")
 
 
 @dataclass(slots=True)
@@ -69,14 +85,45 @@ async def _read(events: AsyncIterator[dict[str, Any]], tally: Tally, *, abandon:
         tally.tokens += usage["completion_tokens"]
 
 
-def memory_mib(server: Server) -> dict[str, float]:
-    """Resident memory of the serving processes, by Serve replica."""
-    found: dict[str, float] = {}
+Usage = dict[str, dict[str, float]]
+
+
+def usage_of(server: Server) -> Usage:
+    """Memory, threads and descriptors of the serving processes, by Serve replica."""
+    found: Usage = {}
     for process_id, command in child_processes(server.process_id):
-        if "ServeReplica" in command:
-            name = command.split()[0].removeprefix("ray::") + f" ({process_id})"
-            found[name] = round(resident_mib(process_id), 1)
+        if "SERVE_REPLICA" not in command and "ServeReplica" not in command:
+            continue
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(process_id)
+            name = f"{_REPLICA.findall(command)[0]} ({process_id})"
+            found[name] = {
+                "MiB": round(process.memory_info().rss / 2**20, 1),
+                "threads": process.num_threads(),
+                "descriptors": process.num_fds(),
+            }
     return found
+
+
+def growth_of(samples: list[Usage]) -> dict[str, float]:
+    """By how many percent the medians of the last third exceed those of the second, at most, of
+    any process that ran all the time.
+
+    The first third fills caches and pools; a leak shows in the slope after that."""
+    third = len(samples) // 3
+    middle, last = samples[third : 2 * third], samples[2 * third :]
+    lived = set(samples[third]).intersection(*samples[third:])
+
+    def growth(kind: str, name: str) -> float:
+        before, after = (
+            statistics.median(each[name][kind] for each in part) for part in (middle, last)
+        )
+        return round(100.0 * (after / before - 1.0), 2)
+
+    return {
+        kind: max((growth(kind, name) for name in lived), default=0.0)
+        for kind in ("MiB", "threads", "descriptors")
+    }
 
 
 async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -86,27 +133,29 @@ async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
     prompts = heldout("code", 40, tokenizer, 8, 600) + heldout("prose", 40, tokenizer, 8, 600)
     tally = Tally()
     deadline = time.monotonic() + arguments.seconds
-    samples: list[dict[str, float]] = []
 
-    async def watch() -> None:
-        while time.monotonic() < deadline:
-            samples.append(memory_mib(server))
-            await asyncio.sleep(arguments.seconds / 12)
+    async def watch(seconds: float) -> list[Usage]:
+        samples = []
+        for _ in range(_NUM_SAMPLES):
+            await asyncio.sleep(seconds / _NUM_SAMPLES)
+            samples.append(usage_of(server))
+        return samples
 
     async with OpenAIServer(server.url) as api:
-        await asyncio.gather(
-            watch(),
+        loaded, *_ = await asyncio.gather(
+            watch(arguments.seconds),
             *(
                 stream_forever(api, prompts, seed, deadline, tally)
                 for seed in range(arguments.streams)
             ),
         )
-    pages = await _pages_until_zero(server)
-    # The first third fills caches and pools; a leak shows in the slope after that.
-    settled, last = samples[len(samples) // 3], samples[-1]
+        pages = await _pages_until_zero(server)
+        idle = await watch(arguments.idle) if arguments.idle else []
+        await stream_forever(api, prompts, 0, time.monotonic() + 1.0, tally)
     return {
         "streams": arguments.streams,
         "seconds": arguments.seconds,
+        "idle seconds": arguments.idle,
         "requests": tally.requests,
         "abandoned": tally.aborted,
         "tokens per second": round(tally.tokens / arguments.seconds, 1),
@@ -114,9 +163,19 @@ async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
         "first errors": tally.errors[:5],
         "pages in use afterwards": pages,
         "running requests afterwards": server.page().total("drafthouse_running_requests"),
-        "memory MiB after a third": settled,
-        "memory MiB at the end": last,
+        "growth under load, %": growth_of(loaded),
+        "growth while idle, %": growth_of(idle) if idle else {},
+        "at the end": loaded[-1] if not idle else idle[-1],
     }
+
+
+def is_sound(report: dict[str, Any]) -> bool:
+    """True if nothing was wrong, and nothing grew."""
+    grown = [*report["growth under load, %"].values(), *report["growth while idle, %"].values()]
+    is_left = any(report["pages in use afterwards"].values())
+    is_left = is_left or report["running requests afterwards"] > 0
+    is_wrong = report["errors"] or report["warnings"] or is_left
+    return not is_wrong and max(grown, default=0.0) <= _MOST_GROWTH
 
 
 async def _pages_until_zero(server: Server, patience_s: float = 10.0) -> dict[str, float]:
@@ -132,10 +191,17 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--idle", type=float, default=0.0, help="seconds without a request")
     add_server_options(parser)
     arguments = parser.parse_args()
-    with running(arguments.config, arguments.overrides, arguments.url) as server:
-        show_report(OUT / "faults" / "soak.json", asyncio.run(soak(server, arguments)))
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with running(arguments.config, arguments.overrides, arguments.url, log=log) as server:
+            report = asyncio.run(soak(server, arguments))
+        lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
+    report["warnings"] = [each for each in lines if "WARNING" in each or "ERROR" in each]
+    show_report(OUT / "faults" / "soak.json", report)
+    sys.exit(0 if is_sound(report) else 1)
 
 
 if __name__ == "__main__":

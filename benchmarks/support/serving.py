@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,12 +46,17 @@ _ANEW = "coordinator.keep_learned=false"
 
 @contextmanager
 def running(
-    config: str, overrides: Sequence[str] = (), url: str | None = None, *, root: Path = ROOT
+    config: str,
+    overrides: Sequence[str] = (),
+    url: str | None = None,
+    *,
+    root: Path = ROOT,
+    log: Path | None = None,
 ) -> Iterator[Server]:
     """The server at `url`, or one started from `config` and stopped at the end of the block.
 
     A started server has learned nothing from former runs, and its first minute counts too.  root:
-    of the checkout that is started.
+    of the checkout that is started.  log: a file for what it says on standard error; None = here.
     """
     if url is not None:
         yield Server(url.rstrip("/"))
@@ -60,14 +65,16 @@ def running(
     for override in (_ANEW, *overrides):
         command += ["--set", override]
     environment = None if root == ROOT else {**os.environ, "PYTHONPATH": str(root)}
-    process = subprocess.Popen(
-        command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield Server(_wait_until_ready(process), process.pid)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=120)
+    with ExitStack() as stack:
+        said = None if log is None else stack.enter_context(log.open("wb"))
+        process = subprocess.Popen(
+            command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=said, text=True
+        )
+        try:
+            yield Server(_wait_until_ready(process), process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=120)
 
 
 def _wait_until_ready(process: subprocess.Popen[str]) -> str:
@@ -100,13 +107,3 @@ def child_processes(process_id: int) -> list[tuple[int, str]]:
                 continue
             found.append((child, b" ".join(words).decode("utf-8", "replace")))
     return found
-
-
-def resident_mib(process_id: int) -> float:
-    """Resident memory of one process in MiB; 0 if it has ended."""
-    try:
-        status = Path(f"/proc/{process_id}/status").read_text()
-    except OSError:
-        return 0.0
-    match = re.search(r"VmRSS:\s+(\d+) kB", status)
-    return int(match.group(1)) / 1024 if match else 0.0
