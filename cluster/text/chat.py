@@ -31,7 +31,8 @@ _TEMPLATE_ERRORS = (
 )  # fmt: skip
 
 _MAX_REASON_CHARS = 200
-# More than any context holds, and far more time than a conversation takes that fills one.
+# More than any context holds, and far more of a core's time than a conversation takes that fills
+# one; by the clock on the wall a machine that was stopped meanwhile would refuse a good one.
 _MAX_RENDERED_CHARS = 16 * 1024 * 1024
 _MAX_RENDER_S = 5.0
 
@@ -143,17 +144,17 @@ class ChatTemplate:
 
 def _concatenated(parts: Iterable[str]) -> str:
     """All parts together; raises RequestError where they take too long or become too much."""
-    ends_at = time.monotonic() + _MAX_RENDER_S
+    ends_at = time.thread_time() + _MAX_RENDER_S
     kept: list[str] = []
     num_chars = 0
     for part in parts:
         kept.append(part)
         num_chars += len(part)
-        if num_chars > _MAX_RENDERED_CHARS or time.monotonic() > ends_at:
+        if num_chars > _MAX_RENDERED_CHARS or time.thread_time() > ends_at:
             raise RequestError.at(
                 "messages",
                 f"the model's chat template makes more than {_MAX_RENDERED_CHARS} characters of "
-                f"them, or takes more than {_MAX_RENDER_S:g} s; send fewer or shorter ones",
+                f"them, or takes a core more than {_MAX_RENDER_S:g} s; send fewer or shorter ones",
             )
     return "".join(kept)
 
