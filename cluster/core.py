@@ -20,6 +20,7 @@ from cluster.requests.beam_spec import BeamEnd, BeamSpec
 from cluster.requests.draft_step import DraftStep
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.requests.redraw import Redraw
+from cluster.requests.step_count import StepCount
 
 TokenArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -134,6 +135,7 @@ class Request:
     adapter: the adapter to run with, as in an `AdapterList` or by name alone, "" = none.
     timeout_s: what the client allows from now on, queueing included; 0 = any time.
     segment: a label of its metrics, "" = none are configured.
+    counts_steps: its text may end before its tokens do, so that events have `steps`.
     """
 
     id: str
@@ -147,6 +149,7 @@ class Request:
     adapter: str = ""
     timeout_s: float = 0.0
     segment: str = ""
+    counts_steps: bool = False
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -274,9 +277,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """Per-request statistics, in vLLM's definitions (see `docs` of the response field)."""
+    """Per-request statistics, in vLLM's definitions (see `docs` of the response field).
 
-    num_steps: int = 0  # every target step that emitted tokens for the request
+    As far as the text goes that the request's client is told: see `cluster.spec.statistics`.
+    """
+
+    num_steps: int = 0  # every target step that brought some of the text
     num_spec_steps: int = 0  # steps that verified at least one draft node
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
@@ -285,7 +291,7 @@ class SpeculationStats:
     idle_because: str = ""  # a name of `cluster.coordinator.idle`; "" = there was such a step
     verified_by_drafter: Mapping[str, int] = field(default_factory=dict)  # counts for all drafters
     shared_by_drafter: Mapping[str, int] = field(default_factory=dict)  # credited to another one
-    decode_time_s: float = 0.0  # from the first verdict to the last
+    decode_time_s: float = 0.0  # from the first of these steps to the last
 
     @property
     def num_spec_tokens(self) -> int:
@@ -325,3 +331,4 @@ class TokenEvent:
     beams: tuple[BeamEnd, ...] = ()  # as in `Verdict`, in the only event of a beam search
     draft_steps: tuple[DraftStep, ...] = ()
     prefill_time_s: float = 0.0  # with the last event: from its place to its first tokens
+    steps: tuple[StepCount, ...] = ()  # where asked for

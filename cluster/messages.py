@@ -93,10 +93,10 @@ class TextVerdict:
     """A step's result for one text.
 
     context_len: tokens before the first of token_ids, which include no stop token.  sources:
-    uint32[accepted], the drafters that had proposed each accepted node, as bits over the names of
-    its `Open`; owners: the one that it is credited to (`cluster.spec.credit`).  num_nodes: number
-    of verified nodes.  verified, credited: by name, how many of these nodes it had proposed, and
-    how many are credited to it; empty = none.  why: the reason if num_nodes is 0.
+    uint32[accepted], the drafters that had proposed each accepted node among token_ids, as bits
+    over the names of its `Open`; owners: the one that it is credited to (`cluster.spec.credit`).
+    num_nodes: number of verified nodes.  verified, credited: by name, how many of these nodes it
+    had proposed, and how many are credited to it; empty = none.  why: the reason if num_nodes is 0.
     num_cached: tokens of the prompt found in the prefix cache.  step: where it was asked for.
     redraws: of an audit, among token_ids.
     """
@@ -216,8 +216,9 @@ class StepReport:
     step_time_s: forward, draw and walk.  period_s: since the step before began, 0 if this one did
     not follow at once.  draft_time_s: residents' time in that period.  num_sequences: texts that
     drew.  num_nodes: draft nodes verified.  num_prefill_tokens: rows of prefill chunks in the same
-    step.  num_emitted_tokens: of all texts.  num_preempted: texts whose pages were taken.
-    why: of a text without nodes.
+    step, of long prompts and of beam searches.  num_rows: of the forward.  num_prompt_tokens: of
+    prompts of any length, read or scored.  num_emitted_tokens: of the texts that drew.
+    num_preempted: texts whose pages were taken.  why: of a text without nodes.
     """
 
     step_time_s: float = 0.0
@@ -232,6 +233,8 @@ class StepReport:
     num_emitted_tokens: int = 0
     num_preempted: int = 0
     why: PlainWhy = PlainWhy.NONE
+    num_rows: int = 0
+    num_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

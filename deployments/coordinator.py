@@ -20,6 +20,7 @@ from cluster.messages import (
     WorkerDescription,
 )
 from cluster.metrics.recorder import Recorder
+from cluster.metrics.told import COORDINATOR
 from cluster.plan.autoscaling import WAITING, Statistics
 from cluster.rpc.channel import Expectations, connect_drafter, connect_target
 from cluster.rpc.link import Link
@@ -50,7 +51,7 @@ class CoordinatorDeployment(WorkerReplica):
         configure_logging(config.log_format)
         self._config = config
         name = process_id("coordinator")
-        recorder = Recorder(name, model_name=config.model_name)
+        recorder = Recorder(name, COORDINATOR, model_name=config.model_name)
         self._coordinator = Coordinator(config, recorder, worker_id=name)
         await self._coordinator.start()
         self._keeping: asyncio.Task[None] | None = None

@@ -18,7 +18,10 @@ _INTERVAL_S = 10.0
 
 @dataclass(slots=True)
 class Activity:
-    """Counts since the last line.  plain_steps: that could have had drafts, by their reason."""
+    """Counts since the last line, of what targets do: tokens behind a stop string count too.
+
+    plain_steps: that could have had drafts, by their reason.
+    """
 
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
@@ -45,7 +48,6 @@ class ActivityLog:
     def __init__(self, now: float) -> None:
         self.counts = Activity()
         self._since = now
-        self.rates = {"prompt": 0.0, "output": 0.0}  # tokens per second, in the last ten
 
     def note_step(self, verdict: TextVerdict) -> None:
         """One sequence's share of a step."""
@@ -66,10 +68,6 @@ class ActivityLog:
         if elapsed_s < _INTERVAL_S:
             return
         counts, self.counts, self._since = self.counts, Activity(), now
-        self.rates = {
-            "prompt": counts.num_prompt_tokens / elapsed_s,
-            "output": counts.num_output_tokens / elapsed_s,
-        }
         num_requests = own.num_running + own.num_waiting
         if not (counts.num_prompt_tokens or counts.num_output_tokens or num_requests):
             return
@@ -80,7 +78,8 @@ class ActivityLog:
             "mean acceptance length %.2f, plain steps %s, KV cache %.1f %%",
             own.num_running,
             own.num_waiting,
-            *self.rates.values(),
+            counts.num_prompt_tokens / elapsed_s,
+            counts.num_output_tokens / elapsed_s,
             counts.mean_acceptance_length,
             counts.plain_share,
             100.0 * in_use / total if total else 0.0,

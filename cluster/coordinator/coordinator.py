@@ -47,6 +47,7 @@ from cluster.messages import (
     WorkerDescription,
 )
 from cluster.metrics.recorder import Recorder
+from cluster.metrics.told import COORDINATOR
 from cluster.plan.autoscaling import WAITING, WORTH, Statistics
 from cluster.plan.fence import Fence
 from cluster.rpc.duplex import run_until_first_ends
@@ -70,7 +71,7 @@ class Coordinator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         settings = config.coordinator
-        self.recorder = recorder or Recorder(model_name=config.model_name)
+        self.recorder = recorder or Recorder(only=COORDINATOR, model_name=config.model_name)
         self._config = config
         self._clock = clock
         self._id = worker_id or uuid.uuid4().hex[:12]

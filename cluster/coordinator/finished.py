@@ -1,24 +1,17 @@
-"""What the metrics are told of a request that has ended."""
+"""What the metrics are told of a text that has ended: its times."""
 
 from __future__ import annotations
 
-from cluster import metrics
 from cluster.coordinator.session import Session
-from cluster.core import FinishReason
 from cluster.metrics import vllm_metrics
 from cluster.metrics.recorder import Recorder
 
 
-def record_finished(recorder: Recorder, session: Session, reason: FinishReason, now: float) -> None:
-    """Count the request, and enter its times and lengths if it had a first token."""
-    request = session.request
-    recorder.add(
-        metrics.REQUESTS, task=request.task, segment=request.segment, finish_reason=reason.value
-    )
-    first_at, last_at = session.statistics.first_at, session.statistics.last_at
-    if first_at is None:
+def record_finished(recorder: Recorder, session: Session, now: float) -> None:
+    """Enter its times, if it had a first token."""
+    if session.first_at is None or session.is_scored:
         return
-    prefill_s, decode_s = session.prefill_time_s, last_at - first_at
+    prefill_s, decode_s = session.prefill_time_s, session.decode_time_s
     num_more = session.num_output_tokens - 1
     for metric, value in (
         (vllm_metrics.E2E_TIME, now - session.arrived_at),
@@ -27,7 +20,5 @@ def record_finished(recorder: Recorder, session: Session, reason: FinishReason, 
         (vllm_metrics.DECODE_TIME, decode_s),
         (vllm_metrics.INFERENCE_TIME, prefill_s + decode_s),
         (vllm_metrics.TIME_PER_OUTPUT_TOKEN, decode_s / num_more if num_more > 0 else 0.0),
-        (vllm_metrics.REQUEST_PROMPT_TOKENS, session.prompt_len),
-        (vllm_metrics.REQUEST_GENERATION_TOKENS, session.num_output_tokens),
     ):
         recorder.observe(metric, value)

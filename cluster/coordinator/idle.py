@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from cluster.requests.plain_why import PlainWhy
+from cluster.spec import statistics
 
 # Drafters that are not there so long after the coordinator's start do not just load.
 _LOADING_S = 120.0
@@ -25,7 +26,7 @@ class IdleReason(enum.StrEnum):
     SCHEDULE = "schedule"
     POLICY = "policy"
     SWITCHBACK = "switchback"
-    TOO_SHORT = "too_short"
+    TOO_SHORT = statistics.TOO_SHORT
 
 
 # As clients are told them.

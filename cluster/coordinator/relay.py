@@ -81,16 +81,15 @@ class Relay:
         if not verdict.beams:
             session.tokens.append(verdict.token_ids)
         with self._statistics:
-            session.statistics.record_step(verdict, now)
+            session.count(verdict, now)
             session.stepped(_used(session, verdict))
             session.plain_steps[verdict.why] += 1
         if not session.has_answered:
             session.has_answered = True
             session.num_cached = session.num_cached or min(verdict.num_cached, session.prompt_len)
         session.num_retries = session.num_reopened = 0
-        if session.is_audit:
-            session.redraws += verdict.redraws
-        else:
+        session.redraws += verdict.redraws
+        if not session.is_audit:
             self._log.note_verdict(session, verdict, now)
             is_compared = session.max_draft_tokens > 0 or session.is_taken
             if is_compared and session.last_event_at is not None:

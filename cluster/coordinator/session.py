@@ -11,7 +11,6 @@ from typing import Protocol
 import numpy as np
 
 from cluster.coordinator.replica import Subscription
-from cluster.coordinator.statistics import RequestStatistics
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError
 from cluster.messages import Open, PoolTree, TextVerdict
@@ -19,7 +18,9 @@ from cluster.plan.roster import lot_of
 from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.requests.redraw import Redraw
+from cluster.requests.step_count import StepCount
 from cluster.spec.acceptance import group_of
+from cluster.spec.statistics import TextStatistics
 from cluster.spec.token_log import TokenLog
 
 Deliver = Callable[[TokenEvent], None]
@@ -95,7 +96,10 @@ class Session(Text):
         # Drafters that declined this request, and until when they are not asked again.
         self.declined: dict[str, float] = {}
         self.subscriptions: dict[str, Subscription] = {}
-        self.statistics = RequestStatistics()
+        self.statistics = TextStatistics()
+        self.idle_because = ""  # once it has ended without a step with drafts
+        self.first_at: float | None = None  # of its verdicts
+        self.last_at = 0.0
         self.plain_steps: Counter[PlainWhy] = Counter()
         self.is_off_by_policy = False  # it could have drafts, and the policy allows none
         self.queue_time_s: float | None = None  # until its first place at a target
@@ -106,8 +110,14 @@ class Session(Text):
     @property
     def prefill_time_s(self) -> float:
         """From its first place at a target to its first tokens, 0 before them."""
-        first_at = self.statistics.first_at
-        return 0.0 if first_at is None else first_at - self.arrived_at - (self.queue_time_s or 0.0)
+        if self.first_at is None:
+            return 0.0
+        return self.first_at - self.arrived_at - (self.queue_time_s or 0.0)
+
+    @property
+    def decode_time_s(self) -> float:
+        """From its first verdict to its last."""
+        return 0.0 if self.first_at is None else self.last_at - self.first_at
 
     @property
     def num_output_tokens(self) -> int:
@@ -157,6 +167,22 @@ class Session(Text):
             request.speculation.return_draft_trees and self.is_drawn, self.is_audit,
         )  # fmt: skip
 
+    def count(self, verdict: TextVerdict, now: float) -> None:
+        """Enter a verdict into its statistics."""
+        self.last_at = now
+        if self.first_at is None:
+            self.first_at = now
+        step = self._step(verdict)
+        self.statistics.take((step,), step.num_tokens)
+
+    def _step(self, verdict: TextVerdict) -> StepCount:
+        counts = zip(self.names, verdict.verified, strict=False)
+        verified = {name: count for name, count in counts if count}
+        return StepCount(
+            len(verdict.token_ids), self._sources(verdict), verdict.num_nodes, verified,
+            self.decode_time_s,
+        )  # fmt: skip
+
     def event(
         self, position: int, verdict: TextVerdict | None, finish_reason: FinishReason | None
     ) -> TokenEvent:
@@ -164,31 +190,33 @@ class Session(Text):
         said = verdict or _NOTHING_SAID
         return TokenEvent(
             self.request.id, position, said.token_ids, said.logprobs, finish_reason,
-            self.statistics.snapshot(self.names) if finish_reason else None,
-            draft_sources=self._sources(said)
+            self.statistics.snapshot(self.idle_because) if finish_reason else None,
+            draft_sources=self._sources_of_tokens(said)
             if self.request.speculation.return_draft_sources
             else (),
             queue_time_s=(self.queue_time_s or 0.0) if finish_reason else 0.0,
             prefill_time_s=self.prefill_time_s if finish_reason else 0.0,
             num_cached=self.num_cached, beams=said.beams,
             draft_steps=() if said.step is None else (said.step,),
+            steps=(self._step(said),) if verdict and self.request.counts_steps else (),
         )  # fmt: skip
 
     def _sources(self, verdict: TextVerdict) -> tuple[tuple[str, ...], ...]:
-        """Of each token, which drafters had proposed it; () for one of the target's own."""
+        """Of each accepted draft, which drafters had proposed it: first the one that it counts
+        for."""
+        names = list(enumerate(self.names))
+        return tuple(
+            (
+                self.names[owner],
+                *(name for place, name in names if bits >> place & 1 and place != owner),
+            )
+            for bits, owner in zip(verdict.sources.tolist(), verdict.owners, strict=False)
+        )
+
+    def _sources_of_tokens(self, verdict: TextVerdict) -> tuple[tuple[str, ...], ...]:
+        """The same of each token; () for one of the target's own."""
         num_tokens = len(verdict.token_ids)
-        found = [
-            # The one that it counts for goes first.
-            tuple(
-                sorted(
-                    (name for place, name in enumerate(self.names) if bits >> place & 1),
-                    key=lambda name: name != self.names[owner],
-                )
-            )
-            for bits, owner in zip(
-                verdict.sources[:num_tokens].tolist(), verdict.owners, strict=False
-            )
-        ]
+        found = self._sources(verdict)[:num_tokens]
         return (*found, *[()] * (num_tokens - len(found)))
 
 
@@ -201,7 +229,7 @@ def error_event(
         position=session.num_output_tokens if session else 0,
         token_ids=EMPTY_TOKENS,
         finish_reason=FinishReason.ERROR,
-        stats=session.statistics.snapshot(session.names) if session else None,
+        stats=session.statistics.snapshot(session.idle_because) if session else None,
         queue_time_s=(session.queue_time_s or 0.0) if session else 0.0,
         error_code=error.code,
         error_message=error.message,

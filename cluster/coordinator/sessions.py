@@ -92,12 +92,8 @@ class SessionTable:
 
     def open(self, session_id: str, request: Request, deliver: Deliver) -> None:
         """Admit a request, or raise RequestError or CapacityError before any work is done."""
-        try:
-            request = with_law(request, self._config.coordinator.laws)
-            self._check(session_id, request)
-        except DrafthouseError as error:
-            self._recorder.add(metrics.REJECTED, code=error.code)
-            raise
+        request = with_law(request, self._config.coordinator.laws)
+        self._check(session_id, request)
         session = Session(session_id, request, deliver, next(self._arrivals), self._clock())
         options, limit = request.speculation, self._config.coordinator.max_draft_tokens
         if options.max_draft_tokens is not None:
@@ -153,11 +149,11 @@ class SessionTable:
         session.status = Status.FINISHED
         self._pool.release(session)
         if not session.statistics.has_speculated:
-            session.statistics.idle_because = self._idle_reason(session)
+            session.idle_because = self._idle_reason(session)
         now = self._clock()
         if session.is_audit:
             return
-        record_finished(self._recorder, session, reason, now)
+        record_finished(self._recorder, session, now)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             duration_s = now - session.arrived_at - (session.queue_time_s or 0.0)
             weight = _DURATION_WEIGHT if self._mean_duration_s else 1.0

@@ -1,83 +1,13 @@
-"""The effect of speculation: per request, and per drafter."""
+"""The effect of speculation per drafter: what targets verify, behind stop strings too."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from cluster import metrics
-from cluster.core import SpeculationStats
 from cluster.messages import TextVerdict
 from cluster.metrics.recorder import Recorder
-
-
-@dataclass(slots=True)
-class RequestStatistics:
-    """Counts for one request, in the definitions of `SpeculationStats`.
-
-    A draft counts as accepted when the target accepted it, also where a stop token cut it off.
-    """
-
-    idle_because: str = ""
-    _num_steps: int = 0
-    _num_spec_steps: int = 0
-    _num_drafted: int = 0
-    _num_accepted: int = 0
-    _histogram: list[int] = field(default_factory=list)
-    # By the number of the drafter.
-    _accepted: Counter[int] = field(default_factory=Counter)
-    _shared: Counter[int] = field(default_factory=Counter)
-    _verified: Counter[int] = field(default_factory=Counter)
-    first_at: float | None = None  # of its verdicts
-    last_at: float = 0.0
-
-    @property
-    def has_speculated(self) -> bool:
-        return self._num_spec_steps > 0
-
-    def record_step(self, verdict: TextVerdict, now: float) -> None:
-        """One target step that emitted tokens."""
-        self._num_steps += 1
-        self.last_at = now
-        if self.first_at is None:
-            self.first_at = now
-        if verdict.num_nodes == 0:
-            return
-        num_accepted = len(verdict.sources)
-        self._verified.update(dict(enumerate(verdict.verified)))
-        self._accepted.update(verdict.owners)
-        for bits, owner in zip(verdict.sources.tolist(), verdict.owners, strict=True):
-            self._shared.update(place for place in _places(bits) if place != owner)
-        self._num_spec_steps += 1
-        self._num_drafted += verdict.num_nodes
-        self._num_accepted += num_accepted
-        if num_accepted >= len(self._histogram):
-            self._histogram.extend([0] * (num_accepted + 1 - len(self._histogram)))
-        self._histogram[num_accepted] += 1
-
-    def snapshot(self, names: Sequence[str]) -> SpeculationStats:
-        """names: of the request's drafters, as its verdicts number them."""
-        return SpeculationStats(
-            num_steps=self._num_steps,
-            num_spec_steps=self._num_spec_steps,
-            num_draft_tokens=self._num_drafted,
-            num_accepted_draft_tokens=self._num_accepted,
-            acceptance_histogram=tuple(self._histogram),
-            accepted_by_drafter=_named(self._accepted, names),
-            shared_by_drafter=_named(self._shared, names),
-            verified_by_drafter=_named(self._verified, names),
-            idle_because=self.idle_because,
-            decode_time_s=0.0 if self.first_at is None else self.last_at - self.first_at,
-        )
-
-
-def _places(bits: int) -> list[int]:
-    return [place for place in range(bits.bit_length()) if bits >> place & 1]
-
-
-def _named(counts: Counter[int], names: Sequence[str]) -> dict[str, int]:
-    return {names[place]: count for place, count in counts.items() if count and place < len(names)}
 
 
 class Attribution:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -70,6 +70,9 @@ class StepLog:
 
     def note_verdict(self, session: Session, verdict: TextVerdict, now: float) -> None:
         """A verdict was committed; before its event is counted."""
+        if session.is_scored:  # its tokens are a prompt's
+            self._activity.counts.num_prompt_tokens += len(verdict.token_ids)
+            return
         self._answers.append(_Answer(session, verdict, now, session.last_event_at))
 
     def note_report(self, seat: TargetSeat, report: StepReport) -> None:
@@ -103,10 +106,8 @@ class StepLog:
             self._scores.score(ended, ends=True)
 
     def record_scores(self) -> None:
-        """Export what drafts are worth and how fast tokens come; not on the way of a token."""
+        """Export what drafts are worth; not on the way of a token."""
         self._scores.record(self._recorder)
-        for kind, rate in self._activity.rates.items():
-            self._recorder.set(metrics.TOKEN_RATE, rate, kind=kind)
 
     def renew_engines(self, seat: TargetSeat, engines: tuple[EngineState, ...]) -> None:
         """A drafter inside the target was made anew: export what computes now."""
@@ -133,18 +134,13 @@ class StepLog:
     def _enter_answers(self, answers: Sequence[_Answer]) -> None:
         """One entry per series, not per answer: a step answers a whole batch."""
         recorder = self._recorder
-        num_tokens: Counter[tuple[str, str]] = Counter()
         attribution = Attribution()
         for answer in answers:
             session, verdict = answer.session, answer.verdict
             request, num_kept = session.request, len(verdict.token_ids)
-            num_tokens[request.task, request.segment] += num_kept
             self._activity.note_step(verdict)
             if answer.last_event_at is None:
                 self._activity.counts.num_prompt_tokens += session.prompt_len
-                labels = {"task": request.task, "segment": request.segment}
-                recorder.add(metrics.PROMPT_TOKENS, session.prompt_len, **labels)
-                recorder.add(vllm_metrics.CACHED_TOKENS, session.num_cached)
                 ttft_s = answer.at - session.arrived_at
                 self._observe(metrics.TTFT, metrics.SEGMENT_TTFT, ttft_s, request)
             elif num_kept:
@@ -154,8 +150,6 @@ class StepLog:
                 attribution.add(request.task, session.names, verdict, request.segment)
             elif verdict.why is PlainWhy.POLICY:  # targets tell of all other reasons themselves
                 recorder.add(metrics.PLAIN_STEPS, why="policy")
-        for (task, segment), count in num_tokens.items():
-            recorder.add(metrics.OUTPUT_TOKENS, count, task=task, segment=segment)
         attribution.record(recorder)
         if answers:
             self._enter_batch([answer.session.request.task for answer in answers])
@@ -167,18 +161,19 @@ class StepLog:
 
     def _enter_report(self, seat: TargetSeat, report: StepReport) -> None:
         recorder = self._recorder
-        if report.num_sequences or report.num_prefill_tokens:
+        num_tokens = report.num_prompt_tokens + report.num_emitted_tokens
+        if report.num_sequences or num_tokens or report.num_prefill_tokens:
             for watch in self._watches.open:
                 watch.stepped(seat.id, report)
             recorder.add(metrics.STEPS, target=seat.id)
             recorder.observe(metrics.STEP_TIME, report.step_time_s, target=seat.id)
             recorder.observe(metrics.FORWARD_TIME, report.forward_time_s, target=seat.id)
-            num_tokens = report.num_prefill_tokens + report.num_emitted_tokens
             recorder.observe(vllm_metrics.STEP_TOKENS, num_tokens)
             recorder.add(vllm_metrics.PREEMPTIONS, report.num_preempted)
         if report.num_sequences:
             recorder.observe(metrics.BATCH_SIZE, report.num_sequences)
-        if report.period_s and report.num_sequences and not report.num_prefill_tokens:
+        reads = report.num_prompt_tokens or report.num_prefill_tokens
+        if report.period_s and report.num_sequences and not reads:
             self.recent_steps.append({name: getattr(report, name) for name in _STEP_FIELDS})
             outside_s = report.period_s - report.forward_time_s - report.draft_time_s
             recorder.observe(metrics.ROUND_OVERHEAD, max(outside_s, 0.0))

@@ -205,8 +205,8 @@ def _step(ago_s: float, report: StepReport) -> Step:
     texts, nodes = report.num_sequences, report.num_nodes
     return Step(
         round(1000.0 * ago_s, 1), round(1000.0 * report.step_time_s, 2),
-        round(1000.0 * report.draft_time_s, 2), texts, texts + nodes + report.num_prefill_tokens,
-        nodes, max(min(report.num_emitted_tokens - texts, nodes), 0),
+        round(1000.0 * report.draft_time_s, 2), texts, report.num_rows, nodes,
+        max(min(report.num_emitted_tokens - texts, nodes), 0),
         report.why.name.lower() if report.why else "",
     )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Every metric with a name of our own, declared once, with its definition and unit.
 
+A request is what a client sends; it asks for one text or several (n, best_of, prompts in a list).
 `vllm_metrics` has those with vLLM's names, `recorder` holds the values.
 """
 
@@ -23,15 +24,21 @@ _ITL_SECONDS = (
 _SEGMENT_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 REQUESTS = Metric(
-    "drafthouse_requests", "counter", "Finished requests.", ("task", "segment", "finish_reason")
+    "drafthouse_requests",
+    "counter",
+    "Requests that are over, of those that were admitted; several texts count as one. "
+    "finish_reason: error if one of them failed, else cancelled if one was given up, else length "
+    "if one was cut off, else stop.",
+    ("task", "segment", "finish_reason"),
 )
-REJECTED = Metric("drafthouse_rejected_requests", "counter", "Refused requests.", ("code",))
+REJECTED = Metric("drafthouse_rejected_requests", "counter", "Requests refused.", ("code",))
 KEY_TOKENS = Metric(
     "drafthouse_key_tokens",
     "counter",
-    "Tokens of requests that have ended, by the name of their API key. kind: prompt, cached (those "
-    "of prompt that were in the prefix cache), output. The first 100 keys that ask an ingress "
-    "process have their names here, all others are `other`.",
+    "Tokens of requests that are over, by the name of their API key. kind: prompt, cached (those "
+    "of prompt that were in the prefix cache), output, as drafthouse_prompt_tokens and "
+    "drafthouse_output_tokens count them. The first 100 keys that ask an ingress process have "
+    "their names here, all others are `other`.",
     ("key", "kind"),
 )
 AUDITED = Metric(
@@ -56,25 +63,36 @@ SWITCHBACK_SPEEDUP = Metric(
     "Speed around plain windows over that within. bound: mean, low, high (its 95 % interval).",
     ("bound",),
 )  # fmt: skip
-RUNNING = Metric("drafthouse_running_requests", "gauge", "Requests that are being decoded.")
-QUEUED = Metric("drafthouse_queued_requests", "gauge", "Requests in the queue.")
+RUNNING = Metric(
+    "drafthouse_running_requests",
+    "gauge",
+    "Texts at targets, and prompts that are scored there.",
+)
+QUEUED = Metric("drafthouse_queued_requests", "gauge", "Such texts in the queue.")
 PROMPT_TOKENS = Metric(
     "drafthouse_prompt_tokens",
     "counter",
-    "Prompt tokens of requests with a first token.",
+    "Prompt tokens of requests whose answer has begun, as `usage` says them: a prompt counts once, "
+    "whether it has several texts, or is scored.",
     ("task", "segment"),
 )
-OUTPUT_TOKENS = Metric("drafthouse_output_tokens", "counter", "Output tokens.", ("task", "segment"))
+OUTPUT_TOKENS = Metric(
+    "drafthouse_output_tokens",
+    "counter",
+    "Output tokens of requests, as `usage` says them: up to a stop string, of all samples "
+    "(best_of), of a beam search those of the texts that it returns.",
+    ("task", "segment"),
+)
 TOKEN_RATE = Metric(
     "drafthouse_tokens_per_second",
     "gauge",
-    "Tokens per second in the last ten full seconds. kind: prompt or output.",
+    "These tokens, per second, in the last ten full seconds. kind: prompt or output.",
     ("kind",),
 )
 TTFT = Metric(
     "drafthouse_time_to_first_token_seconds",
     "histogram",
-    "Time from a request's arrival to its first token.",
+    "Time from a text's arrival to its first token.",
     ("task",),
     _TTFT_SECONDS,
 )
@@ -129,7 +147,7 @@ ROUND_OVERHEAD = Metric(
     "drafthouse_round_overhead_seconds",
     "histogram",
     "Time from one step of a target to the next, without the forward pass and what residents "
-    "drafted: draws, choice of drafts, verdicts.",
+    "drafted: draws, choice of drafts, verdicts. Of steps that read no prompt.",
 )
 BATCH_SIZE = Metric(
     "drafthouse_batch_size", "histogram", "Sequences per decode step.", (), (*_TOKENS, 32.0, 64.0)
@@ -176,14 +194,15 @@ BOOKKEEPING_FAULTS = Metric(
 SPEC_STEPS = Metric(
     "drafthouse_spec_steps",
     "counter",
-    "Steps of a sequence that verified at least one draft token. Mean acceptance length = 1 + "
-    "drafthouse_accepted_draft_tokens / this.",
+    "Steps of a text that verified at least one draft token. Mean acceptance length = 1 + "
+    "drafthouse_accepted_draft_tokens / this. These and the following count what targets have "
+    "verified, also behind a stop string, which an answer leaves out of its own statistics.",
     ("task",),
 )
 NUM_DRAFTS = Metric(
     "drafthouse_drafts",
     "counter",
-    "Steps of a sequence that verified at least one draft token of the drafter. A step with drafts "
+    "Steps of a text that verified at least one draft token of the drafter. A step with drafts "
     "of several counts for each of them; all steps are drafthouse_spec_steps.",
     ("drafter", "task"),
 )
@@ -326,7 +345,7 @@ ENGINE_FALLBACKS = Metric(
     ("role", "worker", "engine"),
 )
 TARGET_UP = Metric("drafthouse_target_up", "gauge", "Targets that the coordinator has.")
-FAILOVERS = Metric("drafthouse_failovers", "counter", "Requests that were moved to another target.")
+FAILOVERS = Metric("drafthouse_failovers", "counter", "Texts that were moved to another target.")
 CACHE_MISSES = Metric(
     "drafthouse_target_cache_misses",
     "counter",
@@ -342,7 +361,3 @@ MISSING_PROCESSES = Metric(
 )
 
 ALL: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
-
-
-# What an ingress records of its own; everything else is the coordinators'.
-INGRESS: tuple[Metric, ...] = (REJECTED, KEY_TOKENS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -55,6 +55,10 @@ class Recorder:
     def set(self, metric: Metric, value: float, **labels: str) -> None:
         """Set a gauge."""
         self._child(metric, labels).set(value)
+
+    def tell(self, metric: Metric, ask: Callable[[], float], **labels: str) -> None:
+        """Let a gauge be asked for its value whenever somebody reads it."""
+        self._child(metric, labels).set_function(ask)
 
     def observe(self, metric: Metric, value: float, **labels: str) -> None:
         """Add one observation to a histogram."""

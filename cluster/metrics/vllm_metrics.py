@@ -54,7 +54,10 @@ LORA_REQUESTS = Metric(
     ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
 )
 CACHED_TOKENS = Metric(
-    "vllm:prompt_tokens_cached", "counter", "Prompt tokens that the prefix cache had."
+    "vllm:prompt_tokens_cached",
+    "counter",
+    "Those of drafthouse_prompt_tokens that the prefix cache had; of several samples, as the first "
+    "one found it; of a scored prompt none.",
 )
 PREEMPTIONS = Metric(
     "vllm:num_preemptions", "counter", "Times that a text lost its KV pages to another one."
@@ -62,31 +65,30 @@ PREEMPTIONS = Metric(
 TIME_PER_OUTPUT_TOKEN = Metric(
     "vllm:request_time_per_output_token_seconds",
     "histogram",
-    "Of a finished request, the time from its first token to its last, per token after the first.",
+    "Of a text that is over, the time from its first token to its last, per token after the first.",
     buckets=metrics.ITL.buckets,
 )
-E2E_TIME = _of_requests("e2e_request_latency_seconds", "From a request's arrival to its end.")
+E2E_TIME = _of_requests("e2e_request_latency_seconds", "From a text's arrival to its end.")
 QUEUE_TIME = _of_requests(
-    "request_queue_time_seconds", "From a request's arrival to its place at a target."
+    "request_queue_time_seconds", "From a text's arrival to its place at a target."
 )
 PREFILL_TIME = _of_requests(
-    "request_prefill_time_seconds", "From a request's place at a target to its first token."
+    "request_prefill_time_seconds", "From a text's place at a target to its first token."
 )
-DECODE_TIME = _of_requests(
-    "request_decode_time_seconds", "From a request's first token to its last."
-)
+DECODE_TIME = _of_requests("request_decode_time_seconds", "From a text's first token to its last.")
 INFERENCE_TIME = _of_requests(
-    "request_inference_time_seconds", "From a request's place at a target to its last token."
+    "request_inference_time_seconds", "From a text's place at a target to its last token."
 )
 REQUEST_PROMPT_TOKENS = _of_requests(
-    "request_prompt_tokens", "Prompt tokens of a finished request.", _TOKENS
+    "request_prompt_tokens", "Of a request that is over, its drafthouse_prompt_tokens.", _TOKENS
 )
 REQUEST_GENERATION_TOKENS = _of_requests(
-    "request_generation_tokens", "Output tokens of a finished request.", _TOKENS
+    "request_generation_tokens", "Of a request that is over, its drafthouse_output_tokens.", _TOKENS
 )
 STEP_TOKENS = _of_requests(
     "iteration_tokens_total",
-    "Tokens of a target's step: those of prompts that it read, and those that it emitted.",
+    "Tokens of a target's step: those of prompts that it read or scored, and those that it drew; "
+    "what a beam search tries is left out.",
     _STEP_TOKENS,
 )
 

@@ -12,6 +12,7 @@ from cluster.core import (
     TokenLogprob,
 )
 from cluster.requests.beam_spec import BeamEnd
+from cluster.spec.statistics import TextStatistics
 from cluster.text.stream import TextStream
 
 
@@ -48,14 +49,15 @@ class PendingCompletion:
         self._logprobs: list[TokenLogprob] = []
         self._reason: FinishReason | None = None
         self._stats = SpeculationStats()
+        self._told = TextStatistics()  # where a stop string may end it
         self._beam: BeamEnd | None = None
         self._num_cached = 0
 
     def take(self, event: TokenEvent) -> bool:
         """Add an event; True if a stop string has just ended the text."""
-        self._stats = event.stats or self._stats
         self._num_cached = self._num_cached or event.num_cached
         if self._reason is not None:
+            self._stats = self._told.of(event.stats or self._stats)
             return False
         self._beam = event.beams[0] if event.beams else None
         num_tokens, stop = len(event.token_ids), None
@@ -63,6 +65,8 @@ class PendingCompletion:
             delta = self._text.push(event.token_ids)
             self._pieces.append(delta.text)
             num_tokens, stop = delta.num_tokens, delta.stop
+        self._told.take(event.steps, num_tokens)
+        self._stats = self._told.of(event.stats or self._stats)
         self._token_ids.extend(event.token_ids[:num_tokens].tolist())
         self._logprobs.extend(event.logprobs[:num_tokens])
         if stop is not None:

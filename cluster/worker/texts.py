@@ -131,12 +131,13 @@ class TargetText(Text):
         # No draft is possible if only one token may follow, nor in the step of the prompt.
         could_draft = self.was_decoding or why is PlainWhy.FAULT
         could_draft = could_draft and self.max_draft_tokens > 0 and self.remaining > 1
-        path = verdict.path
         self.end, num_kept = FinishReason.STOP, len(verdict.token_ids)
         if not verdict.beams:  # beams are whole texts, which nothing follows
             num_kept, self.end = self._append(verdict.token_ids)
         # A stop token is not part of the text, but plain decoding would have drawn it too.
         self.num_gained = num_kept + (self.end is FinishReason.STOP)
+        # What was accepted behind the end is none of the text's.
+        path = verdict.path[:num_kept]
         # The chain of a given output does not count as a draft.
         num_nodes = 0 if self.is_scored else len(in_flight.tree)
         sources, num_names = in_flight.sources, len(self.names)

@@ -169,7 +169,7 @@ class Verifier:
                 verdict = replace(verdict, path=entry.sequence.kept[verdict.path])
             verdicts.append(verdict)
         self.release(refused)
-        report = self._report(started_at, batch, verdicts)
+        report = self._report(started_at, batch, answered)
         taps = self._engine.last_step.taps
         self.last_rows = rows_of_step(self._wants, taps, answered, self._sequences.values())
         self._engine.drop_unused_adapters()
@@ -251,19 +251,29 @@ class Verifier:
         self.release([text.request_id])
 
     def _report(
-        self, started_at: float, batch: Sequence[Evaluated], verdicts: Sequence[Verdict]
+        self, started_at: float, batch: Sequence[Evaluated], answered: Sequence[Answered]
     ) -> StepReport:
         engine = self._engine
+        # A given output is read as a prompt is, in rows of its own.
+        drawn = [entry for entry in batch if entry.sequence.forced is None]
+        num_drawn = num_scored = 0
+        for sequence, _, verdict in answered:
+            if sequence.forced is None:
+                num_drawn += len(verdict.token_ids)
+            else:
+                num_scored += len(verdict.token_ids)
         return StepReport(
             step_time_s=self._clock() - started_at,
             forward_time_s=engine.last_step.forward_time_s,
-            num_sequences=len(batch),
-            num_nodes=sum(len(entry.tree) for entry in batch),
+            num_sequences=len(drawn),
+            num_nodes=sum(len(entry.tree) for entry in drawn),
+            num_rows=engine.last_step.num_rows,
+            num_prompt_tokens=engine.last_step.num_prompt_rows + num_scored,
             # Beams' rows make a step as long as a chunk's.
             num_prefill_tokens=engine.last_step.num_prefill_rows + self._num_beam_rows,
             pages_in_use=engine.pages_in_use,
             pages_total=engine.pages_total,
-            num_emitted_tokens=sum(len(verdict.token_ids) for verdict in verdicts),
+            num_emitted_tokens=num_drawn,
             num_preempted=engine.last_step.num_preempted,
         )
 

@@ -17,6 +17,7 @@ from cluster.core import (
 )
 from cluster.records import record
 from cluster.requests.draft_step import DraftStep
+from cluster.spec.statistics import TextStatistics
 from cluster.text.beam_texts import beam_event
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
@@ -83,6 +84,7 @@ class Choice:
         self.waiting = waiting
         self.done = ticket is None and waiting is None
         self.stats = SpeculationStats()
+        self._told = TextStatistics()  # where a stop string may end it
         self.queue_time_s = self.prefill_time_s = 0.0
         self.num_cached: int | None = None  # tokens of its prompt, as its first event says
         self.finish_reason: FinishReason | None = None
@@ -99,13 +101,15 @@ class Choice:
             self.num_cached = event.num_cached
         if event.beams:
             event = beam_event(event, self._rank)
+        piece = self.text.push(event.token_ids)
+        kept = piece.num_tokens
+        if not self.done:
+            self._told.take(event.steps, kept)
         if event.stats is not None:
-            self.stats, self.queue_time_s = event.stats, event.queue_time_s
+            self.stats, self.queue_time_s = self._told.of(event.stats), event.queue_time_s
             self.prefill_time_s = event.prefill_time_s
         if self.done:
             return []
-        piece = self.text.push(event.token_ids)
-        kept = piece.num_tokens
         reason, text, stop = event.finish_reason, piece.text, piece.stop
         if stop is not None:
             reason = FinishReason.STOP

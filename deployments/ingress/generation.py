@@ -10,15 +10,15 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
-from cluster.core import EMPTY_TOKENS, Request, SpeculationStats, TokenArray
+from cluster.core import EMPTY_TOKENS, FinishReason, Request, SpeculationStats, TokenArray
 from cluster.errors import DeadlineError, DrafthouseError
+from cluster.metrics.told import Tokens, ToldRequest
 from cluster.requests.seeds import draw_seed
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.choice import Choice, Delta, Reading, combined, skips_specials
 from deployments.ingress.coordinators import Coordinators
-from deployments.ingress.key_usage import Tokens
 from deployments.ingress.predicted import prediction_ids
 from deployments.ingress.prompt_logprobs import PromptLogprobs, PromptScore
 from deployments.ingress.prompts import max_tokens, read_prompts, stop_token_ids
@@ -50,12 +50,13 @@ class Generation:
         is_logged: bool = False,
         dialect: Dialect | None = None,
         use: Use | None = None,
+        told: ToldRequest | None = None,
     ) -> None:
         """request_id: the id in the answer, possibly chosen by the client.  dialect: the model's.
 
         max_chars_per_token: longer prompts are refused as too long without tokenising them.
         timeout_s: from now on; then `deltas` raises DeadlineError.
-        is_logged: its end has a line in the log.  use: of its key's limits.
+        is_logged: its end has a line in the log.  use: of its key's limits.  told: counts it.
         """
         self.id = request_id
         # Clients may choose equal ids; between our processes every request has a unique one.
@@ -80,7 +81,8 @@ class Generation:
         self._alarm: asyncio.TimerHandle | None = None
         self._is_logged = is_logged
         self._dialect = dialect or Dialect()
-        self._use = use
+        self._use, self._told = use, told
+        self._is_opened = False
 
     @property
     def spec(self) -> GenerationSpec:
@@ -167,6 +169,7 @@ class Generation:
                     adapter=spec.adapter,
                     timeout_s=self._left_s() or 0.0,
                     segment=spec.segment,
+                    counts_steps=bool(spec.stop),
                 )
                 if spec.prompt_logprobs is not None and sample == 0:
                     self._scores.append(
@@ -175,6 +178,7 @@ class Generation:
                         )
                     )
                 await self._open(index, request, resumed.get(index))
+        self._is_opened = True
         if spec.is_prompt_only:
             self._news.set()  # nothing may ever arrive
 
@@ -283,6 +287,7 @@ class Generation:
             if self.is_over:
                 await self._wait_for_last_events()
             if pieces:
+                self._tell()
                 yield pieces
 
     def _take(self) -> list[Delta]:
@@ -316,14 +321,33 @@ class Generation:
             return
         self._take()
 
+    def _tell(self) -> None:
+        """Count what has been told: the same as `usage` says."""
+        if self._told is not None:
+            self._told.grow(
+                Tokens(self.num_prompt_tokens, self.num_cached_tokens, self.num_output_tokens)
+            )
+
+    def _count(self, told: ToldRequest) -> None:
+        """Count it as one that is over: as refused, or by the reasons of its texts."""
+        if self.is_over:
+            self._tell()
+        if any(one.ticket is not None and one.ticket.is_refused for one in self._running()):
+            told.refuse(self._error_code)
+            return
+        unfinished = FinishReason.ERROR if self._error_code else FinishReason.CANCELLED
+        told.end([choice.finish_reason or unfinished for choice in self.choices])
+
     def close(self) -> None:
         """Cancel the choices that still run; their resources are freed at once."""
         self.closed.set()
         if self._alarm is not None:
             self._alarm.cancel()
+        if self._told is not None and self._is_opened:
+            self._is_opened = False
+            self._count(self._told)
         if self._use is not None:
-            used = Tokens(self.num_prompt_tokens, self.num_cached_tokens, self.num_output_tokens)
-            self._use.leave(used if self.choices else None)
+            self._use.leave(None if self._told is None else self._told.tokens)
         for one in self._running():
             if one.ticket is not None:
                 self._coordinators.close(one.ticket)

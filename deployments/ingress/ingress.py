@@ -15,6 +15,7 @@ from cluster.core import SamplingParams, TokenArray
 from cluster.errors import DrafthouseError, UnavailableError
 from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import Recorder
+from cluster.metrics.told import INGRESS, Told, ToldRequest
 from cluster.requests.tenant import tenant_of
 from cluster.rpc.channel import CoordinatorLink, Expectations, connect_coordinator
 from cluster.rpc.trust import NO_TRUST, Trust
@@ -61,7 +62,8 @@ class Ingress:
         self.config = config
         self._trust = trust
         self.tokenizer = tokenizer
-        self.recorder = Recorder(process, only=metrics.INGRESS)
+        self.recorder = Recorder(process, INGRESS, model_name=config.model_name)
+        self._told = Told(self.recorder)
         self._others = others
         self.keys = KeyRing(config)
         self._quotas = Quotas(self.keys, config.ingress.replicas, KeyUsage(self.recorder))
@@ -245,6 +247,7 @@ class Ingress:
             is_logged=self.config.ingress.log_requests,
             dialect=self.limits.dialect,
             use=use,
+            told=ToldRequest(self._told, spec.task, spec.segment),
         )  # fmt: skip
         if self.tracing is not None and isinstance(generation, TracedGeneration):
             generation.span = self.tracing.begin(request_id, spec.task, traceparent)

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cluster import metrics
 from cluster.metrics.recorder import Recorder
+from cluster.metrics.told import Tokens
 
 # Each name is three series; a file may have thousands of keys.
 MAX_NAMES = 100
 OTHER = "other"
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Of one request.  cached: of those of its prompts, the ones in the prefix cache."""
-
-    prompt: int
-    cached: int
-    output: int
 
 
 class KeyUsage:

@@ -15,7 +15,8 @@ from typing import Literal
 
 from cluster.config.access import RateLimits
 from cluster.errors import CapacityError, TooLargeError
-from deployments.ingress.key_usage import KeyUsage, Tokens
+from cluster.metrics.told import Tokens
+from deployments.ingress.key_usage import KeyUsage
 from deployments.ingress.keys import Caller, KeyRing
 
 _What = Literal["requests", "tokens"]

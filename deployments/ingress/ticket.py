@@ -51,6 +51,7 @@ def _merged(events: Sequence[TokenEvent]) -> TokenEvent:
         logprobs=tuple(one for event in events for one in event.logprobs),
         draft_sources=tuple(one for event in events for one in event.draft_sources),
         draft_steps=tuple(one for event in events for one in event.draft_steps),
+        steps=tuple(one for event in events for one in event.steps),
     )
 
 
@@ -76,9 +77,14 @@ class Ticket:
         self._output: list[TokenArray] = [request.output_ids]
         self._arrived: list[TokenEvent] = []
         self._error: DrafthouseError | None = None
-        self._is_answered = False
+        self._is_answered = request.was_admitted
         self.trace = StepTrace() if request.speculation.return_draft_trees else None
         self._signal = arrived
+
+    @property
+    def is_refused(self) -> bool:
+        """True if no coordinator has taken the request."""
+        return self._error is not None and not self._is_answered
 
     def is_admitted(self) -> bool:
         """True if a coordinator has taken the request; raises the error if it refused it."""
@@ -88,7 +94,7 @@ class Ticket:
 
     def push(self, event: TokenEvent) -> None:
         """Add an event from the coordinator, without the tokens that earlier events contained."""
-        self._is_answered = True
+        self._is_answered |= not event.error_code
         overlap = self.output_len - event.position
         if overlap > 0 and len(event.token_ids):
             event = dataclasses.replace(
@@ -98,6 +104,7 @@ class Ticket:
                 logprobs=event.logprobs[overlap:],
                 draft_sources=event.draft_sources[overlap:],
                 draft_steps=(),
+                steps=(),
             )
         if self.trace is not None:
             event = dataclasses.replace(event, draft_steps=self.trace.take(event.draft_steps))

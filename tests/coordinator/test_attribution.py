@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cluster import metrics
-from cluster.coordinator.statistics import Attribution, RequestStatistics
+from cluster.coordinator.statistics import Attribution
 from cluster.core import token_array
 from cluster.messages import TextVerdict
 from cluster.metrics import Metric
@@ -62,24 +62,3 @@ def test_a_drafter_none_of_whose_nodes_were_taken_is_not_counted() -> None:
 
     assert value(recorder, metrics.NUM_DRAFTS, drafter="a", task="code") == 1
     assert value(recorder, metrics.NUM_DRAFTS, drafter="b", task="code") is None
-
-
-def test_a_requests_own_statistics_name_the_same_drafters() -> None:
-    statistics = RequestStatistics()
-    steps = (
-        verdict([0b11, 0b01], (1, 0), 3, (3, 1), (2, 1)),
-        verdict([0b10], (1,), 2, (0, 2), (0, 2)),
-        verdict([], (), 0, (), ()),
-    )
-    for second, said in enumerate(steps):
-        statistics.record_step(said, 10.0 + second)
-
-    stats = statistics.snapshot(NAMES)
-
-    assert (stats.num_steps, stats.num_spec_steps) == (3, 2)
-    assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (5, 3)
-    assert stats.acceptance_histogram == (0, 1, 1)
-    assert stats.accepted_by_drafter == {"a": 1, "b": 2}
-    assert stats.shared_by_drafter == {"a": 1}
-    assert stats.verified_by_drafter == {"a": 3, "b": 3}
-    assert stats.decode_time_s == 2.0

@@ -13,6 +13,7 @@ from cluster import metrics
 from cluster.config.proof import AuditConfig
 from cluster.core import SamplingParams, token_array
 from cluster.messages import VerdictFrame
+from cluster.metrics import vllm_metrics
 from tests.support.coordinator.house import (
     GREEDY,
     SEEDED,
@@ -125,7 +126,7 @@ async def test_nothing_of_an_audit_is_counted_as_a_request() -> None:
             await collect(stage.coordinator, request(params=SEEDED))
             await stage.pass_time(2.0)
             lines = stage.coordinator.render_metrics().decode().splitlines()
-            named = (metrics.REQUESTS, metrics.PROMPT_TOKENS, metrics.OUTPUT_TOKENS)
+            named = (metrics.TTFT, metrics.ITL, vllm_metrics.E2E_TIME)
             seen.append([each for each in lines if each.startswith(tuple(m.name for m in named))])
             assert bool(outcomes(stage)) is bool(share)
     assert seen[0] == seen[1]

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.pool_trees import PoolTrees
-from cluster.coordinator.statistics import Attribution, RequestStatistics
+from cluster.coordinator.statistics import Attribution
 from cluster.coordinator.step_log import StepLog
 from cluster.messages import StepReport, VerdictFrame
 from cluster.metrics.recorder import Recorder
@@ -20,6 +20,7 @@ from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.guard import DeficitGuard
+from cluster.spec.statistics import TextStatistics
 from cluster.spec.survival import Calibrator
 from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
@@ -30,7 +31,7 @@ PARTS = [
     (Controller, "plan"), (Controller, "learn"), (Controller, "score"), (Controller, "first_ask"),
     (Controller, "record"), (ArmWorth, "learn"),
     (AcceptanceModel, "learn_all"), (Calibrator, "fit_if_due"), (DeficitGuard, "settle"),
-    (RequestStatistics, "record_step"), (Attribution, "add"), (PoolScores, "score"),
+    (TextStatistics, "take"), (Attribution, "add"), (PoolScores, "score"),
     (PoolScores, "ask"), (PoolScores, "commit_lag"), (PoolTrees, "_send"),
     (StepLog, "_enter_answers"), (StepLog, "_enter_report"),
 ]  # fmt: skip

@@ -121,7 +121,6 @@ async def test_a_text_that_is_complete_brings_the_last_event_with_statistics() -
         last = ticket.take()[-1]
         assert last.finish_reason is FinishReason.STOP
         assert last.stats is not None
-        assert 'finish_reason="stop"' in only.coordinator.render_metrics().decode()
 
 
 async def test_a_refusal_is_raised_as_its_own_error() -> None:

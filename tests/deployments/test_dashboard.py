@@ -72,8 +72,9 @@ def is_joined(page: str) -> bool:
         lines = [line for line in page.splitlines() if line.startswith(series) and label in line]
         return set(re.findall(r'WorkerId="(\w+)"', "\n".join(lines)))
 
-    counted = workers("ray_serve_deployment_request_counter_total{", 'deployment="coordinator"')
-    return bool(workers("ray_vllm_generation_tokens_total{", "") & counted)
+    counted = workers("ray_serve_deployment_request_counter_total{", 'deployment="')
+    series = ("ray_vllm_generation_tokens_total{", "ray_vllm_num_requests_running{")
+    return all(workers(each, "") & counted for each in series)
 
 
 def test_every_scrape_has_the_series_of_every_process_whichever_answers(served: Served) -> None:

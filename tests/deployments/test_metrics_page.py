@@ -5,8 +5,9 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.errors import WorkerError
-from cluster.metrics import INGRESS, OUTPUT_TOKENS, REJECTED, RUNNING, TTFT
+from cluster.metrics import OUTPUT_TOKENS, REJECTED, RUNNING, TTFT
 from cluster.metrics.recorder import Recorder
+from cluster.metrics.told import INGRESS
 from deployments.ingress.metrics_page import metrics_page, nobody
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]

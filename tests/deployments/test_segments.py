@@ -13,6 +13,7 @@ from cluster.config.schema import Config, DrafterConfig, IngressConfig
 from cluster.errors import ConfigError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.keys import KeyRing
+from deployments.ingress.metrics_page import side_by_side
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 from tests.support.deployments.place import BODIES, Place, generate, place, write_keys
 
@@ -37,7 +38,8 @@ async def ask(here: Place, header: str = "", key: str = "", **fields: Any) -> st
 
 
 def values(here: Place, name: str) -> dict[str, float]:
-    page = here.rooms.coordinator.render_metrics().decode()
+    recorders = here.ingress.recorder, here.rooms.coordinator.recorder
+    page = side_by_side([each.render() for each in recorders]).decode()
     return {
         sample.labels["segment"]: sample.value
         for family in text_string_to_metric_families(page)

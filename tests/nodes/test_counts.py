@@ -38,6 +38,6 @@ def test_texts_and_steps_count_once(cluster: Cluster) -> None:
     new = [NUM_TEXTS * NUM_TOKENS, NUM_TEXTS * NUM_TOKENS, NUM_TEXTS]
     wait_until(lambda: [now - then for now, then in zip(counted(), before, strict=True)] == new)
     # Both coordinators had requests; both targets had texts, whose steps one coordinator counts.
-    assert len(samples(url, "drafthouse_requests_total")) == 2
+    assert len(samples(url, "drafthouse_time_to_first_token_seconds_count")) == 2
     targets = [labels["target"] for labels, _ in samples(url, "drafthouse_target_steps_total")]
     assert len(targets) == len(set(targets)) == 2

@@ -19,7 +19,7 @@ class SubmitFrame(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[Request, _Mapping]]] = ..., cancelled: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "prompt_ids", "params", "task", "speculation", "output_ids", "was_admitted", "tenant", "adapter", "timeout_s", "segment")
+    __slots__ = ("id", "prompt_ids", "params", "task", "speculation", "output_ids", "was_admitted", "tenant", "adapter", "timeout_s", "segment", "counts_steps")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Request(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_STEPS_FIELD_NUMBER: _ClassVar[int]
     id: str
     prompt_ids: bytes
     params: _common_pb2.SamplingParams
@@ -42,7 +43,8 @@ class Request(_message.Message):
     adapter: str
     timeout_s: float
     segment: str
-    def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., task: _Optional[str] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., output_ids: _Optional[bytes] = ..., was_admitted: _Optional[bool] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., timeout_s: _Optional[float] = ..., segment: _Optional[str] = ...) -> None: ...
+    counts_steps: bool
+    def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., task: _Optional[str] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., output_ids: _Optional[bytes] = ..., was_admitted: _Optional[bool] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., timeout_s: _Optional[float] = ..., segment: _Optional[str] = ..., counts_steps: _Optional[bool] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
     __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class", "return_draft_sources", "min_tokens_per_s", "law", "return_draft_trees")
@@ -75,7 +77,7 @@ class EventFrame(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., adapters: _Optional[_Union[_target_pb2.AdapterList, _Mapping]] = ..., load: _Optional[_Union[_target_pb2.Load, _Mapping]] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("request_id", "position", "token_ids", "logprobs", "finish_reason", "stats", "error_code", "error_message", "retry_after_s", "draft_sources", "queue_time_s", "num_cached", "beams", "draft_steps", "prefill_time_s")
+    __slots__ = ("request_id", "position", "token_ids", "logprobs", "finish_reason", "stats", "error_code", "error_message", "retry_after_s", "draft_sources", "queue_time_s", "num_cached", "beams", "draft_steps", "prefill_time_s", "steps")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +93,7 @@ class TokenEvent(_message.Message):
     BEAMS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_STEPS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     position: int
     token_ids: bytes
@@ -106,7 +109,29 @@ class TokenEvent(_message.Message):
     beams: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamEnd]
     draft_steps: _containers.RepeatedCompositeFieldContainer[_common_pb2.DraftStep]
     prefill_time_s: float
-    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., draft_sources: _Optional[_Iterable[_Union[_common_pb2.DrafterNames, _Mapping]]] = ..., queue_time_s: _Optional[float] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ..., draft_steps: _Optional[_Iterable[_Union[_common_pb2.DraftStep, _Mapping]]] = ..., prefill_time_s: _Optional[float] = ...) -> None: ...
+    steps: _containers.RepeatedCompositeFieldContainer[StepCount]
+    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., draft_sources: _Optional[_Iterable[_Union[_common_pb2.DrafterNames, _Mapping]]] = ..., queue_time_s: _Optional[float] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ..., draft_steps: _Optional[_Iterable[_Union[_common_pb2.DraftStep, _Mapping]]] = ..., prefill_time_s: _Optional[float] = ..., steps: _Optional[_Iterable[_Union[StepCount, _Mapping]]] = ...) -> None: ...
+
+class StepCount(_message.Message):
+    __slots__ = ("num_tokens", "sources", "num_nodes", "verified", "decode_time_s")
+    class VerifiedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.DrafterNames]
+    num_nodes: int
+    verified: _containers.ScalarMap[str, int]
+    decode_time_s: float
+    def __init__(self, num_tokens: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.DrafterNames, _Mapping]]] = ..., num_nodes: _Optional[int] = ..., verified: _Optional[_Mapping[str, int]] = ..., decode_time_s: _Optional[float] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
     __slots__ = ("num_steps", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram", "accepted_by_drafter", "idle_because", "verified_by_drafter", "shared_by_drafter", "decode_time_s")

@@ -230,7 +230,7 @@ class Redraw(_message.Message):
     def __init__(self, position: _Optional[int] = ..., token_id: _Optional[int] = ..., gap: _Optional[float] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step_time_s", "forward_time_s", "period_s", "num_sequences", "num_nodes", "num_prefill_tokens", "pages_in_use", "pages_total", "draft_time_s", "num_emitted_tokens", "num_preempted", "why")
+    __slots__ = ("step_time_s", "forward_time_s", "period_s", "num_sequences", "num_nodes", "num_prefill_tokens", "pages_in_use", "pages_total", "draft_time_s", "num_emitted_tokens", "num_preempted", "why", "num_rows", "num_prompt_tokens")
     STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
     FORWARD_TIME_S_FIELD_NUMBER: _ClassVar[int]
     PERIOD_S_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +243,8 @@ class StepReport(_message.Message):
     NUM_EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     step_time_s: float
     forward_time_s: float
     period_s: float
@@ -255,4 +257,6 @@ class StepReport(_message.Message):
     num_emitted_tokens: int
     num_preempted: int
     why: PlainWhy
-    def __init__(self, step_time_s: _Optional[float] = ..., forward_time_s: _Optional[float] = ..., period_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ..., draft_time_s: _Optional[float] = ..., num_emitted_tokens: _Optional[int] = ..., num_preempted: _Optional[int] = ..., why: _Optional[_Union[PlainWhy, str]] = ...) -> None: ...
+    num_rows: int
+    num_prompt_tokens: int
+    def __init__(self, step_time_s: _Optional[float] = ..., forward_time_s: _Optional[float] = ..., period_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ..., draft_time_s: _Optional[float] = ..., num_emitted_tokens: _Optional[int] = ..., num_preempted: _Optional[int] = ..., why: _Optional[_Union[PlainWhy, str]] = ..., num_rows: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...

@@ -16,6 +16,7 @@ from cluster.requests.draft_step import DraftStep
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.requests.plain_why import PlainWhy
 from cluster.requests.redraw import Redraw
+from cluster.requests.step_count import StepCount
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import monotone
 from tests.support.spec.trees import token_trees
@@ -200,6 +201,12 @@ stats = st.builds(
 )  # fmt: skip
 
 
+step_counts = st.builds(
+    StepCount, lengths, several(several(ids)), lengths, st.dictionaries(ids, lengths, max_size=3),
+    doubles,
+)  # fmt: skip
+
+
 @st.composite
 def events(draw: st.DrawFn) -> core.TokenEvent:
     array = draw(tokens())
@@ -208,7 +215,7 @@ def events(draw: st.DrawFn) -> core.TokenEvent:
         draw(st.none() | st.sampled_from(core.FinishReason)), draw(st.none() | stats), draw(ids),
         draw(ids), draw(st.floats(0.0, 60.0)),
         draw(st.just(()) | st.tuples(*[several(ids)] * len(array))), draw(st.floats(0.0, 60.0)),
-        draw(lengths), (), draw(several(draft_steps())), draw(doubles),
+        draw(lengths), (), draw(several(draft_steps())), draw(doubles), draw(several(step_counts)),
     )  # fmt: skip
 
 

@@ -68,7 +68,12 @@ class ToyEngine:
         picked = [self._queue.popitem(last=False)[1] for _ in range(self._num_picked())]
         outputs = [self._evaluate(work) for work in picked]
         num_nodes = sum(len(work.tree) for work in picked)
-        self.last_step = StepSummary(num_sequences=len(picked), num_nodes=num_nodes)
+        prompts = [work for work in picked if work.base_len == 0 or len(work.delta) > 1]
+        self.last_step = StepSummary(
+            num_rows=sum(len(work.delta) for work in picked) + num_nodes,
+            num_prompt_rows=sum(len(work.delta) for work in prompts),
+            num_sequences=len(picked), num_nodes=num_nodes,
+        )  # fmt: skip
         return outputs
 
     def _num_picked(self) -> int:

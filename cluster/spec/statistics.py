@@ -1,0 +1,78 @@
+"""The effect of speculation on one text, as far as the text goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cluster.core import SpeculationStats
+from cluster.requests.step_count import StepCount
+
+# A reason of `cluster.coordinator.idle`.
+TOO_SHORT = "too_short"
+
+
+@dataclass(slots=True)
+class TextStatistics:
+    """Counts of one text, in the definitions of `SpeculationStats`.
+
+    A draft counts as accepted where it is a token of the text: not behind a stop token, a stop
+    string or a limit.  The steps are those that brought some of the text.
+    """
+
+    _num_steps: int = 0
+    _num_spec_steps: int = 0
+    _num_drafted: int = 0
+    _histogram: list[int] = field(default_factory=list)
+    _accepted: Counter[str] = field(default_factory=Counter)
+    _shared: Counter[str] = field(default_factory=Counter)
+    _verified: Counter[str] = field(default_factory=Counter)
+    _decode_time_s: float = 0.0
+
+    @property
+    def has_speculated(self) -> bool:
+        return self._num_spec_steps > 0
+
+    def take(self, steps: Sequence[StepCount], num_tokens: int) -> None:
+        """Count steps, of whose tokens the first num_tokens belong to the text."""
+        for step in steps:
+            if step.num_tokens and not num_tokens:
+                return
+            num_told = min(step.num_tokens, num_tokens)
+            num_tokens -= num_told
+            self._take(step, step.sources[:num_told])
+
+    def _take(self, step: StepCount, sources: Sequence[Sequence[str]]) -> None:
+        self._num_steps += 1
+        self._decode_time_s = step.decode_time_s
+        if not step.num_nodes:
+            return
+        self._num_spec_steps += 1
+        self._num_drafted += step.num_nodes
+        self._verified.update(step.verified)
+        self._accepted.update(names[0] for names in sources)
+        self._shared.update(name for names in sources for name in names[1:])
+        missing = len(sources) + 1 - len(self._histogram)
+        self._histogram.extend([0] * missing)
+        self._histogram[len(sources)] += 1
+
+    def of(self, whole: SpeculationStats) -> SpeculationStats:
+        """Return what it has counted of a text that is `whole` at its coordinator; that one where
+        it was given no steps."""
+        return self.snapshot(whole.idle_because) if self._num_steps else whole
+
+    def snapshot(self, idle_because: str) -> SpeculationStats:
+        """idle_because: why it had no step with drafts, if it had none; "" = unknown."""
+        return SpeculationStats(
+            num_steps=self._num_steps,
+            num_spec_steps=self._num_spec_steps,
+            num_draft_tokens=self._num_drafted,
+            num_accepted_draft_tokens=self._accepted.total(),
+            acceptance_histogram=tuple(self._histogram),
+            accepted_by_drafter=dict(self._accepted),
+            shared_by_drafter=dict(self._shared),
+            verified_by_drafter=dict(self._verified),
+            idle_because="" if self.has_speculated else idle_because or TOO_SHORT,
+            decode_time_s=self._decode_time_s,
+        )

@@ -1,0 +1,37 @@
+"""What a step's report is entered as."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from tests.coordinator.test_vllm_names import page
+from tests.support.coordinator.house import GREEDY, collect, house, request, text_of
+from tests.support.coordinator.toys import ToyTarget
+
+
+async def test_a_step_that_reads_a_short_prompt_counts_it_and_is_none_of_decoding() -> None:
+    async with house([]) as stage:
+        toy = ToyTarget()
+        stage.add_target(toy)
+        first = asyncio.create_task(collect(stage.coordinator, request(id="a")))
+        await toy.wait_for_steps(5)
+        second = await collect(stage.coordinator, request((4, 5, 6, 7), id="b"))
+        num_drawn = sum(len(text_of(events)) for events in (await first, second))
+        await stage.settle()
+        found, status = page(stage), stage.coordinator.status()
+    assert found["iteration_tokens_total_sum"] == 3 + 4 + num_drawn
+    # Each prompt has a step of its own, or shares one with what is decoded.
+    assert len(status["recent_steps"]) <= len(toy.steps) - 2
+
+
+async def test_a_prompt_that_is_scored_is_read_and_not_drawn() -> None:
+    scored = replace(GREEDY, max_tokens=4, forced_ids=(7, 8, 9, 10), logprobs=0)
+    async with house([]) as stage:
+        stage.add_target(ToyTarget())
+        await collect(stage.coordinator, request((6,), scored))
+        await stage.settle()
+        found = page(stage)
+    assert found["iteration_tokens_total_sum"] == 5
+    for series in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+        assert found[f"{series}_seconds_count"] == 0
