@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
-from cluster.metrics.recorder import Recorder
-from cluster.metrics.told import Told
 from cluster.rpc.memory import memory_pair
 from cluster.worker.build import build_drafter, build_target
 
@@ -42,7 +40,6 @@ class InProcessCluster:
         )
         self._thread.start()
         self.coordinator, self.leading = self.run(self._start(config))
-        self.told = Told(self.coordinator.recorder)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run on the cluster's event loop and wait for the result; an interrupt cancels it."""
@@ -79,7 +76,7 @@ class InProcessCluster:
 
     async def _start(self, config: Config) -> tuple[Coordinator, asyncio.Task[None]]:
         """Returns the coordinator and the task that runs while it leads the target."""
-        coordinator = Coordinator(config, Recorder(model_name=config.model_name))
+        coordinator = Coordinator(config)
         await coordinator.start()
         self._target.start()
         here, there = memory_pair()

@@ -21,6 +21,7 @@ import numpy as np
 
 from cluster import by_name
 from cluster.config.schema import Config
+from cluster.coordinator.coordinator import Coordinator
 from cluster.core import (
     FinishReason,
     Request,
@@ -30,7 +31,6 @@ from cluster.core import (
 )
 from cluster.errors import ConfigError, RequestError, WorkerError, error_from_code
 from cluster.in_process import InProcessCluster
-from cluster.metrics.told import Tokens, ToldRequest
 from cluster.models.resolve import resolve
 from cluster.requests.seeds import asked_seed, draw_seed
 from cluster.requests.tenant import tenant_of
@@ -197,7 +197,7 @@ class LLM:
             raise ConfigError(refused)
 
     def metrics(self) -> str:
-        """All current metrics, in Prometheus' text format."""
+        """All current metrics but what an ingress counts, in Prometheus' text format."""
         cluster = self._running_cluster()
         return cluster.run(_called(cluster.coordinator.render_metrics)).decode()
 
@@ -231,7 +231,7 @@ class LLM:
 
         async def complete(request: Request) -> list[Completion]:
             async with places:
-                return await self._complete(cluster, request, stop)
+                return await self._complete(cluster.coordinator, request, stop)
 
         tasks = [asyncio.ensure_future(complete(request)) for request in requests]
         ends: list[asyncio.Future[Any]] = [asyncio.gather(*tasks), cluster.leading]
@@ -247,28 +247,22 @@ class LLM:
             await asyncio.gather(*tasks, ends[0], return_exceptions=True)
 
     async def _complete(
-        self, cluster: InProcessCluster, request: Request, stop: tuple[str, ...]
+        self, coordinator: Coordinator, request: Request, stop: tuple[str, ...]
     ) -> list[Completion]:
         beams = request.params.beams
         answers = [
             PendingCompletion(request.params, self._text_stream(request, stop))
             for _ in range(1 if beams is None else beams.num_beams)
         ]
-        async with contextlib.aclosing(cluster.coordinator.submit(request)) as events:
+        async with contextlib.aclosing(coordinator.submit(request)) as events:
             async for event in events:
                 if event.finish_reason is FinishReason.ERROR:
                     raise error_from_code(event.error_code, event.error_message)
                 for rank, answer in enumerate(answers):
                     if answer.take(event if beams is None else beam_event(event, rank)):
                         # The last event, which carries the statistics, comes after this call.
-                        cluster.coordinator.cancel(request.id)
-        completions = [answer.completion() for answer in answers]
-        if not request.params.forced_ids:  # such an output is given
-            told = ToldRequest(cluster.told, request.task, request.segment)
-            num_output = sum(len(one.token_ids) for one in completions)
-            told.grow(Tokens(len(request.prompt_ids), completions[0].num_cached, num_output))
-            told.end([one.finish_reason for one in completions])
-        return completions
+                        coordinator.cancel(request.id)
+        return [answer.completion() for answer in answers]
 
     def _text_stream(self, request: Request, stop: tuple[str, ...]) -> TextStream | None:
         if self.tokenizer is None:

@@ -116,9 +116,14 @@ A process that does not answer within five seconds is missing in that scrape;
 `drafthouse_missing_processes` counts it. Ray's metrics agents export the same series with the
 prefix `ray_`, a few seconds later; `vllm:` is `ray_vllm_` there, as in Ray's own dashboards.
 
-With several coordinators, counters and histograms may be added up over processes: a request counts
-at the coordinator that has it, and a target or drafter tells its own to one of them. A gauge of a
-worker is each coordinator's own view: take `max without (process)`.
+Counted is what was told. A *request* is what a client sends; it asks for one *text* or several
+(`n`, `best_of`, prompts in a list, a beam search). Requests and their tokens are counted by the
+ingress that answers them, as the answer's `usage` says them: the keys' accounts, `/stats` and these
+series agree. What happens on the way to a text, its times and steps, its coordinator counts.
+
+Counters and histograms may be added up over processes: a request counts at one ingress, a text at
+one coordinator, and a target or drafter tells its own to one of them. A gauge of a worker is each
+coordinator's own view: take `max without (process)`.
 
 The names of counters end in `_total`; times are in seconds. As in vLLM, the *acceptance rate* is
 accepted / drafted tokens, and the *mean acceptance length* is 1 + accepted / steps. Both count
@@ -141,7 +146,7 @@ _VLLM_METRICS = """
 
 What was made for vLLM reads these unchanged: dashboards, `vllm bench serve`, autoscalers. Names,
 labels and the bounds of histograms are those of vLLM 0.32; some histograms have finer bounds beside
-them. `engine` is the process that counts: a coordinator.
+them. `engine` is the process that counts: an ingress or a coordinator.
 
 """
 

@@ -61,7 +61,11 @@ class CoordinatorDeployment(WorkerReplica):
         self._exporter.start()
         self._target, self._handles = target, drafters
         context = serve.get_replica_context()
-        self._own = serve.get_deployment_handle(context.deployment, app_name=context.app_name)
+        # Ray's own dashboard has rows only for replicas that were called by a handle.
+        self._called = [
+            serve.get_deployment_handle(name, app_name=context.app_name)
+            for name in (context.deployment, "ingress")
+        ]
         self._targets = Connections(
             "target", ServeEndpoints(target), self._connect_target, self._use_target
         )
@@ -117,8 +121,7 @@ class CoordinatorDeployment(WorkerReplica):
         waiting = {WAITING: self._coordinator.load().num_waiting}
         drafters = ((handle, demand.get(name)) for (name, _), handle in self._asked.items())
         return [
-            # Ray's own dashboard has rows only for replicas that were called by a handle.
-            (self._own, {}),
+            *((handle, {}) for handle in self._called),
             (self._target, waiting),
             *((handle, said) for handle, said in drafters if said),
         ]

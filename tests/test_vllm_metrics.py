@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import metrics
 from cluster.metrics.recorder import EVERY_METRIC, Recorder
+from cluster.metrics.told import COORDINATOR, INGRESS
 
 LABELS = {"model_name": "a-model", "engine": "c-1"}
 
@@ -137,7 +138,17 @@ def test_all_that_vllm_shows_before_the_first_request_is_there_as_zero() -> None
 
 
 def test_a_process_that_counts_no_requests_has_none_of_vllms_names() -> None:
-    assert b"vllm:" not in Recorder("i-1", only=metrics.INGRESS).render()
+    assert b"vllm:" not in Recorder("i-1", only=(metrics.MISSING_PROCESSES,)).render()
+
+
+def test_every_name_has_one_kind_of_process_that_counts_it() -> None:
+    ingress, coordinator = (
+        {family.name for family in Recorder("p", only=own).families()}
+        for own in (INGRESS, COORDINATOR)
+    )
+    assert not ingress & coordinator
+    everything = {family.name for family in Recorder("p").families()}
+    assert ingress | coordinator == everything
 
 
 # How many values each label has in a large deployment: five drafters, ten tasks, eight workers.

@@ -97,7 +97,7 @@ class Session(Text):
         self.declined: dict[str, float] = {}
         self.subscriptions: dict[str, Subscription] = {}
         self.statistics = TextStatistics()
-        self.idle_because = ""  # once it has ended without a step with drafts
+        self.idle_because = ""  # once it has ended: why, if it had no step with drafts
         self.first_at: float | None = None  # of its verdicts
         self.last_at = 0.0
         self.plain_steps: Counter[PlainWhy] = Counter()
@@ -172,16 +172,12 @@ class Session(Text):
         self.last_at = now
         if self.first_at is None:
             self.first_at = now
-        step = self._step(verdict)
-        self.statistics.take((step,), step.num_tokens)
+        self.statistics.take([self._step(verdict)], len(verdict.token_ids))
 
     def _step(self, verdict: TextVerdict) -> StepCount:
         counts = zip(self.names, verdict.verified, strict=False)
         verified = {name: count for name, count in counts if count}
-        return StepCount(
-            len(verdict.token_ids), self._sources(verdict), verdict.num_nodes, verified,
-            self.decode_time_s,
-        )  # fmt: skip
+        return StepCount(self._sources(verdict), verdict.num_nodes, verified, self.decode_time_s)
 
     def event(
         self, position: int, verdict: TextVerdict | None, finish_reason: FinishReason | None
@@ -191,7 +187,7 @@ class Session(Text):
         return TokenEvent(
             self.request.id, position, said.token_ids, said.logprobs, finish_reason,
             self.statistics.snapshot(self.idle_because) if finish_reason else None,
-            draft_sources=self._sources_of_tokens(said)
+            draft_sources=self._sources(said)
             if self.request.speculation.return_draft_sources
             else (),
             queue_time_s=(self.queue_time_s or 0.0) if finish_reason else 0.0,
@@ -202,21 +198,18 @@ class Session(Text):
         )  # fmt: skip
 
     def _sources(self, verdict: TextVerdict) -> tuple[tuple[str, ...], ...]:
-        """Of each accepted draft, which drafters had proposed it: first the one that it counts
-        for."""
-        names = list(enumerate(self.names))
-        return tuple(
+        """Of each token, which drafters had proposed it; () for one of the target's own."""
+        num_tokens, names = len(verdict.token_ids), list(enumerate(self.names))
+        found = [
+            # The one that it counts for goes first.
             (
                 self.names[owner],
                 *(name for place, name in names if bits >> place & 1 and place != owner),
             )
-            for bits, owner in zip(verdict.sources.tolist(), verdict.owners, strict=False)
-        )
-
-    def _sources_of_tokens(self, verdict: TextVerdict) -> tuple[tuple[str, ...], ...]:
-        """The same of each token; () for one of the target's own."""
-        num_tokens = len(verdict.token_ids)
-        found = self._sources(verdict)[:num_tokens]
+            for bits, owner in zip(
+                verdict.sources[:num_tokens].tolist(), verdict.owners, strict=False
+            )
+        ]
         return (*found, *[()] * (num_tokens - len(found)))
 
 

@@ -148,8 +148,7 @@ class SessionTable:
         self._leave(session)
         session.status = Status.FINISHED
         self._pool.release(session)
-        if not session.statistics.has_speculated:
-            session.idle_because = self._idle_reason(session)
+        session.idle_because = self._idle_reason(session)
         now = self._clock()
         if session.is_audit:
             return

@@ -26,12 +26,17 @@ _SEGMENT_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 REQUESTS = Metric(
     "drafthouse_requests",
     "counter",
-    "Requests that are over, of those that were admitted; several texts count as one. "
-    "finish_reason: error if one of them failed, else cancelled if one was given up, else length "
+    "Requests that are over; several texts count as one. finish_reason: error if one of them "
+    "failed after the answer had begun, else cancelled if one was given up, else length "
     "if one was cut off, else stop.",
     ("task", "segment", "finish_reason"),
 )
-REJECTED = Metric("drafthouse_rejected_requests", "counter", "Requests refused.", ("code",))
+REJECTED = Metric(
+    "drafthouse_rejected_requests",
+    "counter",
+    "Requests that were answered with an error alone, by its code.",
+    ("code",),
+)
 KEY_TOKENS = Metric(
     "drafthouse_key_tokens",
     "counter",

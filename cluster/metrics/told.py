@@ -1,38 +1,36 @@
 """Counts what clients are told, as `usage` says it, for /metrics, /stats and the keys' accounts.
 
-Whoever knows where texts end counts them: the ingress, and `cluster.local` in its own process.
+The ingress counts it, for it alone knows where texts end, and which of them are one request's.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from cluster import metrics
-from cluster.metrics import Metric, vllm_metrics
+from cluster.metrics import vllm_metrics
 from cluster.metrics.recorder import EVERY_METRIC, Recorder
 
-INGRESS: tuple[Metric, ...] = (
-    metrics.REJECTED, metrics.REQUESTS, metrics.KEY_TOKENS, metrics.PROMPT_TOKENS,
-    metrics.OUTPUT_TOKENS, metrics.TOKEN_RATE, vllm_metrics.CACHED_TOKENS,
-    vllm_metrics.REQUEST_PROMPT_TOKENS, vllm_metrics.REQUEST_GENERATION_TOKENS,
-)  # fmt: skip
+_METRICS = {
+    "prompt": metrics.PROMPT_TOKENS,
+    "cached": vllm_metrics.CACHED_TOKENS,
+    "output": metrics.OUTPUT_TOKENS,
+}
+# Whose metrics are whose.
+INGRESS = (
+    *_METRICS.values(),
+    *(metrics.REJECTED, metrics.REQUESTS, metrics.KEY_TOKENS, metrics.TOKEN_RATE),
+    *(vllm_metrics.REQUEST_PROMPT_TOKENS, vllm_metrics.REQUEST_GENERATION_TOKENS),
+)
 COORDINATOR = tuple(metric for metric in EVERY_METRIC if metric not in INGRESS)
 # Of the texts of a request, the reason that counts for it: the first that there is.
 _REASONS = ("error", "cancelled", "length", "stop")
 _RATE_WINDOW_S = 10.0  # as metrics.TOKEN_RATE says
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Of one request.  cached: of those of its prompts, the ones in the prefix cache."""
-
-    prompt: int = 0
-    cached: int = 0
-    output: int = 0
+# By kind: prompt, cached (of those of prompt, the ones in the prefix cache), output.
+Tokens = Counter[str]
 
 
 class Told:
@@ -41,15 +39,17 @@ class Told:
     def __init__(self, recorder: Recorder, clock: Callable[[], float] = time.monotonic) -> None:
         self.recorder = recorder
         self._clock = clock
-        self._window, self._now, self._last = 0, Counter[str](), Counter[str]()
+        self._window, self._now, self._last = 0, Tokens(), Tokens()
         for kind in ("prompt", "output"):
             recorder.tell(metrics.TOKEN_RATE, partial(self._rate, kind), kind=kind)
 
-    def count(self, kind: str, metric: Metric, amount: int, **labels: str) -> None:
-        """Count tokens of a kind, which is as in `Tokens`."""
+    def count(self, tokens: Tokens, labels: Mapping[str, str]) -> None:
+        """Clients have been told these."""
         self._turn()
-        self._now[kind] += amount
-        self.recorder.add(metric, amount, **labels)
+        self._now += tokens
+        for kind, amount in tokens.items():
+            metric = _METRICS[kind]
+            self.recorder.add(metric, amount, **{name: labels[name] for name in metric.labels})
 
     def _rate(self, kind: str) -> float:
         self._turn()
@@ -58,8 +58,8 @@ class Told:
     def _turn(self) -> None:
         window = int(self._clock() / _RATE_WINDOW_S)
         if window != self._window:
-            self._last = self._now if window == self._window + 1 else Counter()
-            self._window, self._now = window, Counter()
+            self._last = self._now if window == self._window + 1 else Tokens()
+            self._window, self._now = window, Tokens()
 
 
 class ToldRequest:
@@ -72,23 +72,18 @@ class ToldRequest:
 
     def grow(self, tokens: Tokens) -> None:
         """Its client has been told so much so far."""
-        former, self.tokens = self.tokens, tokens
-        if tokens == former:
-            return
-        told, labels = self._told, self._labels
-        told.count("prompt", metrics.PROMPT_TOKENS, tokens.prompt - former.prompt, **labels)
-        told.count("cached", vllm_metrics.CACHED_TOKENS, tokens.cached - former.cached)
-        told.count("output", metrics.OUTPUT_TOKENS, tokens.output - former.output, **labels)
+        self._told.count(tokens - self.tokens, self._labels)
+        self.tokens = tokens
 
-    def refuse(self, code: str) -> None:
-        """It was refused, with the code of an error."""
-        self._told.recorder.add(metrics.REJECTED, code=code)
-
-    def end(self, reasons: Collection[str]) -> None:
-        """It is over.  reasons: of its texts, as `cluster.core.FinishReason` has them."""
+    def end(self, reasons: Iterable[str], error_code: str = "") -> None:
+        """It is over.  reasons: of its texts, as `cluster.core.FinishReason` has them.
+        error_code: of the error that ended it."""
         recorder, tokens = self._told.recorder, self.tokens
+        if error_code and not tokens:
+            recorder.add(metrics.REJECTED, code=error_code)
+            return
         reason = min(reasons, key=_REASONS.index)
         recorder.add(metrics.REQUESTS, 1, finish_reason=reason, **self._labels)
-        if tokens.prompt:
-            recorder.observe(vllm_metrics.REQUEST_PROMPT_TOKENS, tokens.prompt)
-            recorder.observe(vllm_metrics.REQUEST_GENERATION_TOKENS, tokens.output)
+        if tokens:
+            recorder.observe(vllm_metrics.REQUEST_PROMPT_TOKENS, tokens["prompt"])
+            recorder.observe(vllm_metrics.REQUEST_GENERATION_TOKENS, tokens["output"])

@@ -30,20 +30,17 @@ class TextStatistics:
     _verified: Counter[str] = field(default_factory=Counter)
     _decode_time_s: float = 0.0
 
-    @property
-    def has_speculated(self) -> bool:
-        return self._num_spec_steps > 0
-
     def take(self, steps: Sequence[StepCount], num_tokens: int) -> None:
         """Count steps, of whose tokens the first num_tokens belong to the text."""
         for step in steps:
-            if step.num_tokens and not num_tokens:
+            if step.sources and not num_tokens:
                 return
-            num_told = min(step.num_tokens, num_tokens)
-            num_tokens -= num_told
-            self._take(step, step.sources[:num_told])
+            told = step.sources[:num_tokens]
+            num_tokens -= len(told)
+            self._take(step, [names for names in told if names])
 
     def _take(self, step: StepCount, sources: Sequence[Sequence[str]]) -> None:
+        """sources: of its accepted drafts."""
         self._num_steps += 1
         self._decode_time_s = step.decode_time_s
         if not step.num_nodes:
@@ -63,7 +60,7 @@ class TextStatistics:
         return self.snapshot(whole.idle_because) if self._num_steps else whole
 
     def snapshot(self, idle_because: str) -> SpeculationStats:
-        """idle_because: why it had no step with drafts, if it had none; "" = unknown."""
+        """idle_because: why it had no step with drafts, if it had none; "" = it had some later."""
         return SpeculationStats(
             num_steps=self._num_steps,
             num_spec_steps=self._num_spec_steps,
@@ -73,6 +70,6 @@ class TextStatistics:
             accepted_by_drafter=dict(self._accepted),
             shared_by_drafter=dict(self._shared),
             verified_by_drafter=dict(self._verified),
-            idle_because="" if self.has_speculated else idle_because or TOO_SHORT,
+            idle_because="" if self._num_spec_steps else idle_because or TOO_SHORT,
             decode_time_s=self._decode_time_s,
         )

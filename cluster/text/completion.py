@@ -55,9 +55,9 @@ class PendingCompletion:
 
     def take(self, event: TokenEvent) -> bool:
         """Add an event; True if a stop string has just ended the text."""
+        self._stats = event.stats or self._stats
         self._num_cached = self._num_cached or event.num_cached
         if self._reason is not None:
-            self._stats = self._told.of(event.stats or self._stats)
             return False
         self._beam = event.beams[0] if event.beams else None
         num_tokens, stop = len(event.token_ids), None
@@ -66,7 +66,6 @@ class PendingCompletion:
             self._pieces.append(delta.text)
             num_tokens, stop = delta.num_tokens, delta.stop
         self._told.take(event.steps, num_tokens)
-        self._stats = self._told.of(event.stats or self._stats)
         self._token_ids.extend(event.token_ids[:num_tokens].tolist())
         self._logprobs.extend(event.logprobs[:num_tokens])
         if stop is not None:
@@ -86,7 +85,7 @@ class PendingCompletion:
             self._token_ids,
             "".join(self._pieces),
             self._reason,
-            self._stats,
+            self._told.of(self._stats),
             tuple(self._logprobs),
             self._params.noise_key,
             self._params.stream,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -256,24 +257,21 @@ class Verifier:
         engine = self._engine
         # A given output is read as a prompt is, in rows of its own.
         drawn = [entry for entry in batch if entry.sequence.forced is None]
-        num_drawn = num_scored = 0
+        num_tokens = Counter[bool]()  # whether they were drawn
         for sequence, _, verdict in answered:
-            if sequence.forced is None:
-                num_drawn += len(verdict.token_ids)
-            else:
-                num_scored += len(verdict.token_ids)
+            num_tokens[sequence.forced is None] += len(verdict.token_ids)
         return StepReport(
             step_time_s=self._clock() - started_at,
             forward_time_s=engine.last_step.forward_time_s,
             num_sequences=len(drawn),
             num_nodes=sum(len(entry.tree) for entry in drawn),
             num_rows=engine.last_step.num_rows,
-            num_prompt_tokens=engine.last_step.num_prompt_rows + num_scored,
+            num_prompt_tokens=engine.last_step.num_prompt_rows + num_tokens[False],
             # Beams' rows make a step as long as a chunk's.
             num_prefill_tokens=engine.last_step.num_prefill_rows + self._num_beam_rows,
             pages_in_use=engine.pages_in_use,
             pages_total=engine.pages_total,
-            num_emitted_tokens=num_drawn,
+            num_emitted_tokens=num_tokens[True],
             num_preempted=engine.last_step.num_preempted,
         )
 

@@ -109,6 +109,10 @@ class IngressDeployment:
         recorder = self._ingress.recorder
         return b"" if recorder.process == asking else recorder.render()
 
+    async def note_demand(self, coordinator: str, said: Any) -> bool:
+        """A call by a handle: see `CoordinatorDeployment`."""
+        return False
+
     async def health(self) -> dict[str, Any]:
         """Return what /health tells operators."""
         return await self._ingress.health()

@@ -50,13 +50,12 @@ class Generation:
         is_logged: bool = False,
         dialect: Dialect | None = None,
         use: Use | None = None,
-        told: ToldRequest | None = None,
     ) -> None:
         """request_id: the id in the answer, possibly chosen by the client.  dialect: the model's.
 
         max_chars_per_token: longer prompts are refused as too long without tokenising them.
         timeout_s: from now on; then `deltas` raises DeadlineError.
-        is_logged: its end has a line in the log.  use: of its key's limits.  told: counts it.
+        is_logged: its end has a line in the log.  use: of its key's limits.
         """
         self.id = request_id
         # Clients may choose equal ids; between our processes every request has a unique one.
@@ -81,8 +80,8 @@ class Generation:
         self._alarm: asyncio.TimerHandle | None = None
         self._is_logged = is_logged
         self._dialect = dialect or Dialect()
-        self._use, self._told = use, told
-        self._is_opened = False
+        self._use = use
+        self.told: ToldRequest | None = None  # what counts it, once it has started
 
     @property
     def spec(self) -> GenerationSpec:
@@ -109,6 +108,15 @@ class Generation:
     def num_output_tokens(self) -> int:
         """Output tokens of all choices, up to the end of a stop string."""
         return sum(choice.text.num_tokens for choice in self.choices)
+
+    @property
+    def tokens(self) -> Tokens:
+        """All of these."""
+        return Tokens(
+            prompt=self.num_prompt_tokens,
+            cached=self.num_cached_tokens,
+            output=self.num_output_tokens,
+        )
 
     def prompt_logprobs(self, choice: int) -> PromptLogprobs:
         """Of the choice's prompt, once the choice has begun; () where they are not asked for."""
@@ -178,7 +186,6 @@ class Generation:
                         )
                     )
                 await self._open(index, request, resumed.get(index))
-        self._is_opened = True
         if spec.is_prompt_only:
             self._news.set()  # nothing may ever arrive
 
@@ -287,7 +294,8 @@ class Generation:
             if self.is_over:
                 await self._wait_for_last_events()
             if pieces:
-                self._tell()
+                if self.told is not None:
+                    self.told.grow(self.tokens)
                 yield pieces
 
     def _take(self) -> list[Delta]:
@@ -321,33 +329,18 @@ class Generation:
             return
         self._take()
 
-    def _tell(self) -> None:
-        """Count what has been told: the same as `usage` says."""
-        if self._told is not None:
-            self._told.grow(
-                Tokens(self.num_prompt_tokens, self.num_cached_tokens, self.num_output_tokens)
-            )
-
-    def _count(self, told: ToldRequest) -> None:
-        """Count it as one that is over: as refused, or by the reasons of its texts."""
-        if self.is_over:
-            self._tell()
-        if any(one.ticket is not None and one.ticket.is_refused for one in self._running()):
-            told.refuse(self._error_code)
-            return
-        unfinished = FinishReason.ERROR if self._error_code else FinishReason.CANCELLED
-        told.end([choice.finish_reason or unfinished for choice in self.choices])
-
     def close(self) -> None:
         """Cancel the choices that still run; their resources are freed at once."""
         self.closed.set()
         if self._alarm is not None:
             self._alarm.cancel()
-        if self._told is not None and self._is_opened:
-            self._is_opened = False
-            self._count(self._told)
+        used, self.told = self.told, None
+        if used is not None:
+            unfinished = FinishReason.ERROR if self._error_code else FinishReason.CANCELLED
+            reasons = [choice.finish_reason or unfinished for choice in self.choices]
+            used.end(reasons, self._error_code)
         if self._use is not None:
-            self._use.leave(None if self._told is None else self._told.tokens)
+            self._use.leave(None if used is None else used.tokens)
         for one in self._running():
             if one.ticket is not None:
                 self._coordinators.close(one.ticket)

@@ -247,7 +247,6 @@ class Ingress:
             is_logged=self.config.ingress.log_requests,
             dialect=self.limits.dialect,
             use=use,
-            told=ToldRequest(self._told, spec.task, spec.segment),
         )  # fmt: skip
         if self.tracing is not None and isinstance(generation, TracedGeneration):
             generation.span = self.tracing.begin(request_id, spec.task, traceparent)
@@ -255,6 +254,7 @@ class Ingress:
             self._draining.watch(generation)
             with names.told():
                 await generation.start(resumptions)
+            generation.told = ToldRequest(self._told, spec.task, spec.segment)
         except BaseException:
             generation.close()
             raise

@@ -25,5 +25,5 @@ class KeyUsage:
         if name not in self._names and len(self._names) >= MAX_NAMES:
             name = OTHER
         self._names.add(name)
-        for kind in ("prompt", "cached", "output"):
-            self._recorder.add(metrics.KEY_TOKENS, getattr(tokens, kind), key=name, kind=kind)
+        for kind, count in tokens.items():
+            self._recorder.add(metrics.KEY_TOKENS, count, key=name, kind=kind)

@@ -94,7 +94,7 @@ class Quotas:
         for account in accounts:
             self._running[account.name] -= 1
             if tokens:
-                self._window(account, "tokens").taken += tokens.output
+                self._window(account, "tokens").taken += tokens["output"]
 
     def _check_running(self, account: _Account) -> None:
         limit = account.limits.concurrent_requests

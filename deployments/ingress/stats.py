@@ -73,7 +73,7 @@ def _spec_decode(series: _Series) -> dict[str, Any]:
         "estimated_speedup": _ratio(sum(speedups), len(speedups)) or 1.0,
         "plain_steps": series.by(metrics.PLAIN_STEPS, "why"),
         "by_drafter": {
-            name: _acceptance(count, accepted.get(name, 0.0)) for name, count in drafted.items()
+            name: _acceptance(count, accepted.get(name, 0)) for name, count in drafted.items()
         },
     }
 

@@ -77,14 +77,9 @@ class Ticket:
         self._output: list[TokenArray] = [request.output_ids]
         self._arrived: list[TokenEvent] = []
         self._error: DrafthouseError | None = None
-        self._is_answered = request.was_admitted
+        self._is_answered = False
         self.trace = StepTrace() if request.speculation.return_draft_trees else None
         self._signal = arrived
-
-    @property
-    def is_refused(self) -> bool:
-        """True if no coordinator has taken the request."""
-        return self._error is not None and not self._is_answered
 
     def is_admitted(self) -> bool:
         """True if a coordinator has taken the request; raises the error if it refused it."""
@@ -94,7 +89,7 @@ class Ticket:
 
     def push(self, event: TokenEvent) -> None:
         """Add an event from the coordinator, without the tokens that earlier events contained."""
-        self._is_answered |= not event.error_code
+        self._is_answered = True
         overlap = self.output_len - event.position
         if overlap > 0 and len(event.token_ids):
             event = dataclasses.replace(

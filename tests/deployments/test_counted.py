@@ -253,6 +253,7 @@ def test_a_text_that_is_given_up_counts_as_far_as_it_was_told(server: Server) ->
 def mixed(count: int, stop: str) -> Iterator[Asked]:
     """Requests of all kinds, with what may be combined."""
     rng = random.Random(14)
+    answered = ("whole", "streamed")
     message = {"messages": [{"role": "user", "content": PROMPTS[1]}]}
     chat: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {**message, "max_tokens": 9, "stop": [stop]},
@@ -260,7 +261,7 @@ def mixed(count: int, stop: str) -> Iterator[Asked]:
         "/v1/responses": {"input": PROMPTS[1], "max_output_tokens": 9, "store": False},
     }
     kinds: list[Callable[[], Asked]] = [
-        lambda: Asked({"stop": [stop], "n": rng.randint(1, 3)}, how=rng.choice(["whole", "streamed"])),
+        lambda: Asked({"stop": [stop], "n": rng.randint(1, 3)}, how=rng.choice(answered)),
         lambda: Asked({"best_of": 3, "temperature": 1, "stop": [stop]}),
         lambda: Asked(BEAMS | {"max_tokens": rng.randint(1, 8)}),
         lambda: Asked(SCORED | {"max_tokens": rng.randint(0, 4)}),

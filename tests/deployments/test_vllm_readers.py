@@ -10,9 +10,12 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster import metrics
 from cluster.config.schema import Config, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
+from cluster.metrics.recorder import Recorder
 from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.stats import stats_of
 from deployments.ingress.times import TIMES, times_schema
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 from tests.support.deployments.place import Place, place
@@ -113,6 +116,20 @@ async def test_a_text_that_ends_at_a_stop_string_counts_as_stopped(tokenizer: To
         await here.client.post("/v1/completions", json=body | {"stop": [text[1:2]]})
         stats = (await get(here, "/stats")).json()
     assert stats["requests"]["finished"] == {"length": 1, "stop": 1}
+
+
+def test_counts_are_integers_also_where_nothing_was_accepted() -> None:
+    recorder = Recorder()
+    recorder.add(metrics.NUM_DRAFT_TOKENS, 3, drafter="a", task="default")
+    found = stats_of(recorder.render(), "toy")
+    told, own = found["spec_decode"], found["spec_decode"]["by_drafter"]["a"]
+    counts = [
+        told["num_drafts"], *(each[f"num_{name}_tokens"] for each in (told, own)
+                              for name in ("draft", "accepted")),
+        *found["tokens"].values(),
+    ]  # fmt: skip
+    assert counts == [0, 3, 0, 3, 0, 0, 0, 0]
+    assert {type(count) for count in counts} == {int}
 
 
 async def test_an_answer_says_its_times_as_vllm_does_and_of_several_choices_nothing(

@@ -7,10 +7,10 @@ from cluster.requests.step_count import StepCount
 from cluster.spec.statistics import TextStatistics
 
 STEPS = (
-    StepCount(1, (), 0, {}, 0.0),
-    StepCount(3, (("b", "a"), ("a",)), 3, {"a": 3, "b": 1}, 1.0),
-    StepCount(2, (("b",),), 2, {"b": 2}, 2.0),
-    StepCount(1, (), 0, {}, 3.0),
+    StepCount(((),), 0, {}, 0.0),
+    StepCount((("b", "a"), ("a",), ()), 3, {"a": 3, "b": 1}, 1.0),
+    StepCount((("b",), ()), 2, {"b": 2}, 2.0),
+    StepCount(((),), 0, {}, 3.0),
 )
 WHOLE = SpeculationStats(num_steps=4, num_spec_steps=2, num_accepted_draft_tokens=3)
 
@@ -56,7 +56,7 @@ def test_a_text_that_ends_before_its_first_drafts_was_too_short_for_them() -> No
 
 def test_an_empty_last_step_counts_as_a_step() -> None:
     statistics = TextStatistics()
-    statistics.take([STEPS[0], StepCount(0, (), 2, {"a": 2}, 1.0)], 1)
+    statistics.take([STEPS[0], StepCount((), 2, {"a": 2}, 1.0)], 1)
     assert statistics.snapshot("").acceptance_histogram == (1,)
 
 

@@ -113,7 +113,7 @@ class TokenEvent(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., draft_sources: _Optional[_Iterable[_Union[_common_pb2.DrafterNames, _Mapping]]] = ..., queue_time_s: _Optional[float] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ..., draft_steps: _Optional[_Iterable[_Union[_common_pb2.DraftStep, _Mapping]]] = ..., prefill_time_s: _Optional[float] = ..., steps: _Optional[_Iterable[_Union[StepCount, _Mapping]]] = ...) -> None: ...
 
 class StepCount(_message.Message):
-    __slots__ = ("num_tokens", "sources", "num_nodes", "verified", "decode_time_s")
+    __slots__ = ("sources", "num_nodes", "verified", "decode_time_s")
     class VerifiedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -121,17 +121,15 @@ class StepCount(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_FIELD_NUMBER: _ClassVar[int]
     DECODE_TIME_S_FIELD_NUMBER: _ClassVar[int]
-    num_tokens: int
     sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.DrafterNames]
     num_nodes: int
     verified: _containers.ScalarMap[str, int]
     decode_time_s: float
-    def __init__(self, num_tokens: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.DrafterNames, _Mapping]]] = ..., num_nodes: _Optional[int] = ..., verified: _Optional[_Mapping[str, int]] = ..., decode_time_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, sources: _Optional[_Iterable[_Union[_common_pb2.DrafterNames, _Mapping]]] = ..., num_nodes: _Optional[int] = ..., verified: _Optional[_Mapping[str, int]] = ..., decode_time_s: _Optional[float] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
     __slots__ = ("num_steps", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram", "accepted_by_drafter", "idle_because", "verified_by_drafter", "shared_by_drafter", "decode_time_s")

@@ -28,10 +28,11 @@ _WHY: Schema = {"enum": [*WORDS["idle_because"], None]}
 _WHY_NOT_PREDICTED: Schema = {"enum": [*WORDS["prediction_idle_because"]]}
 
 STATISTICS = (
-    Rule("num_steps", "target steps that brought tokens, plain ones included", _COUNT),
+    Rule("num_steps", "target steps that brought some of the text, plain ones included", _COUNT),
     Rule("num_spec_steps", "those that checked at least one draft token", _COUNT),
     Rule("num_draft_tokens", "draft tokens checked in them", _COUNT),
-    Rule("num_accepted_draft_tokens", "draft tokens accepted", _COUNT),
+    Rule("num_accepted_draft_tokens", "draft tokens accepted, as far as the text goes: those "
+         "behind a stop string, a stop token or a limit are left out", _COUNT),
     Rule("mean_acceptance_length", "1 + num_accepted_draft_tokens / num_spec_steps: tokens per "
          "step with drafts", _NUMBER),
     Rule("draft_acceptance_rate", "num_accepted_draft_tokens / num_draft_tokens; 0 of none",

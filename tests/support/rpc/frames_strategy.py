@@ -202,9 +202,8 @@ stats = st.builds(
 
 
 step_counts = st.builds(
-    StepCount, lengths, several(several(ids)), lengths, st.dictionaries(ids, lengths, max_size=3),
-    doubles,
-)  # fmt: skip
+    StepCount, several(several(ids)), lengths, st.dictionaries(ids, lengths, max_size=3), doubles
+)
 
 
 @st.composite

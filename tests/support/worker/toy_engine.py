@@ -68,7 +68,7 @@ class ToyEngine:
         picked = [self._queue.popitem(last=False)[1] for _ in range(self._num_picked())]
         outputs = [self._evaluate(work) for work in picked]
         num_nodes = sum(len(work.tree) for work in picked)
-        prompts = [work for work in picked if work.base_len == 0 or len(work.delta) > 1]
+        prompts = [work for work in picked if len(work.delta) > 1]
         self.last_step = StepSummary(
             num_rows=sum(len(work.delta) for work in picked) + num_nodes,
             num_prompt_rows=sum(len(work.delta) for work in prompts),

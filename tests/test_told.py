@@ -1,0 +1,89 @@
+"""What clients are told is counted once, as it is told, and by one reason."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.metrics.recorder import Recorder
+from cluster.metrics.told import INGRESS, Tokens, Told, ToldRequest
+
+OURS = "drafthouse_requests_total"
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def page(recorder: Recorder) -> dict[str, float]:
+    """Every sample by its name and its labels' values, in the order of their names."""
+    return {
+        " ".join(
+            (sample.name, *(value for _, value in sorted(sample.labels.items())))
+        ): sample.value
+        for family in text_string_to_metric_families(recorder.render().decode())
+        for sample in family.samples
+    }
+
+
+def test_tokens_are_counted_as_they_come_and_once() -> None:
+    recorder = Recorder(only=INGRESS)
+    request = ToldRequest(Told(recorder), "code", "app")
+    request.grow(Tokens(prompt=5, cached=2, output=1))
+    request.grow(Tokens(prompt=5, cached=2, output=1))
+    request.grow(Tokens(prompt=5, cached=2, output=4))
+    request.end(["stop"])
+    found = page(recorder)
+    assert found["drafthouse_prompt_tokens_total app code"] == 5
+    assert found["drafthouse_output_tokens_total app code"] == 4
+    assert found["drafthouse_requests_total stop app code"] == 1
+    assert [value for name, value in found.items() if "prompt_tokens_cached_total" in name] == [2]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "counted"),
+    [
+        (["stop", "stop"], "stop"), (["stop", "length"], "length"),
+        (["length", "cancelled"], "cancelled"), (["error", "cancelled", "stop"], "error"),
+    ],
+)  # fmt: skip
+def test_a_request_with_several_texts_counts_by_one_reason(
+    reasons: list[str], counted: str
+) -> None:
+    recorder = Recorder(only=INGRESS)
+    request = ToldRequest(Told(recorder), "code", "")
+    request.grow(Tokens(prompt=1))
+    request.end(reasons)
+    found = {name: value for name, value in page(recorder).items() if OURS in name}
+    assert found == {f"drafthouse_requests_total {counted}  code": 1}
+
+
+def test_an_error_before_the_answer_is_a_refusal_and_later_it_is_not() -> None:
+    recorder = Recorder(only=INGRESS)
+    told = Told(recorder)
+    ToldRequest(told, "code", "").end(["error"], "worker_error")
+    begun = ToldRequest(told, "code", "")
+    begun.grow(Tokens(prompt=1, output=1))
+    begun.end(["error"], "worker_error")
+    found = page(recorder)
+    assert found["drafthouse_rejected_requests_total worker_error"] == 1
+    assert found["drafthouse_requests_total error  code"] == 1
+
+
+def test_a_rate_is_of_the_last_ten_full_seconds() -> None:
+    recorder, clock = Recorder(only=INGRESS), Clock()
+    ToldRequest(Told(recorder, clock), "code", "").grow(Tokens(prompt=30, output=5))
+
+    def rates() -> tuple[float, float]:
+        found = page(recorder)
+        name = "drafthouse_tokens_per_second"
+        return found[f"{name} prompt"], found[f"{name} output"]
+
+    assert rates() == (0.0, 0.0)
+    clock.now += 10.0
+    assert rates() == (3.0, 0.5)
+    clock.now += 10.0
+    assert rates() == (0.0, 0.0)
