@@ -2,18 +2,24 @@
 
 uvicorn's protocol bounds none of it: it waits for ever for a first byte or for the end of a head,
 and keeps however much of one comes.  Bodies are bounded where they are read (`body`).
+
+Here, too, are those whom uvicorn's protocol does not understand: it sends chunks to clients of
+HTTP/1.0, and takes an offer to speak another protocol (h2c) for the end of the request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import http
+import sys
 import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import httptools
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -77,6 +83,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_bytes = 0  # of path and headers
         # Bytes that came since the parser last told of any: it collects a header until that ends.
         self._num_untold = 0
+        self._without_offer = b""  # the head of a request that offered to speak otherwise
 
     @property
     def _is_answering(self) -> bool:
@@ -105,9 +112,23 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is None and not self._is_answering:
             self._start_clock()
         self._num_untold += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
         if self._num_untold > self._bounds.max_header_bytes and not self.transport.is_closing():
             self._end(HeadTooLargeError("a header does not end; send a shorter one"))
+
+    def _parse(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                # A server may ignore it (RFC 9110, 7.8); what comes next is still the body.
+                head, self._without_offer = self._without_offer, b""
+                data = head + data[offer.args[0] :]
 
     def on_message_begin(self) -> None:
         """See httptools."""
@@ -132,14 +153,29 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """See httptools."""
+        method = self.parser.get_method()
+        if self.parser.should_upgrade() and method != b"CONNECT":
+            version = self.parser.get_http_version().encode()
+            lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+            lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+            self._without_offer = b"\r\n".join([*lines, b"", b""])
+            return
         self._is_in_head = False
         self._num_untold = 0
         self._stop_clock()
         self._waiting.pop(self, None)
         super().on_headers_complete()
-        if self.cycle is not None:
-            at_once: dict[Any, Any] = {AT_ONCE: partial(_write_piece, self.cycle)}
-            self.cycle.scope["extensions"] = at_once
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        if not self._without_offer:
+            super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        at_once: dict[Any, Any] = {AT_ONCE: partial(_write_piece, cycle)}
+        cycle.scope["extensions"] = at_once
+        is_old = cycle.scope["http_version"] < "1.1"
+        super()._start_asgi_task(cycle, _without_chunks(cycle, app) if is_old else app)
 
     def on_response_complete(self) -> None:
         """Called by uvicorn."""
@@ -180,7 +216,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def _end(self, error: DrafthouseError) -> None:
         """Close the connection; tell a client that asks for the first time, or is about to ask."""
         self._waiting.pop(self, None)  # it is not lost before the next turn of the loop
-        if self._is_answering or (self.cycle is not None and not self._is_in_head):
+        if self._is_answering and not (
+            self._is_in_head or self.pipeline or self.cycle.response_started
+        ):
+            # The body is at fault, and what would have answered is told that the client is gone.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        elif self._is_answering or (self.cycle is not None and not self._is_in_head):
             self.transport.abort()
             return
         response = error_response(error, uuid.uuid4().hex)
@@ -190,6 +232,25 @@ class BoundedProtocol(HttpToolsProtocol):
         lines += [b"connection: close", b"", bytes(response.body)]
         self.transport.write(b"\r\n".join(lines))
         self.transport.close()
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+    """Return `app` for a client of HTTP/1.0: the end of the connection is that of the answer."""
+    cycle.keep_alive = False
+    cycle.waiting_for_100_continue = False
+    cycle.chunked_encoding = False
+
+    async def plainly(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_plainly(message: Message) -> None:
+            # uvicorn counts down what is left of a length, and compares it at the end.
+            is_last = not message.get("more_body", False)
+            left = len(message.get("body", b"")) if is_last else sys.maxsize
+            cycle.expected_content_length = left
+            await send(message)
+
+        await app(scope, receive, send_plainly)
+
+    return plainly
 
 
 def _write_piece(cycle: RequestResponseCycle, body: bytes) -> bool:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster import logs
 from cluster.config.http import HttpConfig
-from cluster.errors import HeadTooLargeError, RequestError
+from cluster.errors import RequestError
 from cluster.logs import UNKNOWN
 from deployments.ingress.http_protocol import check_head, size_of
 from deployments.ingress.openai_error import error_response
@@ -66,8 +66,9 @@ class RequestScope:
             head_bytes = len(scope["path"]) + len(scope["query_string"])
             head_bytes += sum(size_of(name, value) for name, value in headers)
             check_head(head_bytes, len(headers), self._bounds)
+            _check_coding(scope)
             await self._app(scope, receive, send_with_id)
-        except HeadTooLargeError as error:
+        except RequestError as error:
             await error_response(error, request_id)(scope, receive, send_with_id)
         finally:
             if self._is_logged and scope["path"] not in _SILENT:
@@ -86,6 +87,16 @@ class RequestScope:
                     },
                 )
             logs.REQUEST_ID.reset(named)
+
+
+def _check_coding(scope: Scope) -> None:
+    """Raise RequestError for a body in another coding than chunks: servers take off these alone."""
+    sent = [value.lower() for name, value in scope["headers"] if name == b"transfer-encoding"]
+    if sent and (sent != [b"chunked"] or scope["http_version"] < "1.1"):
+        raise RequestError(
+            "Transfer-Encoding: a body comes in chunks (`chunked`, by HTTP/1.1) or with a "
+            "Content-Length; say how it is compressed by Content-Encoding"
+        )
 
 
 def _id_in(scope: Scope) -> str | None:

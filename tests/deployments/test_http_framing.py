@@ -1,0 +1,142 @@
+"""Where bodies and answers end: old clients, offers to speak otherwise, damaged requests."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.support.deployments.site import ASK, DEADLINE_S, check_refused, rest, site
+
+POST = ASK.replace(b"GET / ", b"POST /echo ")
+OLD = b"POST /words HTTP/1.0\r\nContent-Length: 0\r\n"
+CHUNKS = b"3\r\nabc\r\n0\r\n\r\n"
+CLOSE = b"Connection: close\r\n"
+LENGTH, CHUNKED = b"Content-Length: 3\r\n", b"Transfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize("wish", [b"", b"Connection: keep-alive\r\n", CLOSE])
+async def test_to_an_old_client_the_end_of_the_connection_is_that_of_a_stream(wish: bytes) -> None:
+    async with site() as place:
+        reader, _ = await place.connect(OLD + wish + b"\r\n")
+        async with asyncio.timeout(DEADLINE_S):
+            head, first = await reader.readuntil(b"\r\n\r\n"), await reader.readexactly(4)
+        assert head.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in head
+        assert b"transfer-encoding" not in head
+        assert first == b"one "
+        place.application.may_answer.set()
+        assert await rest(reader) == b"two"
+
+
+async def test_an_old_client_gets_the_length_of_an_answer_that_has_one() -> None:
+    ask = b"POST /echo HTTP/1.0\r\nExpect: 100-continue\r\n" + LENGTH + b"\r\nabc"
+    async with site() as place:
+        head, _, body = (await place.answer(ask)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")  # it knows no 100 Continue
+        assert b"content-length: 3" in head
+        assert body == b"abc"
+        place.application.may_answer.set()
+        head = (await place.answer(OLD.replace(b"POST", b"HEAD") + b"\r\n")).lower()
+        assert b"chunked" not in head
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
+OFFERS = {
+    "h2c": OFFER,
+    "a web socket": b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
+    "TLS within": b"Upgrade: TLS/1.2, HTTP/1.1\r\nConnection: Upgrade\r\n",
+}
+BODIES = {"of a length": LENGTH + b"\r\nabc", "in chunks": CHUNKED + b"\r\n" + CHUNKS}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
+async def test_an_offer_to_speak_otherwise_is_not_taken_and_the_body_is_read(
+    offer: bytes, body: bytes
+) -> None:
+    last = POST + CLOSE + LENGTH + b"\r\nxyz"
+    async with site() as place:
+        answer = await place.answer(POST + offer + body + last)
+        assert answer.count(b"HTTP/1.1 200 ") == 2
+        assert b"\r\n\r\nabcHTTP/1.1" in answer
+        assert answer.endswith(b"xyz")
+        assert b"upgrade:" not in answer.lower()
+
+
+async def test_the_body_behind_an_offer_may_come_later_and_byte_by_byte() -> None:
+    ask = POST + OFFER + BODIES["of a length"]
+    async with site() as place:
+        reader, writer = await place.connect()
+        for byte in ask:
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0)
+        async with asyncio.timeout(DEADLINE_S):
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(3) == b"abc"
+
+
+async def test_a_proxy_is_what_nobody_finds_here() -> None:
+    async with site() as place:
+        check_refused(
+            await place.answer(b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n"), 400, "valid HTTP"
+        )
+
+
+CODINGS = {
+    "unknown": b"Transfer-Encoding: xyz\r\n\r\nabc",
+    "unknown without a body": b"Transfer-Encoding: xyz\r\n\r\n",
+    "identity": b"Transfer-Encoding: identity\r\n\r\n",
+    "nearly chunked": b"Transfer-Encoding: xchunked\r\n\r\n" + CHUNKS,
+    "with a parameter": b"Transfer-Encoding: chunked;q=1\r\n\r\n" + CHUNKS,
+    "compressed chunks": CLOSE + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKS,
+    "unknown below chunks": CLOSE + b"Transfer-Encoding: xyz\r\n" + CHUNKED + b"\r\n" + CHUNKS,
+    "chunks below another": b"Transfer-Encoding: chunked, gzip\r\n\r\n" + CHUNKS,
+    "chunks twice": CHUNKED + CHUNKED + b"\r\n" + CHUNKS,
+    "none": b"Transfer-Encoding: \r\n\r\n",
+    "a length, too": CHUNKED + LENGTH + b"\r\n" + CHUNKS,
+    "a length before": LENGTH + CHUNKED + b"\r\n" + CHUNKS,
+    "two lengths": LENGTH + LENGTH + b"\r\nabc",
+    "a list of lengths": b"Content-Length: 3, 3\r\n\r\nabc",
+    "a negative length": b"Content-Length: -3\r\n\r\nabc",
+    "an endless length": b"Content-Length: 99999999999999999999999\r\n\r\nabc",
+    "a size that is none": CHUNKED + b"\r\nzz\r\nabc",
+    "an endless size": CHUNKED + b"\r\nfffffffffffffffff\r\nabc",
+    "a chunk longer than it says": CHUNKED + b"\r\n3\r\nabcdef\r\n",
+}
+
+
+@pytest.mark.parametrize("rest_of_it", CODINGS.values(), ids=CODINGS)
+async def test_a_body_whose_end_nobody_knows_is_answered_and_the_connection_closed(
+    rest_of_it: bytes,
+) -> None:
+    async with site() as place:
+        check_refused(await place.answer(POST + rest_of_it), 400, "valid HTTP|Transfer-Encoding")
+        assert await place.is_served()
+
+
+async def test_chunks_from_a_client_of_an_age_that_knew_none_are_refused() -> None:
+    async with site() as place:
+        ask = b"POST /echo HTTP/1.0\r\n" + CHUNKED + b"\r\n" + CHUNKS
+        check_refused(await place.answer(ask), 400, "Transfer-Encoding")
+
+
+async def test_what_reads_a_damaged_body_learns_that_its_client_is_gone() -> None:
+    async with site() as place:
+        reader, writer = await place.connect(POST + CHUNKED + b"\r\n3\r\nabc\r\n")
+        await place.application.is_asked.wait()
+        writer.write(b"zz\r\n")
+        check_refused(await rest(reader), 400, "valid HTTP")
+        async with asyncio.timeout(DEADLINE_S):
+            await place.application.is_left.wait()
+
+
+async def test_a_damaged_request_behind_one_that_is_answered_ends_both() -> None:
+    """An answer of its own would be taken for that of the first."""
+    async with site() as place:
+        reader, writer = await place.connect(ASK.replace(b"/ ", b"/slow ") + b"\r\n")
+        await place.application.is_asked.wait()
+        writer.write(POST + CODINGS["a size that is none"])
+        assert await rest(reader) == b""
+        assert await place.is_served()
