@@ -7,6 +7,7 @@
     │   ├── NotFoundError     no model or drafter of that name is served
     │   ├── TooLargeError     the body, prompt or frame exceeds a stated limit
     │   │   └── HeadTooLargeError  the path and headers of an HTTP request do
+    │   ├── UnsupportedCodingError  the body is compressed in a way that is not served
     │   └── TooSlowError      the request did not arrive in time
     ├── CapacityError         the request is valid; retry later (429)
     │   └── UnavailableError  no worker is available at present (503)
@@ -70,6 +71,10 @@ class TooLargeError(RequestError):
 
 class HeadTooLargeError(TooLargeError):
     code = "headers_too_large"
+
+
+class UnsupportedCodingError(RequestError):
+    code = "unsupported_content_encoding"
 
 
 class TooSlowError(RequestError):
@@ -139,6 +144,7 @@ SURFACES: tuple[Surface, ...] = (
     Surface(NotFoundError, 404, "invalid_request_error", "NOT_FOUND"),
     Surface(TooLargeError, 413, "invalid_request_error", "OUT_OF_RANGE"),
     Surface(HeadTooLargeError, 431, "invalid_request_error", "OUT_OF_RANGE"),
+    Surface(UnsupportedCodingError, 415, "invalid_request_error", "INVALID_ARGUMENT"),
     Surface(TooSlowError, 408, "invalid_request_error", "DEADLINE_EXCEEDED"),
     Surface(DeadlineError, 504, "timeout_error", "DEADLINE_EXCEEDED"),
     Surface(CapacityError, 429, "rate_limit_error", "RESOURCE_EXHAUSTED"),

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from cluster.config.schema import IngressConfig
-from cluster.errors import RequestError, TooLargeError, TooSlowError
+from cluster.errors import RequestError, TooSlowError
 from cluster.text.json_text import parse_json
+from deployments.ingress.content_coding import codings_of, too_large, unpack
 from deployments.ingress.fields import json_kind
 
 T = TypeVar("T")
@@ -24,40 +25,47 @@ async def read_object(
 ) -> T:
     """Read the JSON object in the body of `request` and return the result of `parse`.
 
-    Raises TooLargeError before it reads beyond the limit, TooSlowError if the body does not arrive
-    in time, RequestError if the body is not a JSON object.
+    Raises UnsupportedCodingError before it reads, TooLargeError before it reads or unpacks beyond
+    the limit, TooSlowError if the body does not arrive in time, RequestError if the body is not a
+    JSON object.
     """
+    limit = settings.max_body_bytes
+    codings = codings_of(request.headers.getlist("content-encoding"))
     try:
         async with asyncio.timeout(settings.body_timeout_s):
-            body = await _read(request, settings.max_body_bytes)
+            body = await _read(request, limit)
     except TimeoutError:
         raise TooSlowError(
             f"the body has not arrived within {settings.body_timeout_s:g} s; send it faster or "
             "raise ingress.body_timeout_s"
         ) from None
-    if len(body) <= _INLINE_BYTES:
-        return parse(parse_body(body))
-    return await asyncio.to_thread(lambda: parse(parse_body(body)))
+
+    def parsed() -> T:
+        return parse(parse_body(unpack(body, codings, limit)))
+
+    # Nobody knows how much a compressed one is.
+    is_short = len(body) <= _INLINE_BYTES and not codings
+    return parsed() if is_short else await asyncio.to_thread(parsed)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length[:20]) > max_bytes:
-        raise _too_large(f"{length[:20]} bytes", max_bytes)
+        raise too_large(f"{length[:20]} bytes", max_bytes)
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
         if size > max_bytes:
-            raise _too_large(f"more than {max_bytes} bytes", max_bytes)
+            raise too_large(f"more than {max_bytes} bytes", max_bytes)
         chunks.append(chunk)
+    if not size and "upgrade" in request.headers:
+        # Serve's proxies take the offer for the end of the request.
+        raise RequestError(
+            "no body came; send the request without the header Upgrade (in Java, build the client "
+            "with `version(HTTP_1_1)`)"
+        )
     return b"".join(chunks)
-
-
-def _too_large(size: str, max_bytes: int) -> TooLargeError:
-    return TooLargeError(
-        f"the body has {size}, the limit is {max_bytes}; shorten it or raise ingress.max_body_bytes"
-    )
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

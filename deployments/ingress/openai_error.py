@@ -11,7 +11,14 @@ from collections.abc import Callable
 
 from starlette.responses import Response
 
-from cluster.errors import CapacityError, DrafthouseError, UnauthenticatedError, surface_of
+from cluster.errors import (
+    CapacityError,
+    DrafthouseError,
+    UnauthenticatedError,
+    UnsupportedCodingError,
+    surface_of,
+)
+from deployments.ingress.content_coding import CODINGS
 
 log = logging.getLogger(__name__)
 # The innermost ones: an endless recursion has a thousand.
@@ -41,6 +48,8 @@ def error_response(
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, UnauthenticatedError):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, UnsupportedCodingError):
+        headers["Accept-Encoding"] = ", ".join(CODINGS)
     return Response(
         body(error, request_id),
         status_code=surface_of(error).http_status,
