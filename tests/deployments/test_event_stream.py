@@ -72,7 +72,7 @@ class Site:
     toy: ToyTarget
     rooms: House
 
-    def call(self, **fields: Any) -> Call:
+    def call(self, http_version: str = "1.1", **fields: Any) -> Call:
         body = json.dumps({**BODY, **fields}).encode()
         sent: list[dict[str, Any]] = []
         changed, leave = asyncio.Event(), asyncio.Event()
@@ -90,7 +90,7 @@ class Site:
 
         scope = {
             "type": "http", "method": "POST", "path": "/v1/completions", "headers": [],
-            "query_string": b"", "root_path": "",
+            "query_string": b"", "root_path": "", "http_version": http_version,
         }  # fmt: skip
         task = asyncio.ensure_future(self.app(scope, receive, send))
         return Call(task, sent, changed, leave)
@@ -121,6 +121,19 @@ async def test_a_stream_that_waits_has_its_headers_and_signs_of_life(tokenizer: 
         await call.wait_for(b"data: [DONE]\n\n")
         await call.task
         assert call.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+async def test_behind_a_server_of_chunks_an_old_client_gets_its_stream_in_one_piece(
+    tokenizer: Tokenizer,
+) -> None:
+    async with site(tokenizer) as place:
+        place.toy.gate.set()
+        call = place.call("1.0")
+        await call.task
+        start, whole = call.sent
+        assert dict(start["headers"])[b"content-length"] == b"%d" % len(whole["body"])
+        assert whole["body"].endswith(b"data: [DONE]\n\n")
+        assert whole["more_body"] is False
 
 
 async def test_a_stream_that_queues_is_admitted_and_one_too_many_is_refused(
