@@ -14,6 +14,8 @@ from cluster.errors import ForbiddenError
 from deployments.ingress.openai_error import error_response
 from deployments.ingress.request_scope import request_id_of
 
+# What an origin leaves out.
+_PORTS = {"http": ":80", "https": ":443"}
 _READING = ("GET", "HEAD", "OPTIONS")
 
 
@@ -23,7 +25,8 @@ class BrowserGuard:
     A page whose name comes to lead to loopback (DNS rebinding) is of the same origin as a server
     there, so such a server answers under loopback's names and `http.host_names` only.  And a page
     needs nobody's leave to send a form, so what another site sends is refused unless
-    `api.cors_origins` has it.
+    `api.cors_origins` has it.  Which site that is says Sec-Fetch-Site; a browser that sends none
+    is known by its Origin, which is another than the Host that it asks.
     """
 
     def __init__(self, app: ASGIApp, where: HttpConfig, origins: Sequence[str]) -> None:
@@ -61,6 +64,15 @@ class BrowserGuard:
         return is_loopback(name.strip("[]").lower()) or name in self._where.host_names
 
     def _is_foreign(self, headers: Mapping[str, str]) -> bool:
-        if headers.get("sec-fetch-site") != "cross-site":
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin", "")
+        if {"*", origin} & set(self._origins):
             return False
-        return not {"*", headers.get("origin", "")} & set(self._origins)
+        if site is not None:
+            return site == "cross-site"
+        # Older browsers say no more, nor does any to an http:// address of another machine.
+        scheme, _, where = origin.lower().partition("://")
+        # No page of another site sets the second one; a proxy does.
+        hosts = headers.get("host", ""), headers.get("x-forwarded-host", "").partition(",")[0]
+        port = _PORTS.get(scheme, "")
+        ours = {host.strip().lower().removesuffix(port) for host in hosts}
+        return bool(origin) and not (port and where.removesuffix(port) in ours)

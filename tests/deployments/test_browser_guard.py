@@ -79,3 +79,68 @@ async def test_a_page_that_cors_allows_may_and_so_may_our_own_and_programs() -> 
 async def test_whoever_follows_a_link_from_elsewhere_may_read() -> None:
     answer = await ask(guarded(LOCAL), Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")
     assert answer.status_code == 200
+
+
+SAME = [
+    ("http://llm.example", "llm.example"),
+    ("http://llm.example", "llm.example:80"),
+    ("http://LLM.example:8000", "llm.example:8000"),
+    ("https://llm.example", "llm.example"),
+    ("https://llm.example", "llm.example:443"),
+    ("https://llm.example:443", "llm.example"),
+    ("http://[fd00::1]:8000", "[fd00::1]:8000"),
+    ("http://[fd00::1]", "[fd00::1]:80"),
+]
+OTHERS = [
+    ("http://evil.example", "llm.example"),
+    ("http://llm.example:3000", "llm.example:8000"),
+    ("https://llm.example", "llm.example:80"),
+    ("http://llm.example", "llm.example:443"),
+    ("http://llm.example.evil.example", "llm.example"),
+    ("http://evil.example/llm.example", "llm.example"),
+    ("http://[fd00::1]:8000", "[fd00::2]:8000"),
+    ("http://[::1", "llm.example"),
+    ("null", "llm.example"),
+    ("null", ""),
+    ("file://", "llm.example"),
+    ("file://", ""),
+    ("llm.example", "llm.example"),
+    ("chrome-extension://llm.example", "llm.example"),
+    ("x", "x"),
+]
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+@pytest.mark.parametrize(("origin", "host"), OTHERS)
+async def test_an_older_browsers_page_of_another_origin_may_send_nothing(
+    method: str, origin: str, host: str
+) -> None:
+    """Browsers send Sec-Fetch-Site over https and to loopback only, and older ones nowhere."""
+    for kind in ("text/plain", "application/json", "application/x-www-form-urlencoded"):
+        sent = {"Origin": origin, "Host": host, "Content_Type": kind}
+        answer = await ask(guarded(PUBLIC, ("https://good.example",)), method, **sent)
+        assert answer.status_code == 403
+        assert "api.cors_origins" in answer.json()["error"]["message"]
+    assert (await ask(guarded(PUBLIC), "GET", Origin=origin, Host=host)).status_code == 200
+
+
+@pytest.mark.parametrize(("origin", "host"), SAME)
+async def test_an_older_browsers_own_page_may(origin: str, host: str) -> None:
+    app = guarded(PUBLIC)
+    assert (await ask(app, "POST", Origin=origin, Host=host)).status_code == 200
+    # Behind a proxy that says under which name it was asked.
+    forwarded = {"Origin": origin, "Host": "10.0.0.7:8000", "X_Forwarded_Host": f"{host}, inner"}
+    assert (await ask(app, "POST", **forwarded)).status_code == 200
+
+
+@pytest.mark.parametrize("allowed", ["http://good.example", "null", "*"])
+async def test_an_older_browsers_page_that_cors_allows_may(allowed: str) -> None:
+    origin = "http://good.example" if allowed == "*" else allowed
+    app = guarded(PUBLIC, (allowed,))
+    assert (await ask(app, "POST", Origin=origin, Host="llm.example")).status_code == 200
+
+
+async def test_a_page_of_another_site_is_refused_on_loopback_as_well() -> None:
+    for host in OURS:
+        answer = await ask(guarded(LOCAL), "POST", Origin="http://evil.example", Host=host)
+        assert answer.status_code == 403
