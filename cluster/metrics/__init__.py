@@ -43,7 +43,7 @@ KEY_TOKENS = Metric(
     "Tokens of requests that are over, by the name of their API key. kind: prompt, cached (those "
     "of prompt that were in the prefix cache), output, as drafthouse_prompt_tokens and "
     "drafthouse_output_tokens count them. The first 100 keys that ask an ingress process have "
-    "their names here, all others are `other`.",
+    "their names here, all others are `(other)`.",
     ("key", "kind"),
 )
 AUDITED = Metric(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -43,7 +43,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
             reason = self._tokens.refusal(call.method, call.invocation_metadata)
             if reason:
                 self._note(call.method, reason)
-                return _refusing(grpc.StatusCode.UNAUTHENTICATED, reason)
+                return refusing(grpc.StatusCode.UNAUTHENTICATED, reason)
         handler = await continuation(call)
         if handler is None or not self._caller:
             return handler
@@ -76,9 +76,11 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
             log.warning("refused a call method=%s: %s", method[:100], reason)
 
 
-def _refusing(status: grpc.StatusCode, reason: str) -> Any:
+def refusing(status: grpc.StatusCode, reason: str, metadata: Sequence[Any] = ()) -> Any:
+    """Return a handler of whatever method, which ends the call with that status."""
+
     async def refuse(_requests: Any, context: Any) -> None:
-        await context.abort(status, reason)
+        await context.abort(status, reason, metadata)
 
     # As a stream: then gRPC does not wait for the request, which might never come.
     return grpc.stream_stream_rpc_method_handler(refuse)

@@ -67,12 +67,12 @@ class BrowserGuard:
         site, origin = headers.get("sec-fetch-site"), headers.get("origin", "")
         if {"*", origin} & set(self._origins):
             return False
-        if site is not None:
+        if site is not None or not origin:
             return site == "cross-site"
         # Older browsers say no more, nor does any to an http:// address of another machine.
         scheme, _, where = origin.lower().partition("://")
+        port = _PORTS.get(scheme)
         # No page of another site sets the second one; a proxy does.
-        hosts = headers.get("host", ""), headers.get("x-forwarded-host", "").partition(",")[0]
-        port = _PORTS.get(scheme, "")
-        ours = {host.strip().lower().removesuffix(port) for host in hosts}
-        return bool(origin) and not (port and where.removesuffix(port) in ours)
+        asked = f"{headers.get('host', '')},{headers.get('x-forwarded-host', '')}".lower()
+        hosts = [host.strip().removesuffix(port) for host in asked.split(",")] if port else []
+        return not where or where.removesuffix(port or "") not in hosts

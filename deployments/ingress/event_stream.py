@@ -7,10 +7,9 @@ import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from cluster.errors import DrafthouseError
 from deployments.ingress.choice import Delta
@@ -66,8 +65,6 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._at_once = scope.get("extensions", {}).get(AT_ONCE)
-        if self._at_once is None and scope.get("http_version", "1.1") < "1.1":
-            send = _collected(send)
         gone = asyncio.ensure_future(_until_disconnected(receive))
         sending = asyncio.ensure_future(self._send(send))
         try:
@@ -111,25 +108,6 @@ class EventStream(Response):
             await asyncio.sleep(self._heartbeat_s)
             if self._is_quiet:
                 await send({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
-
-
-def _collected(send: Send) -> Send:
-    """Return what sends an answer in one piece, with its length: Serve's proxies would send chunks,
-    which clients of HTTP/1.0 do not know."""
-    start: Message = {}
-    body = bytearray()
-
-    async def collect(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            start.update(message)
-            return
-        body.extend(message["body"])
-        if not message["more_body"]:
-            MutableHeaders(scope=start)["Content-Length"] = str(len(body))
-            await send(start)
-            await send({**message, "body": bytes(body)})
-
-    return collect
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

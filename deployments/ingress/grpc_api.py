@@ -65,7 +65,7 @@ class GrpcApi:
             yield generation_pb2.GenerateResponse()
 
     async def _responses(self, body: Any, context: Any) -> AsyncIterator[GenerationResponse]:
-        caller = self._caller(context)
+        caller = self.caller(context.invocation_metadata())
         try:
             message = read_message(generation_pb2.GenerateRequest, body, self._ingress)
             request = decode_request(message)
@@ -96,16 +96,16 @@ class GrpcApi:
     async def answer(self, method: str, body: Any, context: Any) -> Any:
         """One of the calls with one answer.  Raises, as Serve's proxy wants it of a unary call."""
         try:
-            self._caller(context)
+            self.caller(context.invocation_metadata())
             return await self._tokens.answer(method, body)
         except Exception as error:  # noqa: BLE001
             refusal = error if isinstance(error, DrafthouseError) else hidden(error, "?")
             _set_status(context, refusal)
             raise refusal from None
 
-    def _caller(self, context: Any) -> Caller:
+    def caller(self, metadata: Any) -> Caller:
         """Return who calls, on our own listener or through Serve's proxy; a refusal is counted."""
-        sent = dict(context.invocation_metadata() or ())
+        sent = dict(metadata or ())
         try:
             return self._ingress.keys.caller(sent.get("authorization"), sent.get("x-api-key"))
         except DrafthouseError as error:

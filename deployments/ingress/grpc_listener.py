@@ -16,8 +16,9 @@ from grpc_reflection.v1alpha import reflection
 from cluster.config.reloaded import Reloaded
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, DrafthouseError
+from cluster.rpc.guard import refusing
 from cluster.rpc.options import public_server_options
-from cluster.rpc.status import abort
+from cluster.rpc.status import abort, status_code, trailing_metadata
 from cluster.rpc.trust import Trust
 from deployments.addresses import joined
 from deployments.ingress.grpc_api import GrpcApi
@@ -42,6 +43,7 @@ class GrpcListener:
         self._server = grpc.aio.server(
             options=public_server_options(message_limit(config.ingress), config.max_calls),
             maximum_concurrent_rpcs=config.max_calls,
+            interceptors=[_Door(api)],
         )
         servicer = _Servicer(api)
         add_generation(servicer, self._server)
@@ -65,6 +67,23 @@ class GrpcListener:
     async def stop(self) -> None:
         """Refuse new calls, give open ones time to end, then break them."""
         await self._server.stop(self._patience_s)
+
+
+class _Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Asks for a key before a message is read: one that never comes must hold no place."""
+
+    def __init__(self, api: GrpcApi) -> None:
+        self._api = api
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        call = handler_call_details
+        try:
+            # Health checks and reflection ask nobody.
+            if call.method.startswith(f"/{GENERATION}/"):
+                self._api.caller(call.invocation_metadata)
+        except DrafthouseError as error:
+            return refusing(status_code(error), error.message, trailing_metadata(error))
+        return await continuation(call)
 
 
 class _Servicer:

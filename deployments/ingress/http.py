@@ -31,6 +31,7 @@ from deployments.ingress.browser_guard import BrowserGuard
 from deployments.ingress.choice import Delta
 from deployments.ingress.event_stream import EventStream, Writer, while_connected
 from deployments.ingress.generation import Generation
+from deployments.ingress.http_protocol import AT_ONCE
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import ANYBODY, Caller, Operators, caller_of
 from deployments.ingress.openai_error import ErrorBody, error_body, error_response, hidden
@@ -213,11 +214,14 @@ async def _generate(ingress: Ingress, request: Request, face: Face) -> Response:
         writer = face.write(asked, generation, request_id)
         headers = warning_header(asked.ignored)
         # The status line of a stream is sent once it is admitted: until then it can be refused.
-        if asked.stream:
+        if asked.stream and _may_be_sent_piecemeal(request):
             await while_connected(request.receive, generation.admitted())
             is_streaming = True
             return EventStream(generation, writer, headers, ingress.config.api.heartbeat_s)
         collected = await while_connected(request.receive, _all_deltas(generation))
+        if asked.stream:
+            events = writer.opening() + writer.chunks(collected) + writer.closing()
+            return Response(events, media_type="text/event-stream", headers=headers)
         body = await _whole(writer, collected, generation.num_prompt_logprobs)
         return Response(body, media_type="application/json", headers=headers)
     except ClientDisconnect:
@@ -225,6 +229,13 @@ async def _generate(ingress: Ingress, request: Request, face: Face) -> Response:
     finally:
         if not is_streaming:
             generation.close()
+
+
+def _may_be_sent_piecemeal(request: Request) -> bool:
+    """False for clients of HTTP/1.0, which know no chunks, behind Serve's proxies, which send some:
+    they get a stream in one piece, with its length."""
+    scope = request.scope
+    return scope["http_version"] >= "1.1" or AT_ONCE in scope.get("extensions", ())
 
 
 async def _all_deltas(generation: Generation) -> list[Delta]:

@@ -124,7 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
         while data:
             try:
                 self.parser.feed_data(data)
-                return
+                break
             except httptools.HttpParserUpgrade as offer:
                 # A server may ignore it (RFC 9110, 7.8); what comes next is still the body.
                 head, self._without_offer = self._without_offer, b""
@@ -174,8 +174,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         at_once: dict[Any, Any] = {AT_ONCE: partial(_write_piece, cycle)}
         cycle.scope["extensions"] = at_once
-        is_old = cycle.scope["http_version"] < "1.1"
-        super()._start_asgi_task(cycle, _without_chunks(cycle, app) if is_old else app)
+        if cycle.scope["http_version"] < "1.1":
+            cycle.keep_alive = cycle.waiting_for_100_continue = cycle.chunked_encoding = False
+            app = partial(_without_chunks, app, cycle)
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         """Called by uvicorn."""
@@ -234,23 +236,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def _without_chunks(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
-    """Return `app` for a client of HTTP/1.0: the end of the connection is that of the answer."""
-    cycle.keep_alive = False
-    cycle.waiting_for_100_continue = False
-    cycle.chunked_encoding = False
+async def _without_chunks(
+    app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answer a client of HTTP/1.0: the end of the connection is that of the answer."""
 
-    async def plainly(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_plainly(message: Message) -> None:
-            # uvicorn counts down what is left of a length, and compares it at the end.
-            is_last = not message.get("more_body", False)
-            left = len(message.get("body", b"")) if is_last else sys.maxsize
-            cycle.expected_content_length = left
-            await send(message)
+    async def send_plainly(message: Message) -> None:
+        # uvicorn counts down what is left of a length, and looks at it at the end.
+        is_last = not message.get("more_body")
+        cycle.expected_content_length = len(message.get("body", b"")) if is_last else sys.maxsize
+        await send(message)
 
-        await app(scope, receive, send_plainly)
-
-    return plainly
+    await app(scope, receive, send_plainly)
 
 
 def _write_piece(cycle: RequestResponseCycle, body: bytes) -> bool:

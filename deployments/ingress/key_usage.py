@@ -8,7 +8,8 @@ from cluster.metrics.told import Tokens
 
 # Each name is three series; a file may have thousands of keys.
 MAX_NAMES = 100
-OTHER = "other"
+# No key can have it.
+OTHER = "(other)"
 
 
 class KeyUsage:

@@ -140,15 +140,27 @@ class Operators:
     def __init__(self, config: Config, keys: KeyRing) -> None:
         self._keys = keys
         self._has_port = config.access.admin.port is not None
-        self._is_everybody = config.http.is_local or (keys.is_open and not self._has_port)
+        self.is_everybody = config.http.is_local or (keys.is_open and not self._has_port)
 
     @classmethod
     def everybody(cls) -> Operators:
         """Return those of a port that asks for no key."""
         return cls(Config(), KeyRing(Config()))
 
+    def owner(self, request: Request) -> str | None:
+        """Return of which key alone a request may see the series, by the key's name; None = of all.
+
+        Raises UnauthenticatedError where nobody may see anything without a key."""
+        try:
+            caller = caller_of(request, self._keys)
+        except UnauthenticatedError:
+            if not self.is_everybody:
+                raise
+            caller = ANYBODY
+        return None if caller.key.admin or self._keys.is_open else caller.name
+
     def check(self, request: Request) -> None:
         """Raise UnauthenticatedError or ForbiddenError for all others."""
-        if not self._is_everybody and not caller_of(request, self._keys).key.admin:
+        if not self.is_everybody and not caller_of(request, self._keys).key.admin:
             where = " or ask at access.admin.port" if self._has_port else ""
             raise ForbiddenError(f"this is for operators; send a key with `admin: true`{where}")

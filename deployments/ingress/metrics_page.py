@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -27,6 +28,9 @@ class AsksCoordinator(Protocol):
 
     async def metrics(self, timeout_s: float) -> bytes: ...
 
+
+# Within another label's value the quote would be escaped.
+_KEY = re.compile(r'[{,]key="([^"]*)"')
 
 # Returns the texts of the other ingress replicas that answer in time.
 AskOthers = Callable[[float], Awaitable[list[bytes]]]
@@ -62,6 +66,17 @@ async def _ask(name: str, link: AsksCoordinator) -> bytes | None:
     except DrafthouseError as error:
         log.info("coordinator id=%s did not send its metrics: %s", name, error)
         return None
+
+
+def seen_by(owner: str, page: bytes, *, is_general: bool) -> bytes:
+    """Return what the owner of that key sees of a page: of the series by key its own, and those of
+    no key if `is_general`."""
+    lines = []
+    for line in page.decode().splitlines(keepends=True):
+        key = _KEY.search(line)
+        if line.startswith("#") or (key[1] == owner if key else is_general):
+            lines.append(line)
+    return "".join(lines).encode()
 
 
 def side_by_side(texts: Iterable[bytes]) -> bytes:

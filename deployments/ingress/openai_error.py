@@ -49,7 +49,7 @@ def error_response(
     if isinstance(error, UnauthenticatedError):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, UnsupportedCodingError):
-        headers["Accept-Encoding"] = ", ".join(CODINGS)
+        headers["Accept-Encoding"] = CODINGS
     return Response(
         body(error, request_id),
         status_code=surface_of(error).http_status,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import re
@@ -13,12 +14,17 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from cluster import metrics
 from cluster.client.generated import generation_pb2
 from cluster.config.access import AccessConfig, AdminConfig, digest_of
-from cluster.config.schema import Config, HttpConfig
+from cluster.config.schema import Config, HttpConfig, IngressConfig
+from cluster.errors import ConfigError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.http import create_admin_app
+from deployments.ingress.key_usage import OTHER
+from deployments.ingress.keys import KeyRing
 from deployments.ingress.servicers import GENERATION
 from tests.support.deployments.place import BODIES, generate, place, write_keys
 
@@ -91,6 +97,27 @@ async def test_grpc_asks_for_the_same_keys(tokenizer: Tokenizer, write: Write) -
             rb"^drafthouse_rejected_requests_total.* (\S+)$", here.ingress.recorder.render(), re.M
         )
     assert list(map(float, refusals)) == [4.0]
+
+
+@pytest.mark.parametrize("method", ["Generate", "Tokenize", "ListModels", "NoSuch"])
+@pytest.mark.parametrize("sent", [b"", b"\xff\xff", b"a" * 300_000, None])
+@pytest.mark.parametrize("key", ["", "wrong"])
+async def test_grpc_asks_for_a_key_whatever_is_called_and_before_the_message_is_read(
+    tokenizer: Tokenizer, write: Write, method: str, sent: bytes | None, key: str
+) -> None:
+    """A call that sends nothing would else wait for ever in the place of another."""
+    config = dataclasses.replace(write(alice={}), ingress=IngressConfig(max_body_bytes=1000))
+    async with place(tokenizer, config) as here, here.listening() as (channel, _):
+        metadata = (("authorization", f"Bearer {key}"),) if key else ()
+        path = f"/{GENERATION}/{method}"
+        if sent is None:
+            call = channel.stream_stream(path)(metadata=metadata)
+        else:
+            call = channel.unary_stream(path)(sent, metadata=metadata)
+        async with asyncio.timeout(60):
+            assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+        refusals = here.ingress.recorder.render()
+        assert b'drafthouse_rejected_requests_total{code="invalid_api_key"} 1.0' in refusals
 
 
 async def test_a_class_that_the_key_may_not_use_is_forbidden(
@@ -208,23 +235,78 @@ async def test_what_operators_see_needs_their_key_or_their_port(
     async with place(tokenizer, write(alice={}, root={"admin": True})) as here:
         await here.ask("/v1/completions", key="alice")
 
-        async def seen(key: str = "") -> tuple[int, list[str]]:
+        async def seen(key: str = "") -> tuple[int, int, list[str]]:
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             health = await here.client.get("/health", headers=headers)
-            metrics = await here.client.get("/metrics", headers=headers)
+            page = await here.client.get("/metrics", headers=headers)
             stats = await here.client.get("/stats", headers=headers)
-            assert stats.status_code == metrics.status_code
-            return metrics.status_code, list(health.json())
+            return page.status_code, stats.status_code, list(health.json())
 
-        assert await seen() == (401, ["status"])
-        assert await seen("alice") == (403, ["status"])
-        status, shown = await seen("root")
-        assert (status, shown[:2]) == (200, ["status", "model"])
+        assert await seen() == (401, 401, ["status"])
+        assert await seen("wrong") == (401, 401, ["status"])
+        assert await seen("alice") == (200, 403, ["status"])
+        *status, shown = await seen("root")
+        assert (status, shown[:2]) == ([200, 200], ["status", "model"])
         transport = httpx.ASGITransport(create_admin_app(here.ingress))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             assert (await client.get("/metrics")).status_code == 200
             assert "keys" in (await client.get("/health")).json()
             assert (await client.get("/v1/models")).status_code == 404
+
+
+async def series(client: httpx.AsyncClient, key: str = "") -> dict[str, set[str]]:
+    """The families of /metrics that have samples, each with the keys that these are of."""
+    headers = {"x-api-key": key} if key else {}
+    answer = await client.get("/metrics", headers=headers)
+    assert answer.status_code == 200
+    families = text_string_to_metric_families(answer.text)
+    return {
+        family.name: {sample.labels.get("key", "") for sample in family.samples}
+        for family in families
+        if family.samples
+    }
+
+
+BY_KEY = metrics.KEY_TOKENS.name
+
+
+async def test_a_tenants_metrics_are_its_own_and_an_operators_are_everybodys(
+    tokenizer: Tokenizer, write: Write
+) -> None:
+    config = write(alice={}, bob={}, al={}, root={"admin": True})
+    async with place(tokenizer, config) as here:
+        for key in ("alice", "bob"):
+            await here.ask("/v1/completions", key=key)
+        assert await series(here.client, "alice") == {BY_KEY: {"alice"}}
+        assert await series(here.client, "bob") == {BY_KEY: {"bob"}}
+        assert await series(here.client, "al") == {}
+        seen = await series(here.client, "root")
+        assert seen[BY_KEY] == {"alice", "bob"}
+        assert len(seen) > 1
+
+
+async def test_on_loopback_everybody_sees_the_series_of_no_key_and_nobody_anothers(
+    tokenizer: Tokenizer, write: Write
+) -> None:
+    config = Config(access=write(alice={}, bob={}, root={"admin": True}).access)
+    async with place(tokenizer, config) as here:
+        for key in ("alice", "bob"):
+            await here.ask("/v1/completions", key=key)
+        everything = await series(here.client, "root")
+        assert everything[BY_KEY] == {"alice", "bob"}
+        assert await series(here.client, "alice") == everything | {BY_KEY: {"alice"}}
+        others = {name: keys for name, keys in everything.items() if name != BY_KEY}
+        for key in ("", "wrong"):
+            assert await series(here.client, key) == others
+        for key, is_told in (("", False), ("alice", False), ("root", True)):
+            health = await here.client.get("/health", headers={"x-api-key": key})
+            assert ("keys" in health.json()) == is_told
+            assert "engines" in health.json()
+
+
+async def test_no_key_has_the_name_of_those_beyond_the_first_hundred(write: Write) -> None:
+    with pytest.raises(ConfigError, match="name may hold"):
+        KeyRing(write(**{OTHER: {}}))
 
 
 @pytest.mark.parametrize(

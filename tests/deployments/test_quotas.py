@@ -178,7 +178,7 @@ async def test_tokens_are_counted_under_the_names_of_keys(
         used = Counter[tuple[str, str]]()
         for key in ("a", "b", "a", "c", "d"):
             usage = (await here.ask(PATH, key=key)).json()["usage"]
-            name = key if key in ("a", "b") else "other"
+            name = key if key in ("a", "b") else "(other)"
             used[name, "prompt"] += usage["prompt_tokens"]
             used[name, "output"] += usage["completion_tokens"]
             used[name, "cached"] += usage["prompt_tokens_details"]["cached_tokens"]

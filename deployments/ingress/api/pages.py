@@ -26,6 +26,7 @@ from deployments.ingress.api.token_request import (
 from deployments.ingress.body import read_object
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import Operators
+from deployments.ingress.metrics_page import seen_by
 from deployments.ingress.sampling import check_model
 from deployments.ingress.spec import Limits
 from deployments.page.routes import about, wants_html
@@ -116,17 +117,27 @@ class Pages:
         return Response(status_code=200)
 
     async def health(self, request: Request) -> Response:
-        """All of it for operators; for everybody else whether it serves."""
+        """All of it for operators; for everybody else whether it serves, and on loopback all but
+        the names of keys."""
         state = await self._ingress.health()
         try:
             self._operators.check(request)
+            if self._operators.owner(request) is not None:
+                state.pop("keys")
         except (UnauthenticatedError, ForbiddenError):
             state = {"status": state["status"]}
         return JSONResponse(state, status_code=200 if state["status"] == "ok" else 503)
 
     async def metrics(self, request: Request) -> Response:
-        self._operators.check(request)
-        return Response(await self._ingress.render_metrics(), media_type=CONTENT_TYPE_LATEST)
+        """All of it for operators; for whoever has another key that key's own series."""
+        operators = self._operators
+        owner = operators.owner(request)
+        if not owner:
+            operators.check(request)
+        page = await self._ingress.render_metrics()
+        if owner is not None:
+            page = seen_by(owner, page, is_general=operators.is_everybody)
+        return Response(page, media_type=CONTENT_TYPE_LATEST)
 
     async def stats(self, request: Request) -> Response:
         self._operators.check(request)
