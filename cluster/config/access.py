@@ -90,7 +90,7 @@ class ClientKey(RateLimits):
     """The one of ingress.segments that its requests belong to, whatever they say. Empty = they say
     it."""
     admin: bool = False
-    """It may see /metrics and the whole of /health."""
+    """It may see the whole of /metrics and /health; other keys see their own usage on /metrics."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class IngressConfig:
     """Ingress processes; each uses one core to tokenise and detokenise."""
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     max_body_bytes: Annotated[int, Range(1024)] = 4 * 1024 * 1024
-    """Larger request bodies are answered 413."""
+    """Larger request bodies are answered 413, and so are those that are larger once unpacked."""
     body_timeout_s: Annotated[float, Range(0.1, 3600)] = 30.0
     """A body that has not arrived within this time is answered 408."""
     max_sequences_per_request: PositiveInt = 64

@@ -82,6 +82,7 @@ def test_what_serve_starts_is_reached_from_this_machine_and_with_a_token_only(
     open_sockets = [one for one in listening(shared.family()) if not one.is_on_loopback]
     # Ray gives every replica of Serve a server on all interfaces, which asks for Ray's token.
     assert all(one.command.startswith("ray::ServeReplica") for one in open_sockets), open_sockets
+    assert len({one.pid for one in open_sockets}) == len(open_sockets) > 0
     for one in open_sockets:
         assert unauthenticated(one.port)
     dashboard = f"http://127.0.0.1:{dashboard_port}/api/jobs/"
