@@ -126,7 +126,10 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
                 break
             except httptools.HttpParserUpgrade as offer:
-                # A server may ignore it (RFC 9110, 7.8); what comes next is still the body.
+                # A server may ignore it (RFC 9110, 7.8); what comes next is still the body, also
+                # where the connection is to close then, after which a parser reads no more.
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
                 head, self._without_offer = self._without_offer, b""
                 data = head + data[offer.args[0] :]
 

@@ -64,6 +64,15 @@ async def test_an_offer_to_speak_otherwise_is_not_taken_and_the_body_is_read(
         assert b"upgrade:" not in answer.lower()
 
 
+@pytest.mark.parametrize("wish", [b"Upgrade, HTTP2-Settings, close", b"close, Upgrade"])
+async def test_an_offer_on_a_connection_that_is_to_close_is_answered(wish: bytes) -> None:
+    ask = POST + b"Connection: " + wish + b"\r\nUpgrade: h2c\r\n" + LENGTH + b"\r\nabc"
+    async with site() as place:
+        answer = await place.answer(ask)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.endswith(b"\r\n\r\nabc")
+
+
 async def test_the_body_behind_an_offer_may_come_later_and_byte_by_byte() -> None:
     ask = POST + OFFER + BODIES["of a length"]
     async with site() as place:
