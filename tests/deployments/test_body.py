@@ -18,6 +18,7 @@ from starlette.requests import Request
 
 from cluster.config.schema import IngressConfig
 from cluster.errors import RequestError, TooLargeError, TooSlowError, UnsupportedCodingError
+from deployments.ingress.api.messages import error_body as messages_error
 from deployments.ingress.body import read_object
 from deployments.ingress.openai_error import error_response
 
@@ -183,3 +184,4 @@ async def test_an_unknown_coding_is_refused_unread_and_told_what_is_taken(coding
     answer = error_response(caught.value, "")
     assert answer.status_code == 415
     assert answer.headers["accept-encoding"] == "gzip, deflate, zstd"
+    assert json.loads(messages_error(caught.value, ""))["error"]["type"] == "invalid_request_error"

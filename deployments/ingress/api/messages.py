@@ -41,7 +41,8 @@ from deployments.ingress.tools import (
 _ERROR_TYPES: Mapping[int, str] = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
     404: "not_found_error", 408: "timeout_error", 413: "request_too_large",
-    429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
+    415: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error",
+    504: "timeout_error",
 }  # fmt: skip
 _CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
