@@ -7,9 +7,9 @@ import errno
 import os
 import socket
 
+from cluster.config.addresses import is_everywhere
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
-from deployments.addresses import is_everywhere
 
 
 def check_free(config: Config) -> None:

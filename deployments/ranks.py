@@ -15,10 +15,10 @@ import ray
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cluster.config.addresses import LOOPBACK
 from cluster.config.schema import Config, TargetConfig
 from cluster.errors import WorkerError
 from cluster.worker.build import follow_target
-from deployments.addresses import LOOPBACK
 from deployments.placement import actor_options
 from deployments.replica import configure_logging, where
 

@@ -10,9 +10,9 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from cluster.config.addresses import from_here, joined
 from cluster.config.schema import Config
 from cluster.errors import WorkerError
-from deployments.addresses import from_here, joined
 
 # The replicas run already: what is left is that they find each other.
 PATIENCE_S = 600.0

@@ -14,12 +14,12 @@ from ray.exceptions import RayError
 from ray.serve.schema import ReplicaState
 
 from cluster import logs
+from cluster.config.addresses import LOOPBACK, joined
 from cluster.config.live import changed
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.plan.autoscaling import CPU, Statistics
 from cluster.rpc.server import RunningServer
-from deployments.addresses import LOOPBACK, joined
 from deployments.demand import Demand
 from deployments.endpoints import ADDRESS_KEY, WORKER_KEY
 from deployments.trust import trust_in

@@ -21,13 +21,13 @@ from typing import Any, TextIO
 from ray import serve
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
+from cluster.config.addresses import from_here, joined
 from cluster.config.applications import is_pool
 from cluster.config.file import ServeFile
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from cluster.logs import is_json, said
 from deployments.access import access_lines
-from deployments.addresses import from_here, joined
 from deployments.app import build_pool_with, build_with, serves_logging
 from deployments.configured_models import has_chat_template
 from deployments.console_log import LogFollower, following

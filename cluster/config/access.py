@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from cluster.config.addresses import Host
 from cluster.config.parse import NameOf, Port, PositiveInt, nearest
 from cluster.errors import ConfigError
 
@@ -41,8 +42,8 @@ class _Digest:
 class AdminConfig:
     """A port of their own for /metrics and the whole of /health, which asks nobody for a key."""
 
-    host: str = "127.0.0.1"
-    """The interface to listen on; 0.0.0.0 = all."""
+    host: Host = "127.0.0.1"
+    """The interface to listen on, IPv4 or IPv6; 0.0.0.0 and :: = all."""
     port: Port | None = None
     """TCP port; where http.host is not loopback, the public port then has them for admin keys only.
     null = none."""

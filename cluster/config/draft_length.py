@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import zoneinfo
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from cluster.config.parse import NonNegativeInt, PositiveInt, Share
+from cluster.config.parse import NonNegativeInt, PositiveInt, Readable, Share
 from cluster.errors import ConfigError
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -44,31 +44,12 @@ def days_of(days: str) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Readable:
-    """A mark of texts that are empty or that `read` can read; it raises for others."""
-
-    form: str
-    read: Callable[[str], object]
-
-    def __str__(self) -> str:
-        return f"({self.form})"
-
-    def check(self, value: str, path: str) -> None:
-        """Raise ConfigError for a text of another form."""
-        try:
-            if value:
-                self.read(value)
-        except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError) as error:  # a folder of zones
-            raise ConfigError.at(path, f"{value!r} is no {self.form}: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
 class DraftLengthOverride:
     """A rule for some hours, loads and requests: all of its conditions must hold."""
 
-    hours: Annotated[str, _Readable("hours", minutes_of)] = ""
+    hours: Annotated[str, Readable("hours", minutes_of)] = ""
     """Hours of the day as in 09-18 or 22:30-06, the end excluded; empty = all."""
-    days: Annotated[str, _Readable("days", days_of)] = ""
+    days: Annotated[str, Readable("days", days_of)] = ""
     """Days of the week as in mon-fri or sat,sun; empty = all. It is the moment's own day: a night
     belongs to two."""
     load_from: NonNegativeInt = 0
@@ -111,7 +92,7 @@ class DraftLengthConfig:
     """alpha: the acceptance of a drafter's best token below which it rests, ..."""
     return_at: Share = 0.6
     """... and at which it returns. It is tried in one step of 64 meanwhile."""
-    time_zone: Annotated[str, _Readable("time zone", zoneinfo.ZoneInfo)] = ""
+    time_zone: Annotated[str, Readable("time zone", zoneinfo.ZoneInfo)] = ""
     """Of the hours and days below, as in Europe/Berlin; empty = that of the target's machine."""
     overrides: tuple[DraftLengthOverride, ...] = ()
     """The first rule that fits a sequence lowers its limit further."""

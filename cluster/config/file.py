@@ -159,6 +159,8 @@ def _checked(path: Path, document: dict[str, Any], overrides: Sequence[str]) -> 
     (place, application), *pools = in_order
     _check_proxies(document, application)
     config = _named(parse(Config, _with_addresses(application["args"], document)))
+    if config.http.listener == "serve":  # an IPv6 address may have had brackets
+        document["http_options"]["host"] = config.http.host
     config.check()
     config.check_ports()
     config, deployments = with_deployments(config, application, place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from cluster.config.addresses import is_loopback
+from cluster.config.addresses import Host, is_loopback
 from cluster.config.parse import Port, PositiveInt, Range
 
 
@@ -18,11 +18,11 @@ class HttpConfig:
     """ingress = every ingress replica listens at host and port of its own node. serve = Ray Serve's
     proxies listen on every node, at the host and port in Serve's own `http_options`, and pass
     everything on, which costs a third of a millisecond of CPU per token and stream."""
-    host: str = "127.0.0.1"
-    """The interface to listen on; 0.0.0.0 = all."""
+    host: Host = "127.0.0.1"
+    """The interface to listen on, IPv4 or IPv6; 0.0.0.0 and :: = all."""
     port: Port = 8000
     """TCP port."""
-    host_names: tuple[str, ...] = ()
+    host_names: tuple[Host, ...] = ()
     """Names by which requests may call a server that listens on loopback, beside loopback's own;
     for a proxy in front that passes on the name that it was asked for. Other names are answered
     403: a page elsewhere can have a name that leads here."""

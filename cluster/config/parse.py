@@ -1,7 +1,7 @@
 """Plain YAML data to dataclasses, strictly: every deviation is a ConfigError with its path.
 
 A field's type says all that is checked of its value; what Python's types cannot say stands in
-`Annotated`, as a mark that has the method `check`.
+`Annotated`, as a mark that has the method `check`; what that returns, unless it is None, is used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -57,6 +57,29 @@ class NameOf:
         if not _NAME.fullmatch(value):
             reason = f"{self.owner} name may hold letters, digits, '_' and '-' only"
             raise ConfigError.at(path, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """A mark of texts that `read` can read; it raises for others.  What it returns stands in a
+    text's place where that is a text, too."""
+
+    form: str
+    read: Callable[[str], object]
+    may_be_empty: bool = True
+
+    def __str__(self) -> str:
+        return f"({self.form})"
+
+    def check(self, value: str, path: str) -> str | None:
+        """Return the text to use, None for `value`; raises ConfigError for one of another form."""
+        if not value and self.may_be_empty:
+            return None
+        try:
+            found = self.read(value)
+        except (ValueError, OSError, LookupError) as error:  # of zones, say
+            raise ConfigError.at(path, f"{value!r} is no {self.form}: {error}") from error
+        return found if isinstance(found, str) else None
 
 
 PositiveInt = Annotated[int, Range(1)]
@@ -132,7 +155,7 @@ def _parse(kind: Any, value: Any, path: str) -> Any:
     if origin is Annotated:
         found = _parse(arguments[0], value, path)
         for mark in arguments[1:]:
-            mark.check(found, path)
+            found = mark.check(found, path) or found
         return found
     if dataclasses.is_dataclass(kind):
         return _parse_dataclass(typing.cast(type[Any], kind), value, path)

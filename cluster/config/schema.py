@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from cluster.config.access import AccessConfig
+from cluster.config.addresses import Host, Url
 from cluster.config.doors import DataPlaneConfig, NetworkConfig, TlsConfig
 from cluster.config.http import HttpConfig, UiConfig
 from cluster.config.parse import (
@@ -94,7 +95,7 @@ class IngressConfig:
     shutdown_grace_s: Annotated[float, Range(0, 3600)] = 30.0
     """When the server stops, it takes no new request, and answers that are under way have so long
     to end; those that are not over then end with an error."""
-    traces_url: str = ""
+    traces_url: Url = ""
     """Where spans of requests go, by OTLP over HTTP, such as http://HOST:4318/v1/traces; empty =
     there are none. Needs the extra `otel`."""
 
@@ -160,8 +161,8 @@ class GrpcConfig:
     """ingress = every ingress replica listens at host and port of its own node. serve = Ray Serve's
     proxies listen on every node, on all interfaces, at the port in Serve's own `grpc_options`,
     which must also name the servicer functions."""
-    host: str = "127.0.0.1"
-    """The interface to listen on; 0.0.0.0 = all."""
+    host: Host = "127.0.0.1"
+    """The interface to listen on, IPv4 or IPv6; 0.0.0.0 and :: = all."""
     port: Port = 9000
     """TCP port."""
 
@@ -170,7 +171,7 @@ class GrpcConfig:
 class DashboardConfig:
     """Ray's dashboard, where `drafthouse serve` starts Ray itself."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """The interface to listen on."""
     port: Port = 8265
     """TCP port."""

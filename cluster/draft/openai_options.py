@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from cluster.config.addresses import is_loopback
+from cluster.config.addresses import Url, is_loopback
 from cluster.config.parse import NonNegativeFloat, PositiveInt, Range
 from cluster.errors import ConfigError
 
@@ -17,7 +17,7 @@ class OpenAIOptions:
     """The address of another engine, which is sent the texts that it continues, and how it is asked
     there."""
 
-    url: str = ""
+    url: Url = ""
     """Where the engine answers, such as http://127.0.0.1:8080; its `/v1/completions` is asked."""
     model: str = ""
     """The model's name there; empty = none is named."""
@@ -50,12 +50,8 @@ class OpenAIOptions:
     def __post_init__(self) -> None:
         if not self.url:
             raise ConfigError.at("url", "missing; name the engine's address")
-        try:
-            parts = urlsplit(self.url)
-            is_sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:
-            is_sound = False
-        if not is_sound or parts.query or parts.fragment:
+        parts = urlsplit(self.url)
+        if parts.query or parts.fragment:
             raise ConfigError.at("url", f"{self.url!r} is none; write http://HOST:PORT")
         if parts.username is not None or parts.password is not None:
             raise ConfigError.at("url", "it holds a password; name a variable in api_key_env")

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 import grpc
 
 from cluster.client.generated import common_pb2
+from cluster.config.addresses import joined
 from cluster.errors import ConfigError, DrafthouseError, WorkerError
 from cluster.messages import WorkerDescription
 from cluster.rpc.codec import DESCRIPTION
@@ -69,7 +70,7 @@ class RunningServer:
     @property
     def address(self) -> str:
         """The address at which clients on the same network reach the server."""
-        return f"{self.host}:{self.port}"
+        return joined(self.host, self.port)
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Refuse new streams, give open ones grace_s seconds to end, then break them."""
@@ -100,7 +101,7 @@ async def serve_worker(
     handler = grpc.method_handlers_generic_handler(service.name, methods)
     server.add_generic_rpc_handlers((handler, health_handler()))
     try:
-        bound = trust.listen(server, f"{host}:{port}")
+        bound = trust.listen(server, joined(host, port))
     except RuntimeError as error:
         raise ConfigError(
             f"port {port} of {host} cannot be bound; choose another one, or 0 for a free one",

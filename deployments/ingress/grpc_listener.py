@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
+from cluster.config.addresses import joined
 from cluster.config.reloaded import Reloaded
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, DrafthouseError
@@ -20,7 +21,6 @@ from cluster.rpc.guard import refusing
 from cluster.rpc.options import public_server_options
 from cluster.rpc.status import abort, status_code, trailing_metadata
 from cluster.rpc.trust import Trust
-from deployments.addresses import joined
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.servicers import (
     GENERATION,

@@ -16,10 +16,10 @@ from functools import partial
 import uvicorn
 from starlette.types import ASGIApp
 
+from cluster.config.addresses import joined
 from cluster.config.pem import PemFiles
 from cluster.config.schema import HttpConfig
 from cluster.errors import ConfigError, WorkerError
-from deployments.addresses import joined
 from deployments.ingress.http_protocol import BoundedProtocol
 from deployments.ingress.reloaded_context import ReloadedContext
 

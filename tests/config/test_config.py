@@ -93,6 +93,12 @@ def test_none_is_accepted_only_where_the_schema_says_so() -> None:
         parse(EngineConfig, {"dtype": None})
 
 
+@pytest.mark.parametrize("section", ["http", "grpc", "dashboard"])
+def test_an_ipv6_address_may_have_brackets(section: str) -> None:
+    for written, host in (("[::1]", "::1"), ("::1", "::1"), ("[::]", "::"), ("0.0.0.0", "0.0.0.0")):
+        assert getattr(config_with(**{section: {"host": written}}), section).host == host
+
+
 def test_records_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().model_name = "other"  # type: ignore[misc]
@@ -145,6 +151,19 @@ def test_the_minimal_configuration_obeys_the_rules() -> None:
                 "target": {"engine": {"model": "m", "reproducible": True}},
             },
             "coordinator.laws: only coupled goes with target.engine.reproducible",
+        ),
+        *(
+            ({section: {"host": host}}, f"{section}.host: {host!r} is no host: write an IP address")
+            for section in ("http", "grpc", "dashboard")
+            for host in ("256.1.1.1", "/tmp/socket", "http://127.0.0.1:8000", "", "[127.0.0.1]")
+        ),
+        (
+            {"access": {"admin": {"host": "127.0.0.1:9"}}},
+            "access.admin.host: '127.0.0.1:9' is no host",
+        ),
+        (
+            {"ingress": {"traces_url": "collector:4318"}},
+            "traces_url: 'collector:4318' is no address",
         ),
         ({"http": {"port": 70000}}, "http.port: 70000 is out of range; it must be between 1 and"),
         ({"ingress": {"replicas": 0}}, "ingress.replicas: 0 is out of range"),

@@ -77,6 +77,8 @@ def test_absent_sections_get_the_defaults(tmp_path: Path) -> None:
     assert (loaded.config.grpc.host, loaded.config.grpc.port) == ("127.0.0.1", 9000)
     proxied = load(path, ["http.listener=serve", "http.port=8003"])
     assert proxied.document["http_options"] == {"host": "127.0.0.1", "port": 8003}
+    proxied = load(path, ["http.listener=serve", "http.host='[::1]'"])
+    assert proxied.config.http.host == proxied.document["http_options"]["host"] == "::1"
 
 
 def test_overrides_reach_our_settings_and_serves(file: Path) -> None:

@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.config.addresses import is_loopback
 from cluster.config.doors import ROLES, DataPlaneConfig, PartsTlsConfig, TlsConfig
 from cluster.config.schema import Config, NetworkConfig
 from cluster.errors import ConfigError
-from deployments.addresses import from_here, joined
 from deployments.app import resolved
 from deployments.cli import main
 from deployments.preflight import inspect
@@ -160,15 +158,6 @@ def test_loopback_in_a_cluster_of_several_nodes_is_refused_with_the_remedy() -> 
     with pytest.raises(ConfigError, match="has 2 nodes; set it to node") as caught:
         address_for("loopback", 2, "10.0.0.1")
     assert caught.value.param == "network.interface"
-
-
-def test_addresses_are_read_as_servers_read_them() -> None:
-    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "a.b")] == [
-        True, True, True, False, False,
-    ]  # fmt: skip
-    assert joined("::1", 9) == "[::1]:9"
-    assert joined(from_here("0.0.0.0"), 9) == "127.0.0.1:9"
-    assert from_here("10.0.0.1") == "10.0.0.1"
 
 
 def test_certificates_and_secrets_are_tried_before_anything_is_started(

@@ -306,9 +306,9 @@ def test_the_key_is_a_variables_and_is_sent_to_the_engine_alone(
     ("options", "told"),
     [
         ({}, "url: missing"),
-        ({"url": "127.0.0.1:8080"}, "is none; write http://HOST:PORT"),
-        ({"url": "file:///etc/passwd"}, "is none"),
-        ({"url": "http://a:99999"}, "is none"),
+        ({"url": "127.0.0.1:8080"}, "is no address of HTTP: write http://HOST:PORT"),
+        ({"url": "file:///etc/passwd"}, "is no address of HTTP"),
+        ({"url": "http://a:99999"}, "is no address of HTTP"),
         ({"url": "http://a/?key=b"}, "is none"),
         ({"url": "http://user:secret@a"}, "holds a password; name a variable in api_key_env"),
         ({"url": "http://a", "max_tokens": 0}, "max_tokens"),
