@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from cluster.errors import ConfigError
+
 log = logging.getLogger(__name__)
 
 _COMPILERS = ("g++", "clang++", "c++")
@@ -35,6 +37,9 @@ _SANITIZED = (
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g",
 )  # fmt: skip
 _COMPILE_TIMEOUT_S = 120.0
+_VARIABLE = "DRAFTHOUSE_NATIVE"
+_MODES = ("0", "1", "sanitized")
+_ABOUT_MODES = "0 = no native code, 1 = native code, sanitized = with its memory accesses checked"
 # Below a folder of sources: what was compiled ahead from them.
 _AHEAD = "ahead"
 
@@ -85,13 +90,13 @@ def load(folder: Path, structures: Mapping[str, type[ctypes.Structure]]) -> Nati
     One that was compiled ahead for this processor is taken; else it is compiled, and kept in
     $XDG_CACHE_HOME/drafthouse under its build.  structures: the structures that are passed to its
     functions, by their C++ names; `struct_size` in the sources returns their sizes.
-    DRAFTHOUSE_NATIVE=0 turns native code off, "sanitized" checks its memory accesses.
+    Raises ConfigError for a `mode` that there is not.
     """
-    mode = os.environ.get("DRAFTHOUSE_NATIVE")
-    if mode == "0":
+    wanted = mode()
+    if wanted == "0":
         return None
     try:
-        if mode == "sanitized":
+        if wanted == "sanitized":
             path = _built(folder, (*_OPTIONS, *_NATIVE, *_SANITIZED))
         else:
             path = _ahead(folder) or _built(folder, (*_OPTIONS, *_NATIVE))
@@ -103,6 +108,15 @@ def load(folder: Path, structures: Mapping[str, type[ctypes.Structure]]) -> Nati
         )
         return None
     return Native(library, path.stem.removeprefix("native-"))
+
+
+def mode() -> str:
+    """Return what DRAFTHOUSE_NATIVE says; raises ConfigError for a value that means nothing."""
+    found = os.environ.get(_VARIABLE) or "1"
+    if found not in _MODES:
+        reason = f"{found!r} is none of: {', '.join(_MODES)} ({_ABOUT_MODES})"
+        raise ConfigError.at(_VARIABLE, reason)
+    return found
 
 
 def _compare_sizes(library: ctypes.CDLL, structures: Mapping[str, type[ctypes.Structure]]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cluster.config.doors import ROLES
 from cluster.config.policy import read_policy
 from cluster.config.schema import Config, EngineConfig
+from cluster.cpp import mode as native_mode
 from cluster.draft import registry
 from cluster.draft.head_options import HEAD_KINDS
 from cluster.draft.intersection import intersection, tokenizers
@@ -118,6 +119,7 @@ def check_settings(config: Config, *, is_here: bool) -> None:
     if is_here or Path(config.coordinator.policy).is_file():
         _check_policy(config)
     if is_here:
+        native_mode()
         _check_doors(config)
         local_labels(config)
         _check_devices(config)

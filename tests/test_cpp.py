@@ -13,6 +13,7 @@ import pytest
 
 from cluster import cpp
 from cluster.engine.cpu import kernels
+from cluster.errors import ConfigError
 from cluster.spec.native import trees
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -103,6 +104,24 @@ def test_a_compiler_that_fails_is_named(
 def test_it_can_be_switched_off(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTHOUSE_NATIVE", "0")
     assert cpp.load(sources, {}) is None
+
+
+@pytest.mark.parametrize("value", ["no", "false", "2", "Sanitized", " 0"])
+def test_a_value_that_means_nothing_is_refused_with_those_that_do(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("DRAFTHOUSE_NATIVE", value)
+    with pytest.raises(
+        ConfigError, match=f"NATIVE: '{value}' is none of: 0, 1, sanitized"
+    ) as found:
+        cpp.load(sources, {})
+    assert found.value.param == "DRAFTHOUSE_NATIVE"
+
+
+@pytest.mark.parametrize("value", ["", "1"])
+def test_the_default_may_be_said(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("DRAFTHOUSE_NATIVE", value)
+    assert cpp.mode() == "1"
 
 
 class Pair(ctypes.Structure):

@@ -5,6 +5,7 @@ Serve itself ignores keys it does not know; here every key of the outer file is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import Any
 import yaml
 
 from cluster.config.applications import is_pool, is_shared, with_deployments, with_pool
-from cluster.config.parse import check_keys, mapping, parse
+from cluster.config.parse import check_keys, is_text, mapping, parse
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.models.names import served_name
@@ -41,7 +42,10 @@ _SERVE_KEYS: Mapping[str, Sequence[str]] = {
 # one for gRPC listens on all interfaces.
 _PROXY_ADDRESS = {"http": ("host", "port"), "grpc": ("port",)}
 
+_TEXT_TAG = "tag:yaml.org,2002:str"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
+# YAML 1.1, which PyYAML and Ray Serve read, has octal, binary and sexagesimal numbers; 1.2 has not.
+_READ_IN_TWO_WAYS = re.compile(r"[:_]|^[-+]?0[0-9b]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
     """Read `path` and apply overrides of the form `target.engine.dtype=float32`.
 
     All keys are below applications[0].args; but where `http.listener` or `grpc.listener` is serve,
-    host and port are those of Serve's own http_options and grpc_options.  Values are YAML.  Raises
+    host and port are those of Serve's own http_options and grpc_options.  Values are YAML, but for
+    those of keys that have a text: it is taken as it stands, unless it is in quotes.  Raises
     ConfigError with file and key path.
     """
     path = Path(path)
@@ -106,19 +111,50 @@ def _named(config: Config) -> Config:
     return replace(config, model_name=config.model_name or served_name(config.target.engine.model))
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML keeps the last of two equal keys; an operator who wrote both wants to know."""
+class _Loader(yaml.SafeLoader):
+    """Refuses what PyYAML reads as another thing than people do: `no` and 12:30 as keys are False
+    and 750, 0100 is 64, and of two equal keys the last one counts."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
-        for key_node, _ in node.value:
-            if isinstance(key_node, yaml.ScalarNode) and key_node.tag != _MERGE_TAG:
-                if key_node.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key_node.value!r} stands twice", key_node.start_mark
-                    )
-                seen.add(key_node.value)
-        return super().construct_mapping(node, deep=deep)
+        for key, _ in node.value:
+            if key.tag not in (_TEXT_TAG, _MERGE_TAG):
+                raise _refused(key, "is not a text to YAML, and keys are texts; put it in quotes")
+            if key.value in seen:
+                raise _refused(key, "stands twice as a key; remove one")
+            seen.add(key.value)
+        return node
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        is_number = node.tag.endswith((":int", ":float")) and _READ_IN_TWO_WAYS.search(node.value)
+        if is_number or node.tag.endswith(":timestamp"):
+            raise _refused(
+                node,
+                "is another value to YAML than it seems; put it in quotes, or "
+                "write a number in decimal digits",
+            )
+        return node
+
+
+def _refused(node: yaml.Node, reason: str) -> ConfigError:
+    mark = node.start_mark
+    what = node.value if isinstance(node, yaml.ScalarNode) else "this key"
+    return ConfigError(f"line {mark.line + 1}, column {mark.column + 1}: {what} {reason}")
+
+
+def _loaded(text: str) -> Any:
+    """Read a YAML text; raises ConfigError with the place in it."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        if mark is None:
+            raise ConfigError(f"not valid YAML: {error}") from error
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        place = f"line {mark.line + 1}, column {mark.column + 1}"
+        raise ConfigError(f"{place}: not valid YAML: {problem}; correct it") from error
 
 
 def read_document(path: Path, example: str = "configs/own-model.yaml") -> dict[str, Any]:
@@ -126,16 +162,12 @@ def read_document(path: Path, example: str = "configs/own-model.yaml") -> dict[s
 
     Raises ConfigError, without the file's name."""
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        if mark is None:
-            raise ConfigError(f"not valid YAML: {error}") from error
-        problem = getattr(error, "problem", None) or "it cannot be read"
-        place = f"line {mark.line + 1}, column {mark.column + 1}"
-        raise ConfigError(f"{place}: not valid YAML: {problem}; correct it") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not valid YAML: {error}") from error
+    document = _loaded(text)
     if not isinstance(document, dict):
         what = "is empty" if document is None else "is not a mapping"
         raise ConfigError(f"the file {what}; see {example} for the form")
@@ -208,14 +240,15 @@ def _override(
     """Set the one key that `override` names, in a section of Serve's or in our arguments.
 
     arguments: of every application, the target's first."""
-    key, separator, text = override.partition("=")
-    parts = key.strip().split(".")
+    key, separator, text = map(str.strip, override.partition("="))
+    parts = key.split(".")
     if not separator or not all(parts):
         raise ConfigError(f"--set {override!r}: expected key.path=value", param=key)
     try:
-        value = yaml.load(text, Loader=_UniqueKeyLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {override!r}: the value is not valid YAML", param=key) from error
+        is_as_it_stands = is_text(Config, parts) and not text.startswith(("'", '"'))
+        value = text if is_as_it_stands else _loaded(text)
+    except ConfigError as error:
+        raise ConfigError(f"--set {override!r}: {error.message}", param=key) from error
     if parts[0] in _served(arguments[0]) and parts[1:2] != ["listener"]:
         _set(document[f"{parts[0]}_options"], parts[1:], value, override)
         return

@@ -21,7 +21,12 @@ from cluster.errors import ConfigError
 T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_TYPE_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+_TYPE_NAMES = {
+    int: "an integer",
+    float: "a number",
+    str: "a string; put it in quotes",
+    bool: "true or false",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,11 @@ def mapping(value: Any, path: str) -> Mapping[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         raise ConfigError.at(path, f"{value!r} is not a mapping")
-    return {str(key): item for key, item in value.items()}
+    for key in value:
+        if not isinstance(key, str):
+            reason = f"the key that YAML reads as {key!r} is no text; put it in quotes"
+            raise ConfigError.at(path, reason)
+    return value
 
 
 def check_keys(section: Mapping[str, Any], known: Iterable[str], path: str) -> None:
@@ -136,6 +145,16 @@ def check_keys(section: Mapping[str, Any], known: Iterable[str], path: str) -> N
         if key not in known:
             hint = nearest(key, known, "known keys")
             raise ConfigError.at(_below(path, key), f"unknown key ({hint})")
+
+
+def is_text(kind: Any, keys: Sequence[str]) -> bool:
+    """True if the dataclass `kind` has a text where these keys lead."""
+    for key in keys:
+        if dataclasses.is_dataclass(kind):
+            kind = _hints(typing.cast(type[Any], kind)).get(_names(kind).get(key, ""))
+        else:
+            kind = (get_args(kind) or (None,))[-1]
+    return (get_args(kind)[0] if get_origin(kind) is Annotated else kind) is str
 
 
 def nearest(name: str, known: Iterable[str], title: str) -> str:

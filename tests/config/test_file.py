@@ -251,7 +251,8 @@ def test_proxies_for_grpc_alone_are_refused(tmp_path: Path) -> None:
         ("=1", "expected key.path=value"),
         ("target..dtype=1", "expected key.path=value"),
         ("model_name.x=1", "model_name is not a mapping"),
-        ("model_name=[", "the value is not valid YAML"),
+        ("tasks=[", "--set 'tasks=[': line 1, column 2: not valid YAML"),
+        ("tasks={a: [], a: []}", "line 1, column 9: a stands twice as a key; remove one"),
         ("dashboard.port=8001", "dashboard.port: 8001 is already http.port"),
     ],
 )
@@ -278,7 +279,10 @@ def test_a_wrong_override_is_refused_with_the_reason(
         ("applications: [{args: []}]", "args: [] is not a mapping"),
         ("applications: [{args: }]", "target.engine.model: no model is named"),
         ("applications: [{args: {http: {prot: 1}}}]", "http.prot: unknown key"),
-        ("applications: [{args: {tasks: {a: [], a: []}}}]", "the key 'a' stands twice"),
+        (
+            "applications: [{args: {tasks: {a: [], a: []}}}]",
+            "line 1, column 39: a stands twice as a key",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, text: str, message: str) -> None:
@@ -287,6 +291,75 @@ def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, text: str, mess
         load(path)
     assert message in caught.value.message
     assert caught.value.message.startswith(str(path))
+
+
+# What YAML 1.1 reads as False, True, None, 750, 16, 1000, 8, a date, a float and its own `=`.
+OTHER_NAMES = (
+    *("no", "Off", "on", "null", "~", "12:30", "0x10", "1_000", "010", "0b11", "7"),
+    *("2026-11-27", "2026-11-27 10:00:00", "2026-13-45", "1.5", ".inf", "=", "[a]", "{a: 1}"),
+)
+
+
+@pytest.mark.parametrize("key", OTHER_NAMES)
+def test_a_key_that_yaml_reads_as_another_name_is_to_be_quoted(tmp_path: Path, key: str) -> None:
+    target = "target: {engine: {model: m}}"
+    for section in (f"tasks: {{{key}: []}}", f"drafters: {{x: {{options: {{{key}: 1}}}}}}"):
+        path = written(tmp_path, f"applications:\n- args: {{{target}, {section}}}")
+        with pytest.raises(ConfigError, match=r"line 2, column \d+: .*put it in quotes"):
+            load(path)
+    path = written(tmp_path, f"applications:\n- args: {{{target}}}")
+    with pytest.raises(ConfigError, match=r"--set 'tasks=.*put it in quotes") as caught:
+        load(path, [f"tasks={{{key}: []}}"])
+    assert caught.value.param == "tasks"
+
+
+def test_keys_in_quotes_and_those_of_an_override_are_names_as_they_stand(tmp_path: Path) -> None:
+    quoted = "'no': [], \"12:30\": [], '<<': []"
+    text = f"applications: [{{args: {{target: {{engine: {{model: m}}}}, tasks: {{{quoted}}}}}}}]"
+    tasks = load(written(tmp_path, text), ["tasks.null=[]", "tasks.010=[]"]).config.tasks
+    assert set(tasks) == {"no", "12:30", "<<", "null", "010"}
+
+
+@pytest.mark.parametrize("value", ["0100", "12:30", "1_000", "0b11", "2026-11-27", "2026-13-45"])
+def test_a_value_that_seems_another_number_is_refused(file: Path, value: str) -> None:
+    for place in (f"http_options: {{port: {value}}}\napplications: [{{}}]", f"- {value}"):
+        with pytest.raises(ConfigError, match=f"{value} is another value to YAML than it seems"):
+            load(written(file.parent, place))
+    with pytest.raises(ConfigError, match=f"--set 'http.port={value}': line 1, column 1: {value}"):
+        load(file, [f"http.port={value}"])
+
+
+@pytest.mark.parametrize("text", ["no", "0100", "12:30", "null", "::1", "[a", "a: b", "2026-11-27"])
+def test_an_override_of_a_text_is_the_text_as_it_stands(file: Path, text: str) -> None:
+    assert load(file, [f"model_name={text}"]).config.model_name == text
+    labels = load(file, [f"target.placement.labels.zone= {text} "]).config.target.placement.labels
+    assert labels == {"zone": text}
+    assert load(file, [f"model_name='{text}'"]).config.model_name == text
+
+
+@pytest.mark.parametrize("host", ["::", "::1", "[::1]"])
+def test_an_override_may_be_an_ipv6_address(file: Path, host: str) -> None:
+    loaded = load(file, [f"http.host={host}", f"dashboard.host={host}"])
+    assert loaded.config.http.host == loaded.config.dashboard.host == host.strip("[]")
+    assert loaded.document["http_options"]["host"] == host.strip("[]")
+
+
+def test_arguments_that_another_reader_of_yaml_hands_over_have_texts_as_keys() -> None:
+    arguments = {"target": {"engine": {"model": "m"}}, "tasks": {False: ["a"]}}
+    with pytest.raises(ConfigError, match="tasks: the key that YAML reads as False is no text"):
+        parse_arguments(arguments)
+
+
+def test_a_mapping_that_others_are_merged_from_may_be_merged_itself(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "applications:\n- args:\n    target: {engine: {model: m}}\n    drafters:\n"
+        "      x: {kind: lm, options: {a: &z {n: 1}, b: {c: &a {<<: *z, n: 2}}}}\n"
+        "      y: {kind: lm, options: {<<: *a}}\n",
+    )
+    drafters = load(path).config.drafters
+    assert drafters["x"].options["b"] == {"c": {"n": 2}}
+    assert drafters["y"].options == {"n": 2}
 
 
 def test_yaml_merge_keys_still_work(tmp_path: Path) -> None:

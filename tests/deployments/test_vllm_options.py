@@ -93,6 +93,14 @@ def test_what_has_no_counterpart_is_named_with_the_remedy(text: str, reason: str
     assert reason in refused.value.message
 
 
+def test_a_port_that_some_read_as_another_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--set 'http\.port=0100': .* decimal digits"):
+        config("demo-target", "--port", "0100")
+    with pytest.raises(ConfigError, match=r"http\.host: '256\.1\.1\.1' is no host"):
+        config("demo-target", "--host", "256.1.1.1")
+    assert config("demo-target", "--host", "::").http.host == "::"
+
+
 def test_an_api_key_is_kept_as_its_hash_alone(tmp_path: Path) -> None:
     arguments = parsed("demo-target", "--api-key", "secret-1", "secret-2")
     file = with_api_keys(asked(arguments), arguments, tmp_path)
