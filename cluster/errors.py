@@ -49,6 +49,12 @@ class DrafthouseError(Exception):
         return self.message.removeprefix(f"{self.param}: ")
 
 
+def reason_of(error: Exception) -> str:
+    """Return what the system or a library says, without the name of the file, which is said
+    already."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 class RequestError(DrafthouseError):
     code = "invalid_request_error"
 

@@ -155,6 +155,10 @@ def _deployment(
         raise ConfigError.at(f"deployments[{name}]", reason) from error
 
 
+# Keys of files and folders that may also have a word, or a name below the repository.
+_BELOW_HERE = ("generation_config", "chat_template", "policy")
+
+
 def resolved(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """`arguments` with the folders and files of models and adapters, and the files that keys ending
     in `_file` name, made absolute.
@@ -169,9 +173,9 @@ def resolved(arguments: Mapping[str, Any]) -> dict[str, Any]:
             return {name: walk(item, str(name)) for name, item in value.items()}
         if key == "model" and isinstance(value, str):
             return absolute(value)
-        if key.endswith("_file") and isinstance(value, str) and value:
+        if key.endswith(("_file", "folder")) and isinstance(value, str) and value:
             return str(Path(value).resolve())
-        if key == "generation_config" and isinstance(value, str) and Path(value).is_dir():
+        if key in _BELOW_HERE and isinstance(value, str) and value and Path(value).exists():
             return str(Path(value).resolve())
         return value
 

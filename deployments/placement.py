@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 from cluster.config.schema import Config, PlacementConfig
@@ -80,7 +81,7 @@ def total_resources(config: Config) -> dict[str, float]:
 def local_labels(config: Config) -> dict[str, str]:
     """The node labels that `config` asks for, all of which the one local node then carries."""
     labels: dict[str, str] = {}
-    for placement in _placements(config):
+    for placement in _placements(config).values():
         for key, value in placement.labels.items():
             if labels.setdefault(key, value) != value:
                 raise ConfigError.at(
@@ -91,10 +92,25 @@ def local_labels(config: Config) -> dict[str, str]:
     return labels
 
 
-def _placements(config: Config) -> list[PlacementConfig]:
-    parts: list[Any] = [config.target, config.coordinator, config.ingress]
-    own = [config.drafters[name].reserved for name in config.pool]
-    return [*(part.placement for part in parts), *own]
+def check_cores(config: Config) -> None:
+    """Raise ConfigError for a core that this machine has not, or does not let this process use."""
+    there = os.sched_getaffinity(0)
+    for path, placement in _placements(config).items():
+        if missing := sorted({*placement.cores} - there):
+            told = ", ".join(map(str, sorted(there)))
+            reason = f"this machine gives no core {missing[0]}; name some of: {told}"
+            raise ConfigError.at(f"{path}.cores", reason)
+
+
+def _placements(config: Config) -> dict[str, PlacementConfig]:
+    """Return where each deployment's replicas run, by the key that says so."""
+    own = {f"drafters.{name}.placement": config.drafters[name].reserved for name in config.pool}
+    return {
+        "target.placement": config.target.placement,
+        "coordinator.placement": config.coordinator.placement,
+        "ingress.placement": config.ingress.placement,
+        **own,
+    }
 
 
 def check_gpus(config: Config, num_gpus: float) -> None:

@@ -12,8 +12,10 @@ from cluster.config.schema import Config
 from cluster.errors import ConfigError
 
 
-def check_free(config: Config) -> None:
-    """Raise one ConfigError for all addresses that cannot be listened at, with the remedy."""
+def check_free(config: Config, *, at_any_port: bool = False) -> None:
+    """Raise one ConfigError for all addresses that cannot be listened at, with the remedy.
+
+    at_any_port: only the hosts count, for what is not to start now."""
     wanted = [
         (config.http.host, config.http.port, "http"),
         (_probed(config.grpc.host), config.grpc.port, "grpc"),
@@ -27,7 +29,7 @@ def check_free(config: Config) -> None:
     taken: list[str] = []
     named: list[str] = []
     for host, port, section in wanted:
-        error = why_not(host, port)
+        error = why_not(host, 0 if at_any_port else port)
         if error is None:
             continue
         if error.errno == errno.EADDRINUSE:

@@ -37,7 +37,14 @@ from cluster.text.generation_config import load_sampling_defaults
 from cluster.worker.priority import importing
 from deployments.access import check_access
 from deployments.configured_models import engines
-from deployments.placement import check_gpus, local_labels, rank_bundle, total_resources
+from deployments.placement import (
+    check_cores,
+    check_gpus,
+    local_labels,
+    rank_bundle,
+    total_resources,
+)
+from deployments.ports import check_free
 
 if TYPE_CHECKING:
     from cluster.engine.loading.inspection import Description
@@ -112,8 +119,10 @@ def check_settings(config: Config, *, is_here: bool) -> None:
     """The part of `inspect` that needs no models, and so neither torch nor transformers where no
     GPU is asked for."""
     rank_bundle(config.target.placement)
+    for path, engine in engines(config).items():
+        _check_pages(engine, path)
     if config.answers.chat_template:
-        read_template(config.answers.chat_template)
+        read_template(config.answers.chat_template, is_below=True)
     if is_here or Path(config.access.keys_file).is_file():
         check_access(config)
     if is_here or Path(config.coordinator.policy).is_file():
@@ -122,7 +131,19 @@ def check_settings(config: Config, *, is_here: bool) -> None:
         native_mode()
         _check_doors(config)
         local_labels(config)
+        check_cores(config)
+        check_free(config, at_any_port=True)
         _check_devices(config)
+
+
+def _check_pages(engine: EngineConfig, path: str) -> None:
+    """Raise ConfigError for a KV cache in which the sequences that may run have no place."""
+    if 0 < engine.num_pages < engine.max_running_sequences:
+        raise ConfigError.at(
+            f"{path}.num_pages",
+            f"{engine.num_pages} pages are fewer than the {engine.max_running_sequences} sequences "
+            "of max_running_sequences, each of which needs one or more; raise it or lower that",
+        )
 
 
 def _check_doors(config: Config) -> None:

@@ -44,8 +44,9 @@ _PROXY_ADDRESS = {"http": ("host", "port"), "grpc": ("port",)}
 
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
-# YAML 1.1, which PyYAML and Ray Serve read, has octal, binary and sexagesimal numbers; 1.2 has not.
-_READ_IN_TWO_WAYS = re.compile(r"[:_]|^[-+]?0[0-9b]")
+# YAML 1.1, which PyYAML and Ray Serve read, has octal, binary and sexagesimal numbers, 1.2 has not;
+# and no number here is infinite.
+_READ_IN_TWO_WAYS = re.compile(r"[:_]|^[-+]?0[0-9b]|inf|nan", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

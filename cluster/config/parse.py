@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from cluster.errors import ConfigError
@@ -90,6 +91,9 @@ class Readable:
 PositiveInt = Annotated[int, Range(1)]
 NonNegativeInt = Annotated[int, Range(0)]
 NonNegativeFloat = Annotated[float, Range(0)]
+# Eleven days: the clocks that wait take no number whatever.
+MAX_SECONDS = 1e6
+Seconds = Annotated[float, Range(0, MAX_SECONDS)]
 Share = Annotated[float, Range(0, 1)]
 OpenShare = Annotated[float, Range(0, 1, is_open=True)]
 Port = Annotated[int, Range(1, 65535)]
@@ -201,10 +205,32 @@ def _parse(kind: Any, value: Any, path: str) -> Any:
             raise ConfigError.at(path, f"{value!r} is not a list")
         return tuple(_parse(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if kind is float and type(value) is int:
-        return float(value)
+        value = float(value)
     if type(value) is not kind:  # bool is an int to isinstance, but not to an operator
         raise ConfigError.at(path, f"{value!r} is not {_TYPE_NAMES.get(kind, kind)}")
+    if kind is float and not math.isfinite(value):
+        raise ConfigError.at(path, f"{value} is out of range; it must be finite")
     return value
+
+
+def _line_of(text: str) -> str:
+    """Return a text of one line, which names, logs and headers take; ValueError for another."""
+    if not text.isprintable():
+        raise ValueError("it has a line break or another sign that is not printed; leave it out")
+    return text
+
+
+def _folder_of(text: str) -> str:
+    """Return where a folder is, or can be made; ValueError where a file lies."""
+    path = Path(text)
+    found = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not found.is_dir():
+        raise ValueError("it, or what is to hold it, is a file; name another place")
+    return text
+
+
+Line = Annotated[str, Readable("line of text", _line_of)]
+Folder = Annotated[str, Readable("folder", _folder_of)]
 
 
 def _parse_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from cluster.config.draft_length import DraftLengthConfig
-from cluster.config.parse import NameOf, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, Share
+from cluster.config.parse import (
+    MAX_SECONDS,
+    NameOf,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Range,
+    Seconds,
+    Share,
+)
 from cluster.config.proof import AuditConfig, SwitchbackConfig
 from cluster.config.rollout import RolloutConfig
 from cluster.errors import ConfigError
@@ -63,7 +72,7 @@ class EngineConfig:
     `weights`."""
     tensor_parallel: PositiveInt = 1
     """Ranks (processes) that share the layers; each needs a device of its own."""
-    page_size: PositiveInt = 16
+    page_size: Annotated[int, Range(1, 1024)] = 16
     """Tokens per page of the KV cache."""
     num_pages: NonNegativeInt = 0
     """Memory of the KV cache, in pages of all layers; 0 = as much as memory_fraction allows. Layers
@@ -321,13 +330,13 @@ class CoordinatorConfig:
     """Larger gRPC messages between the parts are refused."""
     breaker_failures: PositiveInt = 3
     """A drafter that fails so often in a row is left alone."""
-    breaker_reset_s: NonNegativeFloat = 2.0
+    breaker_reset_s: Seconds = 2.0
     """How long it is left alone."""
     # Of two words that are missed one may just be late.
-    target_silence_s: Annotated[float, Range(2)] = 3.0
+    target_silence_s: Annotated[float, Range(2, MAX_SECONDS)] = 3.0
     """A target with work, or a coordinator, that says nothing for so long is given up, and its
     requests move to another. Each says every second that it is there."""
-    target_timeout_s: Annotated[float, Range(0.1)] = 120.0
+    target_timeout_s: Annotated[float, Range(0.1, MAX_SECONDS)] = 120.0
     """A target that says it computes, but ends no step for so long, is given up. Requests wait as
     long for a target when there is none."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from cluster.config.parse import NonNegativeFloat, Range, Share
+from cluster.config.parse import Folder, NonNegativeFloat, Range, Share
 from cluster.errors import ConfigError
 
 # Twice its length before a window and after it is compared with it.
@@ -22,7 +22,7 @@ class AuditConfig:
     tie_margin: NonNegativeFloat = 0.05
     """A token counts as a near-tie, and not as a mismatch, if logits that differ by so much would
     have given it: other batches round otherwise. With target.engine.reproducible it is 0."""
-    folder: str = ""
+    folder: Folder = ""
     """Mismatches are kept here with their token ids, as files that the owner alone may read, 64 at
     most. Empty = the log and the metrics alone tell of them, without any text."""
 

@@ -19,12 +19,13 @@ from cluster.config.addresses import Host, Url
 from cluster.config.doors import DataPlaneConfig, NetworkConfig, TlsConfig
 from cluster.config.http import HttpConfig, UiConfig
 from cluster.config.parse import (
+    Line,
     NameOf,
-    NonNegativeFloat,
     NonNegativeInt,
     Port,
     PositiveInt,
     Range,
+    Seconds,
 )
 from cluster.config.processes import (
     CoordinatorConfig,
@@ -135,15 +136,15 @@ class ApiConfig:
     compatibility: Literal["strict", "lenient"] = "strict"
     """strict = a field that api.md does not list is answered 400. lenient = it has no effect, and
     the header Warning of the answer names it; refused fields stay refused."""
-    served_model_names: tuple[str, ...] = ()
+    served_model_names: tuple[Line, ...] = ()
     """Names that clients may use beside model_name; an answer has the one that its request used."""
     cors_origins: tuple[str, ...] = ()
     """Pages from these origins may call the API from a browser (`https://host[:port]`); "*" = from
     any."""
-    heartbeat_s: NonNegativeFloat = 15.0
+    heartbeat_s: Seconds = 15.0
     """A stream without an event for so long, say of a request that queues, gets a comment, which
     keeps proxies from cutting it. 0 = never."""
-    max_request_timeout_s: NonNegativeFloat = 0.0
+    max_request_timeout_s: Seconds = 0.0
     """An answer that is not ready after this time is given up, with 504. A request asks for less
     with the header x-request-timeout-ms. 0 = no limit."""
     max_stored_responses: NonNegativeInt = 1024
@@ -183,7 +184,7 @@ class DashboardConfig:
 class Config:
     """The keys beside the sections."""
 
-    model_name: str = ""
+    model_name: Line = ""
     """The name that clients ask for. Empty = the model's own: a folder's last part, a GGUF file's
     name without its ending, or the name on the hub or in `drafthouse models`."""
     target: TargetConfig = field(default_factory=TargetConfig)
@@ -191,7 +192,7 @@ class Config:
         default_factory=dict
     )
     """By name."""
-    tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tasks: Mapping[Line, tuple[str, ...]] = field(default_factory=dict)
     """For each task class, the drafters that serve it, best first. The class `default` is for
     requests that name no class or an unknown one; without it, such requests have every drafter."""
     infer_tasks: bool = False
@@ -270,6 +271,11 @@ class Config:
         """Names of the drafters that texts may ask for: all but the stages of cascades."""
         stages = self.stage_of
         return tuple(name for name in self.drafters if name not in stages)
+
+    def computes(self, name: str) -> bool:
+        """True if a drafter, or a stage of it, has a model, or code that is not known here."""
+        parts = [self.drafters[each] for each in self.drafters[name].stages or (name,)]
+        return any(":" in each.kind or "engine" in each.options for each in parts)
 
     def _is_resident(self, name: str) -> bool:
         drafter = self.drafters[name]

@@ -317,6 +317,8 @@ class SharedDevices:
             drafter = config.drafters.get(replica.name)
             if drafter is not None and (drafter.nice > 0 or drafter.application):
                 continue  # of one in another application that is not known here
+            if drafter is not None and not config.computes(replica.name):
+                continue
             is_shared = any(share_devices(replica, seat) for seat in seats)
             if is_shared and replica.name not in self._warned:
                 self._warned.add(replica.name)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from cluster.config.addresses import Url, is_loopback
-from cluster.config.parse import NonNegativeFloat, PositiveInt, Range
+from cluster.config.parse import MAX_SECONDS, PositiveInt, Range, Seconds
 from cluster.errors import ConfigError
 
 
@@ -41,9 +41,9 @@ class OpenAIOptions:
     holds."""
     concurrency: PositiveInt = 8
     """Answers under way at the same time; further texts wait for one to end."""
-    timeout_s: Annotated[float, Range(0.01)] = 10.0
+    timeout_s: Annotated[float, Range(0.01, MAX_SECONDS)] = 10.0
     """An answer that takes longer has failed."""
-    rest_s: NonNegativeFloat = 5.0
+    rest_s: Seconds = 5.0
     """How long the engine is left alone when three answers in a row have failed or have come too
     late for a draft."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from cluster.config.parse import PositiveInt, Range, Share
+from cluster.config.parse import Folder, PositiveInt, Range, Share
 from cluster.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ class RecorderOptions:
     keep: Literal["memory", "disk"] = "memory"
     """memory = in the target's process, until an operator asks for it by a file named `spill` in
     the folder; disk = in the folder, at once."""
-    folder: str = ""
+    folder: Folder = ""
     """Where files are written: each tenant's in a folder of its own that only the server's user may
     read. They hold prompts and answers."""
     max_tokens: PositiveInt = 400_000

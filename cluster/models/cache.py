@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ def fill(folder: Path, make: Callable[[Path], Path]) -> Path:
                 _make(folder, make)
     except OSError as error:
         raise ConfigError(
-            f"the model cannot be kept in {folder.parent}: {error}; make room there, or name "
-            "another folder with the environment variable DRAFTHOUSE_MODELS"
+            f"the model cannot be kept in {folder.parent}: {reason_of(error)}; make room there, or "
+            "name another folder with the environment variable DRAFTHOUSE_MODELS"
         ) from error
     return folder
 

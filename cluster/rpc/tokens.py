@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from cluster.config.reloaded import Reloaded
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, reason_of
 
 HEADER = "drafthouse-token"
 MIN_SECRET_LEN = 32
@@ -55,7 +55,7 @@ def _read(path: str) -> tuple[str, ...]:
         with open(path, encoding="utf-8") as file:
             lines = tuple(filter(None, map(str.strip, file)))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError.at(place, f"{path} cannot be read ({error})") from error
+        raise ConfigError.at(place, f"{path} cannot be read ({reason_of(error)})") from error
     if not lines or any(len(line) < MIN_SECRET_LEN for line in lines):
         raise ConfigError.at(
             place,

@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from cluster.errors import ConfigError, RequestError
+from cluster.errors import ConfigError, RequestError, reason_of
 from cluster.models.catalogue import REPOSITORY
 from cluster.text.json_text import json_or_text
 
@@ -159,24 +159,27 @@ def _concatenated(parts: Iterable[str]) -> str:
     return "".join(kept)
 
 
-def read_template(name: str) -> str:
-    """The text of a template's file, below the working directory or the repository.
+def read_template(name: str, *, is_below: bool = False) -> str:
+    """The text of a template's file.  is_below: it must be below the working directory or the
+    repository; replicas, which run elsewhere, are given its absolute path.
 
-    Raises ConfigError where neither has it, or where it cannot be read.
+    Raises ConfigError where it is not there, or cannot be read.
     """
     places = (Path(name).expanduser(), REPOSITORY / name)
     found = next((place for place in places if place.is_file()), None)
-    if found is None:
+    folders = dict.fromkeys((Path.cwd(), REPOSITORY.resolve()))
+    if found is None or (is_below and not any(map(found.resolve().is_relative_to, folders))):
         raise ConfigError.at(
             "answers.chat_template",
-            f"{name} is no file below {Path.cwd()} or {REPOSITORY}; name a "
-            "file with a Jinja template, or leave it out for the model's own",
+            f"{name} is no file below {' or '.join(map(str, folders))}; name a file with a Jinja "
+            "template, or leave it out for the model's own",
         )
     try:
         return found.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError.at(
-            "answers.chat_template", f"{found} cannot be read ({error}); name a text file in UTF-8"
+            "answers.chat_template",
+            f"{found} cannot be read ({reason_of(error)}); name a text file in UTF-8",
         ) from error
 
 

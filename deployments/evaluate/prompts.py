@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config.policy import DEFAULT_TASK
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, reason_of
 
 _FORMS = 'one JSON object with "prompt", "messages" or "turns"'
 
@@ -43,7 +43,7 @@ def read_prompts(path: Path, tasks: Collection[str]) -> list[Prompt]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot be read: {reason_of(error)}") from error
     found = []
     for number, line in enumerate(lines, start=1):
         if line.strip():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from cluster.config.schema import Config, DrafterConfig
 from cluster.coordinator.idle import IdleReason
 from cluster.core import Commit, Observation
 from tests.support.coordinator.house import GREEDY, collect, house, request, text_of
@@ -110,7 +112,7 @@ async def test_the_residents_of_a_target_that_is_gone_are_gone_as_well() -> None
 async def test_a_drafter_of_the_pool_on_the_targets_cores_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with house(drafters=("shared", "apart")) as stage:
+    async with house(drafters=("shared", "apart"), kind="mine:Own") as stage:
         stage.add_target(ToyTarget(devices=("host/cpu0",)))
         for replica in ("r0", "r1"):
             stage.add_drafter(ToyDrafter("shared", oracle_chain(), devices=("host/cpu0",)), replica)
@@ -119,3 +121,27 @@ async def test_a_drafter_of_the_pool_on_the_targets_cores_is_warned_of_once(
     warned = [record.message for record in caplog.records if "shares" in record.message]
     assert len(warned) == 1
     assert "name=shared" in warned[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "computes"),
+    [
+        ("suffix", {}, False),
+        ("prompt_lookup", {}, False),
+        ("ngram_cache", {}, False),
+        ("openai", {"url": "http://a"}, False),
+        ("lm", {"engine": {"model": "m"}}, True),
+        ("mine:Own", {}, True),
+        ("cascade", {"stages": ["small", "lookup"]}, True),
+        ("cascade", {"stages": ["lookup", "lookup"]}, False),
+    ],
+)
+def test_a_drafter_that_computes_nothing_shares_no_device(
+    kind: str, options: dict[str, Any], computes: bool
+) -> None:
+    parts = {
+        "x": DrafterConfig(kind=kind, options=options),
+        "small": DrafterConfig(kind="lm", options={"engine": {"model": "m"}}),
+        "lookup": DrafterConfig(kind="suffix"),
+    }
+    assert Config(drafters=parts).computes("x") == computes

@@ -192,3 +192,9 @@ def test_files_are_named_to_replicas_as_this_process_finds_them() -> None:
     found = resolved({"data_plane": {"secret_file": "secret", "tls": {"ca_file": ""}}})
     here = str(Path("secret").resolve())
     assert found == {"data_plane": {"secret_file": here, "tls": {"ca_file": ""}}}
+    template = "configs/templates/smollm2-tools.jinja"
+    found = resolved({"answers": {"chat_template": template}, "tape": {"folder": "a/b"}})
+    assert found["answers"]["chat_template"] == str(Path(template).resolve())
+    assert found["tape"] == {"folder": str(Path("a/b").resolve())}
+    words = {"target": {"generation_config": "auto"}, "coordinator": {"policy": ""}}
+    assert resolved(words) == words

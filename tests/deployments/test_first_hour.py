@@ -235,6 +235,35 @@ MISTAKES: dict[str, tuple[Callable[[Beginner], None], str, str]] = {
     "taken ports": (taken_ports, "http.port: port", "--set http.port=PORT --set grpc.port=PORT"),
     "one port for two": (one_port_for_two, "grpc.port", "change one"),
     "another machine's host": (http(host="192.0.2.1"), "http.host: '192.0.2.1'", "use 127.0.0.1"),
+    "a host that is none": (http(host="256.1.1.1"), "http.host: '256.1.1.1'", "write an IP"),
+    "a machine nobody knows": (http(host="nobody.invalid"), "http.host: 'nobody.", "use 127.0.0.1"),
+    "a key for false": (
+        text("applications: [{args: {tasks: {no: []}}}]"), "column 32: no is not", "in quotes",
+    ),
+    "an octal port": (text("http_options: {port: 010}"), "column 22: 010 is", "decimal digits"),
+    "an odd switch": (
+        lambda user: user.environment.setenv("DRAFTHOUSE_NATIVE", "off"),
+        "DRAFTHOUSE_NATIVE: 'off' is none of: 0, 1, sanitized", "0 = no native code",
+    ),
+    "no place for all": (engine(num_pages=1), "target.engine.num_pages: 1 page", "lower"),
+    "a huge page": (engine(page_size=100_000), "target.engine.page_size", "between 1 and 1024"),
+    "no such core": (
+        lambda user: user.args["target"].update(placement={"cores": [0, 9_999]}),
+        "target.placement.cores: this machine gives no core 9999", "name some of: 0",
+    ),
+    "an endless timeout": (
+        section("coordinator", target_timeout_s=float("inf")), ".inf is another value", "decimal",
+    ),
+    "no collector": (section("ingress", traces_url="host:4318"), "traces_url", "write http:"),
+    "a file for a folder": (
+        section("coordinator", audit={"folder": __file__}), "coordinator.audit.folder", "is a file",
+    ),
+    "another's template": (
+        section("answers", chat_template="/etc/hostname"), "answers.chat_template", "a Jinja",
+    ),
+    "a name of two lines": (
+        lambda user: user.args.update(model_name="a\nb"), "model_name: 'a\\nb' is no", "leave",
+    ),
     "open to all": (open_to_all_without_a_token, "RAY_AUTH_MODE=disabled", "unset it"),
     "more coordinators than seats": (
         section("coordinator", replicas=999), "coordinator.replicas", "lower replicas or raise",
@@ -281,12 +310,20 @@ def test_a_mistake_is_told_in_one_line_with_its_remedy(
     assert len(lines[0]) < 700
 
 
+# What only a start needs: a free port, a token for Ray, and models that are fetched.
+OF_A_START = ("taken ports", "open to all", "no network")
+
+
+@pytest.mark.parametrize("name", [name for name in MISTAKES if name not in OF_A_START])
 def test_what_serve_finds_check_finds_too(
-    user: Beginner, capsys: pytest.CaptureFixture[str]
+    name: str, user: Beginner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wrong_tokenizer(user)
+    mistake, where, remedy = MISTAKES[name]
+    mistake(user)
     assert main(["check", str(user.write())]) == 2
-    assert "use a draft model with the target's tokenizer" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert where in said
+    assert remedy in said
 
 
 @pytest.mark.parametrize("name", ["a typo in a key", "wrong tokenizer"])

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.schema import Config, DashboardConfig, GrpcConfig, HttpConfig
+from cluster.config.schema import Config, DashboardConfig, EngineConfig, GrpcConfig, HttpConfig
+from cluster.engine.loading.peft_folder import read_adapters
 from cluster.errors import ConfigError
 from cluster.models.catalogue import REPOSITORY
 from cluster.models.names import source_of
+from cluster.rpc.tokens import secrets_of
+from cluster.text.chat import read_template
 from deployments.cli import main
 from deployments.ports import check_free
 from deployments.serve_command import cause_of
@@ -27,6 +30,14 @@ def test_check_without_a_file_checks_the_demonstration(
     implied = capsys.readouterr().out
     assert main(["check", "configs/local.yaml"]) == 0
     assert capsys.readouterr().out == implied
+
+
+@pytest.mark.parametrize("file", ["base", "overlays/autoscaling", "overlays/high-availability"])
+def test_what_a_cluster_is_to_serve_can_be_checked_in_a_checkout(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", f"k8s/{file}/serve.yaml"]) == 0
+    assert "of target and" in capsys.readouterr().out
 
 
 def test_taken_ports_are_said_to_be_taken_once() -> None:
@@ -58,6 +69,19 @@ def test_a_wrong_folder_is_named_once(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError) as refused:
         source_of("models/nothing.gguf")
     assert refused.value.message.count(str(REPOSITORY)) == 1
+
+
+def test_what_cannot_be_read_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    for refuse in (
+        lambda: secrets_of(str(tmp_path)),
+        lambda: read_template(str(tmp_path / "none.jinja")),
+        lambda: read_adapters(EngineConfig(adapters={"a": str(tmp_path)})),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            refuse()
+        assert refused.value.message.count(str(tmp_path)) == 1
+        assert refused.value.message.count(str(REPOSITORY)) <= 1
 
 
 def test_of_three_tracebacks_the_last_error_is_told() -> None:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from cluster.config.schema import EngineConfig
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, reason_of
 
 _SETTINGS = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -99,7 +99,8 @@ def _read(name: str, folder: Path, max_rank: int) -> AdapterFolder:
         tensors = load(data)
     except (OSError, SafetensorError) as error:
         raise refused(
-            name, f"{folder / _WEIGHTS} cannot be read ({error}); save it with safetensors"
+            name,
+            f"{folder / _WEIGHTS} cannot be read ({reason_of(error)}); save it with safetensors",
         ) from error
     downs: dict[str, torch.Tensor] = {}
     ups: dict[str, torch.Tensor] = {}
@@ -158,7 +159,9 @@ def _settings(name: str, file: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise refused(name, f"{file} cannot be read ({error}); give a folder of peft's") from error
+        raise refused(
+            name, f"{file} cannot be read ({reason_of(error)}); give a folder of peft's"
+        ) from error
     if not isinstance(found, dict):
         raise refused(name, f"{file} is no mapping")
     if found.get("peft_type") != "LORA":

@@ -105,6 +105,7 @@ class House:
 async def house(
     drafters: Sequence[str] = ("a", "b"),
     rollouts: Mapping[str, RolloutConfig] | None = None,
+    kind: str = "prompt_lookup",
     **settings: Any,
 ) -> AsyncIterator[House]:
     clock = FakeClock()
@@ -112,9 +113,9 @@ async def house(
     own = DrafterPlacement(num_cpus=1)
     config = Config(
         drafters={
-            name: DrafterConfig(kind="prompt_lookup")
+            name: DrafterConfig(kind=kind)
             if rollouts is None
-            else DrafterConfig(kind="prompt_lookup", placement=own, rollout=rollouts.get(name))
+            else DrafterConfig(kind=kind, placement=own, rollout=rollouts.get(name))
             for name in drafters
         },
         coordinator=CoordinatorConfig(**settings),
