@@ -86,8 +86,10 @@ def engine_line(state: Mapping[str, Any]) -> str:
     if own is None:
         return ""
     graphs = ", CUDA graphs" if own["graphs"] == "cuda" else ""
-    slower = sum(len(each["fallbacks"]) for each in engines)
-    warning = f", {slower} of it slower than wanted: see /health" if slower else ""
+    in_order = sorted(engines, key=lambda each: bool(each["name"]))
+    slower = [reason for each in in_order for reason in each["fallbacks"]]
+    more = f" ({len(slower) - 1} more in /health)" if slower[1:] else ""
+    warning = f", slower than wanted: {slower[0]}{more}" if slower else ""
     return (
         f"target on {own['device']}: attention {own['attention']}{graphs}, kernels "
         f"{own['kernels']}, KV cache {own['kv_bytes'] / 2**30:.3g} GiB ({own['kv_tokens']:,} "

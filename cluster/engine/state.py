@@ -22,7 +22,7 @@ def engine_state(engine: Engine, name: str = "", draws: str = TORCH) -> EngineSt
         weights=engine.model.weights or str(engine.layers[0].dtype).removeprefix("torch."),
         kv_bytes=engine.cache.num_bytes,
         kv_tokens=engine.cache.num_pages[0] * engine.cache.page_size,
-        fallbacks=engine.forward.fallbacks,
+        fallbacks=(*filter(None, (engine.model.instead,)), *engine.forward.fallbacks),
     )
 
 

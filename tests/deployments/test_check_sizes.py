@@ -15,6 +15,7 @@ from cluster.engine.loading.planned import Planned, planned
 from cluster.errors import ConfigError
 from cluster.models.published import published
 from deployments.cli import main
+from deployments.plan import size
 from deployments.preflight import inspect
 from tests.support.draft.other_vocabulary import other_copy
 
@@ -163,7 +164,7 @@ def test_the_plan_for_programs_has_what_the_text_says(capsys: pytest.CaptureFixt
     for deployment in found["deployments"]:
         assert f"{deployment['name']:<20} {deployment['replicas']:>8}" in text
     for engine in found["engines"]:
-        assert f"a KV cache of {engine['kv_cache_bytes'] / 2**20:.4g} MiB" in text
+        assert f"a KV cache of {size(engine['kv_cache_bytes'])}" in text
         assert f"{engine['kv_cache_tokens']:,} tokens" in text
     for name, place in found["drafters"].items():
         assert f"drafter {name}: {place}\n" in text

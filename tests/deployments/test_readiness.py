@@ -102,5 +102,8 @@ def test_the_ready_line_says_what_the_target_computes_with() -> None:
     resident = ENGINE | {"name": "lm", "fallbacks": ["c"]}
     line = engine_line({"engines": [resident, slow]})
     assert "attention sdpa, kernels" in line
-    assert line.endswith(", 3 of it slower than wanted: see /health")
+    assert line.endswith(", slower than wanted: a (2 more in /health)")
+    assert engine_line({"engines": [slow | {"fallbacks": ["a"]}]}).endswith(
+        ", slower than wanted: a"
+    )
     assert engine_line({"status": "nothing"}) == ""

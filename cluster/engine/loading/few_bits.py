@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from cluster.models.grouped_file import StoredGroups
 from cluster.models.int8 import is_int8
 from cluster.models.weights import GROUPED
 
-log = logging.getLogger(__name__)
+_NO_PRODUCTS = "this processor does not multiply bfloat16"
 
 
 def check_few_bits(config: EngineConfig, device: torch.device) -> None:
@@ -98,27 +97,40 @@ def served_weights(module: Any) -> str:
     return f"{'+'.join(inner)}|output={outer}"
 
 
-def warn_of_wide_weights(
-    folder: Path, config: EngineConfig, device: torch.device, weights: str, *, is_widened: bool
-) -> None:
-    """Warn where a model has none of the weights in few bits that it was to have.
+def computed_instead(
+    folder: Path,
+    config: EngineConfig,
+    device: torch.device,
+    stored: torch.dtype | None,
+    *,
+    is_widened: bool,
+) -> str:
+    """Return a line on what is computed in place of the format that a model is to have; "" = that.
 
-    weights: its `served_weights`.  is_widened: our kernels compute it, in bfloat16."""
+    To be asked of a model that has no weights in few bits, or will have none.  stored: its dtype.
+    is_widened: our kernels compute it, in bfloat16."""
+    is_cpu, has_products = device.type == "cpu", computes(torch.bfloat16)
+    is_other = config.dtype != "auto" or not is_cpu or config.tensor_parallel > 1
+    if is_other and config.weights == "auto":
+        return ""
     wanted = wanted_format(folder, config)
-    is_other = config.dtype != "auto" or device.type != "cpu" or config.tensor_parallel > 1
-    if weights or wanted == "bf16" or (is_other and config.weights == "auto"):
-        return
+    if wanted == "bf16":
+        is_wider = stored == torch.bfloat16 and is_cpu and not has_products
+        return f"products are in float32: {_NO_PRODUCTS}" * (is_wider and config.dtype == "auto")
     reason = (
-        "this processor does not multiply bfloat16, or not as it should"
-        if is_widened or not computes(torch.bfloat16)
+        _NO_PRODUCTS + " as it should" * has_products
+        if is_widened or not has_products
         else "our kernels (which need a C++ compiler) take models of plain linear layers, in "
         "bfloat16 and not compiled"
     )
-    log.warning("weights %s are widened to bfloat16: %s", wanted, reason)
+    what = "the file's weights in few bits" if wanted == "stored" else f"weights {wanted}"
+    return f"{what} are widened to bfloat16: {reason}"
 
 
 def planned_weights(folder: Path, module: torch.nn.Module, config: EngineConfig) -> str:
-    """A line on the weights of a model that is to be loaded on a CPU; module: without weights."""
+    """A line on the weights of a model that is to be loaded on a CPU that multiplies bfloat16.
+
+    module: without weights."""
     wanted, share = wanted_format(folder, config), plain_share(module)
     if wanted == "bf16":
         return ""

@@ -34,8 +34,8 @@ from cluster.engine.graphs.compiled import CompiledForward
 from cluster.engine.loading.few_bits import (
     FewBits,
     check_few_bits,
+    computed_instead,
     served_weights,
-    warn_of_wide_weights,
     weights_dtype,
 )
 from cluster.engine.loading.inspection import check_compile, describe, quantization_of
@@ -65,9 +65,9 @@ class LoadedModel:
     module: the transformers model, in eval mode.  source: the folder it came from.
     layers: what each attention layer caches on this rank.  device: where inputs go.
     activation_bytes: GPU memory a full step needs beyond the weights, 0 on CPU.
-    weights: see `served_weights`.  numbering: of its tokens, None = its own.
-    plain, compiled, native: its paths, see `paths`.  adapters: those that works may ask for; none
-    until some are loaded.
+    weights: see `served_weights`.  instead: see `computed_instead`.  numbering: of its tokens,
+    None = its own.  plain, compiled, native: its paths, see `paths`.  adapters: those that works may
+    ask for; none until some are loaded.
     """
 
     module: Any
@@ -80,6 +80,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     activation_bytes: int
     weights: str = ""
+    instead: str = ""
     compiled: CompiledForward | None = None
     native: NativeForward | None = None
     numbering: Numbering | None = None
@@ -171,7 +172,12 @@ def load_model(
             FewBits(module, config, Folder(source), numbering) if is_widened else None,
         )  # fmt: skip
     weights = served_weights(module)
-    warn_of_wide_weights(Folder(source), config, device, weights, is_widened=is_widened)
+    instead = ""
+    if not weights:
+        stored = getattr(text_config, "dtype", None)
+        instead = computed_instead(Folder(source), config, device, stored, is_widened=is_widened)
+        if instead:
+            log.warning("%s", instead)
     if device.type == "cpu":
         if config.device == "auto":
             warn_of_hidden_gpu()
@@ -195,6 +201,7 @@ def load_model(
         eos_token_ids=_eos_token_ids(source, text_config),
         activation_bytes=activation_bytes,
         weights=weights,
+        instead=instead,
         compiled=_compiled(module, config, device),
         native=forward,
         numbering=numbering,

@@ -21,11 +21,13 @@ from safetensors.torch import load_file, save_file
 from cluster.config.parse import parse
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
+from cluster.engine import device
 from cluster.engine.cpu import kernels as native
 from cluster.engine.engine import Engine, Work
 from cluster.engine.loading.few_bits import check_few_bits
 from cluster.engine.loading.inspection import check_loadable
 from cluster.engine.loading.model import load_model
+from cluster.engine.state import engine_state
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash
 from cluster.models.gguf import convert
@@ -210,6 +212,30 @@ def test_what_few_bits_cannot_hold_stays_wide_with_one_warning(
             caplog.clear()
 
 
+@pytest.mark.parametrize("weights", ["auto", "int4"])
+def test_without_products_in_bfloat16_the_log_check_and_health_say_one_thing(
+    weights: Any,
+    checkpoint_factory: Factory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(device, "cpu_flags", frozenset)
+    if _KERNELS is not None:
+        monkeypatch.setattr(_KERNELS, "multiplies_bf16", False)
+    model = checkpoint_factory("llama", dtype=torch.bfloat16)
+    config = EngineConfig(model=str(model), device="cpu", weights=weights, num_pages=64)
+    with caplog.at_level(logging.WARNING):
+        engine = Engine.load(config)
+    told = {
+        "auto": "products are in float32: this processor does not multiply bfloat16",
+        "int4": "weights int4 are widened to bfloat16: this processor does not multiply bfloat16",
+    }[weights]
+    assert told in caplog.messages
+    assert engine_state(engine).fallbacks == (told,)
+    assert check_loadable(model, config, is_here=True).weights == told
+    assert check_loadable(model, config, is_here=False).weights != told
+
+
 @needs_bfloat16
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_a_row_depends_on_no_other_one_where_that_is_promised(weights: str, folder: Path) -> None:
@@ -227,7 +253,7 @@ def test_check_says_which_weights_a_model_will_have(
 ) -> None:
     def told(model: Path, **settings: Any) -> str:
         config = EngineConfig(model=str(model), device="cpu", **settings)
-        return check_loadable(model, config, is_here=True).weights
+        return check_loadable(model, config, is_here=False).weights
 
     assert told(folder) == told(folder, weights="bf16") == ""
     assert "in int8, one scale for each output, the output layer's in bfloat16" in told(
