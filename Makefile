@@ -17,7 +17,7 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help serve test test-application test-commands test-nightly test-clients check check-native check-gpu-offline format docs lint-protos lock mutation sbom stubs train vendor wheel clean
+.PHONY: help serve first-look test test-application test-commands test-nightly test-clients check check-native check-gpu-offline format docs lint-protos lock mutation sbom stubs train vendor wheel clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -25,8 +25,13 @@ help: ## show this list
 	@echo "  CONFIG=FILE and ARGS='--set key=value ...' reach \`drafthouse serve\`; PYTEST_ARGS reaches pytest."
 
 # exec: the recipe's shell is replaced, so Ctrl-C and make's forwarded SIGTERM reach Drafthouse itself.
-serve: $(VENV)/.serve-installed ## serve the demonstration (or CONFIG=FILE)
+serve: first-look $(VENV)/.serve-installed ## serve the demonstration (or CONFIG=FILE)
 	@exec $(BIN)/drafthouse serve $(CONFIG) $(ARGS)
+
+# A typo in ARGS is told within seconds, and not after minutes of installation.
+first-look: $(VENV)/.created
+	@test -e $(VENV)/.serve-installed \
+		|| { $(PIP) --quiet -c constraints.txt pyyaml numpy && $(BIN)/python -m deployments.first_look $(CONFIG) $(ARGS); }
 
 # Tests of processes and clocks share the cores, and a few of 8,000 lose a race with the machine.  At most
 # three a part may try a second time, and their tracebacks are shown; what is arithmetic alone may not.

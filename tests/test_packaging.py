@@ -101,6 +101,47 @@ def test_the_image_installs_by_the_lock_and_lists_what_it_holds() -> None:
     assert {"cyclonedx-bom", "uv"} <= pins().keys()
 
 
+def first_look(*words: str) -> subprocess.CompletedProcess[str]:
+    """In a Python that has PyYAML and NumPy alone."""
+    missing = ("torch", "transformers", "ray", "jinja2", "grpc", "tokenizers", "starlette")
+    program = (
+        "import sys, runpy\n"
+        f"sys.modules.update(dict.fromkeys({missing}))\n"
+        "runpy.run_module('deployments.first_look', run_name='__main__')"
+    )
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--set", "nonsense=1"], "configs/local.yaml: nonsense: unknown key"),
+        (
+            ["configs/tiny.yaml", "--set", "http.port=0"],
+            "configs/tiny.yaml: http.port: 0 is",
+        ),
+        (["--port", "0100"], "0100 is another value to YAML"),
+        (["--host", "256.1.1.1"], "http.host: '256.1.1.1' is no host"),
+        (["configs/pool.yaml"], ""),
+        (["smollm2-135m-instruct", "--draft", "suffix"], ""),
+        (["--api-key", "secret", "--set", "http.port=8123"], ""),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_is_installed(words: list[str], told: str) -> None:
+    done = first_look(*words)
+    assert done.returncode == bool(told), done.stderr
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == bool(told)
+
+
+def test_make_looks_at_the_arguments_of_serve_before_it_installs(tmp_path: Path) -> None:
+    command = ["make", "--dry-run", "serve", f"VENV={tmp_path}", "ARGS=--set nonsense=1"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert "deployments.first_look  --set nonsense=1" in done.stdout
+    assert done.stdout.index("first_look") < done.stdout.index("torch===")
+
+
 def test_make_asks_pip_for_a_wheel() -> None:
     command = ("make", "--dry-run", "--old-file=.venv/.created", "wheel")
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
