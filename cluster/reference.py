@@ -48,7 +48,11 @@ A configuration file is an ordinary Ray Serve config file. The keys below stand 
 the key and the remedy. `drafthouse check FILE` looks for such mistakes, and for models that do not
 fit together, and starts nothing.
 
-Every key can be set on the command line too. Values are YAML:
+Keys are texts: YAML reads `no`, `null`, `12:30`, `0x10` and the like as other things, so as keys
+they stand in quotes. Numbers are decimal: `0100` and `1_000` are refused.
+
+Every key can be set on the command line too. Values are YAML, but the value of a key that has a
+text is taken as it stands, so `--set http.host=::` needs no quotes:
 
 ```
 drafthouse serve configs/local.yaml --set http.port=8123 --set target.engine.dtype=float32

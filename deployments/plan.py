@@ -99,6 +99,11 @@ def _engine(
     return known | {
         "rank_weights_bytes": sizes.rank_weights,
         "ranks": engine.tensor_parallel,
+        "memory_share": sizes.share(engine),
+        "step_bytes": sizes.steps,
+        "step_rows": engine.max_batch_tokens,
+        "logit_rows": sizes.logit_rows,
+        "graph_bytes": sizes.graphs,
         "kv_tokens_by_gpu_gb": {
             str(size): sizes.room(engine, size * 1e9) for size in _GPU_SIZES_GB
         },
@@ -230,6 +235,17 @@ def _caches(engines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         columns = "".join(f"{f'{room:,}' if room else 'none':>11}" for room in rooms)
         ranks = f" on each of {engine['ranks']} GPUs" * (engine["ranks"] > 1)
         yield f"{engine['path']:<32}{columns}  {size(engine['rank_weights_bytes'])}{ranks}"
+    for engine in on_gpus:
+        yield from _sum(engine)
+
+
+def _sum(engine: Mapping[str, Any]) -> Iterator[str]:
+    """What of a GPU's memory is left for the KV cache, term by term."""
+    step = f"a step of {engine['step_rows']:,} rows, drawn from at {engine['logit_rows']:,} of them"
+    yield f"{engine['path']}: the KV cache has {engine['memory_share']:.3g} of a GPU's memory, less"
+    yield f"{size(engine['rank_weights_bytes']):>14} of weights"
+    yield f"{size(engine['step_bytes']):>14} for {step}"
+    yield f"{size(engine['graph_bytes']):>14} for CUDA graphs"
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

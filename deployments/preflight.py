@@ -87,10 +87,11 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
     found: dict[str, Inspected] = {}
     target, target_folder = list[str](), Path()
     for path, engine in engines(config).items():
+        rows = _logit_rows(config, path)
         described = published(engine.model) if is_plan else None
         if described is not None:
             with ConfigError.below(path, "model"):
-                found[path] = _described(described, engine, is_here=is_here)
+                found[path] = _described(described, engine, is_here=is_here, logit_rows=rows)
             continue
         source = source_of(engine.model)
         folder = find(source)
@@ -98,7 +99,7 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
             if folder is None:
                 check_convertible(source)
                 continue
-            found[path] = _inspected(folder, engine, is_here=is_here)
+            found[path] = _inspected(folder, engine, is_here=is_here, logit_rows=rows)
             strings = _token_strings(folder, engine, is_target=path == TARGET)
             if path != TARGET and target:  # else that is not here
                 reduced = load_draft_vocabulary(folder)
@@ -190,7 +191,18 @@ def _check_head(kind: str, folder: Path, target: Inspected) -> None:
     check_draft_head(kind, folder, shape)
 
 
-def _inspected(folder: Path, engine: EngineConfig, *, is_here: bool) -> Inspected:
+def _logit_rows(config: Config, path: str) -> int | None:
+    """The most rows that an engine draws from in a step; None = as many as a target."""
+    name = path.split(".")[1]
+    if path == TARGET or name in config.stage_of:
+        return None
+    rows: int | None = getattr(registry.check(name, config.drafters[name]), "num_logit_rows", None)
+    return rows
+
+
+def _inspected(
+    folder: Path, engine: EngineConfig, *, is_here: bool, logit_rows: int | None
+) -> Inspected:
     # torch takes seconds to import: only for those who have models here.
     with importing():
         from cluster.engine.loading.inspection import check_loadable
@@ -198,26 +210,35 @@ def _inspected(folder: Path, engine: EngineConfig, *, is_here: bool) -> Inspecte
     # What is wrong is said once, with its key.
     logging.getLogger("transformers").setLevel(logging.ERROR)
     described = check_loadable(folder, engine, is_here=is_here)
-    return _summary(folder, described, engine, is_here=is_here)
+    return _summary(folder, described, engine, is_here=is_here, logit_rows=logit_rows)
 
 
-def _described(folder: Path, engine: EngineConfig, *, is_here: bool) -> Inspected:
+def _described(
+    folder: Path, engine: EngineConfig, *, is_here: bool, logit_rows: int | None
+) -> Inspected:
     """A model of which there is a config.json in `folder`, and nothing else."""
     from cluster.engine.loading.inspection import describe
 
     described = describe(str(folder), engine)
-    return replace(_summary(folder, described, engine, is_here=is_here), is_here=False)
+    found = _summary(folder, described, engine, is_here=is_here, logit_rows=logit_rows)
+    return replace(found, is_here=False)
 
 
 def _summary(
-    folder: Path, described: Description, engine: EngineConfig, *, is_here: bool
+    folder: Path,
+    described: Description,
+    engine: EngineConfig,
+    *,
+    is_here: bool,
+    logit_rows: int | None,
 ) -> Inspected:
     from cluster.engine.loading.planned import planned
 
     return Inspected(
         described.architecture, described.vocab_size, described.max_context_len,
         int(described.text_config.hidden_size), int(described.text_config.num_hidden_layers),
-        planned(folder, described, engine, is_here=is_here), weights=described.weights,
+        planned(folder, described, engine, is_here=is_here, logit_rows=logit_rows),
+        weights=described.weights,
     )  # fmt: skip
 
 

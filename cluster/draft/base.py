@@ -22,8 +22,8 @@ class DrafterContext:
     max_nodes: maximum size of a request's tree.  max_requests: maximum number of open requests.
     vocab_size, tokenizer_hash: the target's; 0 and "" while unknown.
     target: the `cluster.draft.inside.Host` of a drafter inside the target, else None.
-    stages: the drafters that a cascade is made of, by name.  beside: another drafter, or the target
-    that it is in, serves meanwhile in this process.
+    stages: the drafters that a cascade is made of, by name.  is_stage: it is one of them.
+    beside: another drafter, or the target that it is in, serves meanwhile in this process.
     target_model: the target's, as the configuration names it; "" while unknown.
     open_text: an empty text under a request's grammar, for drafters inside the target; it raises
     RequestError.  None elsewhere.
@@ -37,6 +37,7 @@ class DrafterContext:
     target: Any = None
     open_text: Callable[[GrammarSpec], ConstrainedText] | None = None
     stages: Mapping[str, Drafter] = field(default_factory=dict)
+    is_stage: bool = False
     beside: bool = False
     target_model: str = ""
 

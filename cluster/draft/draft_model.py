@@ -75,11 +75,13 @@ def load_draft_model(
 
 
 def _engine(context: DrafterContext, options: LMOptions, shared: Intersection | None) -> Engine:
+    logit_rows = None if context.is_stage else options.num_logit_rows
     if shared is None:
-        return Engine.load(options.engine, beside=context.beside)
+        return Engine.load(options.engine, logit_rows=logit_rows, beside=context.beside)
     numbering = Numbering(shared.order, len(shared.vocabulary.target_ids))
     numbering.check(options.engine)
-    engine = Engine(options.engine, load_model(options.engine, numbering, beside=context.beside))
+    model = load_model(options.engine, numbering, logit_rows=logit_rows, beside=context.beside)
+    engine = Engine(options.engine, model)
     engine.capture_ahead()
     return engine
 

@@ -47,6 +47,13 @@ class LMOptions:
     min_survival: OpenShare = 0.004
     """Nodes less likely than this are neither expanded nor proposed."""
 
+    @property
+    def num_logit_rows(self) -> int:
+        """The most rows of a pass that are drawn from: its nodes, and ends of texts that it reads.
+
+        A stage of a cascade also judges whole trees of the one before."""
+        return self.max_rows + self.engine.max_running_sequences
+
     def __post_init__(self) -> None:
         check_children(self.num_children, self.num_candidates)
         if not 1 <= len(self.drawn_children) <= self.num_candidates:

@@ -124,12 +124,17 @@ class Engine:
 
     @classmethod
     def load(
-        cls, config: EngineConfig, extra_layers: ExtraLayers = lambda _: (), *, beside: bool = False
+        cls,
+        config: EngineConfig,
+        extra_layers: ExtraLayers = lambda _: (),
+        *,
+        logit_rows: int | None = None,
+        beside: bool = False,
     ) -> Engine:
         """Load the model with transformers; with tensor_parallel > 1 on every rank, after
-        `parallel.init_rank`.  beside: as in `load_model`.  Raises ConfigError, naming the
-        architecture and the remedy."""
-        model = load_model(config, beside=beside)
+        `parallel.init_rank`.  logit_rows, beside: as in `load_model`.  Raises ConfigError, naming
+        the architecture and the remedy."""
+        model = load_model(config, logit_rows=logit_rows, beside=beside)
         group = RankGroup() if config.tensor_parallel > 1 else None
         engine = cls(config, model, group=group, extra_layers=extra_layers(model))
         engine.capture_ahead()

@@ -198,7 +198,7 @@ def _resident(
         return DrafterContext(
             part, parts[name].max_nodes, parts[name].max_requests, engine.vocab_size,
             engine.tokenizer_hash, EngineHost(engine, config, part), grammars.text,
-            target_model=config.target.engine.model, beside=beside,
+            target_model=config.target.engine.model, is_stage=part != name, beside=beside,
         )  # fmt: skip
 
     drafter = registry.build(name, settings, context_of)
@@ -257,7 +257,7 @@ def build_drafter(
         name, config.drafters,
         lambda part: DrafterContext(
             part, settings.max_nodes, settings.max_requests,
-            target_model=config.target.engine.model, beside=beside,
+            target_model=config.target.engine.model, is_stage=part != name, beside=beside,
         ),
     )  # fmt: skip
     engine: Any = getattr(drafter, "engine", None)

@@ -65,6 +65,43 @@ def test_check_sizes_the_recipe_for_eight_gpus(capsys: pytest.CaptureFixture[str
     assert "8 GPU" in text
 
 
+@pytest.mark.parametrize("path", ["target.engine", "drafters.lm.options.engine"])
+def test_a_gpus_memory_is_the_sum_of_what_check_shows(
+    path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", RECIPE, "--json"]) == 0
+    engines = json.loads(capsys.readouterr().out)["engines"]
+    (engine,) = (each for each in engines if each["path"] == path)
+    assert main(["check", RECIPE]) == 0
+    text = capsys.readouterr().out
+    assert f"{path}: the KV cache has {engine['memory_share']} of a GPU's memory, less\n" in text
+    terms = [engine[key] for key in ("rank_weights_bytes", "step_bytes", "graph_bytes")]
+    assert all(f"{size(each):>14} " in text for each in terms)
+    cache = engine["kv_tokens_by_gpu_gb"]["80"] * engine["kv_bytes_per_token"] / engine["ranks"]
+    in_use = engine["memory_share"] * 80e9
+    assert sum(terms) + cache == pytest.approx(in_use, abs=engine["kv_bytes_per_token"])
+
+
+def test_a_drafter_of_one_billion_fits_a_gpu_of_24_gb(capsys: pytest.CaptureFixture[str]) -> None:
+    """It draws where it expands nodes and where texts that it reads end, not at a target's rows."""
+    assert main(["check", RECIPE, "--json"]) == 0
+    engines = {each["path"]: each for each in json.loads(capsys.readouterr().out)["engines"]}
+    drafter = engines["drafters.lm.options.engine"]
+    assert drafter["logit_rows"] == 64 + 128
+    assert engines["target.engine"]["logit_rows"] == 128 * 16
+    assert drafter["step_bytes"] + drafter["graph_bytes"] < 3 * 2**30
+    assert drafter["kv_tokens_by_gpu_gb"]["24"] > 10 * 32768
+
+
+def test_a_stage_of_a_cascade_draws_for_the_trees_of_the_one_before() -> None:
+    config = load(
+        "configs/tiny.yaml", ["drafters.both={kind: cascade, options: {stages: [suffix, lm]}}"]
+    ).config
+    found = inspect(config, is_here=True)
+    sizes = {name: found[f"drafters.{name}.options.engine"].sizes for name in ("lm", "code")}
+    assert sizes["lm"].logit_rows > sizes["code"].logit_rows == 64 + 64
+
+
 def test_what_every_rank_has_whole_is_counted_whole() -> None:
     """Norms alone, in Llama: all else is split."""
     whole, split = (

@@ -26,6 +26,7 @@ from cluster.engine.reminder import in_a_line
 from cluster.engine.schedule.batch import Batch
 from cluster.engine.types import Ability
 from cluster.errors import ConfigError
+from cluster.spec.draw import drawing_bytes
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,6 @@ _WORDS_PER_INDEX = 2
 _MAX_REST_WORDS = 2**22
 # Words of one sequence's tree; 128 nodes take three quarters of them.
 _TREE_WORDS = 1024
-# The memory of graphs, in largest eager steps: their own pool, and their logits.
-ACTIVATIONS = 2
 
 
 class StepForm(Protocol):
@@ -257,7 +256,15 @@ def reserved_bytes(config: EngineConfig, model: LoadedModel) -> int:
     """Memory to leave for graphs beside what an eager step takes."""
     if not config.cuda_graphs or config.tensor_parallel > 1 or not is_on_one_gpu(model):
         return 0
-    return model.activation_bytes * ACTIVATIONS
+    return graph_bytes(config, model.num_columns)
+
+
+def graph_bytes(config: EngineConfig, vocab_size: int) -> int:
+    """The memory of graphs: a pool for the activations of the widest, and their logits.
+
+    Less than draws of as many rows take: three of its copies are logits, and the others are more
+    than the hidden states of a row."""
+    return drawing_bytes(min(WIDTHS[-1], config.max_batch_tokens), vocab_size)
 
 
 def is_on_one_gpu(model: LoadedModel) -> bool:

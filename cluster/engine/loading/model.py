@@ -66,8 +66,8 @@ class LoadedModel:
     layers: what each attention layer caches on this rank.  device: where inputs go.
     activation_bytes: GPU memory a full step needs beyond the weights, 0 on CPU.
     weights: see `served_weights`.  instead: see `computed_instead`.  numbering: of its tokens,
-    None = its own.  plain, compiled, native: its paths, see `paths`.  adapters: those that works may
-    ask for; none until some are loaded.
+    None = its own.  plain, compiled, native: its paths, see `paths`.  adapters: those that works
+    may ask for; none until some are loaded.
     """
 
     module: Any
@@ -134,12 +134,16 @@ ExtraLayers = Callable[[LoadedModel], Sequence[LayerSpec]]
 
 
 def load_model(
-    config: EngineConfig, numbering: Numbering | None = None, *, beside: bool = False
+    config: EngineConfig,
+    numbering: Numbering | None = None,
+    *,
+    logit_rows: int | None = None,
+    beside: bool = False,
 ) -> LoadedModel:
     """Load `config.model`; raises ConfigError with the remedy when it cannot be served.
 
-    numbering: of its tokens, None = its own.  beside: while another engine of the process makes
-    steps."""
+    numbering: of its tokens, None = its own.  logit_rows: as in `num_logit_rows`.  beside: while
+    another engine of the process makes steps."""
     seam.register()
     source = str(resolve(config.model))
     described = describe(source, config)
@@ -162,7 +166,7 @@ def load_model(
     module.requires_grad_(False)
     input_device = module.get_input_embeddings().weight.device
     with torch.inference_mode():
-        layers, activation_bytes = probe_layers(module, config, input_device)
+        layers, activation_bytes = probe_layers(module, config, input_device, logit_rows)
     forward: NativeForward | None = None
     is_widened = False
     if config.tensor_parallel == 1:

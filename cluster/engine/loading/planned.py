@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.device import resolve_device, resolve_dtype
-from cluster.engine.graphs.forward import ACTIVATIONS
+from cluster.engine.graphs.forward import graph_bytes
 from cluster.engine.loading.inspection import Description
 from cluster.engine.loading.probe import num_logit_rows
 from cluster.engine.memory.pool_sizes import ACTIVATION_MARGIN, derive_num_pages, gpu_share
@@ -26,6 +26,8 @@ from cluster.spec.draw import drawing_bytes
 
 # Bits of a weight, where a method has one number of them and its configuration does not say it.
 _BITS = {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4, "awq": 4, "gptq": 4}
+# Of a row, while a layer's products are made: what goes in, both factors, and their product.
+_STATES_AT_ONCE = 4
 _STATED = {"load_in_8bit": 8, "load_in_4bit": 4}
 
 
@@ -35,14 +37,26 @@ class Planned:
 
     weights: of all ranks.  rank_weights: of the fullest one.  kv_per_token: of all ranks, every
     layer taken for one without a window.  kv_cache: at most; 0 = as much as a GPU has left.
-    beside: what steps take on a GPU.
+    logit_rows: the most of a step that are drawn from.  steps: what the largest step takes on a
+    GPU, with the logits that it draws from.  graphs: what CUDA graphs take there.
     """
 
     weights: int
     rank_weights: int
     kv_per_token: int
     kv_cache: int
-    beside: int
+    logit_rows: int
+    steps: int
+    graphs: int
+
+    @property
+    def beside(self) -> int:
+        """What a GPU needs beside the weights and the KV cache."""
+        return self.steps + self.graphs
+
+    def share(self, config: EngineConfig) -> float:
+        """The share of a GPU's memory that may be in use with the KV cache."""
+        return gpu_share(config)
 
     def room(self, config: EngineConfig, gpu_bytes: float) -> int:
         """Tokens of KV that GPUs of that size hold beside the weights, each its rank's."""
@@ -59,10 +73,15 @@ class _Parameter:
 
 
 def planned(
-    folder: Path, described: Description, config: EngineConfig, *, is_here: bool
+    folder: Path,
+    described: Description,
+    config: EngineConfig,
+    *,
+    is_here: bool,
+    logit_rows: int | None = None,
 ) -> Planned:
     """folder: of its config.json, and of the weights, where there are any.  is_here: the engine is
-    to run on this machine, so its device is known."""
+    to run on this machine, so its device is known.  logit_rows: as in `num_logit_rows`."""
     device = resolve_device(config.device) if is_here else None
     stored = getattr(described.text_config, "dtype", None) or torch.float32
     dtype = _dtype(config, stored, device)
@@ -84,10 +103,22 @@ def planned(
     if not kv_cache and device is not None and device.type == "cpu":
         (num_pages,) = derive_num_pages(config, layers, described.max_context_len, 0)
         kv_cache = num_pages * page_bytes
-    drawing = drawing_bytes(num_logit_rows(config), described.vocab_size) * ACTIVATION_MARGIN
+    drawn, vocab_size = num_logit_rows(config, logit_rows), described.vocab_size
+    forward = _forward_bytes(described.text_config, config, dtype)
+    steps = max(forward, drawing_bytes(drawn, vocab_size)) * ACTIVATION_MARGIN
+    graphs = 0.0
     if config.cuda_graphs and config.tensor_parallel == 1:
-        drawing *= 1 + ACTIVATIONS
-    return Planned(weights, int(weights * rank_share), kv_per_token, kv_cache, int(drawing))
+        graphs = graph_bytes(config, vocab_size) * ACTIVATION_MARGIN
+    rank_weights = int(weights * rank_share)
+    return Planned(weights, rank_weights, kv_per_token, kv_cache, drawn, int(steps), int(graphs))
+
+
+def _forward_bytes(text_config: Any, config: EngineConfig, dtype: torch.dtype) -> int:
+    """The activations of a full step: of a row its hidden states and those inside one layer."""
+    hidden = int(text_config.hidden_size)
+    inner = int(getattr(text_config, "intermediate_size", None) or 4 * hidden)
+    of_row = _STATES_AT_ONCE * (hidden + inner // config.tensor_parallel)
+    return config.max_batch_tokens * of_row * dtype.itemsize
 
 
 def _dtype(config: EngineConfig, stored: torch.dtype, device: torch.device | None) -> torch.dtype:

@@ -45,18 +45,19 @@ class Probe:
 
 
 def probe_layers(
-    module: Any, config: EngineConfig, device: torch.device
+    module: Any, config: EngineConfig, device: torch.device, logit_rows: int | None = None
 ) -> tuple[tuple[LayerSpec, ...], int]:
     """The layers in order, and the GPU memory that a step of max_batch_tokens rows takes, the draws
     at its end included (CPU: 0).
 
-    module: the transformers model.  Raises ConfigError, naming it, if it cannot be served.
+    module: the transformers model.  logit_rows: as in `num_logit_rows`.  Raises ConfigError, naming
+    it, if it cannot be served.
     """
     AttentionInterface.register(_IMPLEMENTATION, _attend)
     AttentionMaskInterface.register(_IMPLEMENTATION, _mask)
     on_gpu = device.type == "cuda"
     num_rows = config.max_batch_tokens if on_gpu else _NUM_ROWS
-    rows_drawn_from = min(num_rows, num_logit_rows(config))
+    rows_drawn_from = min(num_rows, num_logit_rows(config, logit_rows))
     probe = Probe()
     before = 0
     if on_gpu:
@@ -98,9 +99,10 @@ def probe_layers(
     return tuple(probe.layers[index] for index in found), peak
 
 
-def num_logit_rows(config: EngineConfig) -> int:
-    """The most rows of a step that are drawn from."""
-    return min(config.max_batch_tokens, config.max_running_sequences * _ROWS_PER_SEQUENCE)
+def num_logit_rows(config: EngineConfig, of_drafter: int | None = None) -> int:
+    """The most rows of a step that are drawn from.  of_drafter: as it says, None = a target's."""
+    of_target = config.max_running_sequences * _ROWS_PER_SEQUENCE
+    return min(config.max_batch_tokens, of_target if of_drafter is None else of_drafter)
 
 
 def _mask(
