@@ -242,7 +242,7 @@ def _caches(engines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _sum(engine: Mapping[str, Any]) -> Iterator[str]:
     """What of a GPU's memory is left for the KV cache, term by term."""
     step = f"a step of {engine['step_rows']:,} rows, drawn from at {engine['logit_rows']:,} of them"
-    yield f"{engine['path']}: the KV cache has {engine['memory_share']:.3g} of a GPU's memory, less"
+    yield f"the KV cache of {engine['path']}: {engine['memory_share']:.3g} of a GPU's memory, less"
     yield f"{size(engine['rank_weights_bytes']):>14} of weights"
     yield f"{size(engine['step_bytes']):>14} for {step}"
     yield f"{size(engine['graph_bytes']):>14} for CUDA graphs"

@@ -155,7 +155,8 @@ def is_text(kind: Any, keys: Sequence[str]) -> bool:
     """True if the dataclass `kind` has a text where these keys lead."""
     for key in keys:
         if dataclasses.is_dataclass(kind):
-            kind = _hints(typing.cast(type[Any], kind)).get(_names(kind).get(key, ""))
+            section = typing.cast(type[Any], kind)
+            kind = _hints(section).get(_names(section).get(key, ""))
         else:
             kind = (get_args(kind) or (None,))[-1]
     return (get_args(kind)[0] if get_origin(kind) is Annotated else kind) is str

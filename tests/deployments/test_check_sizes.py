@@ -74,7 +74,7 @@ def test_a_gpus_memory_is_the_sum_of_what_check_shows(
     (engine,) = (each for each in engines if each["path"] == path)
     assert main(["check", RECIPE]) == 0
     text = capsys.readouterr().out
-    assert f"{path}: the KV cache has {engine['memory_share']} of a GPU's memory, less\n" in text
+    assert f"the KV cache of {path}: {engine['memory_share']} of a GPU's memory, less\n" in text
     terms = [engine[key] for key in ("rank_weights_bytes", "step_bytes", "graph_bytes")]
     assert all(f"{size(each):>14} " in text for each in terms)
     cache = engine["kv_tokens_by_gpu_gb"]["80"] * engine["kv_bytes_per_token"] / engine["ranks"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,9 +19,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from cluster.config.schema import HttpConfig
+from cluster.config.schema import Config, DashboardConfig, GrpcConfig, HttpConfig
 from cluster.errors import ConfigError, WorkerError
 from deployments.ingress.http_listener import HttpListener
+from deployments.ports import check_free
+from deployments.readiness import health
+from deployments.serve_command import ready_line
 from tests.deployments.conftest import MODEL, Served, free_port
 
 
@@ -73,6 +77,28 @@ async def test_replicas_of_a_node_share_the_port(where: HttpConfig) -> None:
         async with httpx.AsyncClient() as client:
             assert (await client.get(url(where))).text == "b"
     await listeners[1].stop()
+
+
+@pytest.mark.parametrize("host", ["::1", "::"])
+async def test_a_server_at_an_ipv6_address_is_found_where_the_ready_line_says(host: str) -> None:
+    config = Config(
+        http=HttpConfig(host=host, port=free_port()),
+        grpc=GrpcConfig(host=host, port=free_port()),
+        dashboard=DashboardConfig(enabled=False),
+    )
+    check_free(config)
+    listener = HttpListener(Slow("here").app, config.http, 1.0)
+    await listener.start()
+    line = ready_line(config)
+    found = re.search(r"http://\[::1\]:\d+", line)
+    assert found is not None
+    assert f"[::1]:{config.grpc.port} (gRPC)" in line
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(found[0])).text == "here"
+    assert await asyncio.to_thread(health, found[0]) == {"status": "HTTP status 404"}
+    with pytest.raises(ConfigError, match=rf"http\.port: port {config.http.port} taken"):
+        check_free(config)
+    await listener.stop()
 
 
 @asynccontextmanager

@@ -17,8 +17,9 @@ from cluster.rpc.server import serve_coordinator, serve_drafter, serve_target
 from tests.support.rpc.toys import TARGET, EchoCoordinator, EchoDrafter, EchoTarget, stopping
 
 
-async def test_an_expected_worker_is_connected() -> None:
-    async with stopping(await serve_target(EchoTarget())) as server:
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_an_expected_worker_is_connected(host: str) -> None:
+    async with stopping(await serve_target(EchoTarget(), host)) as server:
         expected = Expectations(TARGET.worker_id, TARGET.tokenizer_hash)
         _, link = await connect_target(server.address, expected)
         await link.close()
