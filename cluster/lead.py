@@ -20,6 +20,7 @@ from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.errors import ConfigError, DrafthouseError, ProtocolError
+from cluster.options import port
 from cluster.rpc.channel import connect_drafter, connect_target
 from cluster.rpc.server import serve_coordinator
 from cluster.rpc.standalone import LOG_FORMAT, exit_code, run_until_signal
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drafter", action="append", default=[], metavar="NAME=HOST:PORT")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="K=V")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=0, help="0 = a free port")
+    parser.add_argument("--port", type=port, default=0, help="0 = a free port")
     parser.add_argument("--log-level", default="INFO")
     return parser
 

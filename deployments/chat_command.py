@@ -13,7 +13,8 @@ from typing import Any, TextIO
 
 import httpx
 
-from cluster.errors import DrafthouseError
+from cluster.errors import ConfigError, DrafthouseError
+from cluster.options import add_server, number, seed, whole
 from deployments.coloured import Token, coloured, sources
 from deployments.openai_client import OpenAIServer, choices, said
 
@@ -24,14 +25,13 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `drafthouse chat`."""
     add = parser.add_argument
-    add("url", nargs="?", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
+    add_server(parser)
     add("--model", default="", help="default: the first that the server names")
     add("--system", default="", help="a system message before the conversation")
-    add("--max-tokens", type=int, default=1024, help="of each answer (%(default)s)")
-    add("--temperature", type=float, default=0.7, help="0 = greedy (%(default)s)")
-    add("--seed", type=int, help="of every answer")
+    add("--max-tokens", type=whole(), default=1024, help="of each answer (%(default)s)")
+    add("--temperature", type=number(), default=0.7, help="0 = greedy (%(default)s)")
+    add("--seed", type=seed, help="of every answer")
     add("--no-drafts", action="store_true", help="begin with drafts off")
-    add("--api-key", default="", help="sent as a bearer token")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -94,11 +94,19 @@ class Conversation:
                     self.ask(line)
                 except DrafthouseError as error:
                     self._note(error.message)
+                except UnicodeError:
+                    self._note("the line is not valid UTF-8")
                 except KeyboardInterrupt:
                     self._note("\nstopped; neither the question nor the answer is kept")
 
     def ask(self, text: str) -> None:
-        """Stream the answer and say how fast it came; both are kept once it is whole."""
+        """Stream the answer and say how fast it came; both are kept once it is whole.
+
+        Raises ConfigError for an empty question, UnicodeError for one that is no text.
+        """
+        if not text.strip():
+            raise ConfigError("the question is empty; write it to standard input")
+        text.encode()
         asked = [*self.messages, {"role": "user", "content": text}]
         answer = asyncio.run(self._answer(asked))
         self.messages[:] = [*asked, {"role": "assistant", "content": answer}]

@@ -20,6 +20,7 @@ from typing import NoReturn
 from cluster import logs
 from cluster.config.file import ServeFile, in_file
 from cluster.errors import ConfigError, DrafthouseError
+from cluster.options import add_server, api_key, number, seed, whole
 from cluster.worker.priority import importing
 from deployments import plan_command, vllm_options
 from deployments.access import new_key
@@ -52,6 +53,17 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_BAD_CONFIG = 2
 EXIT_INTERRUPTED = 130
+# As a shell says of a process that SIGPIPE has ended.
+EXIT_UNREAD = 141
+# Of a text that cannot be read, so much is shown on both sides.
+_NEAR = 10
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the list of all options before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see `{self.prog} --help`")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(given: Sequence[str]) -> int:
+    for word in given:
+        word.encode()  # raises UnicodeError, before anything is done
     parser = parser_for(given)
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow; this ends the process
         from argcomplete import autocomplete
@@ -76,9 +90,21 @@ def _command(given: Sequence[str]) -> int:
 def _guarded(command: Callable[[], int]) -> int:
     """The exit status of `command`; what it raises is said on stderr."""
     try:
-        return command()
+        status = command()
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever reads has what it wants, as `head` does
+        return EXIT_UNREAD
+    except OSError as error:
+        place = error.filename or "standard input or output"
+        _say(f"{place}: {error.strerror or error}", logging.ERROR)
+        return EXIT_FAILED
+    except (UnicodeEncodeError, UnicodeDecodeError) as error:
+        near = error.object[max(error.start - _NEAR, 0) : error.end + _NEAR]
+        _say(f"what was given is not valid UTF-8, at {near!r}", logging.ERROR)
+        return EXIT_BAD_CONFIG
     except ModuleNotFoundError as error:
         if error.name not in _SERVED_WITH:
             raise
@@ -97,10 +123,27 @@ def run() -> NoReturn:
 
     Without the interpreter's own teardown: Ray's threads may outlive it and abort the process.
     """
+    _prepare_streams()
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # it is said already
+            stream.flush()
     os._exit(code)
+
+
+def _prepare_streams() -> None:
+    """Open what the caller has closed, as C programs do, or the next file would take its place;
+    such an output fails when it is written to.  No character is a reason to fail."""
+    for name, mode, flag, errors in (
+        ("stdin", "r", os.O_RDONLY, "surrogateescape"),
+        ("stdout", "w", os.O_RDONLY, "backslashreplace"),
+        ("stderr", "w", os.O_WRONLY, "backslashreplace"),
+    ):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flag), mode))
+        else:
+            stream.reconfigure(errors=errors)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -255,15 +298,17 @@ def _module(verb: str) -> ModuleType:
 
 def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of a command line; `train`'s options are known to that of `train` alone."""
-    parser = argparse.ArgumentParser(
-        prog="drafthouse", description="A serving cluster for speculative decoding."
-    )
+    parser = _Parser(prog="drafthouse", description="A serving cluster for speculative decoding.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     serve = verbs.add_parser("serve", help="start the cluster and serve until Ctrl-C")
     _add_file(serve)
     serve.add_argument(
-        "--api-key", nargs="+", default=[], help="what clients must send; see also access.keys_file"
+        "--api-key",
+        type=api_key,
+        nargs="+",
+        default=[],
+        help="what clients must send; see also access.keys_file",
     )
     serve.add_argument(
         "--log-format", choices=("text", "json"), help="of every process, as log_format"
@@ -338,12 +383,11 @@ def _add_file(parser: argparse.ArgumentParser, nargs: str | None = "?") -> None:
 
 def _add_question(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("url", nargs="?", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
+    add_server(parser)
     add("--prompt", default="", help="what to ask; one of a few everyday questions by default")
-    add("--max-tokens", type=int, default=200, help="of each answer (%(default)s)")
-    add("--temperature", type=float, default=0.0, help="0 = greedy (%(default)s)")
-    add("--seed", type=int, default=1, help="of both answers (%(default)s)")
-    add("--api-key", default="", help="a bearer token, where the server or a proxy asks for one")
+    add("--max-tokens", type=whole(), default=200, help="of each answer (%(default)s)")
+    add("--temperature", type=number(), default=0.0, help="0 = greedy (%(default)s)")
+    add("--seed", type=seed, default=1, help="of both answers (%(default)s)")
 
 
 if __name__ == "__main__":

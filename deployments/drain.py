@@ -18,6 +18,7 @@ from ray._private.worker import global_worker
 from ray.core.generated import autoscaler_pb2
 
 from cluster.errors import WorkerError
+from cluster.options import DAY_S, positive
 
 _POLL_S = 0.5
 
@@ -54,7 +55,7 @@ def _num_actors(node_id: str) -> int:
 def main() -> int:
     """Drain the node that this runs on, or the one that is named; 1 where something is left."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--within", type=float, default=120.0, metavar="SECONDS")
+    parser.add_argument("--within", type=positive(DAY_S), default=120.0, metavar="SECONDS")
     parser.add_argument("--address", help="of the cluster; RAY_ADDRESS, or this machine's own")
     parser.add_argument("--node-id", help="this machine's own by default")
     arguments = parser.parse_args()

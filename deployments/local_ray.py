@@ -98,12 +98,13 @@ class LocalRay:
         Answers that are under way are given `ingress.shutdown_grace_s`, except where the launcher
         was killed: whoever does that wants the end.
         """
-        if ray.is_initialized():
-            if is_serving and os.getppid() == self._launcher:
+        if is_serving:
+            if os.getppid() == self._launcher:
                 _drain(self._config, self._applications[0], self._runs)
             _within(_SERVE_SHUTDOWN_S, serve.shutdown, self._runs)
             _within(_SHUTDOWN_S, ray.shutdown)
-        end_descendants(_PROCESS_GRACE_S)
+        # What has only begun to start owes nobody an orderly end, and might take long to give it.
+        end_descendants(_PROCESS_GRACE_S if is_serving else 0.0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _runs(self) -> bool:

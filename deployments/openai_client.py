@@ -14,6 +14,8 @@ from cluster.errors import WorkerError
 _TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 # `owned_by` of our own models in /v1/models.
 _OURS = "drafthouse"
+_NO_SUCH_PATH = (404, 405)
+_WANTS_A_KEY = (401, 403)
 
 
 class RefusedError(WorkerError):
@@ -64,6 +66,8 @@ class OpenAIServer:
         """
         try:
             reply = await self._client.get("/v1/models")
+            if reply.is_error and reply.status_code not in _NO_SUCH_PATH:
+                raise _refusal(reply, self.base)
             reply.raise_for_status()
             first = reply.json()["data"][0]
             return str(first["id"]), first.get("owned_by") == _OURS
@@ -79,11 +83,16 @@ class OpenAIServer:
             ) from error
 
     async def metrics(self) -> str | None:
-        """The page for Prometheus, None where the server has none."""
+        """The page for Prometheus, None where the server has none.
+
+        Raises RefusedError where it is not for who has no key.
+        """
         try:
             reply = await self._client.get("/metrics")
         except httpx.HTTPError:
             return None
+        if reply.status_code in _WANTS_A_KEY:
+            raise _refusal(reply, self.base)
         return reply.text if reply.status_code == 200 else None
 
     async def events(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -123,7 +132,10 @@ def _refusal(reply: httpx.Response, base: str) -> RefusedError:
     except (ValueError, LookupError, TypeError):
         message = reply.text[:200]
     status = reply.status_code
-    return RefusedError(f"{base} refuses the question (HTTP status {status}): {message}", status)
+    told = f"{base} refuses the question (HTTP status {status}): {message}"
+    if status in _WANTS_A_KEY:
+        told += "; give a key that it knows by --api-key"
+    return RefusedError(told, status)
 
 
 def _message(error: Any) -> str:

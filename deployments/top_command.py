@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from cluster.errors import WorkerError
+from cluster.options import DAY_S, add_server, positive
 from deployments.metrics_reader import Change, Page, speculation
 from deployments.openai_client import OpenAIServer
 
@@ -51,12 +52,20 @@ _BY_DRAFTER = {
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `drafthouse top`."""
     add = parser.add_argument
-    add("url", nargs="?", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
-    add("--interval", type=float, default=1.0, metavar="S", help="between two looks (%(default)s)")
-    add("--window", type=float, default=10.0, metavar="S", help="what rates are over (%(default)s)")
+    add_server(parser)
+    seconds = positive(most=DAY_S)
+    add(
+        "--interval", type=seconds, default=1.0, metavar="S", help="between two looks (%(default)s)"
+    )
+    add(
+        "--window",
+        type=seconds,
+        default=10.0,
+        metavar="S",
+        help="what rates are over (%(default)s)",
+    )
     add("--once", action="store_true", help="show the figures of one interval and end")
     add("--json", action="store_true", help="as JSON, one object a line")
-    add("--api-key", default="", help="sent as a bearer token")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -168,6 +177,8 @@ class _Screen:
 
         self._base = base
         self._console = Console()
+        # Where nothing can be drawn over, the next figures stand below.
+        is_live = is_live and self._console.is_terminal
         self._live = Live(console=self._console, auto_refresh=False) if is_live else None
 
     def __enter__(self) -> None:
@@ -183,7 +194,11 @@ class _Screen:
         if self._live is not None:
             self._live.update(drawn, refresh=True)
         else:
-            self._console.print(drawn)
+            # rich would end the process where nobody reads.
+            with self._console.capture() as text:
+                self._console.print(drawn)
+            sys.stdout.write(text.get())
+            sys.stdout.flush()
 
 
 def tables(found: Mapping[str, Any], title: str) -> Group:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.models.catalogue import REPOSITORY
+from cluster.options import positive, seed, share, whole
 from cluster.train.chat_heads import LOSSES, WEIGHTS
 from cluster.train.layer_skip import SearchSettings
 
@@ -18,35 +19,14 @@ FOLDERS = ("--work", "--models", "--seed")
 _BUDGET = ("--steps", "--minutes")
 
 
-def positive_int(text: str) -> int:
-    value = int(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value
-
-
-def positive_float(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a share, from 0 to below 1")
-    return value
-
-
 # As argparse takes them.  What has no default here has that of its settings.
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--target": {
         "required": True, "help": "the chat model: a folder, a hub model or one of `drafthouse "
         "models`",
     },
-    "--depth": {"type": positive_int, "help": "drafts in a chain, or heads"},
-    "--layers": {"dest": "num_layers", "type": positive_int, "help": "of the target"},
+    "--depth": {"type": whole(), "help": "drafts in a chain, or heads"},
+    "--layers": {"dest": "num_layers", "type": whole(), "help": "of the target"},
     "--weights": {"choices": WEIGHTS, "help": "how they are written"},
     "--tokenizer": {
         "metavar": "MODEL", "help": "draft in all tokens of this model instead of the target's",
@@ -55,11 +35,11 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "metavar": "TEXT", "default": "", "help": "of the task: stands before every question that "
         "the target asks itself",
     },
-    "--exit-layer": {"type": positive_int, "help": "layers that run; default: half of them"},
-    "--vocab-size": {"type": positive_int, "help": "tokens it drafts"},
+    "--exit-layer": {"type": whole(), "help": "layers that run; default: half of them"},
+    "--vocab-size": {"type": whole(), "help": "tokens it drafts"},
     "--loss": {"choices": LOSSES},
     "--answer-tokens": {
-        "dest": "num_answer_tokens", "type": positive_int,
+        "dest": "num_answer_tokens", "type": whole(),
         "help": "tokens of answers that the target writes first",
     },
     "--work": {
@@ -67,15 +47,15 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     # The default is not the published folder, which training must not overwrite by accident.
     "--models": {"type": Path, "default": Path("train-work/models"), "help": "finished models"},
-    "--seed": {"type": int, "default": 0},
+    "--seed": {"type": seed, "default": 0},
     "--processes": {
-        "type": positive_int, "default": 1, "help": "divide each step among so many "
+        "type": whole(), "default": 1, "help": "divide each step among so many "
         "single-threaded processes on a busy CPU; several GPUs: `accelerate launch -m "
         "cluster.train ...`",
     },
-    "--threads": {"type": positive_int, "help": "default: one per core"},
-    "--steps": {"type": positive_int, "help": "repeatable on one machine"},
-    "--minutes": {"type": positive_float, "help": "as many steps as fit"},
+    "--threads": {"type": whole(), "help": "default: one per core"},
+    "--steps": {"type": whole(), "help": "repeatable on one machine"},
+    "--minutes": {"type": positive(), "help": "as many steps as fit"},
     "--evaluate": {
         "nargs": "?", "type": Path, "const": PUBLISHED / "heldout.jsonl", "metavar": "QUESTIONS",
         "help": "afterwards compare the target's drafters, by depth and task, on held-out text or "
@@ -94,14 +74,14 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "--out": {"type": Path, "help": "write the drafter's options there, as YAML"},
     "--tokens": {
-        "type": positive_int, "default": SearchSettings().num_tokens,
+        "type": whole(), "default": SearchSettings().num_tokens,
         "help": "of the target's own answers that sets of layers are compared on",
     },
     "--questions": {
         "type": Path, "default": PUBLISHED / "heldout.jsonl",
         "help": "that drafters are compared on: excerpts, or Spec-Bench's JSONL",
     },
-    "--max-bytes": {"type": positive_int, "help": "held-out bytes of each kind (default: all)"},
+    "--max-bytes": {"type": whole(), "help": "held-out bytes of each kind (default: all)"},
     "--skip-bits": {"action": "store_true", "help": "measure only the drafters (fast)"},
 }  # fmt: skip
 

@@ -21,6 +21,7 @@ from cluster import logs
 from cluster.config.file import load
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
+from cluster.options import port, whole
 from cluster.rpc.server import serve_drafter, serve_target
 from cluster.rpc.standalone import LOG_FORMAT, exit_code, run_until_signal
 from cluster.rpc.trust import trust_of
@@ -61,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         role.add_argument("--log-level", default="INFO")
     for role in (target, draft):
         role.add_argument("--host", default="127.0.0.1", help="address to listen on")
-        role.add_argument("--port", type=int, default=0, help="0 = a free one")
+        role.add_argument("--port", type=port, default=0, help="0 = a free one")
     draft.add_argument("name", help="the drafter's name in the configuration")
-    rank.add_argument("rank", type=int, help="1 .. tensor_parallel - 1")
+    rank.add_argument("rank", type=whole(), help="1 .. tensor_parallel - 1")
     rank.add_argument("leader", help="host:port at which rank 0 gathers the group")
     return parser
 

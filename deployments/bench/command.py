@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from cluster.errors import ConfigError, WorkerError
+from cluster.options import DAY_S, api_key, listed, new_file, number, seed, url, whole
 from deployments.bench.answers import GOODPUT, Answer, figures
 from deployments.bench.load import Asking, Level, load
 from deployments.bench.prompts import prompts
@@ -36,41 +37,58 @@ class Side:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `drafthouse bench`."""
     add = parser.add_argument
-    add("url", metavar="URL", help="of an OpenAI-compatible server: ours, vLLM, llama-server, ...")
-    add("--compare", metavar="off|URL", help="with the same server without drafts, or with another")
+    add(
+        "url",
+        type=url,
+        metavar="URL",
+        help="of an OpenAI-compatible server: ours, vLLM, llama-server, ...",
+    )
+    add(
+        "--compare",
+        type=_other_side,
+        metavar="off|URL",
+        help="with the same server without drafts, or with another",
+    )
     many = parser.add_mutually_exclusive_group()
     many.add_argument(
-        "--concurrency", type=_numbers(int), default=[1], metavar="N,N",
+        "--concurrency", type=listed(whole()), default=[1], metavar="N,N",
         help="so many requests at a time, each in its turn (1)",
     )  # fmt: skip
     many.add_argument(
-        "--rate", type=_numbers(float), default=[], metavar="R,R",
+        "--rate", type=listed(number(1.0 / DAY_S)), default=[], metavar="R,R",
         help="so many requests a second, at random times",
     )  # fmt: skip
     add("--prompts", type=Path, metavar="FILE.jsonl", help="one object a line; else our questions")
-    add("--num-prompts", type=int, metavar="N", help="of each run; default: each prompt once")
-    add("--rounds", type=int, help="runs of each side at each load (2 with --compare, else 1)")
-    add("--warmups", type=int, default=1, help="requests before each load (%(default)s)")
+    add("--num-prompts", type=whole(), metavar="N", help="of each run; default: each prompt once")
+    add("--rounds", type=whole(), help="runs of each side at each load (2 with --compare, else 1)")
+    add("--warmups", type=whole(0), default=1, help="requests before each load (%(default)s)")
     add("--endpoint", choices=["chat", "completions"], default="chat", help="(%(default)s)")
     add("--model", default="", help="default: the first that the server names")
-    add("--max-tokens", type=int, default=128, help="of each answer (%(default)s)")
-    add("--temperature", type=float, default=0.0, help="0 = greedy (%(default)s)")
-    add("--seed", type=int, default=1, help="of the arrivals, and of sampled answers (%(default)s)")
+    add("--max-tokens", type=whole(), default=128, help="of each answer (%(default)s)")
+    add("--temperature", type=number(), default=0.0, help="0 = greedy (%(default)s)")
+    add(
+        "--seed", type=seed, default=1, help="of the arrivals, and of sampled answers (%(default)s)"
+    )
     add("--ignore-eos", action="store_true", help="every answer has all its tokens")
     about = f"bounds of a good answer in ms: {', '.join(GOODPUT)}"
     add("--goodput", type=_bound, nargs="+", default=[], metavar="NAME:MS", help=about)
-    add("--api-key", default="", help="sent as a bearer token")
+    add("--api-key", type=api_key, default="", help="sent as a bearer token")
     add("--no-keepalive", action="store_true", help="a connection for every request")
-    add("--json", type=Path, metavar="FILE", help="write all figures, by the names of vLLM's bench")
-    add("--png", type=Path, metavar="FILE", help="draw them; needs matplotlib")
+    add(
+        "--json",
+        type=new_file,
+        metavar="FILE",
+        help="write all figures, by the names of vLLM's bench",
+    )
+    add("--png", type=new_file, metavar="FILE", help="draw them; needs matplotlib")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Bench as the options say; 1 if a request failed."""
     report = asyncio.run(bench(arguments))
-    sys.stdout.write(markdown(report) + "\n")
-    if arguments.json:
+    if arguments.json:  # first: nobody may read the rest
         write_json(report, arguments.json)
+    sys.stdout.write(markdown(report) + "\n")
     if arguments.png:
         write_picture(report, arguments.png)
     return int(any(each.figures["failed"] for each in report.runs))
@@ -84,10 +102,10 @@ async def bench(
     asked = prompts(arguments.prompts, arguments.num_prompts, is_chat=is_chat)
     async with AsyncExitStack() as stack:
         sides = []
-        for name, url, fields in _asked(arguments):
+        for name, base, fields in _asked(arguments):
             server = await stack.enter_async_context(
                 OpenAIServer(
-                    url, arguments.api_key, transport, keeps_connections=not arguments.no_keepalive
+                    base, arguments.api_key, transport, keeps_connections=not arguments.no_keepalive
                 )
             )
             model, is_ours = await server.model()
@@ -114,12 +132,12 @@ async def bench(
 
 def _asked(arguments: argparse.Namespace) -> list[tuple[str, str, dict[str, Any]]]:
     """The name, the URL and the fields of its own of each side."""
-    url, other = arguments.url, arguments.compare
+    own, other = arguments.url, arguments.compare
     if not other:
-        return [("", url, {})]
+        return [("", own, {})]
     if other == _OFF:
-        return [("drafts", url, {}), ("no drafts", url, {"speculation": {"enabled": False}})]
-    return [(url, url, {}), (other, other, {})]
+        return [("drafts", own, {}), ("no drafts", own, {"speculation": {"enabled": False}})]
+    return [(own, own, {}), (other, other, {})]
 
 
 def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -174,28 +192,21 @@ async def _page(server: OpenAIServer) -> Page:
     """The server's figures now; an empty page where it shows none."""
     try:
         return Page.read(await server.metrics() or "")
-    except ValueError:
+    except (ValueError, WorkerError):
         return Page({})
 
 
-def _numbers(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
-    def parse(text: str) -> list[Any]:
-        found = [kind(word) for word in text.split(",")]
-        if min(found) <= 0:
-            raise ValueError
-        return found
-
-    parse.__name__ = "list of positive numbers"  # argparse names it in its error
-    return parse
+def _other_side(text: str) -> str:
+    return text if text == _OFF else url(text)
 
 
 def _bound(text: str) -> tuple[str, float]:
     name, _, bound = text.partition(":")
-    if name not in GOODPUT or not bound.replace(".", "", 1).isdigit():
+    if name not in GOODPUT:
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected NAME:MILLISECONDS with a name of {', '.join(GOODPUT)}"
         )
-    return name, float(bound)
+    return name, number()(bound)
 
 
 def _say(text: str) -> None:

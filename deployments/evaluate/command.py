@@ -21,6 +21,7 @@ from cluster.config.schema import Config
 from cluster.coordinator.idle import IdleReason
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import ConfigError
+from cluster.options import new_file, number, whole
 from cluster.spec.acceptance import law_name
 from deployments.evaluate import verdicts
 from deployments.evaluate.prompts import Prompt, read_prompts
@@ -53,13 +54,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("prompts", metavar="PROMPTS", type=Path,
         help="one JSON object a line: ours, Spec-Bench's or OpenAI bodies")  # fmt: skip
-    add("--out", metavar="POLICY", type=Path, default=Path("policy.yaml"),
+    add("--out", metavar="POLICY", type=new_file, default=Path("policy.yaml"),
         help="the file to write (%(default)s)")  # fmt: skip
-    add("--max-tokens", type=int, default=128, help="of answers that name no number (%(default)s)")
-    add("--temperature", dest="temperatures", type=float, action="append", metavar="T",
+    add(
+        "--max-tokens",
+        type=whole(8),
+        default=128,
+        help="of answers that name no number (%(default)s)",
+    )
+    add("--temperature", dest="temperatures", type=number(), action="append", metavar="T",
         help="of prompts that name none; may be repeated (0 and 0.7)")  # fmt: skip
-    add("--concurrency", type=int, default=1, help="prompts answered at a time (%(default)s)")
-    add("--limit", type=int, default=0, help="prompts of each task and segment; 0 = all")
+    add("--concurrency", type=whole(), default=1, help="prompts answered at a time (%(default)s)")
+    add("--limit", type=whole(0), default=0, help="prompts of each task and segment; 0 = all")
     add("--json", action="store_true", help="print JSON")
 
 
@@ -67,10 +73,6 @@ def evaluate(config: Config, arguments: argparse.Namespace, command: str, say: S
     """Measure, write the policy, and return what the command prints.
 
     command: as it was typed, for the file.  Raises ConfigError for what cannot be measured."""
-    if arguments.concurrency < 1 or arguments.max_tokens < 8:
-        raise ConfigError("--concurrency is 1 or more, --max-tokens 8 or more")
-    if not (folder := arguments.out.absolute().parent).is_dir():
-        raise ConfigError(f"--out: there is no folder {folder}; make it, or name another")
     if not config.drafters:
         raise ConfigError.at("drafters", "there is none, so there is nothing to evaluate")
     prompts = read_prompts(arguments.prompts, config.tasks)
@@ -125,13 +127,13 @@ def decide(cells: Cells, config: Config, measure: Measure) -> list[Decision]:
 
 def _cells(prompts: Sequence[Prompt], arguments: argparse.Namespace) -> Cells:
     found: dict[Cell, list[Asked]] = {}
-    for number, prompt in enumerate(prompts):
+    for place, prompt in enumerate(prompts):
         stated = prompt.temperature
         wanted = arguments.temperatures or _TEMPERATURES if stated is None else (stated,)
         for temperature in wanted:
             law = law_name(is_sampled=temperature > 0.0)
             params = SamplingParams(
-                temperature, seed=number, max_tokens=prompt.max_tokens or arguments.max_tokens
+                temperature, seed=place, max_tokens=prompt.max_tokens or arguments.max_tokens
             )
             asked = found.setdefault(Cell(prompt.task, prompt.segment, law), [])
             if not arguments.limit or len(asked) < arguments.limit * len(wanted):

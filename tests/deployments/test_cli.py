@@ -135,10 +135,14 @@ def test_a_server_that_was_stopped_leaves_nothing_behind_and_none_of_rays_own_wo
     assert all(why_not("127.0.0.1", port) is None for port in ports(shared_file))
 
 
-def test_an_interrupt_during_start_up_leaves_nothing_behind(command: Command) -> None:
-    command.wait_for("starting Serve")
+@pytest.mark.parametrize("phase", ["starting Serve", "loading: "])
+def test_an_interrupt_during_start_up_ends_it_at_once_and_leaves_nothing_behind(
+    command: Command, phase: str
+) -> None:
+    command.wait_for(phase)
     family, folder = command.family(), command.temporary_folder()
-    assert command.stop(signal.SIGINT) == 0
+    command.process.send_signal(signal.SIGINT)
+    assert command.process.wait(5.0) == 0
     assert not [pid for pid in family if running(pid)]
     assert not folder.exists()
     assert command.stdout.read_text() == ""

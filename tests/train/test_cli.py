@@ -22,11 +22,14 @@ def parse(*words: str) -> argparse.Namespace:
         ((), "STEP"),
         (("demo",), "--steps --minutes"),
         (("demo", "--steps", "5", "--minutes", "1"), "not allowed with"),
-        (("demo", "--steps", "0"), "0 is not positive"),
-        (("demo", "--minutes", "nan"), "nan is not a positive number"),
+        (("demo", "--steps", "0"), "'0' is no whole number of at least 1"),
+        (("demo", "--minutes", "nan"), "'nan' is no number above 0"),
         (("drafter", "x", "--steps", "5"), "--target"),
-        (("drafter", "x", "--target", "y", "--steps", "5", "--layers", "0"), "0 is not positive"),
-        (("evaluate", "--max-bytes", "x"), "invalid"),
+        (
+            ("drafter", "x", "--target", "y", "--steps", "5", "--layers", "0"),
+            "'0' is no whole number of at least 1",
+        ),
+        (("evaluate", "--max-bytes", "x"), "'x' is no whole number"),
     ],
 )
 def test_bad_options_are_explained(

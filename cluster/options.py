@@ -1,0 +1,114 @@
+"""What the values of options may be, for every command: said in one line, before any work.
+
+Each is a `type` of argparse.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+# What no clock of ours waits longer for.
+DAY_S = 86_400.0
+# Seeds are 64 bits with a sign in OpenAI's API, and more is asked of nobody.
+_MAX_WHOLE = 2**63 - 1
+T = TypeVar("T")
+N = TypeVar("N", int, float)
+
+
+def _read(text: str, kind: type[N], fits: Callable[[N], bool], what: str) -> N:
+    # Python would take `1_000`, and digits of other scripts.
+    try:
+        value = kind(text if text.isascii() and "_" not in text else "")
+        if math.isfinite(value) and fits(value):
+            return value
+    except (ValueError, OverflowError):
+        pass
+    raise ArgumentTypeError(f"{text!r} is no {what}")
+
+
+def _is_visible(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text
+
+
+def _bound(most: float) -> str:
+    return "" if most >= _MAX_WHOLE else f" and at most {most:g}"
+
+
+def whole(least: int = 1, most: int = _MAX_WHOLE) -> Callable[[str], int]:
+    """Return what reads a whole number from `least` to `most`."""
+    what = f"whole number of at least {least}{_bound(most)}"
+    return lambda text: _read(text, int, lambda value: least <= value <= most, what)
+
+
+def number(least: float = 0.0, most: float = math.inf) -> Callable[[str], float]:
+    """Return what reads a finite number from `least` to `most`."""
+    what = f"number of at least {least:g}{_bound(most)}"
+    return lambda text: _read(text, float, lambda value: least <= value <= most, what)
+
+
+def positive(most: float = math.inf) -> Callable[[str], float]:
+    """Return what reads a finite number above 0."""
+    what = f"number above 0{_bound(most)}"
+    return lambda text: _read(text, float, lambda value: 0.0 < value <= most, what)
+
+
+seed = whole(0)
+port = whole(0, 65_535)
+
+
+def share(text: str) -> float:
+    """Read a share, from 0 to below 1."""
+    return _read(text, float, lambda value: 0.0 <= value < 1.0, "share, from 0 to below 1")
+
+
+def listed(read: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Return what reads several, with commas between them."""
+    return lambda text: [read(word) for word in text.split(",")]
+
+
+def add_server(parser: ArgumentParser) -> None:
+    """Add the arguments of a command that asks a server."""
+    add = parser.add_argument
+    add(
+        "url", nargs="?", type=url, default="http://127.0.0.1:8000",
+        help="of the server (%(default)s)",
+    )  # fmt: skip
+    add("--api-key", type=api_key, default="", help="sent as a bearer token")
+
+
+def url(text: str) -> str:
+    """Read the address of a server."""
+    try:
+        found = urlsplit(text)
+        is_one = found.scheme in ("http", "https") and found.hostname and found.port != 0
+    except ValueError:  # its port, or a bracket
+        is_one = False
+    if not is_one or found.query or found.fragment or not _is_visible(text):
+        raise ArgumentTypeError(f"{text!r} is no address; write http://HOST:PORT")
+    return text
+
+
+def api_key(text: str) -> str:
+    """Read a key that an HTTP header can carry; "" = none."""
+    if not _is_visible(text):
+        raise ArgumentTypeError("a key has visible ASCII characters only")
+    return text
+
+
+def new_file(text: str) -> Path:
+    """Read where a file is to be written."""
+    path = Path(text)
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise ArgumentTypeError(f"{text!r} is a folder; name a file")
+    if not folder.is_dir():
+        raise ArgumentTypeError(f"there is no folder {folder}; make it, or name another file")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise ArgumentTypeError(f"{text!r} cannot be written; name another file")
+    return path

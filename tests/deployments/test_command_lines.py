@@ -1,0 +1,131 @@
+"""What no command can do anything with: one line on stderr, before any work, and the exit code."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from cluster.errors import WorkerError
+from deployments.chat_command import Conversation
+from deployments.cli import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_UNREAD, main, parser_for
+from deployments.openai_client import OpenAIServer
+from tests.deployments.conftest import DEADLINE_S
+from tests.support.deployments.command import REPOSITORY
+from tests.support.deployments.scripted_server import in_virtual_time
+
+# Nothing listens there; a value that is taken ends in a connection refused.
+URL = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("bench", URL, "--num-prompts", "0"), "'0' is no whole number of at least 1"),
+        (("bench", URL, "--num-prompts", "1_0"), "'1_0' is no whole number"),
+        (("bench", URL, "--num-prompts", "٣"), "is no whole number"),
+        (("bench", URL, "--rounds", "0"), "'0' is no whole number of at least 1"),
+        (("bench", URL, "--warmups", "-1"), "'-1' is no whole number of at least 0"),
+        (("bench", URL, "--rate", "nan"), "'nan' is no number of at least"),
+        (("bench", URL, "--rate", "1,inf"), "'inf' is no number of at least"),
+        (("bench", URL, "--rate", "1e-300"), "'1e-300' is no number of at least"),
+        (("bench", URL, "--rate", "1,"), "'' is no number of at least"),
+        (("bench", URL, "--concurrency", "1.5"), "'1.5' is no whole number"),
+        (("bench", URL, "--seed", "-1"), "'-1' is no whole number of at least 0"),
+        (("bench", URL, "--temperature", "-0.1"), "'-0.1' is no number of at least 0"),
+        (("bench", URL, "--goodput", "ttft:-1"), "'-1' is no number of at least 0"),
+        (("bench", URL, "--goodput", "ttft:nan"), "'nan' is no number"),
+        (("bench", URL, "--goodput", "speed:1"), "expected NAME:MILLISECONDS"),
+        (("bench", URL, "--json", "/no/such/folder/a.json"), "there is no folder /no/such/folder"),
+        (("bench", URL, "--png", "/"), "'/' is a folder; name a file"),
+        (("bench", URL, "--compare", "of"), "'of' is no address; write http://HOST:PORT"),
+        (("bench", "localhost:8000"), "'localhost:8000' is no address"),
+        (("top", "--interval", "0"), "'0' is no number above 0"),
+        (("top", "--interval", "1e300"), "'1e300' is no number above 0 and at most 86400"),
+        (("top", "--window", "inf"), "'inf' is no number above 0"),
+        (("top", "--api-key", "é"), "a key has visible ASCII characters only"),
+        (("chat", "--api-key", "a b"), "a key has visible ASCII characters only"),
+        (("serve", "--api-key", "good", "ü"), "a key has visible ASCII characters only"),
+        (("try", "http://[::1"), "'http://[::1' is no address"),
+        (("try", "http://host:99999"), "is no address"),
+        (("try", "http://host/v1?a=b"), "is no address"),
+        (("try", "ftp://host"), "is no address"),
+        (("try", "--temperature", "nan"), "'nan' is no number of at least 0"),
+        (("try", "--max-tokens", "0"), "'0' is no whole number of at least 1"),
+        (("chat", "--max-tokens", "1e3"), "'1e3' is no whole number"),
+        (("try", "--prompt", "a\udcff"), "not valid UTF-8"),
+        (("evaluate", "configs/tiny.yaml", "none", "--max-tokens", "7"), "whole number"),
+        (("nonsense",), "invalid choice: 'nonsense'"),
+        ((), "VERB"),
+    ],
+)  # fmt: skip
+def test_a_value_that_means_nothing_is_refused_in_one_line_before_any_work(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(list(words)) == EXIT_BAD_CONFIG
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith("drafthouse: ")
+    assert told in line
+
+
+@pytest.mark.parametrize(
+    ("shell", "status", "told"),
+    [
+        ("models > /dev/full", EXIT_FAILED, "No space left on device"),
+        ("models >&-", EXIT_FAILED, "Bad file descriptor"),
+        ("models 2>&-", 0, ""),
+        ("models | true; exit ${PIPESTATUS[0]}", EXIT_UNREAD, ""),
+        ("chat <&-", EXIT_BAD_CONFIG, "the question is empty"),
+        ("chat < /dev/null", EXIT_BAD_CONFIG, "the question is empty"),
+        (r"chat < <(printf 'caf\xe9?')", EXIT_BAD_CONFIG, "not valid UTF-8, at 'caf"),
+        (r"try --prompt $'caf\xe9?'", EXIT_BAD_CONFIG, "not valid UTF-8, at 'caf"),
+        ("fetch smollm2-é-none", EXIT_BAD_CONFIG, "smollm2"),
+    ],
+)
+def test_files_and_pipes_that_cannot_be_used_are_said_in_one_line(
+    shell: str, status: int, told: str
+) -> None:
+    environment = {**os.environ, "DRAFTHOUSE": f"{sys.executable} -m deployments.cli"}
+    found = subprocess.run(
+        ["bash", "-c", f"$DRAFTHOUSE {shell}"], cwd=REPOSITORY, env=environment,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert found.returncode == status, found.stderr
+    assert told in found.stderr
+    assert len(found.stderr.splitlines()) == bool(told), found.stderr
+
+
+class Notes(io.StringIO):
+    @property
+    def said(self) -> list[str]:
+        return self.getvalue().splitlines(keepends=True)
+
+
+def test_a_line_of_a_conversation_that_is_no_text_is_noted_and_the_conversation_goes_on() -> None:
+    notes = Notes()
+    talk = Conversation(parser_for(["chat"]).parse_args(["chat", URL]), Notes(), notes)
+    talk.talk(iter(["caf\udce9", "/reset"]))
+    assert notes.said[-2:] == ["the line is not valid UTF-8\n", "the conversation begins anew\n"]
+
+
+def test_a_server_that_wants_a_key_is_not_taken_for_another_kind() -> None:
+    async def ask(status: int) -> None:
+        def answer(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(status, json={"error": {"message": "who are you?"}})
+
+        async with OpenAIServer(URL, "", httpx.MockTransport(answer)) as server:
+            await server.model()
+
+    for status in (401, 403):
+        with pytest.raises(WorkerError, match=r"who are you\?; give a key .* by --api-key"):
+            in_virtual_time(ask(status))
+    with pytest.raises(WorkerError, match="HTTP status 503"):
+        in_virtual_time(ask(503))
+    with pytest.raises(WorkerError, match="is this an OpenAI-compatible server"):
+        in_virtual_time(ask(404))
