@@ -24,8 +24,37 @@ SETTINGS: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "max-num-batched-tokens": (("target.engine.max_batch_tokens",), "rows of one forward pass"),
     "chat-template": (("answers.chat_template",), "a file in place of the model's own template"),
+    "data-parallel-size": (("target.replicas",), "targets, each with a model of its own"),
+    "tool-call-parser": (("answers.tool_parser",), "format of the model's tool calls"),
+    "reasoning-parser": (("answers.reasoning_parser",), "how the model marks its reasoning"),
+    "generation-config": (("target.generation_config",), "sampling defaults"),
+    "ssl-certfile": (("tls.cert_file",), "certificate for HTTPS"),
+    "ssl-keyfile": (("tls.key_file",), "its key"),
+    "otlp-traces-endpoint": (("ingress.traces_url",), "where spans go"),
+    "allowed-origins": (("api.cors_origins",), "whose pages may call the API, as a JSON list"),
+    "enable-prefix-caching": (("target.engine.prefix_cache",), "keep prompts' KV pages"),
+    "enable-auto-tool-choice": ((), "always so"),
+    "enable-chunked-prefill": ((), "always so"),
+    "enable-lora": ((), "always so"),
 }
-_DTYPES = {"half": "float16", "float": "float32"}
+_SWITCH = "enable-"
+_JSON = "allowed-origins"
+# Values that have another name here.
+_RENAMED: Mapping[str, Mapping[str, str]] = {
+    "dtype": {"half": "float16", "float": "float32"},
+    "tool-call-parser": {"llama3_json": "llama3", "deepseek_v3": "deepseek", "openai": "harmony"},
+    "reasoning-parser": {"deepseek_r1": "think", "qwen3": "think", "openai_gptoss": "harmony"},
+    "generation-config": {"vllm": "none"},
+}
+# Options without a setting that means the same, and what to write instead.
+ANSWERS: Mapping[str, str] = {
+    "quantization": "a checkpoint's own format is read, so leave it out; to round at load, set "
+    "target.engine.weights (int8, int4; on a CPU) or target.engine.quantization (transformers')",
+    "pipeline-parallel-size": "layers are not spread over processes; set target.engine.device_map, "
+    "or --tensor-parallel-size",
+    "trust-remote-code": "no code of a checkpoint is run; leave it out, where transformers itself "
+    "has the architecture",
+}
 
 # vLLM's methods that have a counterpart: the kind of drafter, and whether that has a model.
 METHODS: Mapping[str, tuple[str, bool]] = {
@@ -59,7 +88,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     for option, (settings, about) in SETTINGS.items():
         short = ["-tp"] if option == "tensor-parallel-size" else []
-        add(f"--{option}", *short, help=f"{about}: {', '.join(settings)}")
+        told = ": ".join(filter(None, (about, ", ".join(settings))))
+        if option.startswith(_SWITCH):
+            add(f"--{option}", action=argparse.BooleanOptionalAction, help=told)
+        else:
+            add(f"--{option}", *short, help=told)
+    for option, answer in ANSWERS.items():
+        add(f"--{option}", nargs="?", const="", help=f"not here: {answer}")
+    add("--lora-modules", nargs="+", metavar="NAME=FOLDER", help="target.engine.adapters")
     add("--served-model-name", nargs="+", metavar="NAME", help="model_name, and further names")
     add("--speculative-config", metavar="JSON", help="vLLM's, where that has a counterpart here")
 
@@ -68,15 +104,23 @@ def _settings_of(arguments: argparse.Namespace) -> list[str]:
     """Return the settings that the options stand for, as overrides of the form key=value."""
     found: list[tuple[str, str]] = []
     for option, (settings, _) in SETTINGS.items():
-        value: str | None = getattr(arguments, option.replace("-", "_"))
-        if value is not None:
+        value: str | bool | None = getattr(arguments, option.replace("-", "_"))
+        if value is False and not settings:
+            raise ConfigError.at(f"--no-{option}", "it is always so here; leave it out")
+        if isinstance(value, bool):
+            found += [(setting, json.dumps(value)) for setting in settings]
+        elif value is not None:
             # A number stays one; what else could be YAML for something else is a text.
-            is_number = value.replace(".", "", 1).isdigit()
-            value = value if is_number else json.dumps(_DTYPES.get(value, value))
+            is_yaml = option == _JSON or value.replace(".", "", 1).isdigit()
+            renamed = _RENAMED.get(option, {}).get(value, value)
+            value = value if is_yaml else json.dumps(renamed)
             found += [(setting, value) for setting in settings]
     if arguments.served_model_name:
         name, *others = arguments.served_model_name
         found += [("model_name", json.dumps(name)), ("api.served_model_names", json.dumps(others))]
+    if arguments.lora_modules:
+        adapters = dict(module.partition("=")[::2] for module in arguments.lora_modules)
+        found.append(("target.engine.adapters", json.dumps(adapters)))
     return [f"{setting}={value}" for setting, value in found]
 
 
@@ -84,6 +128,9 @@ def asked(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Return what the options say: drafts, and settings as overrides of the form key=value.
 
     Those of --set are the last, and so count."""
+    for option, answer in ANSWERS.items():
+        if getattr(arguments, option.replace("-", "_")) is not None:
+            raise ConfigError.at(f"--{option}", answer)
     drafts, settings = list(arguments.drafts), _settings_of(arguments)
     if arguments.speculative_config is not None:
         draft, more = speculation(arguments.speculative_config)

@@ -8,7 +8,7 @@ from cluster.metrics.vllm_metrics import IMITATED, PREFIX, RECORDED
 from cluster.reference import row
 from deployments.ingress.api.contract import Status
 from deployments.ingress.api.endpoints import ENDPOINTS
-from deployments.vllm_options import KEYS, METHODS, SETTINGS
+from deployments.vllm_options import ANSWERS, KEYS, METHODS, SETTINGS
 
 # What vLLM's documentation (Online Serving, OpenAI-compatible server, 0.32) lists as extra
 # parameters.
@@ -58,6 +58,9 @@ def _table(title: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> st
 def _options() -> Iterator[tuple[str, ...]]:
     for option, (settings, about) in SETTINGS.items():
         yield f"`--{option}`", ", ".join(f"`{setting}`" for setting in settings), about
+    yield "`--lora-modules`", "`target.engine.adapters`", "LoRA adapters by name, `NAME=FOLDER`"
+    for option, answer in ANSWERS.items():
+        yield f"`--{option}`", "", f"not here: {answer}"
 
 
 def _methods() -> Iterator[tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,34 @@ def test_each_option_has_its_settings() -> None:
     assert engine.max_running_sequences == found.coordinator.max_running_sequences == 8
     assert (found.model_name, found.api.served_model_names) == ("first", ("1",))
     assert found.log_format == "json"
+
+
+def test_an_option_of_vllm_is_taken_or_answered_with_what_to_write_instead(tmp_path: Path) -> None:
+    adapter = str(tmp_path)
+    found = config(
+        "demo-target", "--draft", "suffix", "--tool-call-parser", "llama3_json",
+        "--enable-auto-tool-choice", "--reasoning-parser", "deepseek_r1", "--enable-lora",
+        "--lora-modules", f"a={adapter}", "--data-parallel-size", "2", "--no-enable-prefix-caching",
+        "--generation-config", "vllm", "--allowed-origins", '["*"]', "--enable-chunked-prefill",
+        "--otlp-traces-endpoint", "http://127.0.0.1:4318/v1/traces", "--ssl-certfile", adapter,
+        "--ssl-keyfile", adapter,
+    )  # fmt: skip
+    assert (found.answers.tool_parser, found.answers.reasoning_parser) == ("llama3", "think")
+    assert (found.target.replicas, found.target.generation_config) == (2, "none")
+    assert found.target.engine.adapters == {"a": adapter}
+    assert not found.target.engine.prefix_cache
+    assert found.api.cors_origins == ("*",)
+    assert found.ingress.traces_url.endswith(":4318/v1/traces")
+    assert (found.tls.cert_file, found.tls.key_file) == (adapter, adapter)
+    for words, told in (
+        (["--quantization", "awq"], "--quantization: a checkpoint's own format is read"),
+        (["--trust-remote-code"], "--trust-remote-code: no code of a checkpoint is run"),
+        (["--pipeline-parallel-size", "2"], "set target.engine.device_map"),
+        (["--no-enable-chunked-prefill"], "it is always so here"),
+        (["--tool-call-parser", "pythonic"], "answers.tool_parser: 'pythonic' is none of"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            config("demo-target", *words)
 
 
 def test_they_hold_for_a_file_too_and_set_is_the_last_word() -> None:
