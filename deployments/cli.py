@@ -201,6 +201,11 @@ def _run(arguments: argparse.Namespace) -> int:
             inspect(file.config, is_here=True)
         print(evaluate_command.evaluate(file.config, arguments, command, _say), end="")
         return EXIT_OK
+    if arguments.verb == "apply":
+        from deployments.applied import apply
+
+        print(apply(file), end="")
+        return EXIT_OK
     if file.config.log_format == "json":
         logs.use_json()
     check_api_key(file, arguments)
@@ -334,6 +339,10 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     )
     _add_file(trial, nargs=None)
     evaluate_command.configure(trial)
+    applied = verbs.add_parser(
+        "apply", help="let a running `serve` take what can change live, or refuse it by its key"
+    )
+    _add_file(applied)
     diff = verbs.add_parser("diff", help="say what each changed key of a configuration restarts")
     diff.add_argument("old", metavar="OLD", help="the file that is served")
     diff.add_argument("new", metavar="NEW", help="the file that is to be applied")

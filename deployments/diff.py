@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
 from ray._common.utils import import_attr
 from ray.serve._private.application_state import override_deployment_info
 from ray.serve._private.build_app import build_app
@@ -22,14 +21,9 @@ from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve._private.deployment_state import DeploymentTargetState
 from ray.serve.schema import ServeApplicationSchema
 
-from cluster.config.applications import drafter_deployment
-from cluster.config.live import OF_A_DRAFTER, READ_BY, TARGET
 from cluster.errors import ConfigError
+from deployments.paths import ABSENT, Path, at, differing, live_place, name_of, shown
 
-Path = tuple[str, ...]
-
-_ABSENT = "(absent)"
-_MAX_VALUE_LEN = 60
 # Of the path of what a file says about one deployment.
 _ENTRY_LEN = 4
 # What Serve's controller and proxies take up while they run; the other keys beside `applications`
@@ -80,10 +74,10 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     after.complete(before)
     # What several deployments are told alike is one change.
     changes: dict[tuple[str, Price, str], set[str]] = {}
-    for path in _changed(before.document, after.document):
+    for path in differing(before.document, after.document):
         cost = _cost(before, after, path)
-        shown = (_shown(_at(side.document, path)) for side in (before, after))
-        line = f"  {_name(path)}: " + " -> ".join(shown) + _remedy(path, cost)
+        values = (shown(at(side.document, path)) for side in (before, after))
+        line = f"  {name_of(path)}: " + " -> ".join(values) + _remedy(path, cost)
         changes.setdefault((line, cost.price, cost.application), set()).update(cost.deployments)
     told: dict[Cost, list[str]] = {}
     for (line, price, application), names in changes.items():
@@ -122,13 +116,13 @@ def _cost(before: _Side, after: _Side, path: Path) -> Cost:
     # that the file says of that deployment.
     for length in (len(path), _ENTRY_LEN):
         changed = _with(
-            before.applications[name], path[2:length], _at(after.document, path[:length])
+            before.applications[name], path[2:length], at(after.document, path[:length])
         )
         try:
             return _paid(name, before, changed) or everything
         except (ValueError, TypeError) as error:
             reason = str(error)
-    raise ConfigError.at(_name(path), f"Serve does not take it: {reason}")
+    raise ConfigError.at(name_of(path), f"Serve does not take it: {reason}")
 
 
 def _paid(name: str, before: _Side, changed: Mapping[str, Any]) -> Cost | None:
@@ -200,70 +194,25 @@ def _by_name(items: Any) -> dict[str, Any]:
     return {item.pop("name", "default"): item for item in items}
 
 
-def _changed(old: Any, new: Any, path: Path = ()) -> Iterator[Path]:
-    """The paths of all values that differ, as deep as both sides have mappings."""
-    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
-        if old != new:
-            yield path
-        return
-    for key in (*old, *(key for key in new if key not in old)):
-        yield from _changed(old.get(key, _ABSENT), new.get(key, _ABSENT), (*path, str(key)))
-
-
-def _at(node: Any, path: Path) -> Any:
-    for key in path:
-        node = node.get(key, _ABSENT) if isinstance(node, Mapping) else _ABSENT
-    return node
-
-
 def _with(application: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
     """A copy of the application with that one value."""
     result = copy.deepcopy(dict(application))
     node = result
     for key in path[:-1]:
         node = node.setdefault(key, {})
-    if value == _ABSENT:
+    if value == ABSENT:
         del node[path[-1]]
     else:
         node[path[-1]] = value
     return result
 
 
-def _name(path: Path) -> str:
-    """As `--set` names keys of ours; others with the place where they stand."""
-    match path:
-        case ("applications", _, "args", *rest) if rest:
-            return ".".join(rest)
-        case ("applications", _, "deployments", _, "user_config", *rest):
-            return ".".join(("user_config", *rest))  # whose it is, its price says
-        case ("applications", _, "deployments", name, *rest):
-            return ".".join((f"deployments[{name}]", *rest))
-        case ("applications", name, *rest):
-            return ".".join((f"applications[{name}]", *rest))
-    return ".".join(path)
-
-
 def _remedy(path: Path, cost: Cost) -> str:
     """Return how a key that restarts an application could change live, where it could."""
     if cost.price is not Price.APPLICATION or path[2:3] != ("args",):
         return ""
-    key = ".".join(path[3:])
-    for known, readers in READ_BY.items():
-        if f"{key}.".startswith(f"{known}.") and known != "drafters":
-            return f" (live in the user_config of {', '.join(readers)})"
-    match path[3:]:
-        case ("drafters", name, option, *_) if option in OF_A_DRAFTER:
-            deployment = drafter_deployment(name)
-            if deployment in cost.deployments:
-                return f" (live in the user_config of {deployment}, as {option})"
-            if option == "options":
-                return f" (live in the user_config of {TARGET}, as drafters.{name}.options)"
-    return ""
-
-
-def _shown(value: Any) -> str:
-    if value == _ABSENT:
-        return _ABSENT
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
-    text = text.removesuffix("...").strip()
-    return text if len(text) <= _MAX_VALUE_LEN else f"{text[:_MAX_VALUE_LEN]}..."
+    place = live_place(path[3:], cost.deployments)
+    if not place.readers:
+        return ""
+    renamed = f", as {'.'.join(place.key)}" if path[3] in ("drafters", "target") else ""
+    return f" (live in the user_config of {', '.join(place.readers)}{renamed})"

@@ -8,10 +8,11 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray import serve
@@ -26,6 +27,7 @@ from deployments.ports import check_free
 from deployments.processes import Process, adopt_orphans, descendants, end_descendants
 from deployments.ray_environment import HOW_TO_SHARE_A_TOKEN, check_asks_for_token, drawn_token
 from deployments.replica import listen_address
+from deployments.short_lived import announce
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +82,14 @@ class LocalRay:
     def log_folder(self) -> Path | None:
         """Where the replicas' logs are."""
         return self._folder / "session_latest" / "logs"
+
+    def announce(self, document: Mapping[str, Any]) -> None:
+        """Let `drafthouse apply` find what is served here."""
+        address = ray.get_runtime_context().gcs_address
+        announce(
+            self._folder, self._config.http.port, address=address, token=drawn_token(),
+            document=document,
+        )  # fmt: skip
 
     def token_file(self) -> Path | None:
         """A file, readable for this user only, with the token that the dashboard asks for; None
@@ -160,6 +170,9 @@ class JoinedRay:
     def log_folder(self) -> Path | None:
         """None: they are on the nodes of that Ray."""
         return None
+
+    def announce(self, document: Mapping[str, Any]) -> None:
+        """Nothing: what runs on that Ray is changed by `serve deploy`."""
 
     def token_file(self) -> Path | None:
         """None: whoever started that Ray has its token."""

@@ -74,6 +74,12 @@ def prepare_to_join() -> None:
     _require_token()
 
 
+def use_token(token: str | None) -> None:
+    """Show this token to the Ray that is joined; None = that of the user's own file."""
+    if token is not None:
+        os.environ[_TOKEN] = token
+
+
 def drawn_token() -> str | None:
     """The token to show to the dashboard; None where a file of the user's own holds it."""
     return os.environ.get(_TOKEN)

@@ -18,8 +18,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+import ray
 from ray import serve
-from ray.serve.schema import ApplicationStatus, LoggingConfig
+from ray.serve._private.build_app import build_app
+from ray.serve._private.constants import SERVE_DEFAULT_APP_NAME
+from ray.serve._private.deploy_utils import get_app_code_version
+from ray.serve.context import _get_global_client
+from ray.serve.schema import (
+    ApplicationStatus,
+    LoggingConfig,
+    ServeApplicationSchema,
+    ServeDeploySchema,
+)
 
 from cluster.config.addresses import from_here, joined
 from cluster.config.applications import is_pool
@@ -80,6 +90,7 @@ def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginni
             url = base_url(file.config, _route_prefix(file))
             ask = asking(url, _names(file)[0])
             wait_until_connected(ask, url, file.config.on_their_own, signals.check, _progress)
+            cluster.announce(file.document)
             token_file = cluster.token_file() if file.config.dashboard.enabled else None
             if token_file is not None:
                 _progress(f"the dashboard asks for a token; it is in {token_file}")
@@ -157,7 +168,8 @@ def asking(url: str, application: str) -> Callable[[], Mapping[str, Any]]:
 
 def _names(file: ServeFile) -> list[str]:
     """Return the applications' names, that of the target's first."""
-    return [str(each.get("name", "drafthouse")) for each in file.applications]
+    # Nameless as Serve itself would name it, to which it may be handed later.
+    return [str(each.get("name", SERVE_DEFAULT_APP_NAME)) for each in file.applications]
 
 
 def _route_prefix(file: ServeFile) -> str:
@@ -201,17 +213,44 @@ def _deploy(file: ServeFile) -> None:
         grpc_options=document["grpc_options"],
         logging_config=logging_options(file, {}),
     )
-    targets = [
-        serve.RunTarget(
+    begin(file)
+
+
+def begin(file: ServeFile) -> None:
+    """Deploy the file's applications; Serve runs.
+
+    With the versions that Serve itself would give them, else the first `serve deploy` or `apply`
+    would replace every process.
+    """
+    built = []
+    for name, each in zip(_names(file), file.applications, strict=True):
+        schema = ServeApplicationSchema(**{**each, "name": name})
+        found = build_app(
             (build_pool_with if is_pool(each) else build_with)(each["args"], file.deployments),
             name=name,
             route_prefix=None if is_pool(each) else _route_prefix(file),
             logging_config=logging_options(file, each),
-            external_scaler_enabled=bool(each.get("external_scaler_enabled", False)),
+            default_runtime_env=schema.runtime_env,
+            external_scaler_enabled=schema.external_scaler_enabled,
         )
-        for name, each in zip(_names(file), file.applications, strict=True)
-    ]
-    serve.run_many(targets, wait_for_applications_running=False)
+        for deployment in found.deployments:
+            deployment._version = get_app_code_version(schema)
+        built.append(found)
+    _get_global_client().deploy_applications(built, wait_for_applications_running=False)
+
+
+def change(address: str, document: Mapping[str, Any]) -> Mapping[str, str]:
+    """Hand a changed document to the server whose Ray is at `address`, and wait until it runs;
+    returns what its parts refuse of it."""
+    names = [str(each["name"]) for each in document["applications"]]
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(dict(document)))
+        _wait_until_running(names, _Signals(), None)
+        handle = serve.get_deployment_handle("ingress", app_name=names[0])
+        return dict(handle.health.remote().result(timeout_s=_REPORT_S)["refused"])
+    finally:
+        ray.shutdown()
 
 
 def _wait_until_running(

@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+import yaml
 
 from cluster.client import Client, GenerateRequest, SamplingOptions
 from cluster.rpc import conversations as talk
@@ -72,6 +73,46 @@ def test_serve_says_one_line_and_what_to_type_next(shared: Command, shared_file:
     assert arguments[0] == "drafthouse"
     assert main([*arguments[1:], "--max-tokens", "8"]) == 0
     shared.wait_for("request_log: request id=")
+
+
+def test_a_file_that_is_applied_changes_the_server_and_replaces_no_process(
+    shared: Command, shared_file: Path, tmp_path: Path
+) -> None:
+    shared.wait_for("Drafthouse is ready:")
+    http, _, _ = ports(shared_file)
+    before = replicas(shared)
+    assert before
+
+    def applied(setting: str) -> subprocess.CompletedProcess[str]:
+        document = yaml.safe_load(shared_file.read_text())
+        section, _, key = setting.partition(".")
+        document["applications"][0]["args"][section] = {key: 1}
+        changed = tmp_path / "changed.yaml"
+        changed.write_text(yaml.safe_dump(document))
+        return subprocess.run(
+            [sys.executable, "-m", "deployments.cli", "apply", str(changed)], cwd=REPOSITORY,
+            env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
+            capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+        )  # fmt: skip
+
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 1, "n": 2}
+    url = f"http://127.0.0.1:{http}/v1/completions"
+    assert httpx.post(url, json=body, timeout=DEADLINE_S).status_code == 200
+    found = applied("ingress.max_choices")
+    assert (found.returncode, found.stdout) == (
+        0, f"{tmp_path / 'changed.yaml'} is applied, and nothing restarts\n"
+    ), found.stderr  # fmt: skip
+    assert httpx.post(url, json=body, timeout=DEADLINE_S).status_code == 400
+    found = applied("ingress.shutdown_grace_s")
+    assert found.returncode == 2
+    assert "ingress.shutdown_grace_s: what was served before is kept" in found.stderr
+    assert replicas(shared) == before
+
+
+def replicas(command: Command) -> set[int]:
+    """The processes of the deployments."""
+    titles = {pid: Path(f"/proc/{pid}/cmdline") for pid in command.family()}
+    return {pid for pid, file in titles.items() if "ServeReplica" in file.read_text("utf-8")}
 
 
 def test_what_serve_starts_is_reached_from_this_machine_and_with_a_token_only(

@@ -16,7 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
+from cluster.config.file import ServeFile
 from cluster.config.live import COORDINATOR, INGRESS, READ_BY, TARGET, known_as
+from cluster.config.schema import Config
 from cluster.core import token_array
 from tests.deployments.conftest import MODEL, Served, arguments, free_port, places, wait_until
 from tests.support.deployments.writers import Writers
@@ -139,6 +141,8 @@ class Live:
 def live(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator[Live]:
     from ray import serve
 
+    from deployments.serve_command import begin
+
     settings = copy.deepcopy(arguments(long_folder, long_draft_folder))
     port = free_port()
     own = {"kind": "ngram_cache", "placement": {"num_cpus": 0.1}}
@@ -172,7 +176,8 @@ def live(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator
     }
     url = f"{served.proxied}/{APPLICATION}"
     found = Live(replace(served, http=url, own_grpc=f"127.0.0.1:{port}"), document)
-    found.deploy()
+    # As `drafthouse serve` begins; all that follows, the first change too, replaces no process.
+    begin(ServeFile(Path("live.yaml"), document, Config()))
     wait_until(lambda: is_whole(found))
     yield found
     serve.delete(APPLICATION)

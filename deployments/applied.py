@@ -1,0 +1,91 @@
+"""`drafthouse apply`: a running server takes the keys of a file that can change while it serves.
+
+The server keeps the arguments that it was started with, and so its processes; what differs now is
+told to the deployments that read it, as their `user_config`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.config.applications import drafter_deployment, is_pool, parse_pool
+from cluster.config.file import ServeFile, from_document, parse_arguments
+from cluster.config.live import COORDINATOR, INGRESS, TARGET
+from cluster.errors import ConfigError, WorkerError
+from deployments.paths import ABSENT, at, differing, live_place, name_of
+from deployments.ray_environment import prepare_to_start, use_token
+from deployments.short_lived import announced
+
+
+def apply(file: ServeFile) -> str:
+    """Apply `file` to the server of this machine that listens at its HTTP port; returns what the
+    command prints.
+
+    Raises ConfigError where there is none, or where a key cannot change while it serves, and
+    WorkerError for what a part does not take.
+    """
+    found = announced(file.config.http.port)
+    document = live_document(found["document"], file)
+    use_token(found["token"])
+    prepare_to_start(file.config)
+    # Only now: Ray reads its environment once.
+    from deployments.serve_command import change
+
+    if refused := change(found["address"], document):
+        raise WorkerError("; ".join(f"{where}: {why}" for where, why in refused.items()))
+    return f"{file.path} is applied, and nothing restarts\n"
+
+
+def live_document(served: Mapping[str, Any], file: ServeFile) -> dict[str, Any]:
+    """The document that was served first, with what `file` says now told to who reads it.
+
+    Raises ConfigError for what cannot change without a restart."""
+    result = copy.deepcopy(dict(file.document))
+    stuck = []
+    for own, former in zip(result["applications"], served["applications"], strict=False):
+        told = {each["name"]: dict(each) for each in own.get("deployments") or ()}
+        config = (parse_pool if is_pool(own) else parse_arguments)(own["args"])
+        pool = [drafter_deployment(name) for name in config.pool if name not in config.elsewhere]
+        for name in (*pool, *(() if is_pool(own) else (INGRESS, COORDINATOR, TARGET))):
+            # Replicas are not told that a user_config has gone.
+            entry = told.setdefault(name, {"name": name})
+            entry["user_config"] = copy.deepcopy(entry.get("user_config") or {})
+        # A section that is new differs key by key.
+        sections = {key: {} for key, each in own["args"].items() if isinstance(each, Mapping)}
+        for path in differing(sections | former["args"], own["args"]):
+            place = live_place(path, pool)
+            value = at(own["args"], place.source)
+            if not place.readers or value == ABSENT:
+                stuck.append(".".join(path))
+                continue
+            for reader in place.readers:
+                entry = told.setdefault(reader, {"name": reader})
+                node = entry.setdefault("user_config", {})
+                for key in place.key[:-1]:
+                    node = node.setdefault(key, {})
+                node[place.key[-1]] = value
+        own |= {"args": former["args"], "deployments": list(told.values())}
+    stuck += [name_of(path) for path in differing(_outside(served), _outside(result))]
+    if stuck:
+        raise ConfigError(
+            f"{file.path}: {', '.join(stuck)}: what was served before is kept, for this changes at "
+            "a restart alone; stop the server and serve the file"
+        )
+    if from_document(str(file.path), copy.deepcopy(result)).config != file.config:
+        raise ConfigError(
+            f"{file.path}: a key that is left out now goes back to its default at a restart alone; "
+            "write its value"
+        )
+    return result
+
+
+def _outside(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document without what it says of single deployments."""
+    result = {**document}
+    result["applications"] = {
+        each.get("name", ""): {key: value for key, value in each.items() if key != "deployments"}
+        for each in document["applications"]
+    }
+    return result

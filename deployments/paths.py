@@ -1,0 +1,86 @@
+"""Keys of a Serve configuration by their paths: what differs, and what can change live."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from cluster.config.applications import drafter_deployment
+from cluster.config.live import OF_A_DRAFTER, READ_BY, TARGET
+
+Path = tuple[str, ...]
+
+ABSENT = "(absent)"
+_MAX_VALUE_LEN = 60
+
+
+def differing(old: Any, new: Any, path: Path = ()) -> Iterator[Path]:
+    """The paths of all values that differ, as deep as both sides have mappings."""
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        if old != new:
+            yield path
+        return
+    for key in (*old, *(key for key in new if key not in old)):
+        yield from differing(old.get(key, ABSENT), new.get(key, ABSENT), (*path, str(key)))
+
+
+def at(node: Any, path: Path) -> Any:
+    """Return what stands there, or ABSENT."""
+    for key in path:
+        node = node.get(key, ABSENT) if isinstance(node, Mapping) else ABSENT
+    return node
+
+
+def name_of(path: Path) -> str:
+    """As `--set` names keys of ours; others with the place where they stand."""
+    match path:
+        case ("applications", _, "args", *rest) if rest:
+            return ".".join(rest)
+        case ("applications", _, "deployments", _, "user_config", *rest):
+            return ".".join(("user_config", *rest))  # whose it is, its price says
+        case ("applications", _, "deployments", name, *rest):
+            return ".".join((f"deployments[{name}]", *rest))
+        case ("applications", name, *rest):
+            return ".".join((f"applications[{name}]", *rest))
+    return ".".join(path)
+
+
+@dataclass(frozen=True, slots=True)
+class LivePlace:
+    """Where a key of `args` can change live: the deployments that read it, none where it cannot;
+    key: its path in their user_config; source: in `args`, of all that is told together."""
+
+    readers: tuple[str, ...] = ()
+    key: Path = ()
+    source: Path = ()
+
+
+def live_place(path: Path, deployments: Collection[str]) -> LivePlace:
+    """Where a key of `args` can change live.
+
+    path: below `args`.  deployments: of the application, as far as they are drafters'."""
+    match path:
+        case ("target", "engine", "adapters", *_):
+            return LivePlace((TARGET,), ("adapters",), path[:3])
+        case ("drafters", name, option, *_) if option in OF_A_DRAFTER:
+            deployment = drafter_deployment(name)
+            if deployment in deployments:
+                return LivePlace((deployment,), (option,), path[:3])
+            return LivePlace((TARGET,), path[:3], path[:3]) if option == "options" else LivePlace()
+    for known, readers in READ_BY.items():
+        if f"{'.'.join(path)}.".startswith(f"{known}.") and known != "drafters":
+            key = tuple(known.split("."))
+            return LivePlace(readers, key, key)
+    return LivePlace()
+
+
+def shown(value: Any) -> str:
+    """Return a value as a line of a report has it."""
+    if value == ABSENT:
+        return ABSENT
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
+    text = text.removesuffix("...").strip()
+    return text if len(text) <= _MAX_VALUE_LEN else f"{text[:_MAX_VALUE_LEN]}..."

@@ -1,0 +1,85 @@
+"""`drafthouse apply`: which keys a server takes while it serves, and who is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.config.file import load
+from cluster.errors import ConfigError
+from deployments.applied import live_document
+from deployments.cli import EXIT_BAD_CONFIG, main
+from deployments.short_lived import announce, announced, short_lived_folder
+from tests.deployments.conftest import free_port
+
+FILE, POOL = "configs/tiny.yaml", "configs/pool.yaml"
+
+
+def told(*settings: str, file: str = FILE) -> dict[str, Any]:
+    """What each deployment is told, without those that are told nothing."""
+    document = live_document(load(file).document, load(file, settings))
+    for own, former in zip(document["applications"], load(file).document["applications"], strict=1):
+        assert own["args"] == former["args"], "what a process was started with stays"
+    return {
+        each["name"]: each["user_config"]
+        for application in document["applications"]
+        for each in application["deployments"]
+        if each["user_config"]
+    }
+
+
+def test_a_key_of_the_arguments_is_told_to_all_who_read_it() -> None:
+    assert told("ingress.max_choices=2") == {"ingress": {"ingress": {"max_choices": 2}}}
+    assert told("api.heartbeat_s=9.0") == {"ingress": {"api": {"heartbeat_s": 9.0}}}, (
+        "a new section"
+    )
+    section = {"coordinator": {"max_draft_tokens": 3}}
+    assert told("coordinator.max_draft_tokens=3") == dict.fromkeys(
+        ("ingress", "coordinator", "target"), section
+    )
+    assert told() == {}, "what is as at the start is said by an empty user_config"
+
+
+def test_options_of_a_drafter_are_told_to_the_process_that_it_is_in() -> None:
+    options = {"drafters": {"suffix": {"options": {"min_ngram": 3}}}}
+    assert told("drafters.suffix.options.min_ngram=3", file="configs/local.yaml") == {
+        "target": options
+    }
+    found = told("drafters.ngram.max_nodes=7", file=POOL)
+    assert found == {"drafter-ngram": {"max_nodes": 7}}
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        ("target.engine.threads=3", "target.engine.threads"),
+        ("http.port=8123", "http.port"),
+        ("model_name=other", "model_name"),
+    ],
+)
+def test_a_key_that_is_read_once_is_refused_by_its_name(setting: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: what was served before is kept"):
+        live_document(load(FILE).document, load(FILE, [setting]))
+
+
+def test_a_key_that_is_no_more_in_the_file_is_refused() -> None:
+    served = load(FILE, ["ingress.max_choices=2"])
+    with pytest.raises(ConfigError, match=r"ingress\.max_choices: what was served before is kept"):
+        live_document(served.document, load(FILE))
+    constant = "coordinator.draft_length.kind=constant"
+    served = load(FILE, [constant, "coordinator.draft_length.num_tokens=2"])
+    with pytest.raises(ConfigError, match="a key that is left out now"):
+        live_document(served.document, load(FILE, [constant]))
+
+
+def test_a_server_is_found_by_its_port_as_long_as_it_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    port = free_port()
+    with short_lived_folder() as folder:
+        announce(folder, port, address="a", token=None, document={})
+        assert (folder / "served.json").stat().st_mode & 0o077 == 0
+        assert announced(port)["address"] == "a"
+    assert main(["apply", FILE, "--set", f"http.port={port}"]) == EXIT_BAD_CONFIG
+    assert f"no `drafthouse serve` of yours listens at port {port}" in capsys.readouterr().err
