@@ -393,7 +393,7 @@ def _add_file(parser: argparse.ArgumentParser, nargs: str | None = "?") -> None:
 def _add_question(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_server(parser)
-    add("--prompt", default="", help="what to ask; one of a few everyday questions by default")
+    add("--prompt", default="", help="what to ask; one of the page's by default")
     add("--max-tokens", type=whole(), default=200, help="of each answer (%(default)s)")
     add("--temperature", type=number(), default=0.0, help="0 = greedy (%(default)s)")
     add("--seed", type=seed, default=1, help="of both answers (%(default)s)")

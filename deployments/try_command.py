@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any, TextIO
 
 import httpx
 
 from cluster.coordinator.idle import MEANINGS
+from deployments.bench.ratios import mean_ratio
 from deployments.coloured import Token, coloured, legend, sources
 from deployments.openai_client import OpenAIServer, RefusedError, choices, said
-from deployments.questions import QUESTIONS
 
 # The first requests after a start are slower than those that follow.
 _WARM_UP_TOKENS = 4
+# Of each answer; a ratio of shorter ones is chance.
+_LEAST_TOKENS = 100
 # What comes faster came together: no model takes so little for a token.
 _FASTEST_TOKEN_S = 0.0001
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to ask; prompt "" = one of our own.  seed, temperature: the same for both answers."""
+    """What to ask; prompt "" = one of the page's.  seed, temperature: the same for all answers."""
 
     prompt: str = ""
     max_tokens: int = 200
@@ -97,15 +101,22 @@ async def _try(
     url: str, question: Question, out: TextIO, say: Callable[[str], None],
     transport: httpx.AsyncBaseTransport | None, clock: Callable[[], float],
 ) -> int:  # fmt: skip
-    prompt = question.prompt or random.choice(QUESTIONS)
+    prompt, fields = question.prompt, dict[str, Any]()
+    if not prompt:
+        presets = files("deployments.page") / "static" / "presets.json"
+        chosen = random.choice(json.loads(presets.read_text("utf-8")))
+        prompt, fields = chosen["prompt"], chosen["fields"]
+    answers: dict[bool, list[Answer]] = {True: [], False: []}
     async with OpenAIServer(url, question.api_key, transport) as client:
         model, _ = await client.model()
-        server = _Server(client, model, clock)
+        server = _Server(client, model, clock, fields)
         await server.ask(prompt, question, _WARM_UP_TOKENS, speculates=True)
-        say("asking with speculation")
-        drafted = await server.ask(prompt, question, question.max_tokens, speculates=True)
-        say("asking without")
-        plain = await server.ask(prompt, question, question.max_tokens, speculates=False)
+        for speculates in (True, False, False, True):
+            say(f"asking {'with speculation' if speculates else 'without'}")
+            answers[speculates].append(
+                await server.ask(prompt, question, question.max_tokens, speculates=speculates)
+            )
+    drafted, plain = answers[True][0], answers[False][0]
     law = f"temperature {question.temperature:g}" if question.temperature else "greedy"
     num_tokens = len(drafted.tokens)
     out.write(f"{model} at {client.base}, {law}, {num_tokens} tokens\n\n> {prompt}\n\n")
@@ -113,15 +124,19 @@ async def _try(
     out.write(coloured(drafted.text, drafted.tokens, names, in_colour=out.isatty()) + "\n\n")
     if names:
         out.write(legend(names, in_colour=out.isatty()) + "\n\n")
-    out.write(_figures(drafted, plain))
-    if (drafted.text, drafted.finish_reason) == (plain.text, plain.finish_reason):
+    out.write(_figures(answers[True], answers[False]))
+    for each in (*answers[True], *answers[False]):
+        if (each.text, each.finish_reason) != (drafted.text, drafted.finish_reason):
+            plain = each
+            break
+    else:
         out.write("both answers are the same text\n")
         return 0
     out.write(
         "\nTHE TWO ANSWERS DIFFER, which speculation must never cause.  Rounding can, where two\n"
         "tokens are all but equally likely (target.engine.reproducible: true rules that out);\n"
         f"else it is a fault of the server: please report it, with the seed {question.seed}.\n\n"
-        f"without speculation it was:\n{plain.text}\n"
+        f"another time it was:\n{plain.text}\n"
     )
     return 1
 
@@ -131,26 +146,37 @@ def _owners(answer: Answer) -> dict[str, int]:
     return dict(Counter(token.owner for token in answer.tokens if token.owner).most_common())
 
 
-def _figures(drafted: Answer, plain: Answer) -> str:
-    answers = {"with speculation": drafted, "without": plain}
-    # Both are measured alike, or their ratio says nothing.
-    taken = {name: answer.after_first for name, answer in answers.items()}
+def _figures(drafted: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    sides = {"with speculation": drafted, "without": plain}
+    # All are measured alike, or their ratio says nothing.
+    taken = {name: [each.after_first for each in side] for name, side in sides.items()}
     note = ""
-    if not all(taken.values()):
-        taken = {name: answer.in_all for name, answer in answers.items()}
+    if not all(all(found) for found in taken.values()):
+        taken = {name: [each.in_all for each in side] for name, side in sides.items()}
         note = "from the question on, for the steps after the first could not be timed"
-    rates = {name: found[0] / found[1] if found else None for name, found in taken.items()}
+    rates = {
+        name: [found and found[0] / found[1] for found in each] for name, each in taken.items()
+    }
     lines = [
-        f"{name:20}{_shown(rates[name])} tokens/s   first token after "
-        f"{1000 * answer.first_token_s:.0f} ms"
-        for name, answer in answers.items()
+        f"{name:20}{_shown(_mean(rates[name]))} tokens/s   first token after "
+        f"{1000 * side[0].first_token_s:.0f} ms"
+        for name, side in sides.items()
     ]
-    with_drafts, without = rates.values()
-    if with_drafts and without:
-        lines.append(f"{'ratio':20}{_shown(with_drafts / without, digits=2)}")
+    if min(len(each.tokens) for side in sides.values() for each in side) < _LEAST_TOKENS:
+        note = f"a ratio takes answers of {_LEAST_TOKENS} tokens or more: ask for a longer one"
+        pairs = []
+    else:
+        pairs = [each for each in zip(*rates.values(), strict=True) if all(each)]
+    if ratio := mean_ratio([one / other for one, other in pairs]):
+        lines.append(f"{'ratio':20}    {ratio}")
     if note:
         lines.append(f"({note})")
-    return "\n".join([*lines, *_shares(drafted)]) + "\n"
+    return "\n".join([*lines, *_shares(drafted[0])]) + "\n"
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value]
+    return sum(known) / len(known) if known else None
 
 
 def _shown(value: float | None, digits: int = 1) -> str:
@@ -183,10 +209,14 @@ def _shares(drafted: Answer) -> list[str]:
 class _Server:
     """Asks one server, as a chat where its model has a template for that."""
 
-    def __init__(self, server: OpenAIServer, model: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, server: OpenAIServer, model: str, clock: Callable[[], float],
+        fields: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         self._server = server
         self._model = model
         self._clock = clock
+        self._fields = fields  # of the question, beside those of the options
         self._is_chat = True
 
     async def ask(
@@ -198,7 +228,8 @@ class _Server:
         prompt, helps neither answer more than the other.
         """
         body = {
-            "model": self._model, "max_tokens": max_tokens, "temperature": question.temperature,
+            **self._fields, "model": self._model, "max_tokens": max_tokens,
+            "temperature": question.temperature,
             "seed": question.seed, "cache_salt": secrets.token_hex(8),
             "speculation": {"enabled": speculates}, "return_draft_sources": True,
         }  # fmt: skip

@@ -11,9 +11,10 @@ import numpy as np
 from benchmarks.spec_bench.client import Turn
 from benchmarks.spec_bench.plan import OURS, PLAIN
 from benchmarks.support.answers import Answer, rate_at_level
-from deployments.bench.ratios import quotients, resampled
+from deployments.bench.ratios import Ratio
 
 ALL = "all"
+_DRAWS = 2000
 
 Estimate = dict[str, Any]
 Work = Callable[[Turn], tuple[float, float]]
@@ -173,7 +174,7 @@ def ratio(above: Sequence[Turn], below: Sequence[Turn], work: Work = decoded) ->
     one, other = (_table(turns, ids, work) for turns in (above, below))
     if not ids or any(table.sum(axis=0).min() <= 0.0 for table in (one, other)):
         return None
-    return _estimate(len(ids), lambda chosen: quotients(one, chosen) / quotients(other, chosen))
+    return _estimate(len(ids), lambda chosen: _quotients(one, chosen) / _quotients(other, chosen))
 
 
 def acceptance_length(turns: Sequence[Turn]) -> Estimate | None:
@@ -184,12 +185,12 @@ def acceptance_length(turns: Sequence[Turn]) -> Estimate | None:
     if not ids:
         return None
     table = _table(drafted, ids, lambda turn: (turn.accepted + turn.steps, turn.steps))
-    return _estimate(len(ids), lambda chosen: quotients(table, chosen))
+    return _estimate(len(ids), lambda chosen: _quotients(table, chosen))
 
 
 def _estimate(num_questions: int, value_of: Callable[[Any], Any]) -> Estimate:
     """A value over all questions, and its interval over resampled ones."""
-    return {**asdict(resampled(num_questions, value_of)), "questions": num_questions}
+    return {**asdict(_resampled(num_questions, value_of)), "questions": num_questions}
 
 
 def _table(turns: Sequence[Turn], ids: Sequence[int], fields: Work) -> Any:
@@ -205,3 +206,23 @@ def _table(turns: Sequence[Turn], ids: Sequence[int], fields: Work) -> Any:
 def _share_drafted(turns: Sequence[Turn]) -> float:
     """Share of the answers that had a draft verified at all."""
     return float(np.mean([turn.steps > 0 for turn in turns]))
+
+
+def _resampled(count: int, value_of: Callable[[np.ndarray], np.ndarray]) -> Ratio:
+    """The value over `count` prompts, and its interval over prompts that are drawn anew.
+
+    value_of: float64[draws] of the places of prompts, int[draws, count].
+    """
+    value = float(value_of(np.arange(count)[None])[0])
+    if count < 2:
+        return Ratio(value)
+    drawn = np.random.default_rng(0).integers(0, count, (_DRAWS, count))
+    low, high = np.nanpercentile(value_of(drawn), [2.5, 97.5])
+    return Ratio(value, float(low), float(high))
+
+
+def _quotients(table: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """One column's sum over the other's, float64[draws], of float64[prompts, 2]."""
+    sums = table[drawn].sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(sums[:, 0] / sums[:, 1])

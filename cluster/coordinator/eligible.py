@@ -45,9 +45,12 @@ class Eligible:
         return (*names, *(name for name in candidates if name not in names))
 
     def _may_help(self, name: str, request: Request) -> bool:
-        """True if the drafter has anything to go by: without a prediction one costs nothing."""
+        """True if the drafter has anything to go by: one of a prediction, or of a grammar, costs
+        nothing without it."""
         kind = self._config.drafters[name].kind
-        return kind != RECORDER and (kind != "prediction" or bool(request.params.prediction))
+        params = request.params
+        needed = {"prediction": params.prediction, "grammar": params.grammar, RECORDER: None}
+        return bool(needed.get(kind, True))
 
     def _one_of(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Return the one drafter of a text under a textbook law: the first whose laws are believed,

@@ -25,7 +25,8 @@ _PERCENTILES = (95, 99)
 class Answer:
     """One request as its client saw it.  All times are seconds of one clock.
 
-    prompt: its place among the prompts.  arrivals_s: when each piece of the answer came, which may
+    prompt: its place among the prompts.  unit: of what is compared, both sides of which were asked
+    one right after the other.  arrivals_s: when each piece of the answer came, which may
     be several tokens.  late_s: how much later than planned it was sent.  error: why it failed.
     """
 
@@ -37,6 +38,7 @@ class Answer:
     text: str = ""
     late_s: float = 0.0
     error: str = ""
+    unit: int = 0
 
     @property
     def ttft_s(self) -> float:

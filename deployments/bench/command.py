@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -23,6 +24,8 @@ from deployments.metrics_reader import Change, Page, speculation
 from deployments.openai_client import OpenAIServer
 
 _OFF = "off"
+# With fewer, an interval over them alone would be very wide.
+_FEW_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,20 +161,29 @@ def _levels(arguments: argparse.Namespace) -> list[Level]:
 async def _compare(
     report: Report, sides: Sequence[Side], level: Level, arguments: argparse.Namespace
 ) -> None:
-    """One load: every side in every round, in every other round in reverse order."""
+    """One load.  Where sides are compared they are asked block by block, each in its turn and in
+    changing order, so that whatever the machine does meets both."""
     found: dict[str, list[Answer]] = {side.name: [] for side in sides}
     seconds = dict.fromkeys(found, 0.0)
     changes: dict[str, list[Change]] = {name: [] for name in found}
     for side in sides:
         await _warm_up(side, arguments.warmups)
-    for turn in range(report.rounds):
+    size = level.concurrency if len(sides) > 1 and level.concurrency else report.num_prompts
+    starts = range(0, report.num_prompts, size)
+    turns = list(itertools.product(starts, range(report.rounds)))
+    for turn, (start, again) in enumerate(turns):
+        about = f"{level}, round {again + 1} of {report.rounds}"
+        _say(f"{about}, from prompt {start + 1} of {report.num_prompts}")
         for side in sides if turn % 2 == 0 else reversed(sides):
-            about = [str(level), side.name, f"round {turn + 1} of {report.rounds}"]
-            _say(", ".join(filter(None, about)))
+            asking = replace(side.asking, prompts=side.asking.prompts[start : start + size])
             before = await _page(side.server)
-            answers, took_s = await load(side.server, side.asking, level, arguments.seed + turn)
+            answers, took_s = await load(side.server, asking, level, arguments.seed + again)
             changes[side.name].append(Change(before, await _page(side.server)))
-            found[side.name] += answers
+            # Rounds of the same prompts are one measurement, unless there are few others.
+            unit = start // size if len(starts) >= _FEW_BLOCKS else turn
+            found[side.name] += [
+                replace(each, prompt=start + each.prompt, unit=unit) for each in answers
+            ]
             seconds[side.name] += took_s
     for side in sides:
         answers = found[side.name]

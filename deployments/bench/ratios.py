@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from cluster.spec.interval import Interval
 from deployments.bench.answers import Answer
 
-_DRAWS = 2000
 # Of each answer a numerator and a denominator: a side's figure is the quotient of their sums.
 Parts = Callable[[Answer], tuple[float, float]]
 FIGURES: Mapping[str, Parts] = {
@@ -21,77 +19,78 @@ FIGURES: Mapping[str, Parts] = {
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The first side's figure over the second's; low, high: its 95 % interval, None for one
-    prompt."""
+    """The first side's figure over the second's; low, high: its 95 % interval, None where one
+    measurement is all there is."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
+    @property
+    def is_telling(self) -> bool:
+        """True if the whole interval is on one side of 1."""
+        return self.low is not None and self.high is not None and not self.low <= 1.0 <= self.high
+
     def __str__(self) -> str:
         around = "" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})"
-        return f"{self.value:.2f}{around}"
+        return f"{self.value:.2f}{around}" + ("" if self.is_telling else ": cannot tell")
 
 
 def ratios(first: Sequence[Answer], second: Sequence[Answer]) -> dict[str, Ratio]:
-    """The ratios of FIGURES over the prompts that both sides answered; those that exist."""
+    """The ratios of FIGURES over what both sides answered; those that exist.
+
+    Each unit gives one ratio.  They differ by their prompts and by the minute in which they were
+    measured, so the interval of their mean has both in it.
+    """
     sides = [_by_prompt(answers) for answers in (first, second)]
-    prompts = sorted(sides[0].keys() & sides[1].keys())
+    units: dict[int, list[tuple[int, int]]] = {}
+    for key in sorted(sides[0].keys() & sides[1].keys()):
+        units.setdefault(key[0], []).append(key)
     found = {}
     for name, parts in FIGURES.items():
-        one, other = (_table(side, prompts, parts) for side in sides)
-        if prompts and (min(one.sum(axis=0)) > 0.0) and min(other.sum(axis=0)) > 0.0:
-            found[name] = paired_ratio(one, other)
+        tables = [[_sums(side, keys, parts) for side in sides] for keys in units.values()]
+        own = [
+            (one[0] / one[1]) / (other[0] / other[1])
+            for one, other in tables
+            if min(*one, *other) > 0.0
+        ]
+        if ratio := mean_ratio(own):
+            found[name] = ratio
     return found
 
 
-def paired_ratio(first: np.ndarray, second: np.ndarray) -> Ratio:
-    """The ratio of two quotients of sums: float64[prompts, 2], numerator and denominator.
-
-    Prompts are drawn anew, the same ones on both sides, because how hard one is concerns both.
-    """
-    return resampled(len(first), lambda drawn: quotients(first, drawn) / quotients(second, drawn))
-
-
-def resampled(count: int, value_of: Callable[[np.ndarray], np.ndarray]) -> Ratio:
-    """The value over `count` prompts, and its interval over prompts that are drawn anew.
-
-    value_of: float64[draws] of the places of prompts, int[draws, count].
-    """
-    value = float(value_of(np.arange(count)[None])[0])
-    if count < 2:
-        return Ratio(value)
-    drawn = np.random.default_rng(0).integers(0, count, (_DRAWS, count))
-    low, high = np.nanpercentile(value_of(drawn), [2.5, 97.5])
-    return Ratio(value, float(low), float(high))
-
-
-def quotients(table: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    """One column's sum over the other's, float64[draws], of float64[prompts, 2]."""
-    sums = table[drawn].sum(axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(sums[:, 0] / sums[:, 1])
+def mean_ratio(values: Sequence[float]) -> Ratio | None:
+    """The geometric mean of measured ratios, None without any."""
+    if not values:
+        return None
+    mean = Interval.of_ratios([values])
+    return Ratio(mean.mean, mean.low, mean.high)
 
 
 def equal_texts(first: Sequence[Answer], second: Sequence[Answer]) -> tuple[int, int]:
     """How many prompts have the same text on both sides, in every round, and of how many."""
-    sides = [_by_prompt(answers) for answers in (first, second)]
-    prompts = sides[0].keys() & sides[1].keys()
-    texts = [{answer.text for side in sides for answer in side[prompt]} for prompt in prompts]
+    texts_of: list[dict[int, set[str]]] = [{}, {}]
+    for side, answers in zip(texts_of, (first, second), strict=True):
+        for answer in answers:
+            if not answer.error:
+                side.setdefault(answer.prompt, set()).add(answer.text)
+    one, other = texts_of
+    texts = [one[prompt] | other[prompt] for prompt in one.keys() & other.keys()]
     return sum(len(each) == 1 for each in texts), len(texts)
 
 
-def _by_prompt(answers: Sequence[Answer]) -> dict[int, list[Answer]]:
-    found: dict[int, list[Answer]] = {}
+def _by_prompt(answers: Sequence[Answer]) -> dict[tuple[int, int], list[Answer]]:
+    """By unit and prompt."""
+    found: dict[tuple[int, int], list[Answer]] = {}
     for answer in answers:
         if not answer.error:
-            found.setdefault(answer.prompt, []).append(answer)
+            found.setdefault((answer.unit, answer.prompt), []).append(answer)
     return found
 
 
-def _table(
-    side: Mapping[int, Sequence[Answer]], prompts: Sequence[int], parts: Parts
-) -> np.ndarray:
-    """float64[prompts, 2]: the sums of both parts over the answers to each prompt."""
-    rows = [np.sum([parts(answer) for answer in side[prompt]], axis=0) for prompt in prompts]
-    return np.array(rows, dtype=np.float64).reshape(-1, 2)
+def _sums(
+    side: Mapping[tuple[int, int], Sequence[Answer]], keys: Sequence[tuple[int, int]], parts: Parts
+) -> tuple[float, float]:
+    """Both parts over the answers of one unit."""
+    found = [parts(answer) for key in keys for answer in side[key]]
+    return sum(each[0] for each in found), sum(each[1] for each in found)

@@ -166,7 +166,7 @@ def _ratios(pairs: Sequence[tuple[Run, Run]]) -> str:
         rows.append([str(first.level), *shown, f"{equal} of {of}"])
     first, second = pairs[0]
     head = ["load", *names, "equal texts"]
-    about = f"{first.side} over {second.side}, with 95 % intervals over the prompts:"
+    about = f"{first.side} over {second.side}, with 95 % intervals:"
     return f"{about}\n\n{_table(head, rows)}"
 
 

@@ -57,6 +57,7 @@ def test_a_drafter_is_useless_if_it_slows_texts_or_could_not_speed_them_up() -> 
     assert is_useless("lm", pairs(1.0, share=0.02)), "2 % of the tokens save 2 % of the steps"
     assert not is_useless("lm", pairs(1.0, share=0.2)), "dear today, but it could"
     assert not is_useless("lm", pairs(1.0, share=0.0, had=False)), "nothing was shown"
+    assert not is_useless("lm", pairs(0.9, share=0.0, had=False)), "nor by what the clock says"
     assert not is_useless("lm", [])
 
 

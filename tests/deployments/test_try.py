@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from importlib.resources import files
 from typing import Any
 
 import httpx
@@ -109,7 +110,8 @@ def rates(text: str) -> list[str]:
 def test_both_answers_are_asked_for_alike_and_neither_helps_the_other() -> None:
     server = Server(honest)
     assert ask(server, Question("why?", seed=7, temperature=0.5, api_key="key"))[0] == 0
-    _, drafted, plain = server.bodies
+    _, drafted, plain, *again = server.bodies
+    assert [each["speculation"]["enabled"] for each in again] == [False, True]
     assert drafted.pop("speculation") == {"enabled": True}
     assert plain.pop("speculation") == {"enabled": False}
     assert drafted.pop("cache_salt") != plain.pop("cache_salt")
@@ -124,7 +126,8 @@ def test_it_shows_the_text_with_its_drafters_and_what_they_brought() -> None:
     assert "a[lm| b][suffix| c]" in text
     assert "with speculation         4.0 tokens/s   first token after 1000 ms" in text
     assert "without                  2.0 tokens/s   first token after 1000 ms" in text
-    assert "ratio                   2.00" in text
+    assert "ratio  " not in text
+    assert "(a ratio takes answers of 100 tokens or more: ask for a longer one)" in text
     assert "accepted 3 of 10 draft tokens (1 behind its end), 2.50 tokens per step with" in text
     assert "the 3 tokens of the text:" in text
     assert "lm                       1 (33 %), and 1 more that another drafted too" in text
@@ -138,6 +141,7 @@ def test_rates_are_tokens_over_the_time_between_the_steps_whenever_their_pieces_
     for step_s in (1e-6, 1.0):  # all at once, or a second between two
         _, text = ask(Server(answering(101, 2.0, 4.0)), step_s=step_s)
         assert rates(text) == ["50.0", "25.0", "2.00"]
+        assert "2.00 (2.00 to 2.00)\n" in text
 
 
 @pytest.mark.parametrize(
@@ -177,7 +181,20 @@ def test_answers_that_differ_are_said_loudly_and_are_a_failure() -> None:
     status, text = ask(Server(lying))
     assert status == 1
     assert "THE TWO ANSWERS DIFFER" in text
-    assert "without speculation it was:\na b c" in text
+    assert "another time it was:\na b c" in text
+
+
+def test_without_a_question_it_asks_one_of_the_page_s_as_the_page_does() -> None:
+    presets = json.loads((files("deployments.page") / "static" / "presets.json").read_text())
+    asked = []
+    for _ in range(60):
+        server = Server(honest)
+        ask(server, Question())
+        asked += [
+            (body["messages"][0]["content"], body.get("prediction")) for body in server.bodies
+        ]
+    fields = [(each["prompt"], each["fields"].get("prediction")) for each in presets]
+    assert {str(each) for each in asked} == {str(each) for each in fields}
 
 
 def test_a_request_without_a_draft_says_why() -> None:
