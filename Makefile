@@ -73,7 +73,7 @@ test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 dama
 test-clients: $(VENV)/.dev-installed ## clients that others wrote (openai, anthropic, lm_eval ...) against a started server
 	$(BIN)/python -m benchmarks.clients $(if $(CONFIG),--config $(CONFIG)) $(ARGS)
 
-check: $(VENV)/.dev-installed ## lint, format, types, layers, generated files
+check: $(VENV)/.dev-installed ## lint, format, types, layers, generated files, age of headline figures
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -83,6 +83,7 @@ check: $(VENV)/.dev-installed ## lint, format, types, layers, generated files
 	$(BIN)/python -m cluster.reference --check
 	$(BIN)/python -m deployments.api_reference --check
 	$(BIN)/python -m deployments.dashboards --check
+	$(BIN)/python -m benchmarks.headlines
 
 # The interpreter is no sanitized program, so the library must be there before it; leaks at
 # its end are not checked.  ThreadSanitizer gets a program of its own.

@@ -53,7 +53,9 @@ def live_document(served: Mapping[str, Any], file: ServeFile) -> dict[str, Any]:
             entry = told.setdefault(name, {"name": name})
             entry["user_config"] = copy.deepcopy(entry.get("user_config") or {})
         # A section that is new differs key by key.
-        sections = {key: {} for key, each in own["args"].items() if isinstance(each, Mapping)}
+        sections: dict[str, Any] = {
+            key: {} for key, each in own["args"].items() if isinstance(each, Mapping)
+        }
         for path in differing(sections | former["args"], own["args"]):
             place = live_place(path, pool)
             value = at(own["args"], place.source)
