@@ -62,11 +62,11 @@ drafthouse serve configs/local.yaml --set 'target.placement.labels={ray.io/node-
 
 The keys of `drafters.NAME.options` depend on the drafter's kind and stand at the end.
 
-A change of these keys takes a restart: `serve deploy FILE` replaces every process. Some of them may
-change while the parts run. They stand, too, under `applications[0].deployments`, Serve's own key,
-in the `user_config` of the deployments that read them, and `serve deploy FILE` applies it to the
-running processes: see [below](#user_config). `drafthouse diff OLD NEW` tells what a change
-restarts.
+Some of these keys may change while the parts run: `drafthouse apply FILE` hands them to the
+`drafthouse serve` of this machine, and refuses the others by their names. Elsewhere, `serve deploy
+FILE` replaces every process where a key below `args` has changed; what may change live stands under
+`applications[0].deployments`, Serve's own key, in the `user_config` of the deployments that read
+it: see [below](#user_config). `drafthouse diff OLD NEW` tells what a change restarts.
 """
 
 _LIVE = """\
