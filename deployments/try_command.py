@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from operator import attrgetter
+from statistics import fmean
 from typing import Any, TextIO
 
 import httpx
@@ -116,7 +118,7 @@ async def _try(
             answers[speculates].append(
                 await server.ask(prompt, question, question.max_tokens, speculates=speculates)
             )
-    drafted, plain = answers[True][0], answers[False][0]
+    drafted = answers[True][0]
     law = f"temperature {question.temperature:g}" if question.temperature else "greedy"
     num_tokens = len(drafted.tokens)
     out.write(f"{model} at {client.base}, {law}, {num_tokens} tokens\n\n> {prompt}\n\n")
@@ -125,18 +127,19 @@ async def _try(
     if names:
         out.write(legend(names, in_colour=out.isatty()) + "\n\n")
     out.write(_figures(answers[True], answers[False]))
-    for each in (*answers[True], *answers[False]):
-        if (each.text, each.finish_reason) != (drafted.text, drafted.finish_reason):
-            plain = each
-            break
-    else:
+    others = [
+        each.text
+        for each in (*answers[True], *answers[False])
+        if (each.text, each.finish_reason) != (drafted.text, drafted.finish_reason)
+    ]
+    if not others:
         out.write("both answers are the same text\n")
         return 0
     out.write(
         "\nTHE TWO ANSWERS DIFFER, which speculation must never cause.  Rounding can, where two\n"
         "tokens are all but equally likely (target.engine.reproducible: true rules that out);\n"
         f"else it is a fault of the server: please report it, with the seed {question.seed}.\n\n"
-        f"another time it was:\n{plain.text}\n"
+        f"another time it was:\n{others[0]}\n"
     )
     return 1
 
@@ -147,40 +150,33 @@ def _owners(answer: Answer) -> dict[str, int]:
 
 
 def _figures(drafted: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    sides = {"with speculation": drafted, "without": plain}
+    sides, answers = {"with speculation": drafted, "without": plain}, [*drafted, *plain]
     # All are measured alike, or their ratio says nothing.
-    taken = {name: [each.after_first for each in side] for name, side in sides.items()}
-    note = ""
-    if not all(all(found) for found in taken.values()):
-        taken = {name: [each.in_all for each in side] for name, side in sides.items()}
+    measured, note = attrgetter("after_first"), ""
+    if not all(map(measured, answers)):
+        measured = attrgetter("in_all")
         note = "from the question on, for the steps after the first could not be timed"
     rates = {
-        name: [found and found[0] / found[1] for found in each] for name, each in taken.items()
+        name: [tokens / time_s for tokens, time_s in filter(None, map(measured, side))]
+        for name, side in sides.items()
     }
     lines = [
-        f"{name:20}{_shown(_mean(rates[name]))} tokens/s   first token after "
+        f"{name:20}{_shown(rates[name])} tokens/s   first token after "
         f"{1000 * side[0].first_token_s:.0f} ms"
         for name, side in sides.items()
     ]
-    if min(len(each.tokens) for side in sides.values() for each in side) < _LEAST_TOKENS:
+    if min(len(each.tokens) for each in answers) < _LEAST_TOKENS:
         note = f"a ratio takes answers of {_LEAST_TOKENS} tokens or more: ask for a longer one"
-        pairs = []
-    else:
-        pairs = [each for each in zip(*rates.values(), strict=True) if all(each)]
-    if ratio := mean_ratio([one / other for one, other in pairs]):
-        lines.append(f"{'ratio':20}    {ratio}")
+    elif all(map(measured, answers)):
+        pairs = zip(*rates.values(), strict=True)
+        lines.append(f"{'ratio':20}    {mean_ratio([one / other for one, other in pairs])}")
     if note:
         lines.append(f"({note})")
     return "\n".join([*lines, *_shares(drafted[0])]) + "\n"
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value]
-    return sum(known) / len(known) if known else None
-
-
-def _shown(value: float | None, digits: int = 1) -> str:
-    return f"{'-':>8}" if value is None else f"{value:8.{digits}f}"
+def _shown(values: Sequence[float]) -> str:
+    return f"{fmean(values):8.1f}" if values else f"{'-':>8}"
 
 
 def _shares(drafted: Answer) -> list[str]:

@@ -54,15 +54,13 @@ def ratios(first: Sequence[Answer], second: Sequence[Answer]) -> dict[str, Ratio
             for one, other in tables
             if min(*one, *other) > 0.0
         ]
-        if ratio := mean_ratio(own):
-            found[name] = ratio
+        if own:
+            found[name] = mean_ratio(own)
     return found
 
 
-def mean_ratio(values: Sequence[float]) -> Ratio | None:
-    """The geometric mean of measured ratios, None without any."""
-    if not values:
-        return None
+def mean_ratio(values: Sequence[float]) -> Ratio:
+    """The geometric mean of measured ratios, at least one."""
     mean = Interval.of_ratios([values])
     return Ratio(mean.mean, mean.low, mean.high)
 
