@@ -15,8 +15,10 @@ from urllib.parse import urlsplit
 
 # What no clock of ours waits longer for.
 DAY_S = 86_400.0
-# Seeds are 64 bits with a sign in OpenAI's API, and more is asked of nobody.
-_MAX_WHOLE = 2**63 - 1
+# Seeds are 64 bits with a sign in OpenAI's API.
+_MAX_SEED = 2**63 - 1
+# What is counted out is held in memory.
+_MANY = 10**7
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
@@ -37,10 +39,10 @@ def _is_visible(text: str) -> bool:
 
 
 def _bound(most: float) -> str:
-    return "" if most >= _MAX_WHOLE else f" and at most {most:g}"
+    return "" if math.isinf(most) else f" and at most {most:,.0f}"
 
 
-def whole(least: int = 1, most: int = _MAX_WHOLE) -> Callable[[str], int]:
+def whole(least: int = 1, most: int = _MANY) -> Callable[[str], int]:
     """Return what reads a whole number from `least` to `most`."""
     what = f"whole number of at least {least}{_bound(most)}"
     return lambda text: _read(text, int, lambda value: least <= value <= most, what)
@@ -58,7 +60,7 @@ def positive(most: float = math.inf) -> Callable[[str], float]:
     return lambda text: _read(text, float, lambda value: 0.0 < value <= most, what)
 
 
-seed = whole(0)
+seed = whole(0, _MAX_SEED)
 port = whole(0, 65_535)
 
 

@@ -98,7 +98,7 @@ def _guarded(command: Callable[[], int]) -> int:
     except BrokenPipeError:  # whoever reads has what it wants, as `head` does
         return EXIT_UNREAD
     except OSError as error:
-        place = error.filename or "standard input or output"
+        place = error.filename or "reading or writing"
         _say(f"{place}: {error.strerror or error}", logging.ERROR)
         return EXIT_FAILED
     except (UnicodeEncodeError, UnicodeDecodeError) as error:

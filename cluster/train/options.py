@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.models.catalogue import REPOSITORY
-from cluster.options import positive, seed, share, whole
+from cluster.options import new_file, positive, seed, share, whole
 from cluster.train.chat_heads import LOSSES, WEIGHTS
 from cluster.train.layer_skip import SearchSettings
 
@@ -72,7 +72,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "type": share, "default": 0.5, "help": "with --from-traffic: the share of answers to "
         "questions that the target asks itself, against forgetting",
     },
-    "--out": {"type": Path, "help": "write the drafter's options there, as YAML"},
+    "--out": {"type": new_file, "help": "write the drafter's options there, as YAML"},
     "--tokens": {
         "type": whole(), "default": SearchSettings().num_tokens,
         "help": "of the target's own answers that sets of layers are compared on",
