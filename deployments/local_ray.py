@@ -138,7 +138,7 @@ class JoinedRay:
             found = ray.init(
                 address=self._address, log_to_driver=False, logging_level=logging.WARNING
             )
-        except ConnectionError as error:
+        except (ConnectionError, ValueError) as error:
             raise ConfigError(
                 f"--address {self._address}: no Ray cluster answers there ({error})"
             ) from error

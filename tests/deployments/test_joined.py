@@ -60,3 +60,8 @@ def test_a_port_that_another_application_has_is_not_shared(running: Running) -> 
             JoinedRay(wanted, "auto", ["mine"]).start()
         running.applications["mine"] = object()  # its own, which is to be changed
         JoinedRay(wanted, "auto", ["mine"]).start()
+
+
+def test_an_address_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match="--address nonsense: no Ray cluster answers there"):
+        JoinedRay(config(), "nonsense", ["mine"]).start()
