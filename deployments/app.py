@@ -20,7 +20,6 @@ from cluster.config.applications import drafter_deployment, parse_pool
 from cluster.config.file import parse_arguments
 from cluster.config.live import COORDINATOR, INGRESS, TARGET
 from cluster.config.schema import Config
-from cluster.errors import ConfigError
 from cluster.models.resolve import absolute
 from deployments.coordinator import CoordinatorDeployment
 from deployments.drafter import DrafterDeployment
@@ -52,28 +51,17 @@ _WORKER: Mapping[str, Any] = {
 
 def build(arguments: Mapping[str, Any]) -> serve.Application:
     """The Serve application for `args` of a config file; raises ConfigError for a wrong key."""
-    return build_with(arguments, {})
-
-
-def build_with(
-    arguments: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]]
-) -> serve.Application:
-    """The same, with what a file says of single deployments, by their names.
-
-    `serve deploy` lays that over the result of `build` by itself.  Raises ConfigError for what
-    Serve does not take."""
     config = parse_arguments(resolved(arguments))
     target = _deployment(
         config,
         TargetDeployment,
         TARGET,
-        overrides,
         num_replicas=config.target.replicas,
         **_WORKER,
         **group_options(config.target.placement, config.target.engine.tensor_parallel),
     ).bind(config)
     drafters = {
-        name: _drafter(config, name, overrides).bind(config, name)
+        name: _drafter(config, name).bind(config, name)
         for name in config.pool
         if name not in config.elsewhere
     }
@@ -81,7 +69,6 @@ def build_with(
         config,
         CoordinatorDeployment,
         COORDINATOR,
-        overrides,
         num_replicas=config.coordinator.replicas,
         **_WORKER,
         **replica_options(config.coordinator.placement),
@@ -90,7 +77,6 @@ def build_with(
         config,
         serve.ingress()(IngressDeployment),
         INGRESS,
-        overrides,
         num_replicas=config.ingress.replicas,
         **_COMMON,
         # Admission is ours, in OpenAI's shape: Serve's own limit must never be what answers.
@@ -104,27 +90,19 @@ def build_with(
 
 def build_pool(arguments: Mapping[str, Any]) -> serve.Application:
     """The application of drafters alone, for its `args`; raises ConfigError for a wrong key."""
-    return build_pool_with(arguments, {})
-
-
-def build_pool_with(
-    arguments: Mapping[str, Any], overrides: Mapping[str, Mapping[str, Any]]
-) -> serve.Application:
-    """The same, with what a file says of single deployments, as for `build_with`."""
     config = parse_pool(resolved(arguments))
     first, *others = config.on_their_own
-    bound = [_drafter(config, name, overrides).bind(config, name) for name in others]
+    bound = [_drafter(config, name).bind(config, name) for name in others]
     # Serve deploys what hangs together: one drafter is given the others, and has no use for them.
-    return _drafter(config, first, overrides).bind(config, first, bound)
+    return _drafter(config, first).bind(config, first, bound)
 
 
-def _drafter(config: Config, name: str, overrides: Mapping[str, Mapping[str, Any]]) -> Any:
+def _drafter(config: Config, name: str) -> Any:
     drafter = config.drafters[name]
     return _deployment(
         config,
         DrafterDeployment,
         drafter_deployment(name),
-        overrides,
         num_replicas=drafter.replicas,
         **_WORKER,
         **replica_options(drafter.reserved),
@@ -141,18 +119,10 @@ def _deployment(
     config: Config,
     kind: Any,
     name: str,
-    overrides: Mapping[str, Mapping[str, Any]],
     **options: Any,
 ) -> Any:
-    given = dict(overrides.get(name, {}))
     options["logging_config"] = serves_logging(config)
-    if given.get("autoscaling_config") is not None:
-        del options["num_replicas"]  # it begins with what the autoscaling says
-    try:
-        return serve.deployment(kind).options(name=name, **{**options, **given})
-    except (TypeError, ValueError) as error:
-        reason = f"Ray Serve does not take it: {error}"
-        raise ConfigError.at(f"deployments[{name}]", reason) from error
+    return serve.deployment(kind).options(name=name, **options)
 
 
 # Keys of files and folders that may also have a word, or a name below the repository.

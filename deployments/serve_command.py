@@ -38,7 +38,8 @@ from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from cluster.logs import is_json, said
 from deployments.access import access_lines
-from deployments.app import build_pool_with, build_with, serves_logging
+from deployments.addresses import from_here, joined
+from deployments.app import build, build_pool, serves_logging
 from deployments.configured_models import has_chat_template
 from deployments.console_log import LogFollower, following
 from deployments.local_ray import JoinedRay, LocalRay
@@ -226,17 +227,30 @@ def begin(file: ServeFile) -> None:
     for name, each in zip(_names(file), file.applications, strict=True):
         schema = ServeApplicationSchema(**{**each, "name": name})
         found = build_app(
-            (build_pool_with if is_pool(each) else build_with)(each["args"], file.deployments),
+            (build_pool if is_pool(each) else build)(each["args"]),
             name=name,
             route_prefix=None if is_pool(each) else _route_prefix(file),
             logging_config=logging_options(file, each),
             default_runtime_env=schema.runtime_env,
             external_scaler_enabled=schema.external_scaler_enabled,
         )
-        for deployment in found.deployments:
-            deployment._version = get_app_code_version(schema)
+        for place, deployment in enumerate(found.deployments):
+            told = with_options(deployment, file.deployments.get(deployment.name, {}))
+            told._version = get_app_code_version(schema)
+            found.deployments[place] = told
         built.append(found)
     _get_global_client().deploy_applications(built, wait_for_applications_running=False)
+
+
+def with_options(deployment: serve.Deployment, given: Mapping[str, Any]) -> serve.Deployment:
+    """What a file says of a single deployment, over what `build` says, as `serve deploy` lays it.
+
+    Raises ConfigError for what Serve does not take."""
+    try:
+        return deployment.options(**given)
+    except (TypeError, ValueError) as error:
+        reason = f"Ray Serve does not take it: {error}"
+        raise ConfigError.at(f"deployments[{deployment.name}]", reason) from error
 
 
 def change(address: str, document: Mapping[str, Any]) -> Mapping[str, str]:

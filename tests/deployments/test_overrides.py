@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from cluster.errors import ConfigError
-from deployments.app import build_with
+from deployments.app import build
+from deployments.serve_command import with_options
 
 ARGUMENTS = {"target": {"engine": {"model": "m"}}}
 
 
 def options_of_coordinator(**given: Any) -> Any:
     """Return what Serve is told of the coordinator."""
-    application = build_with(ARGUMENTS, {"coordinator": given})
-    coordinator = application._bound_deployment.init_args[1]
-    return coordinator._bound_deployment._deployment_config
+    coordinator = build(ARGUMENTS)._bound_deployment.init_args[1]
+    return with_options(coordinator._bound_deployment, given)._deployment_config
 
 
 def test_each_deployment_has_what_the_file_says_of_it() -> None:
