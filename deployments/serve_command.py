@@ -38,7 +38,6 @@ from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from cluster.logs import is_json, said
 from deployments.access import access_lines
-from deployments.addresses import from_here, joined
 from deployments.app import build, build_pool, serves_logging
 from deployments.configured_models import has_chat_template
 from deployments.console_log import LogFollower, following
