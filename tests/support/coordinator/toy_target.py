@@ -30,7 +30,7 @@ from cluster.worker.text_record import TextRecord
 from cluster.worker.verifier import Verifier
 from tests.support.coordinator.toy_law import VOCAB_SIZE, toy_law
 from tests.support.worker.steps import Steps
-from tests.support.worker.toy_engine import ToyEngine
+from tests.support.worker.toy_engine import Law, ToyEngine
 
 TargetLink = Link[VerdictFrame, StepFrame]
 FIXED = CoordinatorConfig(budget="fixed")
@@ -112,7 +112,7 @@ class ToyTarget:
         self._is_begun = True
         inside = tuple(each.name for each in self.residents)
         self.description = replace(description, devices=self.devices, residents=inside)
-        self.engine = _Engine(self, description.max_context_len or 4096)
+        self.engine = self.make_engine()
         self.verifier = self.make_verifier()
         steps = Steps(
             self.engine, self.residents, max_texts=description.max_running_sequences,
@@ -121,6 +121,9 @@ class ToyTarget:
         )  # fmt: skip
         self.loop, self.mailbox = steps.loop, steps.mailbox
         self.streams, self.texts = steps.streams, steps.texts
+
+    def make_engine(self) -> PacedEngine:
+        return PacedEngine(self, toy_law, VOCAB_SIZE)
 
     def make_verifier(self) -> ToyVerifier:
         return ToyVerifier(self)
@@ -220,11 +223,11 @@ class ToyTarget:
                 await self.arrived.wait()
 
 
-class _Engine(ToyEngine):
+class PacedEngine(ToyEngine):
     """Takes the time that its target says."""
 
-    def __init__(self, toy: ToyTarget, max_context_len: int) -> None:
-        super().__init__(toy_law, VOCAB_SIZE, max_context_len)
+    def __init__(self, toy: ToyTarget, law: Law, vocab_size: int) -> None:
+        super().__init__(law, vocab_size, toy.description.max_context_len or 4096)
         self._toy = toy
 
     def step(self, taps: Sequence[int] = ()) -> list[Output]:

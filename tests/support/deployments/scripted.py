@@ -6,12 +6,12 @@ import asyncio
 import dataclasses
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
+from starlette.types import ASGIApp
 
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
@@ -20,6 +20,7 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
+from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
 from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import ToyTarget
@@ -49,59 +50,77 @@ class Scripted:
 
 
 @contextmanager
-def scripted(folder: Path, config: Config, **limits: int) -> Iterator[Scripted]:
+def scripted(
+    folder: Path,
+    config: Config,
+    toy: ToyTarget | None = None,
+    watched: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    **limits: int,
+) -> Iterator[Scripted]:
     """Serve until the end of the block, on a thread with an event loop of its own.
 
-    folder: of a tokenizer.  limits: of the target.
+    folder: of a tokenizer.  watched: wraps the HTTP API.  limits: of the target.
     """
-    site = _Site(folder, config, limits)
+    site = _Site(folder, config, toy or ToyTarget(step_turns=1), watched, limits)
     thread = threading.Thread(target=lambda: asyncio.run(site.run()), daemon=True)
     thread.start()
     try:
         assert site.is_ready.wait(60)
         yield site.scripted
     finally:
-        site.uvicorn.should_exit = True
+        site.end()
         thread.join()
 
 
 class _Site:
-    def __init__(self, folder: Path, config: Config, limits: dict[str, int]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            grpc_port = int(probe.getsockname()[1])
-        where = dataclasses.replace(config.grpc, port=grpc_port)
-        self._config = dataclasses.replace(config, grpc=where)
+    def __init__(
+        self,
+        folder: Path,
+        config: Config,
+        toy: ToyTarget,
+        watched: Callable[[ASGIApp], ASGIApp],
+        limits: dict[str, int],
+    ) -> None:
+        with socket.socket() as first, socket.socket() as second:
+            for probe in (first, second):
+                probe.bind(("127.0.0.1", 0))
+            http_port, grpc_port = (int(probe.getsockname()[1]) for probe in (first, second))
+        self._config = dataclasses.replace(
+            config,
+            http=dataclasses.replace(config.http, port=http_port),
+            grpc=dataclasses.replace(config.grpc, port=grpc_port),
+        )
         self._folder = folder
+        self._toy = toy
+        self._watched = watched
         self._limits = limits
+        self._ended = asyncio.Event()
         self.is_ready = threading.Event()
         self.scripted: Scripted
-        self.uvicorn: uvicorn.Server
+
+    def end(self) -> None:
+        self.scripted.loop.call_soon_threadsafe(self._ended.set)
 
     async def run(self) -> None:
+        config = self._config
         tokenizer = Tokenizer.load(self._folder)
-        ingress = Ingress(self._config, tokenizer, SamplingParams(max_tokens=0), Nowhere())
+        ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), Nowhere())
         stage = Stage(ingress.coordinators)
-        settings = {"max_queued_requests": self._config.coordinator.max_queued_requests}
+        settings = {"max_queued_requests": config.coordinator.max_queued_requests}
         async with house((), **settings) as rooms:
-            stage.add("a", rooms, ToyTarget(step_turns=1), **self._limits)
-            listener = GrpcListener(GrpcApi(ingress), self._config, 5.0)
-            await listener.start()
-            where = socket.create_server(("127.0.0.1", 0), backlog=2048)
-            port = where.getsockname()[1]
-            loop = asyncio.get_running_loop()
-            self.scripted = Scripted(port, self._config.grpc.port, rooms.coordinator, loop)
-            self.uvicorn = uvicorn.Server(
-                uvicorn.Config(
-                    create_app(ingress),
-                    log_level="warning",
-                    lifespan="off",
-                    timeout_graceful_shutdown=1,
-                )
+            stage.add("a", rooms, self._toy, **self._limits)
+            listeners = (
+                GrpcListener(GrpcApi(ingress), config, 5.0),
+                HttpListener(self._watched(create_app(ingress)), config.http, 1.0),
             )
+            for listener in listeners:
+                await listener.start()
+            ports = config.http.port, config.grpc.port
+            self.scripted = Scripted(*ports, rooms.coordinator, asyncio.get_running_loop())
             self.is_ready.set()
             try:
-                await self.uvicorn.serve([where])
+                await self._ended.wait()
             finally:
-                await listener.stop()
+                for listener in listeners:
+                    await listener.stop()
                 await stage.close()
