@@ -1,5 +1,7 @@
 """Checks that third-party clients work unchanged, each against one started server.
 
+Coding agents do a task of theirs against a model that is a script, behind an ingress of their own.
+
     python -m benchmarks.clients                          every client, as `make test-clients` does
     python -m benchmarks.clients --only openai lm_eval    some of them; the others keep their rows
     python -m benchmarks.clients --vllm /path/to/python   also `vllm bench serve`, from there
@@ -15,16 +17,18 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.clients.agents import row_of_agent
 from benchmarks.clients.environments import Environments
 from benchmarks.clients.plan import CLIENTS, Setting
 from benchmarks.clients.report import publish, read_rows
-from benchmarks.clients.running import rows_of
+from benchmarks.clients.running import Row, rows_of
 from benchmarks.support.options import parser_of
 from benchmarks.support.processes import exit_on_sigterm, free_ports
 from benchmarks.support.record import OUT, ROOT
 from benchmarks.support.serving import running
 from cluster.config.file import load
 from cluster.models.resolve import resolve
+from tests.support.agents.plan import AGENTS
 
 
 def main() -> None:
@@ -32,7 +36,8 @@ def main() -> None:
     parser.add_argument("--config", default="configs/local.yaml")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="overrides")
     parser.add_argument("--url", help="a server of that configuration, instead of starting one")
-    parser.add_argument("--only", nargs="+", choices=[client.name for client in CLIENTS])
+    names = [one.name for one in (*CLIENTS, *AGENTS)]
+    parser.add_argument("--only", nargs="+", choices=names)
     parser.add_argument("--venvs", type=Path, default=ROOT / "build" / "clients")
     parser.add_argument("--vllm", type=Path, help="interpreter of an environment with vllm")
     parser.add_argument("--out", type=Path, default=OUT / "clients" / "clients.json")
@@ -40,27 +45,32 @@ def main() -> None:
     exit_on_sigterm()
     rows = dict(read_rows(options.out))
     environments = Environments(options.venvs, options.vllm)
-    # A client must find the tokenizer's folder: the server's model may be a name.
-    tokenizer = resolve(
-        load(options.config, options.overrides).config.target.engine.model, only_tokenizer=True
-    )
-    chosen = [one for one in CLIENTS if not options.only or one.name in options.only]
-    with (
-        tempfile.TemporaryDirectory() as work,
-        running(options.config, [*unused_ports(), *options.overrides], options.url) as server,
-    ):
-        model = server.model()
-        for client in chosen:
-            setting = Setting(server.url, model, tokenizer, Path(work) / client.name)
-            rows[client.name] = rows_of(client, environments, setting)
-            for row in rows[client.name]:
-                print(client.name, row.version, row.check, row.result, row.note, flush=True)
-            # After each client, so that an interrupted run keeps its results.
-            ordered = {one.name: rows[one.name] for one in CLIENTS if one.name in rows}
-            settings = {"config": options.config, "model": model}
-            publish(options.out, ordered, settings)
-    rows = {one.name: rows[one.name] for one in chosen}
-    sys.exit(any(row.is_failure for found in rows.values() for row in found))
+    chosen = options.only or names
+    config = load(options.config, options.overrides).config
+    settings = {"config": options.config, "model": config.model_name}
+
+    def note(name: str, found: list[Row]) -> None:
+        # After each client, so that an interrupted run keeps its results.
+        rows[name] = found
+        for row in found:
+            print(name, row.version, row.check, row.result, row.note, flush=True)
+        publish(options.out, {one: rows[one] for one in names if one in rows}, settings)
+
+    with tempfile.TemporaryDirectory() as work:
+        for agent in AGENTS:
+            if agent.name in chosen:
+                note(agent.name, [row_of_agent(agent, environments, Path(work) / agent.name)])
+        clients = [client for client in CLIENTS if client.name in chosen]
+        if clients:
+            # A client must find the tokenizer's folder: the server's model may be a name.
+            tokenizer = resolve(config.target.engine.model, only_tokenizer=True)
+            ports = unused_ports()
+            with running(options.config, [*ports, *options.overrides], options.url) as server:
+                for client in clients:
+                    place = Path(work) / client.name
+                    setting = Setting(server.url, server.model(), tokenizer, place)
+                    note(client.name, rows_of(client, environments, setting))
+    sys.exit(any(row.is_failure for name in chosen for row in rows[name]))
 
 
 def unused_ports() -> list[str]:

@@ -56,6 +56,14 @@ class Agent:
     heeds_no_proxy: bool = True
     asks_anyway: str = ""
 
+    @property
+    def is_of_npm(self) -> bool:
+        return "==" not in self.package
+
+    @property
+    def version(self) -> str:
+        return self.package.rpartition("=" if "==" in self.package else "@")[2]
+
     def answer(self, work: Path) -> Callable[[str], str]:
         """What the model writes to a prompt in the format of `configs/templates`."""
         steps = self.steps(work)
