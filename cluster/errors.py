@@ -5,6 +5,7 @@
     │   ├── UnauthenticatedError  it has no key, or none that is known
     │   ├── ForbiddenError    its key does not allow it
     │   ├── NotFoundError     no model or drafter of that name is served
+    │   ├── ContextLengthError  the prompt leaves no room in the model's context
     │   ├── TooLargeError     the body, prompt or frame exceeds a stated limit
     │   │   └── HeadTooLargeError  the path and headers of an HTTP request do
     │   ├── UnsupportedCodingError  the body is compressed in a way that is not served
@@ -69,6 +70,21 @@ class ForbiddenError(RequestError):
 
 class NotFoundError(RequestError):
     code = "not_found_error"
+
+
+class ContextLengthError(RequestError):
+    code = "context_length_exceeded"
+
+    @classmethod
+    def of(cls, num_tokens: int, max_context_len: int, remedy: str, *, num_output: int = 1) -> Self:
+        """The error of a prompt of so many tokens, in the words by which agents know that they
+        must shorten the conversation.  num_output: tokens that it must leave room for."""
+        most = max_context_len - num_output
+        return cls.at(
+            "prompt",
+            f"prompt is too long: {num_tokens} tokens > {most} maximum; this model's maximum "
+            f"context length is {max_context_len} tokens, prompt and output together; {remedy}",
+        )
 
 
 class TooLargeError(RequestError):
@@ -148,6 +164,7 @@ SURFACES: tuple[Surface, ...] = (
     Surface(UnauthenticatedError, 401, "invalid_request_error", "UNAUTHENTICATED"),
     Surface(ForbiddenError, 403, "permission_error", "PERMISSION_DENIED"),
     Surface(NotFoundError, 404, "invalid_request_error", "NOT_FOUND"),
+    Surface(ContextLengthError, 400, "invalid_request_error", "INVALID_ARGUMENT"),
     Surface(TooLargeError, 413, "invalid_request_error", "OUT_OF_RANGE"),
     Surface(HeadTooLargeError, 431, "invalid_request_error", "OUT_OF_RANGE"),
     Surface(UnsupportedCodingError, 415, "invalid_request_error", "INVALID_ARGUMENT"),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from cluster.coordinator.session import Limits, Session
 from cluster.core import Request, SamplingParams, TokenArray
-from cluster.errors import NotFoundError, RequestError, TooLargeError
+from cluster.errors import ContextLengthError, NotFoundError, RequestError, TooLargeError
 from cluster.requests.acceptance_law import Law
 from cluster.spec.params import check_params, clash_of_law
 
@@ -74,10 +74,10 @@ def with_law(request: Request, laws: Sequence[Law]) -> Request:
 
 def _check_length(prompt_len: int, limits: Limits, max_frame_tokens: int) -> None:
     if limits.max_context_len and prompt_len >= limits.max_context_len:
-        raise RequestError(
-            f"the prompt has {prompt_len} tokens; prompt and output together may have "
-            f"{limits.max_context_len}; shorten the prompt or raise target.engine.max_context_len",
-            param="prompt",
+        raise ContextLengthError.of(
+            prompt_len,
+            limits.max_context_len,
+            "reduce the length of the prompt or raise target.engine.max_context_len",
         )
     if prompt_len > max_frame_tokens:
         raise TooLargeError(

@@ -12,7 +12,7 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.loading.sizes import check_sizes
 from cluster.engine.memory.reach import LayerGroup, Reach
 from cluster.engine.work import Work
-from cluster.errors import RequestError
+from cluster.errors import ContextLengthError, RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class Limits:
     def too_large(self, context_len: int, num_nodes: int) -> RequestError | None:
         """The error for a text with live nodes behind it that the cache can never hold."""
         if context_len > self.max_context_len:
-            return RequestError(
+            return ContextLengthError(
                 f"the context has {context_len} tokens, the limit is {self.max_context_len}; "
                 "shorten it or raise engine.max_context_len"
             )
         for reach, num_pages in zip(self.reaches, self.num_pages, strict=True):
             if self._most_pages(reach, context_len, num_nodes) > num_pages:
-                return RequestError(
+                return ContextLengthError(
                     f"{context_len} tokens and {num_nodes} draft nodes need more than "
                     f"all {num_pages} pages of {reach.page_size} tokens; shorten the text or raise "
                     "engine.num_pages"

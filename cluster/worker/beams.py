@@ -12,7 +12,7 @@ import numpy as np
 
 from cluster.core import EMPTY_TOKENS, TokenLogprob, Verdict, token_array
 from cluster.engine.beam_search import BeamRun
-from cluster.errors import RequestError
+from cluster.errors import ContextLengthError, RequestError
 from cluster.requests.beam_spec import BeamEnd, BeamSpec
 from cluster.worker.text_record import TextRecord
 
@@ -31,10 +31,8 @@ def open_search(text: TextRecord, beams: BeamSpec, adapter: int, engine: Engine)
     params, prompt_len = text.params, len(text.tokens)
     max_tokens = min(params.max_tokens, engine.max_context_len - prompt_len)
     if max_tokens < 1:
-        raise RequestError(
-            f"the prompt has {prompt_len} tokens, which leaves no room in a context of "
-            f"{engine.max_context_len}; shorten it",
-            param="prompt",
+        raise ContextLengthError.of(
+            prompt_len, engine.max_context_len, "reduce the length of the prompt"
         )
     most = beams.num_beams * max_tokens
     if most > _MAX_LIVE_TOKENS:

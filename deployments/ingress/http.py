@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from cluster.errors import DrafthouseError, NotFoundError, RequestError
+from cluster.errors import ContextLengthError, DrafthouseError, NotFoundError, RequestError
 from deployments.ingress.api.contract import Endpoint, warning_header
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES, parse_messages_request
 from deployments.ingress.api.messages import error_body as messages_error
@@ -208,7 +208,11 @@ async def _generate(ingress: Ingress, request: Request, face: Face) -> Response:
         return Response(status_code=499)
     except DrafthouseError as error:
         ingress.count_refusal(error)
-        raise
+        if not isinstance(error, ContextLengthError) or face.endpoint is not RESPONSES:
+            raise
+        if not asked.stream:
+            raise
+        return _failed_stream(ingress, face, asked, error, request_id)
     is_streaming = False
     try:
         writer = face.write(asked, generation, request_id)
@@ -236,6 +240,18 @@ def _may_be_sent_piecemeal(request: Request) -> bool:
     they get a stream in one piece, with its length."""
     scope = request.scope
     return scope["http_version"] >= "1.1" or AT_ONCE in scope.get("extensions", ())
+
+
+def _failed_stream(
+    ingress: Ingress, face: Face, asked: Asked, error: DrafthouseError, request_id: str
+) -> Response:
+    """Answer as OpenAI's Responses does where a prompt fills the context: clients that compact the
+    conversation then look for the event, and not at the status."""
+    generation = Generation(
+        face.answer_id(request_id), asked.spec, ingress.tokenizer, ingress.coordinators, 1.0
+    )
+    writer = face.write(asked, generation, request_id)
+    return Response(writer.opening() + writer.failing(error), media_type="text/event-stream")
 
 
 async def _all_deltas(generation: Generation) -> list[Delta]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 
 from cluster.core import TokenArray
-from cluster.errors import RequestError
+from cluster.errors import ContextLengthError, RequestError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.spec import GenerationSpec, Message, Prompt
 
@@ -25,15 +26,15 @@ def check_lengths(
 
     max_context_len: tokens, 0 = unknown.
     """
-    limit = int(max_context_len * max_chars_per_token)
     for prompt in prompts:
         count = _num_characters(prompt)
-        if limit and count > limit:
-            param = "prompt" if prompt.messages is None else "messages"
-            raise RequestError.at(
-                param,
-                f"{count} characters; the limit is {limit}, for {max_context_len} tokens "
-                "of prompt and output at ingress.max_chars_per_token; shorten the prompt",
+        least = math.ceil(count / max_chars_per_token)
+        if max_context_len and least > max_context_len:
+            raise ContextLengthError.of(
+                least,
+                max_context_len,
+                f"{count} characters were taken as at least so many tokens, by "
+                "ingress.max_chars_per_token; reduce the length of the prompt",
             )
 
 
@@ -103,13 +104,15 @@ def _truncated(prompt_ids: TokenArray, spec: GenerationSpec, max_context_len: in
     """The tokens of a prompt that the request wants to keep."""
     count = spec.truncate_prompt_tokens
     if count == -1:  # as many as leave room for the output
-        least = max(spec.params.max_tokens, spec.params.min_tokens, 1)
+        wanted = spec.params.max_tokens
+        # An output that the whole context could not hold asks for no room of its own.
+        least = max(wanted if wanted < max_context_len else 0, spec.params.min_tokens, 1)
         count = max_context_len - (0 if spec.is_prompt_only else least)
     return prompt_ids[-count:] if count > 0 else prompt_ids
 
 
 def max_tokens(prompt_len: int, spec: GenerationSpec, limit: int) -> int:
-    """The request's max_tokens, which must fit, or as much of the default as fits.
+    """As many of the request's max_tokens, or of the default, as fit behind the prompt.
 
     limit: tokens of prompt and output together, 0 = unknown.
     """
@@ -117,16 +120,11 @@ def max_tokens(prompt_len: int, spec: GenerationSpec, limit: int) -> int:
     if spec.is_prompt_only and (not limit or prompt_len <= limit):
         return 0
     if limit and prompt_len >= limit:
-        raise RequestError(
-            f"the prompt has {prompt_len} tokens, prompt and output together may have {limit}; "
-            "shorten the prompt or raise target.engine.max_context_len",
-            param="prompt",
-        )
-    if limit and prompt_len + wanted > limit:
-        raise RequestError.at(
-            "max_tokens",
-            f"{wanted} and a prompt of {prompt_len} tokens exceed the limit of {limit} tokens; "
-            f"send at most {limit - prompt_len}",
+        raise ContextLengthError.of(
+            prompt_len,
+            limit,
+            "reduce the length of the prompt or raise target.engine.max_context_len",
+            num_output=0 if spec.is_prompt_only else 1,
         )
     if limit and prompt_len + spec.params.min_tokens > limit:
         raise RequestError.at(
@@ -137,7 +135,7 @@ def max_tokens(prompt_len: int, spec: GenerationSpec, limit: int) -> int:
     room = (limit or 2**31) - prompt_len
     # A request that sets min_tokens wants at least that many tokens.
     default = max(spec.default_max_tokens or room, spec.params.min_tokens)
-    return wanted or min(default, room)
+    return min(wanted or default, room)
 
 
 def stop_token_ids(spec: GenerationSpec, tokenizer: Tokenizer) -> tuple[int, ...]:

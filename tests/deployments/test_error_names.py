@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,6 @@ COMPLETIONS: list[Case] = [
      {"response_format": {"type": "json_schema", "json_schema": {"name": "a",
                                                                  "schema": BAD_SCHEMA}}},
      "response_format.json_schema.schema"),
-    ("/v1/completions", {"max_tokens": 100_000}, "max_tokens"),
 ]  # fmt: skip
 CHATS: list[Case] = [
     *(("/v1/chat/completions", fields, param) for fields, param in (
@@ -64,8 +65,6 @@ CHATS: list[Case] = [
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]},
          "messages[1].tool_calls[0].function.arguments"),
-        ({"max_tokens": 100_000}, "max_tokens"),
-        ({"max_tokens": None, "max_completion_tokens": 100_000}, "max_completion_tokens"),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
         ({"response_format": {"type": "structural_tag", "format": 5}}, "response_format"),
         ({"tool_choice": "required",
@@ -100,7 +99,6 @@ RESPONSES: list[Case] = [("/v1/responses", fields, param) for fields, param in (
      "input[1].call_id"),
     ({"input": [{"type": "function_call_output", "call_id": "a", "output": [{"type": "text"}]}]},
      "input[0].output[0].text"),
-    ({"max_output_tokens": 100_000}, "max_output_tokens"),
     ({"text": {"format": form(BAD_SCHEMA)}}, "text.format.schema"),
     ({"text": {"format": form(5)}}, "text.format.schema"),
     ({"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
@@ -116,7 +114,6 @@ RESPONSES: list[Case] = [("/v1/responses", fields, param) for fields, param in (
     ({"reasoning": {"effort": "utmost"}}, "reasoning.effort"),
 )]  # fmt: skip
 _CONVERSATIONS: list[tuple[dict[str, Any], str]] = [
-    ({"messages": [{"role": "user", "content": LONG}]}, "messages"),
     ({"system": 5}, "system"),
     ({"system": [{"type": "text"}]}, "system[0].text"),
     ({"system": "s", "messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
@@ -140,7 +137,6 @@ MESSAGES: list[Case] = [
     *((path, fields, param) for path in ("/v1/messages", "/v1/messages/count_tokens")
       for fields, param in _CONVERSATIONS),
     *(("/v1/messages", fields, param) for fields, param in (
-        ({"max_tokens": 100_000}, "max_tokens"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": ["a"] * 99}, "stop_sequences"),
         ({"output_config": {"format": {"type": "json_schema", "schema": BAD_SCHEMA}}},
@@ -170,15 +166,67 @@ def test_an_error_names_the_field_of_its_own_body(
     assert error["message"].startswith(f"{param}: ")
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
-def test_a_prompt_of_too_many_tokens_is_told_by_the_bodys_name(server: Server, path: str) -> None:
-    text = "x " * server.ingress.coordinators.max_context_len
-    own = "input" if path == "/v1/responses" else "messages"
-    said = text if own == "input" else [{"role": "user", "content": text}]
-    asked = {"model": MODEL, **BASES[path], own: said}
-    error = httpx.post(f"{server.url}{path}", json=asked, timeout=60).json()["error"]
-    assert error["message"].startswith(f"{own}: the prompt has ")
-    assert error.get("param", own) == own
+# Where each body has its prompt, a short one, and what bounds its output.
+PLACES: dict[str, tuple[str, Any, str]] = {
+    "/v1/completions": ("prompt", lambda text: text, "max_tokens"),
+    "/v1/chat/completions": ("messages", lambda text: [{**USER, "content": text}], "max_tokens"),
+    "/v1/responses": ("input", lambda text: text, "max_output_tokens"),
+    "/v1/messages": ("messages", lambda text: [{**USER, "content": text}], "max_tokens"),
+}
+CONTEXT = 512
+TOO_LONG = re.compile(r"prompt is too long: (\d+) tokens > (\d+) maximum")
+
+
+@pytest.mark.parametrize("path", [*PLACES, "tokens"])
+@pytest.mark.parametrize("streams", [False, True])
+# By its tokens, and by its characters alone.
+@pytest.mark.parametrize("count", [CONTEXT, 9_000])
+def test_a_full_context_has_the_code_that_clients_act_on(
+    server: Server, path: str, streams: bool, count: int
+) -> None:
+    path, by_tokens = ("/v1/completions", True) if path == "tokens" else (path, False)
+    own, said, length = PLACES[path]
+    prompt = [5] * count if by_tokens else said("word " * count)
+    body = {"model": MODEL, own: prompt, length: 4, "stream": streams}
+    answer = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+    if path == "/v1/responses" and streams:
+        # OpenAI's own agent reads the code in the event alone.
+        assert answer.status_code == 200
+        events = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+        first, *_, last = (json.loads(line.removeprefix("data: ")) for line in events)
+        assert (first["type"], last["type"]) == ("response.created", "response.failed")
+        error = {**last["response"]["error"], "type": "invalid_request_error"}
+    else:
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    if path == "/v1/messages":
+        found = TOO_LONG.match(error["message"])
+    else:
+        assert error["code"] == "context_length_exceeded"
+        assert f"maximum context length is {CONTEXT} tokens" in error["message"]
+        found = TOO_LONG.search(error["message"])
+        assert error.get("param", own) == own
+    assert found is not None
+    assert int(found[1]) > int(found[2]) == CONTEXT - 1
+
+
+@pytest.mark.parametrize("path", PLACES)
+def test_more_output_than_fits_is_as_much_as_fits(server: Server, path: str) -> None:
+    own, said, length = PLACES[path]
+    body = {"model": MODEL, own: said("hello"), length: 2**31 - 1, "temperature": 0}
+    answer = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    assert 0 < usage.get("completion_tokens", usage.get("output_tokens")) < CONTEXT
+
+
+def test_as_many_of_a_prompts_tokens_are_kept_as_fit_beside_an_output_that_never_could(
+    server: Server,
+) -> None:
+    asked = {"prompt": [5] * 600, "truncate_prompt_tokens": -1, "max_tokens": 10_000}
+    answer = httpx.post(f"{server.url}/v1/completions", json={"model": MODEL, **asked}, timeout=60)
+    assert answer.json()["usage"]["prompt_tokens"] == CONTEXT - 1
 
 
 def test_only_the_name_in_front_is_the_bodys_own() -> None:

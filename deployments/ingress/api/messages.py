@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from cluster.errors import DrafthouseError, RequestError, surface_of
+from cluster.errors import ContextLengthError, DrafthouseError, RequestError, surface_of
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.chat import part_text, text_of
 from deployments.ingress import sampling
@@ -245,7 +245,9 @@ def parse_count_tokens(values: Mapping[str, Any], limits: Limits) -> tuple[Promp
 def error_body(error: DrafthouseError, request_id: str) -> bytes:
     """`error` as Anthropic has it."""
     kind = _ERROR_TYPES.get(surface_of(error).http_status, "api_error")
-    content = {"type": kind, "message": error.message}
+    # By the first words of the message clients know a full context.
+    message = error.reason if isinstance(error, ContextLengthError) else error.message
+    content = {"type": kind, "message": message}
     return json.dumps({"type": "error", "error": content, "request_id": request_id}).encode()
 
 

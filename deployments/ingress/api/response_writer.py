@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster.core import FinishReason
-from cluster.errors import DrafthouseError, RequestError
+from cluster.errors import ContextLengthError, DrafthouseError, RequestError
 from cluster.text.json_text import parse_json
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece
@@ -229,9 +229,8 @@ class ResponseWriter:
 
     def failing(self, error: DrafthouseError) -> bytes:
         """The events that end a stream with an error."""
-        body = self._body("failed", []) | {
-            "error": {"code": "server_error", "message": error.message}
-        }
+        code = error.code if isinstance(error, ContextLengthError) else "server_error"
+        body = self._body("failed", []) | {"error": {"code": code, "message": error.message}}
         return self._event(
             "error", code=error.code, message=error.message, param=error.param
         ) + self._event("response.failed", response=body)
