@@ -156,6 +156,36 @@ def test_calls_are_found_in_any_pieces(name: str, text: str, answer: str, calls:
         assert found == (answer, calls, expected_reasoning)
 
 
+# Layout, escapes and characters as no encoder of ours writes them.
+ODD = '{ "city" :"Zürich 東京 🙂\\u00fc\\/", "n":[1.50,\t-0] , "m":{}}'
+HERMES_ODD = [
+    f'<tool_call>{{"name": "f", "arguments": {ODD}}}</tool_call>',
+    f'<tool_call>{{ "arguments" :{ODD} , "name": "f"}}</tool_call>',
+    f'<tool_call>{{"id": {{"a": [1]}}, "name": "f", "arguments": {ODD}, "x": ","}}</tool_call>',
+    f'<tool_call>{{"arguments": 1, "parameters": 2, "arguments": {ODD}, "name": "f"}}</tool_call>',
+]
+WRITTEN_ODDLY: list[tuple[str, str]] = [
+    *(("hermes", text) for text in HERMES_ODD),
+    ("llama3", f'{{"parameters": {ODD}, "name": "f"}}'),
+    ("llama3", f'{{"name": "f", "parameters": {ODD}}}'),
+    ("mistral", f'[TOOL_CALLS][{{"arguments": {ODD}, "name": "f"}}]'),
+    ("mistral", f"[TOOL_CALLS]f[ARGS]{ODD}"),
+    ("deepseek", deepseek("<|tool_call_begin|>") + "f" + deepseek("<|tool_sep|>") + ODD),
+    ("harmony", f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{ODD}<|call|>"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), WRITTEN_ODDLY)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_arguments_are_passed_on_as_they_were_written(name: str, text: str, size: int) -> None:
+    parser = FORMATS[name].parser()
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+    calls = [part for part in parts if isinstance(part, CallPiece)]
+    assert {part.name for part in calls if part.name} == {"f"}
+    assert "".join(part.arguments for part in calls) == ODD
+
+
 @pytest.mark.parametrize("name", ["hermes", "llama3", "harmony"])
 def test_arguments_come_while_they_are_written(name: str) -> None:
     text = next(text for each, text, _, calls in CASES if each == name and calls)

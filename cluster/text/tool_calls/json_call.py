@@ -110,15 +110,33 @@ def _is_json(text: str) -> bool:
 
 
 def _whole_call(text: str) -> tuple[str, str] | None:
-    """The name and the arguments of an object; None where it is no call."""
+    """The name and the arguments of an object, as they were written; None where it is no call."""
     try:
         call = json.loads(text)
-        given = call.get("arguments", call.get("parameters", {}))
-        written = given if isinstance(given, str) else json.dumps(given, allow_nan=False)
+        json.dumps(call, allow_nan=False)
     except (ValueError, RecursionError):
         return None
-    name = call.get("name")
-    return (name, written) if isinstance(name, str) and NAME.fullmatch(name) else None
+    name, key = call.get("name"), "arguments" if "arguments" in call else "parameters"
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        return None
+    given = call.get(key)
+    return name, given if isinstance(given, str) else _written(text, key) or "{}"
+
+
+def _written(text: str, wanted: str) -> str:
+    """The last value under a key of a JSON object, as it was written; "" where there is none."""
+    decoder, at, found = json.JSONDecoder(), 1, ""
+    while not text.startswith("}", at := _after_gap(text, at)):
+        key, at = decoder.raw_decode(text, at)
+        start = _after_gap(text, at)
+        _, at = decoder.raw_decode(text, start)
+        found = text[start:at] if key == wanted else found
+    return found
+
+
+def _after_gap(text: str, at: int) -> int:
+    """Where the next key or value of an object begins, or its end."""
+    return len(text) - len(text[at:].lstrip(" \t\r\n,:"))
 
 
 def named_call(source: Source, at: int, head: re.Pattern[str]) -> Reads[int | None]:
