@@ -6,18 +6,24 @@ on the drafts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.core import FinishReason
+from cluster.core import FinishReason, SamplingParams
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece, Said
 from cluster.text.tool_calls.registry import FORMATS
-from deployments.ingress.spec import ChatUse
+from deployments.ingress.choice import Delta
+from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.generation import Generation
+from deployments.ingress.openai_response import Answer
+from deployments.ingress.spec import ChatUse, GenerationSpec, OpenAIRequest, Prompt
 from tests.support.text.answers import (
     ARGUMENTS,
     PROMPTS,
@@ -148,3 +154,30 @@ def test_text_around_calls_is_kept_but_for_white_space_alone(
     calls = [part for part in parts if isinstance(part, CallPiece)]
     assert [part.name for part in calls if part.name] == ["city"] * len(later)
     assert "".join(part.arguments for part in calls) == ARGUMENTS * len(later)
+
+
+def chunks_of(tokenizer: Tokenizer, deltas: list[Delta]) -> list[dict[str, Any]]:
+    """What the chunks of a streamed chat say of its one choice, without the first, the role's."""
+    spec = GenerationSpec((Prompt(text="x"),), SamplingParams())
+    generation = Generation("a", spec, tokenizer, Coordinators(), 8.0)
+    request = OpenAIRequest(spec, "m", is_chat=True, include_usage=True)
+    stream = Answer(request, generation, tokenizer, 0, "a").chunks(deltas).decode()
+    events = [json.loads(line[len("data: ") :]) for line in stream.splitlines() if line]
+    return [event["choices"][0] for event in events]
+
+
+@every_format
+@pytest.mark.parametrize("size", [1, 3, 10, 1000])
+def test_a_chunk_has_one_piece_of_one_call_and_none_is_empty(
+    name: str, size: int, tokenizer: Tokenizer, tokens_of: Callable[[str], list[int]]
+) -> None:
+    tokens = tokens_of(f"{WRITTEN[name]}{'; ' if name == 'llama3' else ''}{WRITTEN[name]}")
+    events = [tokens[at : at + size] for at in range(0, len(tokens), size)]
+    chunks = chunks_of(tokenizer, read_answer(tokenizer, asked(name), events))
+    assert all(chunk["delta"] or chunk["finish_reason"] for chunk in chunks)
+    assert {len(chunk["delta"].get("tool_calls", "1")) for chunk in chunks} == {1}
+    pieces = [piece for chunk in chunks for piece in chunk["delta"].get("tool_calls", ())]
+    for index in (0, 1):
+        own = [piece["function"] for piece in pieces if piece["index"] == index]
+        assert own[0]["name"] == "city"
+        assert "".join(function["arguments"] for function in own) == ARGUMENTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cluster.core import (
     EMPTY_TOKENS,
@@ -51,6 +51,11 @@ class Delta:
     cumulative_logprob: float | None = None
     draft_steps: Sequence[DraftStep] = ()
     num_steps_dropped: int = 0
+
+    @property
+    def says_nothing(self) -> bool:
+        """True if there are only tokens, whose text is held back."""
+        return not (self.text or self.reasoning or self.calls or self.finish_reason)
 
     @property
     def says_only_text(self) -> bool:
@@ -147,12 +152,19 @@ class _Told:
 
 
 def _in_order(parts: Sequence[Part]) -> list[_Told]:
-    """`parts`, in as few as keep their order; at least one."""
+    """`parts`, in as few as keep their order, with one piece of a call at most; at least one."""
     told = [_Told()]
     for part in parts:
         last = told[-1]
         if isinstance(part, CallPiece):
-            last.calls.append(part)
+            before = last.calls[-1] if last.calls else part
+            if before is part:
+                last.calls.append(part)
+            elif before.index == part.index:
+                whole = before.arguments + part.arguments
+                last.calls[-1] = replace(before, arguments=whole, is_end=part.is_end)
+            else:  # clients read the first entry of a chunk alone
+                told.append(_Told(calls=[part]))
             continue
         if last.calls or (part.is_reasoning and last.text):
             last = _Told()

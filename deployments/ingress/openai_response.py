@@ -234,6 +234,8 @@ class Answer:
                 text = encode_basestring_ascii(delta.text)[1:-1]
                 parts.append(f"{before}{text}{after}".encode())
                 continue
+            if self._is_brief and delta.says_nothing:
+                continue
             self._open -= delta.finish_reason is not None
             is_last = self._open == 0 and delta is deltas[-1]
             tail = self._statistics() if is_last and not self._request.include_usage else {}
