@@ -79,10 +79,12 @@ Every field of OpenAI's and Anthropic's own types, of vLLM's extra parameters an
 
 * **supported**: it does what the last column says.
 * **ignored**: it is accepted and has no effect; the header `Warning` of the answer names it.
+* **ignored unless strict**: so, and refused with `api.compatibility: strict`.
 * **refused**: it is answered 400 with its name and the remedy, unless its value asks for nothing.
 
-A field that is not listed is answered 400, with the nearest name. With `api.compatibility:
-lenient` it is ignored instead; what is refused stays refused. `null` is the same as no value.
+A field that is not listed is ignored, and so are tools of kinds that are not served and fields that
+the model's chat template has no place for. With `api.compatibility: strict` they are answered 400,
+an unknown name with the nearest one. `null` is the same as no value.
 The same table, for programs: `/openapi.json`. A bound in `code` is a setting of the server.
 
 | without a body | |

@@ -133,9 +133,10 @@ class AnswersConfig:
 class ApiConfig:
     """The HTTP API, beside the limits in `ingress`."""
 
-    compatibility: Literal["strict", "lenient"] = "strict"
-    """strict = a field that api.md does not list is answered 400. lenient = it has no effect, and
-    the header Warning of the answer names it; refused fields stay refused."""
+    compatibility: Literal["strict", "lenient"] = "lenient"
+    """lenient = a field that api.md does not list, and what clients send though it changes nothing
+    here, has no effect: the header Warning of the answer names it, and the log does once. strict =
+    it is answered 400. Refused fields are refused by both."""
     served_model_names: tuple[Line, ...] = ()
     """Names that clients may use beside model_name; an answer has the one that its request used."""
     cors_origins: tuple[str, ...] = ()

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
@@ -20,12 +20,13 @@ from deployments.ingress.api.contract import (
     instead,
     refused,
     supported,
+    unneeded,
 )
 from deployments.ingress.api.wording import TEXT_OR_OBJECTS
 from deployments.ingress.fields import encodable, encodable_json, json_kind
 from deployments.ingress.names import Names
 from deployments.ingress.spec import ChatOptions, ChatUse, Message, Prompt
-from deployments.ingress.tools import JsonObject
+from deployments.ingress.tools import TEXT_ARGUMENT, JsonObject
 
 MAX_MESSAGES = 4096
 _MAX_ID_LEN = 256
@@ -67,17 +68,21 @@ class ChatTurn(Body):
     tool_call_id: str | None = supported("of a message of role tool", max_length=_MAX_ID_LEN)
     reasoning_content: str | None = supported(
         "the reasoning of an earlier answer, for templates that use it")
+    reasoning: str | None = supported("another name of reasoning_content")
     # fmt: on
 
     def check(self, limits: Any) -> None:
         if self.tool_calls and self.role != "assistant":
             raise self.wrong("tool_calls", "only messages of role assistant have some; remove them")
-        if self.content is None and not self.tool_calls:
+        # An answer may have been reasoning alone.
+        may_be_empty = self.role == "assistant" and limits.is_lenient
+        if self.content is None and not self.tool_calls and not may_be_empty:
             raise self.wrong("content", "missing; send a string or a list of text parts")
         self.tool_calls = read_calls(self.tool_calls or [], "tool_calls")
 
     def message(self) -> Message:
         """As templates read it; they ask for the content's length."""
+        self.reasoning_content = self.reasoning_content or self.reasoning
         names = ("tool_calls", "name", "tool_call_id", "reasoning_content")
         others = {name: getattr(self, name) for name in names if getattr(self, name)}
         return {"role": self.role, "content": self.content or "", **others}
@@ -85,11 +90,21 @@ class ChatTurn(Body):
 
 def read_calls(calls: list[Any], path: str) -> list[dict[str, Any]]:
     """Calls of an earlier answer as templates read them: their arguments are objects."""
-    found = tool_calls_of(calls, path)
+    found = tool_calls_of(list(map(_as_function, calls)), path)
     for index, call in enumerate(found):
         check_call(call["function"], f"{path}[{index}].function.")
         encodable_json(call, f"{path}[{index}]")
     return found
+
+
+def _as_function(call: Any) -> Any:
+    """A call of a custom tool as that of the function which models know it as."""
+    custom = call.get("custom") if isinstance(call, dict) else None
+    if not isinstance(custom, dict):
+        return call
+    arguments = {TEXT_ARGUMENT: custom.get("input")}
+    function = {"name": custom.get("name"), "arguments": arguments}
+    return {"id": call.get("id"), "type": "function", "function": function}
 
 
 def check_call(function: Mapping[str, Any], path: str) -> None:
@@ -118,8 +133,12 @@ class Conversation(Body):
     chat_template: Any = refused("remove it; the tokenizer's own template is used")
     chat_template_kwargs: JsonObject = supported("arguments of the model's template", {})
     documents: Any = refused("remove it; write them into a message", [])
-    mm_processor_kwargs: Any = refused("remove it; only text is served", {})
-    media_io_kwargs: Any = refused("remove it; only text is served", {})
+    mm_processor_kwargs: Any = unneeded("only text is served", {})
+    media_io_kwargs: Any = unneeded("only text is served", {})
+
+    def given(self) -> Iterable[tuple[str, Any]]:
+        """Arguments of the model's template."""
+        return self.chat_template_kwargs.items()
 
     def check(self, limits: Any) -> None:
         super().check(limits)

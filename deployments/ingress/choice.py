@@ -22,6 +22,7 @@ from cluster.text.beam_texts import beam_event
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
 from cluster.text.tool_calls.base import CallPiece, Part, Said
+from cluster.text.tool_calls.json_call import TextArgument
 from deployments.ingress.spec import ChatUse
 from deployments.ingress.ticket import Ticket
 
@@ -217,6 +218,7 @@ class Reading:
         self.is_cut = False
         self._use = use or ChatUse()
         self._reader = None
+        self._text: TextArgument | None = None  # of the call that is being read
         if use is not None:
             self._reader = dialect.reader(prompt_ids, with_calls=use.reads_calls)
 
@@ -242,8 +244,17 @@ class Reading:
                     shown.append(part)
             elif self._use.reads_calls and (self._use.is_parallel or part.index == 0):
                 self.has_calls, self.is_cut = True, not part.is_end
-                shown.append(part)
+                shown.append(self._as_text(part))
         return shown
+
+    def _as_text(self, part: CallPiece) -> CallPiece:
+        """A piece of a call, with the text of its arguments where it is of a custom tool."""
+        if part.name is not None:
+            self._text = TextArgument() if part.name in self._use.custom else None
+        if self._text is None:
+            return part
+        text = self._text.push(part.arguments, is_end=part.is_end)
+        return replace(part, arguments=text, is_text=True)
 
     def _ended(self, parts: list[Part]) -> list[Part]:
         """What the end of the text has brought: text is then the beginning of a forced call."""

@@ -84,12 +84,12 @@ class GrpcApi:
             self._ingress.count_refusal(error)
             raise
         try:
-            is_over = False
+            is_over, model = False, request.model or self._ingress.limits.model_name
             async for deltas in generation.deltas():
                 is_over = generation.is_over
-                yield _response(request.model, generation, deltas, is_last=is_over)
+                yield _response(model, generation, deltas, is_last=is_over)
             if not is_over:  # every choice was resumed as finished: only the usage is left to send
-                yield _response(request.model, generation, (), is_last=True)
+                yield _response(model, generation, (), is_last=True)
         finally:
             generation.close()
 

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from cluster.errors import ContextLengthError, DrafthouseError, NotFoundError, RequestError
-from deployments.ingress.api.contract import Endpoint, warning_header
+from deployments.ingress.api.contract import Endpoint
+from deployments.ingress.api.ignored_fields import warning_header
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES, parse_messages_request
 from deployments.ingress.api.messages import error_body as messages_error
 from deployments.ingress.api.messages_writer import MessagesWriter

@@ -1,6 +1,7 @@
 """The bodies of /v1/completions and /v1/chat/completions.
 
-They are read strictly, because a silently ignored field misleads the client.
+A field without effect is named in the answer and in the log: one that is ignored in silence
+misleads the client.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ import numpy as np
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
-from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, refused, supported
+from deployments.ingress.api.contract import (
+    REQUIRED,
+    Body,
+    Endpoint,
+    instead,
+    refused,
+    supported,
+    unneeded,
+)
 from deployments.ingress.api.wording import Schema
 from deployments.ingress.chat import Conversation, TextOrParts
 from deployments.ingress.fields import encodable, json_kind, shown
@@ -109,6 +118,7 @@ class Completion(Sampling, Harmless):
 
 
 class Prediction(Body):
+    kinds: ClassVar[frozenset[str]] = frozenset({"content"})
     type: Literal["content"] = supported("content", REQUIRED)
     content: TextOrParts = supported("a text, or text parts", REQUIRED)
 
@@ -125,8 +135,8 @@ class Chat(Conversation, ToolUse, Sampling, Harmless):
         "the output that is expected, for drafters of kind prediction")
     modalities: Any = refused('send ["text"] or remove it', ["text"])
     audio: Any = refused("remove it; only text is served")
-    verbosity: Any = refused("remove it", "medium")
-    web_search_options: Any = refused("remove it; there is no web search")
+    verbosity: Any = unneeded("not told to the model", "medium")
+    web_search_options: Any = unneeded("there is no web search")
     # fmt: on
 
     def length_field(self) -> str:
@@ -156,7 +166,7 @@ def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest
 def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
     """Parse the body of POST /v1/chat/completions."""
     asked = Chat.read(values, limits)
-    use = asked.use(limits.dialect, asked.chat_template_kwargs)
+    use = asked.use(limits.dialect, asked.form()[0])
     prompt = asked.prompt(use, asked.names("messages"))
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     spec = asked.spec(limits, (prompt,), logprobs, use=use)

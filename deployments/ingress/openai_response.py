@@ -294,10 +294,11 @@ def whole_message(parts: Sequence[Delta]) -> dict[str, Any]:
         message["reasoning_content"] = reasoning
     calls: dict[int, dict[str, Any]] = {}
     for piece in (piece for part in parts for piece in part.calls):
+        kind, given = _shape(piece)
         if piece.name is not None:
-            function = {"name": piece.name, "arguments": ""}
-            calls[piece.index] = {"id": _call_id(), "type": "function", "function": function}
-        calls[piece.index]["function"]["arguments"] += piece.arguments
+            said = {"name": piece.name, given: ""}
+            calls[piece.index] = {"id": _call_id(), "type": kind, kind: said}
+        calls[piece.index][kind][given] += piece.arguments
     if calls:
         message["tool_calls"] = list(calls.values())
         message["content"] = text or None
@@ -317,14 +318,17 @@ def delta_fields(delta: Delta) -> dict[str, Any]:
 
 
 def _piece(piece: CallPiece) -> dict[str, Any]:
+    kind, given = _shape(piece)
+    said = {given: piece.arguments}
     if piece.name is None:
-        return {"index": piece.index, "function": {"arguments": piece.arguments}}
-    return {
-        "index": piece.index,
-        "id": _call_id(),
-        "type": "function",
-        "function": {"name": piece.name, "arguments": piece.arguments},
-    }
+        return {"index": piece.index, kind: said}
+    named = {"name": piece.name, **said}
+    return {"index": piece.index, "id": _call_id(), "type": kind, kind: named}
+
+
+def _shape(piece: CallPiece) -> tuple[str, str]:
+    """The type of a call, and the field of what it is called with."""
+    return ("custom", "input") if piece.is_text else ("function", "arguments")
 
 
 def _call_id() -> str:

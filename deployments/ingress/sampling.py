@@ -15,13 +15,13 @@ from cluster.requests.seeds import asked_seed
 from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
 from cluster.spec.beam_params import MAX_LENGTH_PENALTY
 from deployments.ingress.api.contract import (
-    REQUIRED,
     Body,
     Read,
     ignored,
     or_text,
     refused,
     supported,
+    unneeded,
     up_to,
 )
 from deployments.ingress.fields import shown
@@ -67,6 +67,7 @@ StopTexts = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=256)]], up_to("max_stop_strings")
 ]
 OF_MODEL = "a name that /v1/models lists"
+OF_NO_MODEL = f"{OF_MODEL}; where one model is served, a lenient server needs none"
 OF_TOKENS = "output tokens, at most"
 OF_STOP = "the text ends before the first of these strings"
 
@@ -74,7 +75,13 @@ OF_STOP = "the text ends before the first of these strings"
 class Named(Body):
     """What names the model."""
 
-    model: ModelName = supported(OF_MODEL, REQUIRED)
+    model: ModelName = supported(OF_NO_MODEL, "")
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        if not self.model and (limits.adapters or not limits.is_lenient):
+            raise self.wrong("model", f"missing; send {OF_MODEL}")
+        self.model = self.model or limits.model_name
 
 
 class StreamOptions(Body):
@@ -93,7 +100,7 @@ class Harmless(Body):
     prompt_cache_key: Any = ignored("prefixes are found by their tokens; see cache_salt")
     prompt_cache_retention: Any = ignored("prefixes are kept as long as there is room")
     prompt_cache_options: Any = ignored("prefixes are found by their tokens")
-    moderation: Any = refused("remove it; no moderation is served")
+    moderation: Any = unneeded("no moderation is served")
 
 
 class Sampling(Named):
@@ -166,8 +173,8 @@ class Sampling(Named):
         "log-probabilities of the prompt's tokens, with so many alternatives; not for streams")
     return_tokens_as_token_ids: bool = supported(
         "log-probabilities name tokens `token_id:N`", False)
-    priority: Any = refused("remove it; use speculation.latency_class", 0)
-    request_id: Any = refused("send the header X-Request-Id")
+    priority: Any = unneeded("use speculation.latency_class", 0)
+    request_id: Any = unneeded("send the header X-Request-Id")
     response_format: ResponseFormat | None = supported(
         "what the answer must be: its type is text, json_object, json_schema or structural_tag")
     structured_outputs: StructuredOutputs | None = supported("vLLM's: one of the following")
@@ -176,7 +183,7 @@ class Sampling(Named):
     guided_choice: Any = refused("send structured_outputs.choice")
     guided_grammar: Any = refused("send structured_outputs.grammar")
     structural_tag: Any = refused("send structured_outputs.structural_tag")
-    guided_decoding_backend: Any = refused("remove it; answers.grammar_backend names the library")
+    guided_decoding_backend: Any = unneeded("answers.grammar_backend names the library")
     guided_whitespace_pattern: Any = refused("remove it; JSON has single spaces")
     kv_transfer_params: Any = refused("remove it; caches are not handed over")
     repetition_detection: Any = refused("remove it; use max_tokens or penalties")
@@ -186,8 +193,10 @@ class Sampling(Named):
     default_max_tokens: ClassVar[int] = 0  # 0 = the server's
 
     def check(self, limits: Limits) -> None:
+        super().check(limits)
         if self.stream_options is not None and not self.stream:
-            raise self.wrong("stream_options", "only for streams; send stream: true or remove it")
+            reason = "only for streams; send stream: true or remove it"
+            self.ignore("stream_options", reason, limits)
         if self.prompt_logprobs is not None and self.stream:
             raise self.wrong("prompt_logprobs", "not for streams, as in vLLM; send stream: false")
         length, most = self.length_field(), getattr(self, self.length_field())
@@ -237,11 +246,11 @@ class Sampling(Named):
             found = other
         if use is None or use.grammar is None:
             return found
-        if found[0] is not None:
+        if found[0] is not None and not use.has_form:
             remedy = "remove it, or send tool_choice auto and tools that are not strict"
             reason = f"the tools say what the answer must be, too; {remedy}"
             raise RequestError.at(found[1], reason)
-        return use.grammar, "tools"
+        return use.grammar, found[1] or "tools"
 
     def spec(
         self,

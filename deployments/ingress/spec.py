@@ -49,7 +49,8 @@ class ChatUse:
 
     reads_calls: whether calls are looked for in the answer.  is_forced: whether it must be calls.
     is_parallel: whether it may have several.  template_arguments: for the template.
-    shows_reasoning: whether it is sent.
+    shows_reasoning: whether it is sent.  custom: names of tools whose calls are one text each.
+    has_form: whether the grammar allows a text of the wanted form in place of calls.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -59,6 +60,8 @@ class ChatUse:
     is_parallel: bool = True
     template_arguments: Mapping[str, Any] | None = None
     shows_reasoning: bool = True
+    custom: frozenset[str] = frozenset()
+    has_form: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,6 +158,7 @@ class Limits:
     predictors: names of the drafters that draft from a request's prediction; drafters_of: those
     that serve a task class, where it is not all.
     aliases, compatibility: `api.served_model_names` and `api.compatibility`.
+    logged: names of fields without effect that the log has.
     adapters: names that `model` may have beside model_name, to what coordinators call them.
     defaults: for parameters that a request does not give; max_tokens 0 = the rest of the context.
     """
@@ -179,10 +183,15 @@ class Limits:
     predictors: frozenset[str] = frozenset()
     drafters_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
-    compatibility: Compatibility = "strict"
+    compatibility: Compatibility = "lenient"
+    logged: set[str] = field(default_factory=set, compare=False)
     dialect: Dialect = field(default_factory=Dialect)
     adapters: Mapping[str, str] = field(default_factory=dict)
     defaults: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=0))
+
+    @property
+    def is_lenient(self) -> bool:
+        return self.compatibility == "lenient"
 
     @property
     def max_token_id(self) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import PrivateAttr
 
 from cluster.errors import RequestError
 from cluster.requests.grammar_spec import GrammarSpec
@@ -18,7 +21,11 @@ from deployments.ingress.spec import ChatUse, Limits
 
 MAX_TOOLS = 128
 _ANY_ARGUMENTS = {"type": "object"}
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_KINDS = frozenset({"function", "custom"})
+# The one argument of a custom tool.
+TEXT_ARGUMENT = "input"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +59,14 @@ def _choice(value: Any, limits: Limits) -> Choice:
     if not isinstance(value, dict):
         remedy = "send none, auto, required, or an object that names a function"
         raise RequestError.at("", f"{shown(value)}; {remedy}")
-    if value.get("type") != "function":
+    kind = value.get("type")
+    if kind not in ("function", "custom"):
         remedy = "send function and a name, or tool_choice none, auto or required"
-        raise RequestError.at("type", f"{shown(value.get('type'))} is not served; {remedy}")
-    inner = value.get("function")
+        raise RequestError.at("type", f"{shown(kind)} is not served; {remedy}")
+    inner = value.get(kind)
     if isinstance(inner, dict):
-        return Choice("named", inner.get("name"), "function.name")
-    return Choice("named", value.get("name"), "name" if inner is None else "function")
+        return Choice("named", inner.get("name"), f"{kind}.name")
+    return Choice("named", value.get("name"), "name" if inner is None else kind)
 
 
 Effort = Annotated[str, Read(_effort)]
@@ -75,29 +83,78 @@ class Function(Body):
     description: str | None = supported("for the model", max_length=65536)
     parameters: JsonObject | None = supported("a JSON schema")
     strict: bool = supported("calls obey the schema", False)
+    # Whether it stands for a custom tool.
+    _is_custom: bool = False
 
     def named(self) -> Function:
         """What is called."""
         return self
 
+    @property
+    def is_custom(self) -> bool:
+        """Whether its calls are one text each."""
+        return self._is_custom
+
     def arguments(self, *, is_held: bool) -> Mapping[str, Any]:
         """The schema that a call obeys.  is_held: even if the tool is not strict."""
-        is_any = self.parameters is None or not (self.strict or is_held)
-        return _ANY_ARGUMENTS if is_any else self.parameters or {}
+        own = self.parameters if self.strict or is_held else None
+        return {**_ANY_ARGUMENTS, **(own or {})}  # arguments are an object in any case
 
     def told(self) -> Mapping[str, Any]:
         """The tool as chat templates know it."""
         own = self.model_dump(include={*Function.model_fields}, exclude_unset=True)
-        return {"type": "function", "function": own}
+        return {
+            "type": "function",
+            "function": {**own, "parameters": self.parameters or _NO_PARAMETERS},
+        }
+
+
+def text_function(name: str, description: str | None, form: Mapping[str, Any] | None) -> Function:
+    """A custom tool as models know it: a function of one text.  form: its `format`."""
+    grammar = (form or {}).get("grammar", form)  # chats have it one level deeper
+    told = "the whole input, as it is"
+    if isinstance(grammar, dict) and "definition" in grammar:
+        told += f"; it obeys this grammar:\n{grammar['definition']}"
+    function = Function.model_construct(
+        name=name,
+        description=description or "",
+        parameters={
+            "type": "object",
+            "properties": {TEXT_ARGUMENT: {"type": "string", "description": told}},
+            "required": [TEXT_ARGUMENT],
+            "additionalProperties": False,
+        },
+    )
+    function._is_custom = True
+    return function
+
+
+OF_FORMAT = "of a custom tool: told to the model, which is not held to it"
+
+
+class Custom(Body):
+    is_listed: ClassVar[bool] = False
+    name: Annotated[str, Read(_name)] = supported("the name of the tool", REQUIRED)
+    description: str | None = supported("for the model", max_length=65536)
+    format: JsonObject | None = supported(OF_FORMAT)
 
 
 class Tool(Body):
     is_listed: ClassVar[bool] = False
-    type: Literal["function"] = supported("function", REQUIRED)
-    function: Function = supported("its name, description, parameters and strict", REQUIRED)
+    kinds: ClassVar[frozenset[str]] = _KINDS
+    type: Literal["function", "custom"] = supported("function or custom", REQUIRED)
+    function: Function | None = supported("its name, description, parameters and strict")
+    custom: Custom | None = supported("its name, description and format")
+
+    def check(self, limits: Limits) -> None:
+        if getattr(self, self.type) is None:
+            raise self.wrong(self.type, f"missing; send {self.rules()[self.type].note}")
 
     def named(self) -> Function:
         """What is called."""
+        if self.type == "custom" and self.custom is not None:
+            return text_function(self.custom.name, self.custom.description, self.custom.format)
+        assert self.function is not None, "checked"
         return self.function
 
 
@@ -115,6 +172,27 @@ class ToolUse(Body):
     reasoning_effort: Effort | None = supported(OF_EFFORT, max_length=16)
     include_reasoning: bool = supported("false = reasoning_content is left out", True)
     thinking_token_budget: Any = refused("remove it; send max_tokens")
+    # What else the chat template is given.
+    _arguments: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        place, effort = self.effort()
+        given = {f"chat_template_kwargs.{key[:40]}": (key, value) for key, value in self.given()}
+        if effort:
+            given[place] = "reasoning_effort", effort
+        for name, (key, value) in given.items():
+            reason = "the model's chat template does not use it; remove it"
+            if key in RESERVED_ARGUMENTS:
+                raise RequestError.at(name, reason)
+            if key.isidentifier() and key in limits.dialect.template:
+                self._arguments[key] = value
+            else:
+                self.ignore(name, reason, limits)
+
+    def given(self) -> Iterable[tuple[str, Any]]:
+        """Arguments of the model's template."""
+        return ()
 
     def choice(self) -> Choice:
         """Who chooses what is called."""
@@ -128,12 +206,13 @@ class ToolUse(Body):
         """True if the answer has it."""
         return self.include_reasoning
 
-    def use(self, dialect: Dialect, given: Mapping[str, Any] | None = None) -> ChatUse:
-        """What this means for the prompt and the answer.  given: arguments of the template.
+    def use(self, dialect: Dialect, form: GrammarSpec | None = None) -> ChatUse:
+        """What this means for the prompt and the answer.  form: what a text of the answer must be.
 
         Raises RequestError for tools that cannot be served, naming the field."""
-        functions, choice = [tool.named() for tool in self.tools], self.choice()
-        arguments, shows = self._arguments(dialect, given or {}), self.shows_reasoning()
+        functions = [tool.named() for tool in self.tools if not tool.is_left_out]
+        choice = self.choice()
+        arguments, shows = self._arguments, self.shows_reasoning()
         self._check_choice([function.name for function in functions])
         if not functions or choice.kind == "none":
             return ChatUse(template_arguments=arguments, shows_reasoning=shows)
@@ -144,9 +223,23 @@ class ToolUse(Body):
                 "set answers.tool_parser for a template that writes tools",
             )
         is_parallel = self.parallel_tool_calls and not choice.is_single
-        grammar = _grammar(dialect, functions, choice, is_parallel=is_parallel)
-        told = tuple(function.told() for function in functions)
-        return ChatUse(told, grammar, True, choice.kind != "auto", is_parallel, arguments, shows)
+        # Messages in channels are calls or text, and no form holds the calls.
+        has_form = choice.kind == "auto" and not dialect.is_harmony
+        has_form = has_form and form is not None and form.kind == "json_schema"
+        grammar = _grammar(
+            dialect, functions, choice, form if has_form else None, is_parallel=is_parallel
+        )
+        return ChatUse(
+            tools=tuple(function.told() for function in functions),
+            grammar=grammar,
+            reads_calls=True,
+            is_forced=choice.kind != "auto",
+            is_parallel=is_parallel,
+            template_arguments=arguments,
+            shows_reasoning=shows,
+            custom=frozenset(function.name for function in functions if function.is_custom),
+            has_form=has_form,
+        )
 
     def _check_choice(self, names: Sequence[str]) -> None:
         choice = self.choice()
@@ -154,31 +247,22 @@ class ToolUse(Body):
         if doubled is not None:
             raise RequestError.at("tools", f"{doubled!r} is named twice; name it once")
         if choice.kind == "required" and not names:
-            raise RequestError.at("tool_choice", "required needs tools; send some")
+            raise RequestError.at("tool_choice", "required needs tools; send functions")
         if choice.kind == "named" and choice.name not in names:
-            reason = f"{shown(choice.name)} is not one of the tools"
+            reason = f"{shown(choice.name)} is not one of the tools that can be called"
             raise RequestError.at(f"tool_choice.{choice.place}", reason)
-
-    def _arguments(self, dialect: Dialect, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What else the chat template is given; raises RequestError for what it does not use."""
-        place, effort = self.effort()
-        found = {**given, **({"reasoning_effort": effort} if effort else {})}
-        for key in found:
-            if key in RESERVED_ARGUMENTS or not key.isidentifier() or key not in dialect.template:
-                name = (
-                    place
-                    if effort and key == "reasoning_effort"
-                    else f"chat_template_kwargs.{key[:40]}"
-                )
-                raise RequestError.at(name, "the model's chat template does not use it; remove it")
-        return found
 
 
 def _grammar(
-    dialect: Dialect, functions: Sequence[Function], choice: Choice, *, is_parallel: bool
+    dialect: Dialect,
+    functions: Sequence[Function],
+    choice: Choice,
+    form: GrammarSpec | None,
+    *,
+    is_parallel: bool,
 ) -> GrammarSpec | None:
     is_required = choice.kind != "auto"
-    if not is_required and not any(function.strict for function in functions):
+    if not is_required and form is None and not any(function.strict for function in functions):
         return None
     if dialect.is_harmony:
         name = "tool_choice" if is_required else "tools"
@@ -193,5 +277,10 @@ def _grammar(
     wanted = [one for one in functions if choice.kind != "named" or choice.name == one.name]
     schemas = [(one.name, one.arguments(is_held=is_required)) for one in wanted]
     is_parallel = is_parallel and choice.kind != "named"
-    source = dialect.calls.grammar(schemas, is_required=is_required, is_parallel=is_parallel)
+    source = dialect.calls.grammar(
+        schemas,
+        is_required=is_required,
+        is_parallel=is_parallel,
+        form=None if form is None else json.loads(form.source),
+    )
     return GrammarSpec("structural_tag", source)

@@ -14,8 +14,9 @@ from openapi_spec_validator import validate
 
 from cluster.errors import RequestError
 from deployments import api_reference
-from deployments.ingress.api.contract import Endpoint, Rule, Status, warning_header
+from deployments.ingress.api.contract import Endpoint, Rule, Status
 from deployments.ingress.api.endpoints import ENDPOINTS
+from deployments.ingress.api.ignored_fields import warning_header
 from deployments.ingress.api.messages import (
     COUNT_TOKENS,
     MESSAGES,
@@ -147,8 +148,37 @@ def test_a_refused_field_is_refused_by_name_however_lenient(endpoint: Endpoint, 
 @pytest.mark.parametrize(("endpoint", "rule"), rules(Status.IGNORED))
 def test_an_ignored_field_is_named_in_the_answer(endpoint: Endpoint, rule: Rule) -> None:
     asked = parse(endpoint, body_with(endpoint, rule.name, "anything"))
-    assert shown(rule.name) in asked.ignored
+    assert rule.name in asked.ignored
     assert parse(endpoint, body_with(endpoint, rule.name, None)).ignored == ()
+
+
+@pytest.mark.parametrize(("endpoint", "rule"), rules(Status.UNNEEDED))
+def test_a_field_that_changes_nothing_is_ignored_unless_strict(
+    endpoint: Endpoint, rule: Rule
+) -> None:
+    body = body_with(endpoint, rule.name, "anything")
+    assert parse(endpoint, body, LENIENT).ignored == (rule.name,)
+    with pytest.raises(RequestError) as caught:
+        parse(endpoint, body)
+    assert caught.value.param == shown(rule.name)
+    for value in (None, *rule.harmless):
+        assert parse(endpoint, body_with(endpoint, rule.name, value)).ignored == ()
+
+
+def test_a_field_without_effect_has_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    limits = dataclasses.replace(LENIENT, logged=set())
+    turns = [{"role": "user", "content": "x", "mood": "good\r\n"}] * 3
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            assert parse_chat(chat(messages=turns), limits).ignored == ("messages[].mood",)
+            parse_chat(chat(temprature=1), dataclasses.replace(limits, owner="another"))
+        # A client may invent any number of names.
+        for number in range(2000):
+            parse_chat(chat(**{f"made\nup{number}": 1}), limits)
+    lines = [each.getMessage() for each in caplog.records]
+    assert [line.rpartition(" ")[2] for line in lines[:2]] == ["messages[].mood", "temprature"]
+    assert len(lines) == len(limits.logged) == 1000
+    assert not any("\n" in line for line in lines)
 
 
 def test_an_unknown_field_is_an_error_or_a_warning() -> None:
@@ -156,13 +186,13 @@ def test_an_unknown_field_is_an_error_or_a_warning() -> None:
         with pytest.raises(RequestError, match="unknown field") as caught:
             parse_chat(body_with(CHAT, name, 5), LIMITS)
         assert caught.value.param == shown(name)
-        assert parse_chat(body_with(CHAT, name, 5), LENIENT).ignored == (shown(name),)
+        assert parse_chat(body_with(CHAT, name, 5), LENIENT).ignored == (name,)
 
 
 def test_the_warning_holds_no_more_of_a_name_than_a_header_may() -> None:
     assert warning_header(()) == {}
-    header = warning_header(["a\r\nb: c", "é"])["Warning"]
-    assert header == '299 drafthouse "fields without effect: a??b??c, ?"'
+    header = warning_header(["a\r\nb: c", "é", "input[].id"])["Warning"]
+    assert header == '299 drafthouse "fields without effect: a??b??c, ?, input[].id"'
     assert warning_header(["x"] * 20)["Warning"].endswith('x and 4 more"')
 
 

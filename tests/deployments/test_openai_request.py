@@ -32,6 +32,7 @@ LIMITS = Limits(
     max_draft_tokens=16,
     latency_classes=("throughput",),
     laws=("coupled", "block"),
+    compatibility="strict",
 )
 
 

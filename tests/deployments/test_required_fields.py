@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from cluster.errors import RequestError
 from deployments.ingress.api.contract import Endpoint, Rule
 from deployments.ingress.api.endpoints import ENDPOINTS
 from deployments.ingress.api.token_request import TOKENIZE
-from tests.deployments.test_contract import PARSERS, parse, shown
+from tests.deployments.test_contract import LENIENT, PARSERS, parse, shown
+from tests.deployments.test_openai_request import LIMITS
 
 USER = {"role": "user", "content": "x"}
 # What may be left out, and has fields that may not.
@@ -51,4 +53,16 @@ def test_the_required_fields_suffice(endpoint: Endpoint) -> None:
     needed = {rule.name for rule in endpoint.rules if rule.is_required}
     if endpoint is TOKENIZE:
         needed.add("messages")  # or prompt
-    parse(endpoint, {key: value for key, value in body_of(endpoint).items() if key in needed})
+    body = {key: value for key, value in body_of(endpoint).items() if key in needed}
+    parse(endpoint, body, LENIENT)
+
+
+@pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if "model" in PARSERS[one][0]])
+def test_a_body_needs_no_model_where_one_is_served(endpoint: Endpoint) -> None:
+    body = {key: value for key, value in body_of(endpoint).items() if key != "model"}
+    named = parse(endpoint, body, dataclasses.replace(LENIENT, aliases=("other",)))
+    assert getattr(named, "model", LENIENT.model_name) == LENIENT.model_name
+    for limits in (LIMITS, dataclasses.replace(LENIENT, adapters={"poems": "poems"})):
+        with pytest.raises(RequestError) as caught:
+            parse(endpoint, body, limits)
+        assert caught.value.param == "model"

@@ -31,12 +31,14 @@ class CallPiece:
     """A piece of one call.  index: of the call in the answer.  name: with its first piece.
 
     is_end: the arguments are complete; without it, the answer has ended within the call.
+    is_text: of a custom tool, whose input the arguments are: one text.
     """
 
     index: int
     name: str | None = None
     arguments: str = ""
     is_end: bool = False
+    is_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,18 +186,24 @@ class CallFormat:
         return CallParser(self.read)
 
     def grammar(
-        self, tools: Sequence[tuple[str, Any]], *, is_required: bool, is_parallel: bool
+        self,
+        tools: Sequence[tuple[str, Any]],
+        *,
+        is_required: bool,
+        is_parallel: bool,
+        form: Any = None,
     ) -> str:
         """A structural tag: calls of these tools (name, JSON schema of the arguments).
 
         is_required: calls alone, at least one; else free text, whose calls are valid.
+        form: a JSON schema of what may stand in place of the calls; then there is no free text.
         """
         tags = []
         for name, schema in tools:
             before, after = self.tags(name)
             content = {"type": "json_schema", "json_schema": schema}
             tags.append({"type": "tag", "begin": before, "content": content, "end": after})
-        if is_required:
+        if is_required or form is not None:
             calls: Any = {
                 "type": "tags_with_separator", "tags": tags, "separator": self.separator,
                 "at_least_one": True, "stop_after_first": not is_parallel,
@@ -206,6 +214,9 @@ class CallFormat:
             )
             elements = [*begin, calls, *end]
             layout = calls if len(elements) == 1 else {"type": "sequence", "elements": elements}
+            if form is not None:
+                text = {"type": "json_schema", "json_schema": form}
+                layout = {"type": "or", "elements": [text, layout]}
         else:
             layout = {
                 "type": "triggered_tags", "triggers": [self.trigger], "tags": tags,

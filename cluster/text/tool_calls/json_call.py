@@ -38,6 +38,44 @@ class JsonValue:
         return len(text)
 
 
+# What stands before the text in arguments of one text, whatever a model calls it.
+_TEXT_BEGIN = re.compile(r'\s*\{\s*"[^"\\]*"\s*:\s*"')
+# As much of a JSON text as needs nothing behind it: half of a surrogate pair waits for the other.
+_CERTAIN = re.compile(
+    r'(?:[^"\\]+|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u])))*"
+)
+
+
+class TextArgument:
+    """The text in the arguments of a call that has one text, as they come.
+
+    Arguments that are no such object are the text themselves: a model may forget to write one.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_inside = False
+
+    def push(self, written: str, *, is_end: bool) -> str:
+        """The text that more of the arguments brings."""
+        self._held += written
+        begin = None if self._is_inside else _TEXT_BEGIN.match(self._held)
+        if begin is not None:
+            self._held, self._is_inside = self._held[begin.end() :], True
+        text = ""
+        if self._is_inside and (certain := _CERTAIN.match(self._held)) is not None:
+            text = json.loads(f'"{certain.group()}"', strict=False)
+            self._held = self._held[certain.end() :]
+        if not is_end:
+            return text
+        # An escape that is none, and what stands behind it, is passed on as it is.
+        rest, self._held = self._held, ""
+        if self._is_inside:
+            rest = "" if rest.startswith('"') else rest.rstrip().removesuffix("}").rstrip()
+        return text + rest.removesuffix('"')
+
+
 # The beginning of a call whose arguments can be passed on as they come.
 _HEAD = re.compile(
     rf'\{{\s*"name"\s*:\s*"({NAME.pattern})"\s*,\s*"(?:arguments|parameters)"\s*:\s*'

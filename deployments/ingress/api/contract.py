@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import inspect
-import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,20 +18,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError, core_schema
 
 from cluster.errors import RequestError
+from deployments.ingress.api.ignored_fields import told_names
 from deployments.ingress.api.wording import Schema, plain, refusal
 from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, encodable, shown, unknown
 from deployments.ingress.names import Names
 from deployments.ingress.spec import Limits
 
-# What a header may carry of a client's own names.
-_MAX_WARNED = 16
-_NOT_IN_HEADERS = re.compile(r"[^A-Za-z0-9_.\-]")
 REQUIRED: Any = ...
 
 
 class Status(enum.StrEnum):
     SUPPORTED = "supported"
     IGNORED = "ignored"  # accepted; a header of the answer names it
+    UNNEEDED = "ignored unless strict"  # changes nothing where it is ignored
     REFUSED = "refused"  # a 400 that names it, whatever the compatibility
 
 
@@ -63,27 +61,31 @@ class Body(BaseModel):
     """An object in a request, or all of it.  A field that is null is absent.
 
     hidden: fields of the bases that this body does not have.  is_listed: its fields have rows in
-    docs/api.md.
+    docs/api.md.  kinds: the values of `type` that are served, where others are told before what
+    stands beside them, or are left out of a list by a lenient server.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
     hidden: ClassVar[frozenset[str]] = frozenset()
     is_listed: ClassVar[bool] = True
+    kinds: ClassVar[frozenset[str]] = frozenset()
     # As it was sent, and the names of fields without effect.
     _given: Mapping[str, Any] = {}
     _ignored: tuple[str, ...] = ()
+    # Whether it holds the place of an element that is taken as not sent.
+    _is_left_out: bool = False
 
     @classmethod
     def read(cls, values: Mapping[str, Any], limits: Limits) -> Self:
         """Read a body; raises RequestError with the field, the value and the remedy."""
         ignored: list[str] = []
-        kept = _kept(cls, values, "", ignored, is_lenient=limits.compatibility == "lenient")
+        kept = _kept(cls, values, "", ignored, is_lenient=limits.is_lenient)
         try:
             body = cls.model_validate(kept, context=limits)
         except ValidationError as error:
             # Without its cause, which would show the values in a log.
             raise refusal(cls, error, limits) from None
-        body._given, body._ignored = values, tuple(ignored)
+        body._given, body._ignored = values, told_names((*ignored, *body._ignored), limits)
         return body
 
     @classmethod
@@ -107,6 +109,11 @@ class Body(BaseModel):
     def ignored(self) -> tuple[str, ...]:
         """Names of fields that had no effect."""
         return self._ignored
+
+    @property
+    def is_left_out(self) -> bool:
+        """True for the place of an element that is taken as not sent."""
+        return self._is_left_out
 
     @classmethod
     def called(cls, attribute: str) -> str:
@@ -133,13 +140,27 @@ class Body(BaseModel):
         """The error of a field."""
         return RequestError.at(self.called(attribute), reason)
 
+    def ignore(self, name: str, reason: str, limits: Limits) -> None:
+        """Take a field of the whole body as not sent; raises RequestError where the server is
+        strict."""
+        if not limits.is_lenient:
+            raise RequestError.at(name, reason)
+        self._ignored += (name,)
+
+    @classmethod
+    def leaves_out(cls, values: Mapping[str, Any]) -> bool:
+        """True if a lenient server takes this element of a list as not sent."""
+        kind = values.get("type")
+        return bool(cls.kinds) and isinstance(kind, str) and kind not in cls.kinds
+
     def check(self, limits: Limits) -> None:
         """Raise RequestError, naming a field below this object, for fields at odds."""
 
     @model_validator(mode="after")
     def _checked(self, info: ValidationInfo[Limits]) -> Self:
         with _placed():
-            self.check(info.context)
+            if not self._is_left_out:
+                self.check(info.context)
         return self
 
 
@@ -187,13 +208,15 @@ def _kept(
             ignored.append(name)
         elif rule.status is Status.SUPPORTED:
             # A kind that is not served is told before what stands beside it.
-            if value not in (None, rule.schema.get("const", value)):
-                remedy = f"send {rule.schema['const']}"
+            if body.kinds and key == "type" and value not in (None, *body.kinds):
+                remedy = f"send {' or '.join(sorted(body.kinds))}"
                 raise RequestError.at(name, f"{shown(value)} is not served; {remedy}")
             if value is not None:
                 kept[key] = _inside(rule, value, name, ignored, is_lenient=is_lenient)
         elif not rule.asks_for_nothing(value):
-            if rule.status is Status.REFUSED:
+            if rule.status is not Status.IGNORED and not (
+                is_lenient and rule.status is Status.UNNEEDED
+            ):
                 raise RequestError.at(name, f"{shown(value)} is not supported; {rule.note}")
             ignored.append(name)
     return kept
@@ -207,25 +230,28 @@ def _inside(rule: Rule, value: Any, name: str, ignored: list[str], *, is_lenient
     if body is not None and is_object and isinstance(value, dict):
         return _kept(body, value, name, ignored, is_lenient=is_lenient)
     if body is not None and not is_object and isinstance(value, list):
+        places = [(f"{name}[{index}]", item) for index, item in enumerate(value)]
         return [
-            _kept(body, item, f"{name}[{index}]", ignored, is_lenient=is_lenient)
+            _element(body, item, place, ignored, is_lenient=is_lenient)
             if isinstance(item, dict)
             else item
-            for index, item in enumerate(value)
+            for place, item in places
         ]
     if isinstance(value, dict) and isinstance(rule.schema.get("additionalProperties"), Mapping):
         return {key: inner for key, inner in value.items() if inner is not None}
     return value
 
 
-def warning_header(ignored: Sequence[str]) -> Mapping[str, str]:
-    """The header that says which fields of the request had no effect; none if all had one."""
-    if not ignored:
-        return {}
-    names = [_NOT_IN_HEADERS.sub("?", name) for name in ignored[:_MAX_WARNED]]
-    more = len(ignored) - len(names)
-    listed = ", ".join(names) + (f" and {more} more" if more else "")
-    return {"Warning": f'299 drafthouse "fields without effect: {listed}"'}
+def _element(
+    body: type[Body], item: dict[str, Any], name: str, ignored: list[str], *, is_lenient: bool
+) -> Any:
+    """What of an element of a list is read."""
+    if not is_lenient or not body.leaves_out(item):
+        return _kept(body, item, name, ignored, is_lenient=is_lenient)
+    ignored.append(f"{name}.{item['type'][:MAX_SHOWN_KEY_LEN]}")
+    place = body.model_construct()  # the others keep their numbers, for errors
+    place._is_left_out = True
+    return place
 
 
 @contextlib.contextmanager
@@ -318,4 +344,10 @@ def ignored(why: str, *harmless: Any, alias: str | None = None) -> Any:
 def refused(remedy: str, *harmless: Any) -> Any:
     """A field that is not served."""
     unused: Any = {"status": Status.REFUSED, "harmless": (None, *harmless)}
+    return Field(None, description=remedy, json_schema_extra=unused)
+
+
+def unneeded(remedy: str, *harmless: Any) -> Any:
+    """A field that is not served, and that changes nothing where it is ignored."""
+    unused: Any = {"status": Status.UNNEEDED, "harmless": (None, *harmless)}
     return Field(None, description=remedy, json_schema_extra=unused)

@@ -21,11 +21,12 @@ from deployments.ingress.api.contract import (
     instead,
     refused,
     supported,
+    unneeded,
 )
 from deployments.ingress.api.wording import TEXT_OR_OBJECTS
 from deployments.ingress.chat import MAX_MESSAGES, OF_MESSAGES, TextOrParts, check_call
 from deployments.ingress.fields import encodable, encodable_json, json_kind
-from deployments.ingress.spec import ChatOptions, GenerationSpec, Limits, Message, Prompt
+from deployments.ingress.spec import ChatOptions, ChatUse, GenerationSpec, Limits, Message, Prompt
 from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import (
     MAX_TOOLS,
@@ -44,6 +45,20 @@ _ERROR_TYPES: Mapping[int, str] = {
     415: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error",
     504: "timeout_error",
 }  # fmt: skip
+_NO_PART = ("thinking", "redacted_thinking")  # of a prompt
+# Blocks of tools that another server ran while it answered.
+_OF_SERVERS = (
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "mcp_tool_use",
+    "mcp_tool_result",
+    "container_upload",
+)
 _CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
@@ -68,9 +83,33 @@ def _said(content: Any, limits: Limits) -> Said:
             said.calls.append(_call(block, place))
         elif kind == "tool_result":
             said.results[place] = _result(block, place)
-        elif kind not in ("thinking", "redacted_thinking"):  # no part of a prompt
-            said.texts.append(encodable(part_text(block, place), place))
+        elif kind in _NO_PART or (limits.is_lenient and kind in _OF_SERVERS):
+            continue
+        else:
+            said.texts.append(encodable(_text_of_block(block, place), place))
     return said
+
+
+def _text_of_block(block: Any, place: str) -> str:
+    """What a block says in words; raises RequestError for one that says nothing in words."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    source = block.get("source") if kind == "document" else None
+    if isinstance(source, dict) and source.get("type") == "text":
+        block = {"type": "text", "text": source.get("data")}
+    elif isinstance(source, dict) and source.get("type") == "content":
+        return _text_of_blocks(source.get("content"), f"{place}.source.content")
+    elif kind == "search_result":
+        return _text_of_blocks(block.get("content"), f"{place}.content")
+    elif kind == "tool_reference":
+        block = {"type": "text", "text": block.get("tool_name")}
+    return part_text(block, place)
+
+
+def _text_of_blocks(content: Any, place: str) -> str:
+    if not isinstance(content, list):
+        return text_of(content, place)
+    blocks = enumerate(content)
+    return "\n".join(_text_of_block(block, f"{place}[{index}]") for index, block in blocks)
 
 
 def _call(block: Mapping[str, Any], place: str) -> Mapping[str, Any]:
@@ -88,7 +127,7 @@ def _result(block: Mapping[str, Any], place: str) -> Message:
         raise RequestError.at(f"{place}.tool_use_id", f"{json_kind(call)}; send the id of a call")
     own = {"tool_call_id": encodable(call, f"{place}.tool_use_id")} if call else {}
     place = f"{place}.content"
-    text = "" if content is None else encodable(text_of(content, place), place)
+    text = "" if content is None else encodable(_text_of_blocks(content, place), place)
     return {"role": "tool", "content": text, **own}
 
 
@@ -116,6 +155,7 @@ class Turn(Body):
 
 # fmt: off
 class MessagesTool(Function):
+    kinds: ClassVar[frozenset[str]] = frozenset({"custom"})
     type: Literal["custom"] | None = supported("custom")
     parameters: JsonObject | None = supported("a JSON schema", alias="input_schema")
     cache_control: Any = ignored("prefixes are found by their tokens")
@@ -138,7 +178,7 @@ class Thinking(Body):
 class OutputConfig(Body):
     format: FlatFormat | None = supported("its type is json_schema")
     effort: Effort | None = supported(OF_EFFORT, max_length=16)
-    task_budget: Any = refused("remove it; send max_tokens")
+    task_budget: Any = unneeded("max_tokens bounds the output")
 
 
 class Counted(ToolUse, sampling.Named):
@@ -155,6 +195,7 @@ class Counted(ToolUse, sampling.Named):
     thinking: Thinking | None = supported(
         "enabled or adaptive = the reasoning has blocks of its own")
     output_config: OutputConfig | None = supported("what the answer must be")
+    output_format: FlatFormat | None = supported("the older name of output_config.format")
     cache_control: Any = ignored("prefixes are found by their tokens")
     speed: Any = ignored("there is one speed", "standard")
     user_profile_id: Any = ignored("not kept")
@@ -199,12 +240,14 @@ class AnthropicMessages(Counted, sampling.Sampling):
     inference_geo: Any = ignored("there is one place")
     diagnostics: Any = ignored("see /metrics")
     container: Any = refused("remove it; no code is run")
-    context_management: Any = refused("remove it; send what is to be kept")
-    mcp_servers: Any = refused("remove it; send functions as tools", [])
+    context_management: Any = unneeded("what is sent is the prompt")
+    mcp_servers: Any = unneeded("send functions as tools", [])
     # fmt: on
 
     def form(self) -> tuple[GrammarSpec | None, str]:
         form = self.output_config and self.output_config.format
+        if form is None and self.output_format is not None:
+            return self.output_format.grammar("output_format")
         return form.grammar("output_config.format") if form else (None, "")
 
 
@@ -218,8 +261,8 @@ class MessagesRequest:
     ignored: tuple[str, ...]
 
 
-def _prompt(asked: Counted, limits: Limits) -> Prompt:
-    said, use = asked.said(), asked.use(limits.dialect)
+def _prompt(asked: Counted, use: ChatUse) -> Prompt:
+    said = asked.said()
     places, messages = zip(*said, strict=True)
     # An answer that the client has begun is continued.
     continues = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
@@ -231,15 +274,15 @@ def _prompt(asked: Counted, limits: Limits) -> Prompt:
 def parse_messages_request(values: Mapping[str, Any], limits: Limits) -> MessagesRequest:
     """Parse the body of POST /v1/messages."""
     asked = AnthropicMessages.read(values, limits)
-    prompt, use = _prompt(asked, limits), asked.use(limits.dialect)
-    spec = asked.spec(limits, (prompt,), use=use)
+    use = asked.use(limits.dialect, asked.form()[0])
+    spec = asked.spec(limits, (_prompt(asked, use),), use=use)
     return MessagesRequest(spec, asked.model, asked.stream, asked.ignored)
 
 
 def parse_count_tokens(values: Mapping[str, Any], limits: Limits) -> tuple[Prompt, tuple[str, ...]]:
     """Parse the body of POST /v1/messages/count_tokens: its prompt and what had no effect."""
     asked = Counted.read(values, limits)
-    return _prompt(asked, limits), asked.ignored
+    return _prompt(asked, asked.use(limits.dialect)), asked.ignored
 
 
 def error_body(error: DrafthouseError, request_id: str) -> bytes:

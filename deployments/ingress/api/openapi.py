@@ -109,16 +109,16 @@ def body_schema(body: type[Body], limits: Limits, *, is_item: bool = False) -> d
         "type": "object",
         "properties": {name: _field(rule, limits) for name, rule in rules.items()},
         # Unknown fields of messages are refused too, unless they are empty.
-        "additionalProperties": limits.compatibility == "lenient" or is_item,
+        "additionalProperties": limits.is_lenient or is_item,
     }
     required = [name for name, rule in rules.items() if rule.is_required]
     return schema | ({"required": required} if required else {})
 
 
 def _field(rule: Rule, limits: Limits) -> dict[str, Any]:
-    if rule.status is Status.IGNORED:
+    if rule.status is Status.IGNORED or (rule.status is Status.UNNEEDED and limits.is_lenient):
         return {"description": f"Has no effect: {rule.note}."}
-    if rule.status is Status.REFUSED:
+    if rule.status is not Status.SUPPORTED:
         return {"description": f"Refused: {rule.note}.", "enum": list(rule.harmless)}
     schema = resolved(rule.schema, limits)
     if rule.below is not None:

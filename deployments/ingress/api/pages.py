@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from cluster.errors import ForbiddenError, UnauthenticatedError
-from deployments.ingress.api.contract import warning_header
 from deployments.ingress.api.endpoints import ENDPOINTS, PAGES
+from deployments.ingress.api.ignored_fields import warning_header
 from deployments.ingress.api.messages import parse_count_tokens
 from deployments.ingress.api.openapi import openapi
 from deployments.ingress.api.response_store import ResponseStore

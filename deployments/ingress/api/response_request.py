@@ -20,6 +20,7 @@ from deployments.ingress.api.contract import (
     or_text,
     refused,
     supported,
+    unneeded,
 )
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.wording import TEXT, TEXT_OR_OBJECTS
@@ -27,8 +28,30 @@ from deployments.ingress.chat import MAX_MESSAGES, Role, check_call, read_text
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import ChatOptions, GenerationSpec, Limits, Message, Prompt
 from deployments.ingress.structured import FlatFormat
-from deployments.ingress.tools import MAX_TOOLS, OF_EFFORT, OF_TOOLS, Effort, Function, ToolUse
+from deployments.ingress.tools import (
+    MAX_TOOLS,
+    OF_EFFORT,
+    OF_FORMAT,
+    OF_TOOLS,
+    TEXT_ARGUMENT,
+    Effort,
+    Function,
+    JsonObject,
+    ToolUse,
+    text_function,
+)
 
+_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+# Items of tools that another server ran while it answered.
+_OF_SERVERS = (
+    "web_search_call",
+    "file_search_call",
+    "image_generation_call",
+    "mcp_list_tools",
+    "tool_search_call",
+    "tool_search_output",
+)
+_LOGPROBS = "message.output_text.logprobs"
 # Every kind of text part that OpenAI's types name.
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _Parts = Annotated[Any, WithJsonSchema(TEXT_OR_OBJECTS)]
@@ -50,12 +73,16 @@ def _text(value: Any, path: str) -> str:
 class Item(Body):
     """A message, a call, its output, or the reasoning of an earlier answer."""
 
-    type: str = supported("message, function_call, function_call_output, reasoning", "message")
+    type: str = supported(
+        "message, reasoning, function_call, custom_tool_call, local_shell_call, or one of those "
+        "calls with _output behind it", "message")
     role: Role | None = supported("of a message: user, assistant, system or developer")
     content: _Parts = supported("of a message")
     call_id: str | None = supported("of a call and of its output", max_length=256)
     name: str | None = supported("of the function that was called")
-    arguments: str | dict[str, Any] = supported("of the call, as JSON", "{}")
+    arguments: str | dict[str, Any] = supported("of a function_call, as JSON", "{}")
+    input: str = supported("of a custom_tool_call", "")
+    action: JsonObject = supported("of a local_shell_call", {})
     output: _Parts = supported("of the call")
     id: Any = ignored("items are not looked up")
     status: Any = ignored("items are taken as complete")
@@ -74,19 +101,27 @@ class Item(Body):
             if not self.role:
                 raise self.wrong("role", "missing; send user, assistant, system or developer")
             self._message = {"role": self.role, "content": _text(self.content, "content")}
-        elif self.type == "function_call":
-            given = self.arguments
-            given = json_or_text(given or "{}", "arguments") if isinstance(given, str) else given
-            function = {"name": self.name, "arguments": given}
+        elif self.type in _CALLS:
+            function = {"name": self.name, "arguments": self.arguments}
+            if self.type == "custom_tool_call":
+                function["arguments"] = {TEXT_ARGUMENT: self.input}
+            elif self.type == "local_shell_call":
+                function = {"name": "local_shell", "arguments": self.action}
+            elif isinstance(self.arguments, str):
+                function["arguments"] = json_or_text(self.arguments or "{}", "arguments")
             check_call(function, "")
             call = {"id": self.call_id, "type": "function", "function": function}
             self._message = {"role": "assistant", "content": "", "tool_calls": [call]}
-        elif self.type == "function_call_output":
+        elif self.type.removesuffix("_output") in _CALLS:
             call_id = {"tool_call_id": self.call_id} if self.call_id else {}
             self._message = {"role": "tool", "content": _text(self.output, "output"), **call_id}
         elif self.type != "reasoning":
             remedy = "send messages, function_call and function_call_output"
             raise self.wrong("type", f"{shown(self.type)} is not served; {remedy}")
+
+    @classmethod
+    def leaves_out(cls, values: Mapping[str, Any]) -> bool:
+        return values.get("type") in _OF_SERVERS
 
     def after(self, said: list[tuple[str, Message]], place: str) -> None:
         """Add its message.  Calls that follow each other, or the model's text, are of one."""
@@ -100,8 +135,15 @@ class Item(Body):
 
 # fmt: off
 class ResponseTool(Function):
-    type: Literal["function"] | None = supported("function")
+    kinds: ClassVar[frozenset[str]] = frozenset({"function", "custom"})
+    type: Literal["function", "custom"] | None = supported("function or custom")
+    format: JsonObject | None = supported(OF_FORMAT)
     cache_control: Any = ignored("prefixes are found by their tokens")
+
+    def named(self) -> Function:
+        if self.type == "custom":
+            return text_function(self.name, self.description, self.format)
+        return self
 
 
 class Reasoning(Body):
@@ -134,12 +176,12 @@ class Response(ToolUse, sampling.Sampling, sampling.Harmless):
         "the conversation goes on after this answer, if it is still kept "
         "(api.max_stored_responses)", min_length=1, max_length=sampling.MAX_NAME_LEN)
     store: bool = supported("false = the answer is not kept for previous_response_id", True)
-    include: list[Literal["message.output_text.logprobs"]] = supported(
-        "log-probabilities, with top_logprobs alternatives", (), max_length=16)
+    include: list[str] = supported(
+        f"{_LOGPROBS}: with top_logprobs alternatives", (), max_length=16)
     top_logprobs: sampling.Alternatives = supported("alternatives per token", 0)
     stream_options: Any = ignored("chunks are never padded")
     background: Any = refused("remove it; wait for the answer, or stream it", False)
-    context_management: Any = refused("remove it; send what is to be kept")
+    context_management: Any = unneeded("what is sent is the prompt")
     conversation: Any = refused("remove it; use previous_response_id")
     prompt: Any = refused("remove it; there are no stored prompts")
     image: Any = refused("remove it; only text is served")
@@ -148,10 +190,16 @@ class Response(ToolUse, sampling.Sampling, sampling.Harmless):
     text: TextOptions | None = supported("what the answer must be")
     tools: list[ResponseTool] = supported(OF_TOOLS, (), max_length=MAX_TOOLS)  # type: ignore[assignment]
     max_tool_calls: Any = ignored("it bounds tools that the server runs, and it runs none")
-    truncation: Any = refused("remove it; send a shorter input", "disabled")
+    truncation: Any = unneeded("send a shorter input", "disabled")
     use_beam_search: Any = refused("remove it; it is served by /v1/completions and chat", False)
     length_penalty: Any = refused("remove it; it belongs to beam search", 1, 1.0)
     # fmt: on
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        for kind in self.include:
+            if kind != _LOGPROBS:
+                self.ignore("include", f"{shown(kind)}; send {_LOGPROBS}", limits)
 
     def effort(self) -> tuple[str, str | None]:
         return "reasoning.effort", (self.reasoning or Reasoning()).effort
@@ -215,14 +263,14 @@ def parse_response(
     messages = tuple(message for _, message in said)
     if asked.instructions:
         said.insert(0, ("instructions", {"role": "system", "content": asked.instructions}))
-    use = asked.use(limits.dialect)
+    use = asked.use(limits.dialect, asked.form()[0])
     prompt = Prompt(
         messages=tuple(message for _, message in said),
         tools=use.tools,
         template=ChatOptions(arguments=use.template_arguments or {}),
         names=asked.names("input", [place for place, _ in said]),
     )
-    shows_logprobs = bool(asked.top_logprobs or asked.include)
+    shows_logprobs = bool(asked.top_logprobs or _LOGPROBS in asked.include)
     logprobs = asked.top_logprobs if shows_logprobs else None
     spec = asked.spec(limits, (prompt,), logprobs, use=use)
     return ResponseRequest(

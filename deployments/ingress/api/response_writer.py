@@ -82,15 +82,18 @@ class TextItem:
 
 
 class CallItem:
-    """One call of a function."""
+    """One call of a function, or of a custom tool."""
 
-    def __init__(self, index: int, name: str) -> None:
+    def __init__(self, index: int, name: str, *, is_text: bool) -> None:
         self.name = name
         self.arguments = ""
+        self.is_text = is_text
         self.is_complete = False
         self.call_id = f"call_{uuid.uuid4().hex[:24]}"
-        self._id = f"fc_{uuid.uuid4().hex}"
+        self._id = f"{'ctc' if is_text else 'fc'}_{uuid.uuid4().hex}"
         self._index = index
+        self._field = "input" if is_text else "arguments"
+        self._kind = "custom_tool_call" if is_text else "function_call"
 
     def open(self, event: Event) -> bytes:
         return event(
@@ -103,24 +106,32 @@ class CallItem:
         if not piece.arguments:
             return b""
         self.arguments += piece.arguments
-        return event(
-            "response.function_call_arguments.delta",
-            item_id=self._id, output_index=self._index, delta=piece.arguments,
-        )  # fmt: skip
+        return self._event(event, "delta", delta=piece.arguments)
 
     def close(self, event: Event, status: str) -> bytes:
-        return event(
-            "response.function_call_arguments.done",
-            item_id=self._id, output_index=self._index, arguments=self.arguments, name=self.name,
-        ) + event(
+        said = {self._field: self.arguments}
+        return self._event(event, "done", **said, name=self.name) + event(
             "response.output_item.done", output_index=self._index, item=self.body(status)
-        )  # fmt: skip
+        )
 
     def body(self, status: str) -> dict[str, Any]:
         return {
-            "id": self._id, "type": "function_call", "call_id": self.call_id, "name": self.name,
-            "arguments": self.arguments, "status": status,
+            "id": self._id, "type": self._kind, "call_id": self.call_id, "name": self.name,
+            self._field: self.arguments, "status": status,
         }  # fmt: skip
+
+    def told(self) -> dict[str, Any]:
+        """The call for the conversation that goes on with it."""
+        name = whole_characters(self.name)
+        if self.is_text:
+            said = {"name": name, "input": whole_characters(self.arguments)}
+            return {"id": self.call_id, "type": "custom", "custom": said}
+        function = {"name": name, "arguments": _told(self)}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+    def _event(self, event: Event, end: str, **fields: Any) -> bytes:
+        kind = f"response.{self._kind}_{self._field}.{end}"
+        return event(kind, item_id=self._id, output_index=self._index, **fields)
 
 
 class ResponseWriter:
@@ -190,7 +201,8 @@ class ResponseWriter:
     def _called(self, piece: CallPiece) -> bytes:
         events = b""
         if piece.name is not None:
-            events = self._begin(CallItem(len(self._items), piece.name))
+            item = CallItem(len(self._items), piece.name, is_text=piece.is_text)
+            events = self._begin(item)
         last = self._items[-1]
         assert isinstance(last, CallItem), "a call's first piece has its name"
         self._taken_logprobs()  # an item of a call has no place for them
@@ -279,15 +291,7 @@ class ResponseWriter:
             for item in self._items
             if isinstance(item, TextItem) and not item.is_reasoning
         ]
-        calls = [
-            {
-                "id": item.call_id,
-                "type": "function",
-                "function": {"name": whole_characters(item.name), "arguments": _told(item)},
-            }
-            for item in self._items
-            if isinstance(item, CallItem)
-        ]
+        calls = [item.told() for item in self._items if isinstance(item, CallItem)]
         message: dict[str, Any] = {"role": "assistant", "content": "".join(said)}
         if not calls:
             return (message,)

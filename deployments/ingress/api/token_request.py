@@ -56,7 +56,7 @@ class TokenizeRequest:
 def parse_tokenize(values: Mapping[str, Any], limits: Limits) -> TokenizeRequest:
     """Parse the body of POST /tokenize: `prompt` or `messages`."""
     asked = Tokenize.read(values, limits)
-    use = asked.use(limits.dialect, asked.chat_template_kwargs)
+    use = asked.use(limits.dialect)
     prompt = asked.prompt(use, OF_CHATS) if asked.text is None else Prompt(text=asked.text)
     return TokenizeRequest(prompt, asked.add_special_tokens, asked.return_token_strs, asked.ignored)
 
