@@ -20,6 +20,7 @@ from deployments.ingress.openai_request import parse_chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
 from deployments.ingress.spec import ChatUse, OpenAIRequest
 from tests.deployments.test_openai_request import LIMITS, chat
+from tests.support.grammar.backends import eos, ids_of, open_text
 
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8,))
 DIALECT = Dialect(FORMATS["hermes"], MARKERS, template="{{ tools }} {{ reasoning_effort }}")
@@ -90,6 +91,49 @@ def test_strict_tools_hold_the_calls_that_the_model_chooses() -> None:
     assert found["type"] == "triggered_tags"
     schemas = [each["content"]["json_schema"] for each in found["tags"]]
     assert schemas == [SCHEMA, {"type": "object"}]
+
+
+FORM = {"type": "object", "properties": {"t": {"type": "string"}}, "required": ["t"]}
+AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": FORM}}
+
+
+def matches(request: OpenAIRequest, text: str) -> bool:
+    """Whether the answer may be this text."""
+    assert request.spec.params.grammar is not None
+    output = open_text("llguidance", request.spec.params.grammar)
+    return all(map(output.push, [*ids_of(text), *eos()]))
+
+
+@pytest.mark.parametrize("tools", [TOOLS, [tool("weather", strict=True), tool("time")]])
+def test_a_form_leaves_the_way_to_a_call_open(tools: list[Any]) -> None:
+    request = asked(tools=tools, response_format=AS_SCHEMA)
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    for text in ('{"t": "x"}', call, f"{call}\n{call}"):
+        assert matches(request, text)
+    for text in ("Hello", '{"u": 1}', f'{{"t": "x"}}{call}', call.replace("weather", "unknown")):
+        assert not matches(request, text)
+    assert matches(request, call.replace("city", "x")) == (tools is TOOLS)
+    one = asked(tools=tools, response_format=AS_SCHEMA, parallel_tool_calls=False)
+    assert matches(one, call)
+    assert not matches(one, f"{call}\n{call}")
+    # What is said in vLLM's words holds the whole answer.
+    held = asked(tools=TOOLS, structured_outputs={"json": FORM})
+    assert not matches(held, call)
+
+
+@pytest.mark.parametrize("parameters", [{}, None, {"properties": {"a": {"type": "integer"}}}])
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_arguments_are_an_object_whatever_a_tool_says_of_them(parameters: Any, choice: str) -> None:
+    function = tool("go", parameters=parameters, strict=choice == "auto")
+    if parameters is None:
+        del function["function"]["parameters"]
+    request = asked(tools=[function], tool_choice=choice)
+    told = request.spec.prompts[0].tools[0]["function"]["parameters"]
+    assert told == (parameters or {"type": "object", "properties": {}})
+    call = '<tool_call>\n{"name": "go", "arguments": %s}\n</tool_call>'
+    assert matches(request, call % "{}")
+    for other in ("5", '"x"', "[]", "null"):
+        assert not matches(request, call % other)
 
 
 FORMAT = {"type": "json_object"}
