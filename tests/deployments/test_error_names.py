@@ -76,7 +76,7 @@ CHATS: list[Case] = [
          "prediction.content[0].text"),
     )),
     ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
-    ("/tokenize", {"messages": [USER], "tools": [{"type": "bash"}]}, "tools[0].type"),
+    ("/tokenize", {"messages": [USER], "tools": [{"type": 5}]}, "tools[0].type"),
     ("/tokenize", {"messages": None, "prompt": "x" * 99_000}, "prompt"),
 ]  # fmt: skip
 RESPONSES: list[Case] = [("/v1/responses", fields, param) for fields, param in (

@@ -57,7 +57,7 @@ EDITS: Mapping[str, Any] = {
     "ingress.max_logprobs": 3,
     "ingress.max_stop_strings": 4,
     "ingress.default_max_tokens": 7,
-    "api.compatibility": "lenient",
+    "api.compatibility": "strict",
     "api.served_model_names": ["alias"],
     "api.heartbeat_s": 10.0,
     "api.max_request_timeout_s": 100.0,

@@ -169,8 +169,9 @@ def test_log_probabilities_stand_beside_the_text(openai: OpenAI) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
          "input[0].content[0]"),
-        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"input": "x", "include": ["reasoning.encrypted_content"]}, "include"),
+        ({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": "required"},
+         "tool_choice"),
+        ({"input": "x", "include": [5]}, "include"),
         ({"input": "x", "previous_response_id": "resp_none"}, "previous_response_id"),
     ],
 )  # fmt: skip

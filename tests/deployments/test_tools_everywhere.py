@@ -190,12 +190,12 @@ def test_tools_are_tokenised_as_a_chat_with_them_is(server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
-        ("responses", {"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ("responses", {"tools": [{"type": 5}]}, "tools[0].type"),
         ("responses", {"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ("responses", {"tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name"),
         ("responses", {"text": {"format": {"type": "yaml"}}}, "text.format.type"),
-        ("responses", {"reasoning": {"effort": "high"}}, "reasoning.effort"),
-        ("messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ("responses", {"reasoning": {"effort": "utmost"}}, "reasoning.effort"),
+        ("messages", {"tools": [{"type": 5, "name": "bash"}]}, "tools[0].type"),
         ("messages", {"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema"),
         ("messages", {"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ("messages", {"thinking": {"type": "hard"}}, "thinking.type"),
