@@ -44,6 +44,12 @@ def test_a_head_that_fits_is_passed_without_its_weights(
     }
 
 
+CHANGES = (
+    *("tensor lost", "tensor left over", "vocabulary", "map"),
+    *("tap", "no taps", "no eagle_config"),
+)
+
+
 def broken(change: str) -> Callable[[Path], None]:
     """What is done to a good EAGLE-3 folder."""
 
@@ -59,6 +65,10 @@ def broken(change: str) -> Callable[[Path], None]:
             tensors["d2t"] = torch.full_like(tensors["d2t"], 280)
         elif change == "tap":
             config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 2, 12]}
+        elif change == "no taps":
+            config["eagle_config"] = {"use_aux_hidden_state": False}
+        elif change == "no eagle_config":
+            config["eagle_config"] = None
         save_file(tensors, weights_of(folder))
         text(folder).write_text(json.dumps(config))
 
@@ -69,7 +79,7 @@ def text(folder: Path) -> Path:
     return folder / "config.json"
 
 
-@pytest.mark.parametrize("change", ["tensor lost", "tensor left over", "vocabulary", "map", "tap"])
+@pytest.mark.parametrize("change", CHANGES)
 def test_it_says_what_loading_says(change: str, llama_folder: Path, tmp_path: Path) -> None:
     head = random_eagle3(tmp_path, llama_folder)
     broken(change)(head)

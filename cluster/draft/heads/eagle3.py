@@ -164,13 +164,22 @@ def read_spec(folder: Path, config: Mapping[str, Any], target: TargetShape) -> E
     """The configuration of a head in either form; raises ConfigError where it does not fit."""
     own, layer = layer_part(folder, config), layer_of(folder, config)
     vocab_size = int(own.get("vocab_size", target.vocab_size))
-    eagle = config.get("eagle_config") or {}
-    taps = eagle.get(_TAP_KEY) or config.get(_TAP_KEY) or default_taps(target.num_layers)
+    eagle = config.get("eagle_config", {})
+    if not isinstance(eagle, dict):
+        raise refused(folder, f"eagle_config is {eagle!r}; it must be a mapping, or be left out")
+    said = {**config, **eagle}
+    if said.get("use_aux_hidden_state") is False:
+        raise refused(
+            folder,
+            "use_aux_hidden_state is false: a head that reads the target's last layer alone is not "
+            "served",
+        )
+    taps = said.get(_TAP_KEY)
     spec = Eagle3Spec(
         layer=layer,
         target_hidden_size=int(config.get("target_hidden_size") or layer.hidden_size),
         draft_vocab_size=int(config.get("draft_vocab_size") or vocab_size),
-        taps=tuple(int(tap) for tap in taps),
+        taps=default_taps(target.num_layers) if taps is None else tuple(map(int, taps)),
         # Absent means False, for the authors' folders and for `speculators`.
         norm_before_residual=bool(config.get("norm_before_residual", False)),
         has_tap_norms=bool(config.get("fc_norm", False)),

@@ -217,6 +217,14 @@ def test_an_embedding_of_its_own_is_used(tmp_path: Path) -> None:
             {**AUTHORS, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 12]}},
             {}, r"taps layers \[12\]; the target has 9",
         ),
+        ({**AUTHORS, "eagle_config": {"use_aux_hidden_state": False}}, {}, "last layer alone"),
+        ({**AUTHORS, "use_aux_hidden_state": False}, {}, "last layer alone"),
+        ({**AUTHORS, "eagle_config": None}, {}, "eagle_config is None"),
+        ({**AUTHORS, "eagle_config": [2, 4, 6]}, {}, r"eagle_config is \[2, 4, 6\]"),
+        (
+            {**AUTHORS, "eagle_config": {"eagle_aux_hidden_state_layer_ids": []}},
+            {}, r"fc.weight has the shape",
+        ),
         ({"architectures": ["JetSpecModel"]}, {}, "JetSpec block drafter"),
         ({"architectures": ["LlamaForCausalLM"]}, {}, "no draft head that we know"),
         (
