@@ -216,9 +216,16 @@ def _parts(
     """The site where each pair is added; raises ConfigError for an adapter that does not fit."""
     found: dict[str, tuple[_Site, LowRank]] = {}
     for layer, pair in pairs.items():
-        site = _site(module, name, layer)
-        found[layer] = site, _fitted(name, layer, pair, site)
+        site = _fitting(module, name, layer, pair)
+        found[layer] = site, _placed(name, layer, pair, site)
     return found
+
+
+def check_fits(module: Any, found: Mapping[str, AdapterFolder]) -> None:
+    """Raise ConfigError for an adapter of another model.  module: needs no memory for weights."""
+    for name, folder in found.items():
+        for layer, pair in folder.pairs.items():
+            _fitting(module, name, layer, pair)
 
 
 def _site(module: Any, name: str, layer: str) -> _Site:
@@ -239,8 +246,9 @@ def _site(module: Any, name: str, layer: str) -> _Site:
     return _Site(found, 0, *sizes, is_output=found is module.get_output_embeddings())
 
 
-def _fitted(name: str, layer: str, pair: LowRank, site: _Site) -> LowRank:
-    """The pair on its layer's device, in the layer's number format."""
+def _fitting(module: Any, name: str, layer: str, pair: LowRank) -> _Site:
+    """The site of a pair; raises ConfigError where there is none of its size."""
+    site = _site(module, name, layer)
     found = (pair.down.shape[1], pair.up.shape[0])
     if found != (site.in_features, site.out_features):
         raise refused(
@@ -248,6 +256,11 @@ def _fitted(name: str, layer: str, pair: LowRank, site: _Site) -> LowRank:
             f"layer {layer!r} takes {site.in_features} numbers to {site.out_features}, the adapter "
             f"{found[0]} to {found[1]}; it is another model's adapter",
         )
+    return site
+
+
+def _placed(name: str, layer: str, pair: LowRank, site: _Site) -> LowRank:
+    """The pair on its layer's device, in the layer's number format."""
     weight: torch.Tensor = site.product.weight  # type: ignore[assignment]
     if weight.device.type == "meta":
         raise refused(name, f"layer {layer!r} is offloaded; give the whole model a device")

@@ -13,9 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TREE, TokenTree
 from cluster.engine.cpu import kernels
 from cluster.engine.engine import Engine, Work
+from cluster.engine.loading.inspection import check_loadable
 from cluster.errors import ConfigError
 from tests.support.engine.adapters import ATTENTION, EVERYTHING, merged_oracle, write_adapter
 from tests.support.engine.driver import (
@@ -203,6 +205,18 @@ def _rename(tensors: dict[str, torch.Tensor]) -> None:
         tensors[key.replace("q_proj", "query")] = tensors.pop(key)
 
 
+def _add_prefix(tensors: dict[str, torch.Tensor]) -> None:
+    """As for a model of texts and images that holds this one."""
+    for key in list(tensors):
+        tensors[key.replace("model.model.", "model.language_model.")] = tensors.pop(key)
+
+
+def _drop_prefix(tensors: dict[str, torch.Tensor]) -> None:
+    """As for the model without its head."""
+    for key in list(tensors):
+        tensors[key.replace("model.model.", "model.")] = tensors.pop(key)
+
+
 def _break(tensors: dict[str, torch.Tensor]) -> None:
     tensors[_first(tensors, "B")].fill_(float("nan"))
 
@@ -224,6 +238,8 @@ MISFITS = {
     "not finite": (_tensors(_break), "not finite"),
     "another size": (_tensors(_grow), "another model's adapter"),
     "another name": (_tensors(_rename), "no linear layer"),
+    "a longer prefix": (_tensors(_add_prefix), "no linear layer 'language_model."),
+    "a shorter prefix": (_tensors(_drop_prefix), "no linear layer 'layers."),
 }
 
 
@@ -237,6 +253,10 @@ def test_a_misfit_is_refused_by_name_and_reason(
         load_engine(base, adapters={"bad": str(folder)})
     assert reason in caught.value.message
     assert caught.value.param == "adapters.bad"
+    config = EngineConfig(model=str(base), adapters={"bad": str(folder)})
+    with pytest.raises(ConfigError) as checked:
+        check_loadable(base, config, is_here=True)
+    assert checked.value.message == caught.value.message
 
 
 @pytest.mark.parametrize(

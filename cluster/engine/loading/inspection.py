@@ -14,6 +14,7 @@ from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.quantizers.auto import AutoQuantizationConfig, get_hf_quantizer
 
 from cluster.config.schema import EngineConfig
+from cluster.engine.adapters import check_fits
 from cluster.engine.attention.backends import check_name
 from cluster.engine.device import computes, resolve_device
 from cluster.engine.loading.few_bits import check_few_bits, computed_instead, planned_weights
@@ -69,7 +70,7 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
     """
     described = describe(str(folder), config)
     check_name(config.attention)
-    read_adapters(config)
+    adapters = read_adapters(config)
     if config.quantization is not None:
         quantization_of(config)
     device = resolve_device(config.device) if is_here else None
@@ -81,6 +82,8 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
         _check_packages(described, config)
     check_weights(folder)
     module = built(folder, described.config, config)
+    if module is not None:
+        check_fits(module, adapters)
     if module is None or (device is not None and device.type != "cpu"):
         return described
     weights = planned_weights(folder, module, config)
