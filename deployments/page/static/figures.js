@@ -33,7 +33,7 @@ export class Figures {
         table("Drafters", ["Drafter", "Texts", "State"], this.drafters),
         table(
           "Accepted tokens a step, of late",
-          ["Drafter", "Task", "of 4 drafts", "of 16"],
+          ["Drafter", "Task", "Texts", "At", "of 4 drafts", "of 16"],
           this.scores,
         ),
       ),
@@ -114,13 +114,13 @@ export class Figures {
   }
 
   showScores() {
-    const rows = this.all("scores").flatMap(({ pool, targets }) => [
-      ...pool,
-      ...Object.values(targets).flat(),
+    const rows = this.all("scores").flatMap(({ coordinator, pool, targets }) => [
+      ...pool.map((score) => [coordinator, score]),
+      ...Object.entries(targets).flatMap(([id, scores]) => scores.map((score) => [id, score])),
     ]);
     this.scores.replaceChildren(
-      ...rows.map(({ drafter, task, accepted }) =>
-        row([drafter, task, number(accepted["4"], 2), number(accepted["16"], 2)]),
+      ...rows.map(([at, { drafter, task, law, accepted }]) =>
+        row([drafter, task, law, at, number(accepted["4"], 2), number(accepted["16"], 2)]),
       ),
     );
   }
