@@ -46,15 +46,10 @@ class GrammarCompiler:
         """Raises RequestError with the reason where the grammar cannot be used."""
         check_size(spec, self._max_bytes)
         key = spec.kind, spec.source
+        future: Future[Grammar] = Future()
         with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-        if found is not None:
-            return found.result()
-        with self._lock:
-            future: Future[Grammar] = Future()
             found = self._kept.setdefault(key, future)
+            self._kept.move_to_end(key)
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
         if found is future:
@@ -63,18 +58,15 @@ class GrammarCompiler:
 
     def _settle(self, future: Future[Grammar], spec: GrammarSpec) -> None:
         try:
-            future.set_result(self._loaded().compile(spec))
+            future.set_result(self.load().compile(spec))
         except DrafthouseError as error:
             future.set_exception(error)
         except BaseException:
             future.set_exception(RequestError("the grammar cannot be compiled", param="grammar"))
             raise
 
-    def load(self) -> None:
-        """Load the backend now.  Raises RequestError where the folder has no tokenizer."""
-        self._loaded()
-
-    def _loaded(self) -> Backend:
+    def load(self) -> Backend:
+        """The backend, loaded once.  Raises RequestError where the folder has no tokenizer."""
         with self._loading:
             if self._backend is None:
                 self._backend = self._load()

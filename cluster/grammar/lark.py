@@ -13,8 +13,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-# As `json.dumps` writes: models know this layout well, and all between the values is forced.
-JSON_LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+from cluster.grammar.json_schema import servable
 
 _ANY = r"/(.|\n)*/"
 _MAX_DEPTH = 32
@@ -98,12 +97,8 @@ class _Rules:
         return self._text(value.get("value"), f"{path}.value")
 
     def _json_schema(self, value: Mapping[str, Any], path: str) -> str:
-        schema = value.get("json_schema")
-        if isinstance(schema, bool):
-            schema = {} if schema else {"not": {}}
-        if not isinstance(schema, dict):
-            raise ValueError(f"{path}.json_schema is not a schema")
-        return self._new(f"%json {json.dumps({**schema, 'x-guidance': JSON_LAYOUT})}")
+        schema = servable(value.get("json_schema"), f"{path}.json_schema")
+        return self._new(f"%json {json.dumps(schema)}")
 
     def _regex(self, value: Mapping[str, Any], path: str) -> str:
         pattern = value.get("pattern")

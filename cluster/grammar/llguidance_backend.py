@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import llguidance
+import numpy as np
 
 from cluster.errors import RequestError
-from cluster.grammar.base import MaskRow, refusal
-from cluster.grammar.lark import JSON_LAYOUT, structural_tag_to_lark
+from cluster.grammar.base import MaskRow, mask_words, refusal
+from cluster.grammar.json_schema import servable
+from cluster.grammar.lark import structural_tag_to_lark
 from cluster.requests.grammar_spec import GrammarSpec
 
 # Without the grammar's source and the parser's state, which are long and may be secrets.
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 _TERSE = "<non-verbose/>"  # what it writes in their place
+# What it says of a grammar whose texts all contradict themselves.
+_NO_TEXT = "NoExtensionBias"
+_TOO_LARGE = re.compile(r"(?i)too (many|big|large)|; max is|exhausted")
+# Whether a grammar is too large is found by going on in it; most are so at their first token.
+_STEPS_TRIED = 4
 
 
 class LlguidanceBackend:
@@ -37,21 +46,42 @@ class LlguidanceBackend:
         """Raises RequestError with the reason."""
         try:
             grammar = _source(spec, self._specials)
-            root = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         except ValueError as error:
             raise _refusal(str(error)) from None
-        if root.is_error():
-            raise _refusal(root.get_error())
-        return LlguidanceGrammar(root)
+        found = LlguidanceGrammar(self._tokenizer, grammar)
+        for pick in (0, -1):
+            self._try(found.matcher(), pick)
+        return found
+
+    def _try(self, matcher: LlguidanceMatcher, pick: int) -> None:
+        """Begin a text, of the tokens that stand there among the allowed ones.
+
+        Raises RequestError where the grammar does not get even so far.
+        """
+        row: MaskRow = np.empty(mask_words(self._tokenizer.vocab_size), dtype=np.uint32)
+        for _ in range(_STEPS_TRIED):
+            matcher.fill(row)
+            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+            if allowed.size:
+                matcher.push(int(allowed[pick]))
 
 
 class LlguidanceGrammar:
     """A `Grammar`: matchers are copies of one that has seen nothing."""
 
-    def __init__(self, root: llguidance.LLMatcher) -> None:
-        self._root = root
+    def __init__(self, tokenizer: llguidance.LLTokenizer, source: str) -> None:
+        """Raises RequestError for a source that the library refuses."""
+        self._make = partial(llguidance.LLMatcher, tokenizer, source, log_level=0, limits=_LIMITS)
+        self._root = self._make()
+        if self._root.is_error():
+            raise _refusal(self._root.get_error())
 
     def matcher(self) -> LlguidanceMatcher:
+        # Copies share a lexer, which says no to all of them once one of them has used it up.
+        tried = self._root.deep_copy()
+        tried.compute_bitmask()
+        if tried.is_error():
+            self._root = self._make()
         return LlguidanceMatcher(self._root.deep_copy())
 
 
@@ -92,12 +122,14 @@ class LlguidanceMatcher:
 def _source(spec: GrammarSpec, specials: dict[str, int]) -> str:
     """The grammar in a language of llguidance's; raises ValueError for what is no such text."""
     if spec.kind == "json_schema":
-        return str(llguidance.LLMatcher.grammar_from_json_schema(spec.source, None, JSON_LAYOUT))
+        schema = servable(json.loads(spec.source))
+        return str(llguidance.LLMatcher.grammar_from_json_schema(schema))
     if spec.kind == "regex":
         return str(llguidance.LLMatcher.grammar_from_regex(spec.source))
     if spec.kind == "choice":
         choices = " | ".join(json.dumps(text) for text in json.loads(spec.source))
-        return f"start: {choices}"
+        # In a terminal, the library makes a tree of their prefixes; it would try each of a rule.
+        return f"start: CHOICE\nCHOICE: {choices}"
     if spec.kind == "structural_tag":
         return structural_tag_to_lark(json.loads(spec.source), specials)
     if spec.kind == "grammar":
@@ -118,4 +150,5 @@ def to_lark(source: str) -> str:
 
 
 def _refusal(reason: str) -> RequestError:
-    return refusal(reason.replace(_TERSE, ""))
+    size = "it is too large: " if _TOO_LARGE.search(reason) else ""
+    return refusal(size + reason.replace(_TERSE, "").replace(_NO_TEXT, "no text fits it"))

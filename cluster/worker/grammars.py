@@ -35,6 +35,8 @@ class GrammarHook:
         self._settle()
         for token in token_ids.tolist():
             if not self._text.push(token):
+                # A library that has given up says so when it is asked what may follow.
+                self._text.fill(np.empty(mask_words(self._vocab_size), dtype=np.uint32))
                 raise RequestError(
                     f"output token {len(self._text)} is not one that the request's grammar allows; "
                     "resume with the tokens and the grammar of the first stream",

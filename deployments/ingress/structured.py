@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import WithJsonSchema
 
 from cluster.errors import RequestError
+from cluster.grammar.json_schema import lenient
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, ignored, refused, supported
@@ -17,6 +18,7 @@ from deployments.ingress.spec import Limits
 
 _MAX_CHOICES, _MAX_CHOICE_LEN = 4096, 65536
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
+OF_STRICT = "the schema holds either way; true = what is not served of it is refused"
 _ANY_OBJECT = GrammarSpec("json_schema", '{"type": "object"}')
 _ObjectOrText = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, TEXT]})]
 _Text = Annotated[Any, WithJsonSchema({**TEXT})]
@@ -87,13 +89,18 @@ class StructuredOutputs(_Form):
             self._grammar = found, kind
 
 
+def _held(form: NamedSchema | FlatFormat) -> Any:
+    """What the answer is held to: of a schema that is not strict, all that is served."""
+    return lenient(form.schema_) if form.schema_ and not form.strict else form.schema_
+
+
 class NamedSchema(Body):
     is_listed: ClassVar[bool] = False
     name: str | None = supported("of the schema", max_length=64)
     description: str | None = supported("of the schema", max_length=65536)
     schema_: dict[str, Any] = supported("a JSON schema", REQUIRED, alias="schema")
     # The schema holds either way: an answer that is not asked to be strict may be so too.
-    strict: bool = supported("the schema holds either way", False)
+    strict: bool = supported(OF_STRICT, False)
 
 
 class ResponseFormat(_Form):
@@ -120,9 +127,9 @@ class ResponseFormat(_Form):
             raise RequestError.at("type", f"{shown(self.type)}; {remedy}")
 
     def schema_of(self) -> tuple[str, Any]:
-        """Where the schema stands, and the schema."""
+        """Where the schema stands, and the schema as it is held."""
         inner = self.json_schema
-        return ("json_schema", None) if inner is None else ("json_schema.schema", inner.schema_)
+        return ("json_schema", None) if inner is None else ("json_schema.schema", _held(inner))
 
 
 class FlatFormat(ResponseFormat):
@@ -132,7 +139,7 @@ class FlatFormat(ResponseFormat):
     name: str | None = supported("of the schema", max_length=64)
     description: str | None = supported("of the schema", max_length=65536)
     schema_: dict[str, Any] | None = supported("a JSON schema", alias="schema")
-    strict: bool = supported("the schema holds either way", False)
+    strict: bool = supported(OF_STRICT, False)
 
     def schema_of(self) -> tuple[str, Any]:
-        return "schema", self.schema_
+        return "schema", _held(self)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import PrivateAttr
 
 from cluster.errors import RequestError
+from cluster.grammar.json_schema import lenient
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.chat import RESERVED_ARGUMENTS
 from cluster.text.dialect import Dialect
@@ -97,8 +98,10 @@ class Function(Body):
 
     def arguments(self, *, is_held: bool) -> Mapping[str, Any]:
         """The schema that a call obeys.  is_held: even if the tool is not strict."""
-        own = self.parameters if self.strict or is_held else None
-        return {**_ANY_ARGUMENTS, **(own or {})}  # arguments are an object in any case
+        own = self.parameters or {}
+        if not self.strict:
+            own = lenient(own) if is_held else {}
+        return {**_ANY_ARGUMENTS, **own}  # arguments are an object in any case
 
     def told(self) -> Mapping[str, Any]:
         """The tool as chat templates know it."""

@@ -31,6 +31,12 @@ def large(number: int) -> GrammarSpec:
     return GrammarSpec("json_schema", json.dumps({"properties": outer, "title": str(number)}))
 
 
+def wide(num_properties: int) -> GrammarSpec:
+    """A grammar that compiles, and has too many ways to go on from its first token."""
+    properties = {f"p{index}": {"type": "string"} for index in range(num_properties)}
+    return GrammarSpec("json_schema", json.dumps({"type": "object", "properties": properties}))
+
+
 def children() -> set[Process]:
     """Without the forks, which end at any time."""
     return {process for process in descendants() if process.parent == os.getpid()}
@@ -70,6 +76,14 @@ async def test_a_grammar_that_does_not_compile_is_refused_with_the_reason(make: 
         assert caught.value.param == "grammar"
     with pytest.raises(RequestError, match="has 101 bytes"):
         await check.check(GrammarSpec("regex", "a" * 101), ONE)
+
+
+async def test_a_grammar_that_is_too_large_is_refused_before_anything_is_queued(
+    make: MakeCheck,
+) -> None:
+    with pytest.raises(RequestError, match=r"it is too large: .*max is 2000") as caught:
+        await make().check(wide(2500), ONE)
+    assert caught.value.param == "grammar"
 
 
 async def test_grammars_that_take_too_long_are_ended_and_others_are_not(make: MakeCheck) -> None:

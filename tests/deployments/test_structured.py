@@ -16,6 +16,7 @@ from deployments.ingress.openai_request import parse_chat, parse_completion
 from tests.deployments.test_openai_request import LIMITS, chat, completion
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+LENIENT = {**SCHEMA, "x-guidance": {"lenient": True}}
 TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}
 ASKED: list[tuple[dict[str, Any], str | None, Any]] = [
     ({"response_format": {"type": "text"}}, None, None),
@@ -29,6 +30,11 @@ ASKED: list[tuple[dict[str, Any], str | None, Any]] = [
         },
         "json_schema",
         SCHEMA,
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        "json_schema",
+        LENIENT,
     ),
     ({"response_format": TAG}, "structural_tag", TAG),
     ({"structured_outputs": {"json": SCHEMA}}, "json_schema", SCHEMA),

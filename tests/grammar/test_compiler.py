@@ -13,7 +13,16 @@ from cluster.errors import RequestError
 from cluster.grammar.base import Backend
 from cluster.grammar.compiler import GrammarCompiler, create_compiler
 from cluster.requests.grammar_spec import GrammarSpec
-from tests.support.grammar.backends import BACKENDS, FOLDER, SPECS, compiler
+from tests.support.grammar.backends import (
+    BACKENDS,
+    FOLDER,
+    SPECS,
+    allowed,
+    compiler,
+    eos,
+    ids_of,
+    open_text,
+)
 
 BAD = {
     "no json": GrammarSpec("json_schema", "{"),
@@ -40,6 +49,66 @@ def test_an_unsatisfiable_schema_is_refused() -> None:
     schema = {"type": "object", "properties": {"a": False}, "required": ["a"]}
     with pytest.raises(RequestError, match="unsatisfiable"):
         compiler("llguidance").compile(GrammarSpec("json_schema", json.dumps(schema)))
+
+
+# Each is small as a text, and found to be too large when a text of it begins.
+TOO_LARGE = {
+    "regex": (GrammarSpec("regex", "(a?){300}a{300}"), "too many expressions"),
+    "terminal": (
+        GrammarSpec("grammar", "start: T\nT: /.*a.{14}/ & /.*b.{15}/ & /.*c.{13}/"),
+        "too many expressions",
+    ),
+    "rule": (
+        GrammarSpec("grammar", f"start: {' | '.join(f'/{n}/ b' for n in range(3000))}\nb: /b/"),
+        "max is 2000",
+    ),
+    "schema": (
+        GrammarSpec(
+            "json_schema",
+            json.dumps({"type": "object", "properties": {f"p{n}": {} for n in range(2500)}}),
+        ),
+        "max is 2000",
+    ),
+    "endless": (GrammarSpec("grammar", 'root ::= "a" root'), "limit 50000"),
+}
+
+
+@pytest.mark.parametrize(("spec", "limit"), TOO_LARGE.values(), ids=TOO_LARGE)
+def test_a_grammar_that_is_too_large_is_refused_before_its_first_token(
+    spec: GrammarSpec, limit: str
+) -> None:
+    with pytest.raises(RequestError, match=rf"cannot be used: it is too large: .*{limit}"):
+        compiler("llguidance").compile(spec)
+
+
+def test_a_schema_that_refers_to_itself_alone_is_refused() -> None:
+    schema = {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}}
+    with pytest.raises(RequestError, match="no text fits it"):
+        compiler("llguidance").compile(GrammarSpec("json_schema", json.dumps(schema)))
+
+
+CHOICES = {
+    "numbers": [str(number) for number in range(1, 4097)],
+    "one prefix": [f"/usr/share/{number}.txt" for number in range(4096)],
+    "no prefix": [f"{number * 7919 % 4096} of many" for number in range(4096)],
+    "prefixes of others": ["a" * length for length in range(1, 400)],
+    "empty": ["", "yes", "yes, sir"],
+    "Unicode": [f"é🙂東京 {number}" for number in range(2000)],
+    "signs": ['"', "\\", "/", "a\nb", "|", "\x00"],
+}
+
+
+@pytest.mark.parametrize("texts", CHOICES.values(), ids=CHOICES)
+def test_any_of_thousands_of_choices_may_be_written(texts: list[str]) -> None:
+    spec = GrammarSpec("choice", json.dumps(texts))
+    for wanted in (texts[0], texts[1], texts[len(texts) // 2], texts[-1]):
+        text = open_text("llguidance", spec)
+        for token in ids_of(wanted):
+            assert token in allowed(text)
+            assert text.push(token)
+        assert text.push(eos()[0])
+    other = open_text("llguidance", spec)
+    assert not all(map(other.push, [*ids_of(texts[1] + " no"), *eos()]))
 
 
 def test_a_long_source_is_refused_before_it_is_read() -> None:
