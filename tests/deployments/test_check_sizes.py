@@ -7,27 +7,69 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from cluster.config.file import load
 from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import describe
-from cluster.engine.loading.planned import Planned, planned
+from cluster.engine.loading.planned import Planned, bare_module, planned
 from cluster.errors import ConfigError
+from cluster.models import published as published_models
 from cluster.models.published import published
 from deployments.cli import main
 from deployments.plan import size
 from deployments.preflight import inspect
 from tests.support.draft.other_vocabulary import other_copy
 
+# The part of Gemma 3 that sees, which is as large in each of its sizes.
+SIGLIP = 416_866_032
+PUBLISHED = Path(published_models.__file__).with_name("published_configs")
 RECIPE = "configs/llama-70b-8xh100.yaml"
-# As their makers state them.
+# As their makers state them; of models that see, without what sees.
 PARAMETERS = {
     "meta-llama/Llama-3.3-70B-Instruct": 70_553_706_496,
     "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+    "meta-llama/Llama-3.1-405B-Instruct": 405_853_388_800,
     "meta-llama/Llama-3.2-3B-Instruct": 3_212_749_824,
     "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
+    "Qwen/Qwen2.5-3B-Instruct": 3_085_938_688,
+    "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
+    "Qwen/Qwen2.5-14B-Instruct": 14_770_033_664,
+    "Qwen/Qwen2.5-32B-Instruct": 32_763_876_352,
+    "Qwen/Qwen2.5-72B-Instruct": 72_706_203_648,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-1.7B": 1_720_574_976,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-14B": 14_768_307_200,
+    "Qwen/Qwen3-32B": 32_762_123_264,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30_532_122_624,
+    "Qwen/Qwen3-235B-A22B": 235_093_634_560,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
+    "google/gemma-3-1b-it": 999_885_952,
+    "google/gemma-3-4b-it": 4_300_079_472 - SIGLIP - 1152 * (2560 + 1),
+    "google/gemma-3-12b-it": 12_187_325_040 - SIGLIP - 1152 * (3840 + 1),
+    "google/gemma-3-27b-it": 27_432_406_640 - SIGLIP - 1152 * (5376 + 1),
+    "mistralai/Mistral-Small-24B-Instruct-2501": 23_572_403_200,
+    "openai/gpt-oss-20b": 20_914_757_184,
+    "openai/gpt-oss-120b": 116_829_156_672,
+    "smollm2-135m-instruct": 134_515_008,
 }
+# What the configuration tells, of models that the engine does not serve.
+REFUSED = {
+    "deepseek-ai/DeepSeek-V3": r"multi-head latent attention",
+    "deepseek-ai/DeepSeek-R1": r"multi-head latent attention",
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": r"Mistral3Config \(model_type 'mistral3'\)",
+}
+# The fields from which a size follows.
+SHAPE = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+    "num_key_value_heads", "vocab_size", "tie_word_embeddings", "num_experts", "num_local_experts",
+    "moe_intermediate_size", "kv_lora_rank",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +87,39 @@ def sized(model: str, **settings: object) -> Planned:
 
 @pytest.mark.parametrize("model", PARAMETERS)
 def test_a_published_configuration_has_the_published_number_of_parameters(model: str) -> None:
-    assert sized(model, dtype="bfloat16").weights == 2 * PARAMETERS[model]
+    described = describe(str(published(model)), EngineConfig(model=model))
+    module = bare_module(described)
+    assert sum(each.numel() for each in module.parameters()) == PARAMETERS[model]
+    assert described.text_config.dtype == torch.bfloat16, "counting has changed it"
+
+
+def shape_of(folder: Path) -> tuple[object, ...]:
+    values = json.loads((folder / "config.json").read_text("utf-8"))
+    return tuple((values | values.get("text_config", {})).get(name) for name in SHAPE)
+
+
+def test_every_published_configuration_has_the_shape_of_one_that_was_counted() -> None:
+    counted = {model: published(model) for model in (*PARAMETERS, *REFUSED)}
+    shapes = {shape_of(folder) for folder in counted.values() if folder is not None}
+    folders = [path.parent for path in PUBLISHED.glob("*/config.json")]
+    assert len(folders) > len(PARAMETERS)
+    assert [each.name for each in folders if shape_of(each) not in shapes] == []
+
+
+@pytest.mark.parametrize("model", REFUSED)
+def test_a_known_model_that_the_engine_does_not_serve_is_refused_by_its_own_name(
+    model: str,
+) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[model]):
+        describe(str(published(model)), EngineConfig(model=model))
+
+
+@pytest.mark.parametrize(("model", "gib"), [("20b", 12.8), ("120b", 60.8)])
+def test_experts_of_four_bits_have_their_scales_and_the_rest_its_own_format(
+    model: str, gib: float
+) -> None:
+    """As the model card states the checkpoints' sizes."""
+    assert sized(f"openai/gpt-oss-{model}").weights == pytest.approx(gib * 2**30, rel=0.01)
 
 
 def test_a_model_of_the_catalogue_is_sized_before_it_is_fetched() -> None:

@@ -20,11 +20,13 @@ from cluster.engine.cpu.packed_linear import plain_share
 from cluster.engine.device import computes, resolve_device
 from cluster.engine.loading.few_bits import wanted_format, weights_dtype
 from cluster.engine.loading.inspection import describe
-from cluster.engine.loading.planned import bare_module, planned
+from cluster.engine.loading.planned import Planned, bare_module, planned
 from cluster.models.weights import GROUPED, header_of
 
 # Bits of a weight in bfloat16.
 _BF16 = 16
+# As configurations call the experts of a layer.
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # What an engine takes beside weights and cache on a CPU once it has made steps of all sizes: the
 # libraries' threads and buffers, rows of activations, and what the allocator keeps.
 # docs/plan.md has the measurements.
@@ -33,25 +35,32 @@ WORKING_BYTES = 96 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """weights: bytes, of all ranks.  working: what steps take beside them and the KV cache."""
+    """weights: bytes, of all ranks, on GPUs of the fullest one.  working: what steps take beside
+    them and the KV cache.  active: the share of the parameters that one token needs: of experts,
+    those to which it is sent."""
 
     num_parameters: int
     weights: int
     working: int
+    active: float
 
 
-def held(folder: Path, config: EngineConfig) -> Held:
-    """folder: of the model's config.json, and of its weights where they are here."""
+def held(folder: Path, config: EngineConfig, on_gpus: Planned | None = None) -> Held:
+    """folder: of the model's config.json, and of its weights where they are here.  on_gpus: what it
+    takes there, None = it is to run on this machine."""
     described = describe(str(folder), config)
     module = bare_module(described)
     num_parameters = sum(each.numel() for each in module.parameters())
+    active = 1.0 - _idle(module, described.text_config) / num_parameters
+    if on_gpus is not None:
+        return Held(num_parameters, on_gpus.rank_weights, on_gpus.beside, active)
     device = resolve_device(config.device)
     stored = getattr(described.text_config, "dtype", None) or torch.float32
     is_quantised = config.quantization or getattr(described.config, "quantization_config", None)
     if device.type != "cpu" or is_quantised or config.tensor_parallel > 1:
         sizes = planned(folder, described, config, is_here=True)
         working = sizes.beside if device.type != "cpu" else WORKING_BYTES
-        return Held(num_parameters, sizes.weights, working)
+        return Held(num_parameters, sizes.weights, working, active)
     found = weights_dtype(config, device, stored)
     dtype = stored if isinstance(found, str) else found
     bits: float = 8 * dtype.itemsize
@@ -62,7 +71,19 @@ def held(folder: Path, config: EngineConfig) -> Held:
         others = 8 * torch.float32.itemsize
         if computes(torch.bfloat16):
             bits, groups = _few_bits(folder, config, bits)
-    return Held(num_parameters, _bytes(module, bits, groups, others), WORKING_BYTES)
+    weights = _bytes(module, bits, groups, others)
+    return Held(num_parameters, weights, WORKING_BYTES, active)
+
+
+def _idle(module: Any, text_config: Any) -> float:
+    """Return the parameters of experts that a token is not sent to."""
+    named = module.named_parameters()
+    in_experts = sum(each.numel() for name, each in named if ".experts." in name)
+    if not in_experts:
+        return 0.0
+    counts = (getattr(text_config, name, None) for name in _NUM_EXPERTS)
+    share = int(text_config.num_experts_per_tok) / int(next(filter(None, counts)))
+    return in_experts * (1.0 - share)
 
 
 def _few_bits(folder: Path, config: EngineConfig, bits: float) -> tuple[float, Mapping[str, int]]:

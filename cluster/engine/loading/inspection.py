@@ -50,7 +50,7 @@ def describe(folder: str, config: EngineConfig) -> Description:
     model_config = read_model_config(Path(folder), config)
     text_config = model_config.get_text_config(decoder=True)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
-    check_servable(text_config, model_class)
+    check_servable(text_config, model_class, model_config)
     check_splittable(text_config, config.tensor_parallel)
     max_context_len = context_limit(text_config, config.max_context_len)
     check_sizes(config, max_context_len, config.num_pages)

@@ -5,8 +5,11 @@ Parameters are counted on transformers' own modules, which are built without mem
 
 from __future__ import annotations
 
+import copy
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,8 @@ from cluster.models.weights import PICKLED, SAFETENSORS
 from cluster.spec.draw import drawing_bytes
 
 # Bits of a weight, where a method has one number of them and its configuration does not say it.
-_BITS = {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4, "awq": 4, "gptq": 4}
+# mxfp4 has a scale of 8 bits for each 32 weights.
+_BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "awq": 4.0, "gptq": 4.0}
 # Of a row, while a layer's products are made: what goes in, both factors, and their product.
 _STATES_AT_ONCE = 4
 _STATED = {"load_in_8bit": 8, "load_in_4bit": 4}
@@ -155,8 +159,9 @@ def bare_module(described: Description) -> Any:
     cannot be."""
     try:
         with torch.device("meta"):
+            # transformers writes the dtype into the configuration that it is given.
             return AutoModelForCausalLM.from_config(
-                described.text_config, dtype=torch.float32, trust_remote_code=False
+                copy.deepcopy(described.text_config), dtype=torch.float32, trust_remote_code=False
             )
     except (OSError, ValueError, ImportError, RuntimeError, TypeError, AttributeError) as error:
         raise ConfigError(
@@ -177,16 +182,22 @@ def _bytes(
     """Bytes of parameters that are not stored so; a quantised model's layers have fewer bits."""
     method = config.quantization or getattr(described.config, "quantization_config", None)
     bits: float = 8 * dtype.itemsize
+    wide: Sequence[str] = ()
     if method is not None:
         bits = _bits(dict(method), 8 * dtype.itemsize)
+        wide = dict(method).get("modules_to_not_convert") or ()
     elif config.is_rounded:  # with a scale and a least value for each group of int4
         bits = 8 if config.weights == "int8" else 4 + 2 * 16 / config.weights_group
-    in_layers = sum(each.count for name, each in found.items() if ".layers." in name)
-    others = sum(each.count for each in found.values()) - in_layers
-    return int(in_layers * bits // 8) + others * dtype.itemsize
+    in_few = sum(
+        each.count
+        for name, each in found.items()
+        if ".layers." in name and not any(fnmatch(name, f"{module}*") for module in wide)
+    )
+    others = sum(each.count for each in found.values()) - in_few
+    return int(in_few * bits // 8) + others * dtype.itemsize
 
 
-def _bits(method: dict[str, Any], otherwise: int) -> int:
+def _bits(method: dict[str, Any], otherwise: int) -> float:
     stated = [bits for name, bits in _STATED.items() if method.get(name)]
     named = _BITS.get(str(method.get("quant_method")), otherwise)
-    return int(method.get("bits") or next(iter(stated), named))
+    return float(method.get("bits") or next(iter(stated), named))

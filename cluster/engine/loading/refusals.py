@@ -29,16 +29,18 @@ _RECURRENT_LAYER_TYPES = frozenset(
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
-def check_servable(config: Any, model_class: Any) -> None:
+def check_servable(config: Any, model_class: Any, whole: Any = None) -> None:
     """Raise ConfigError, naming the architecture and the reason, if it cannot be served.
 
     config: the transformers text config.  model_class: what AutoModelForCausalLM would build.
+    whole: the config of a model of which the text's is a part.
     """
     reason = _reason(config, model_class)
     if reason is not None:
-        name = getattr(model_class, "__name__", None) or type(config).__name__
+        whole = whole or config
+        name = getattr(model_class, "__name__", None) or type(whole).__name__
         raise ConfigError(
-            f"{name} (model_type {config.model_type!r}) cannot be served: {reason}; use a decoder "
+            f"{name} (model_type {whole.model_type!r}) cannot be served: {reason}; use a decoder "
             "with full or sliding-window attention, such as Llama, Qwen3 or Mistral",
             param="model",
         )
