@@ -22,7 +22,7 @@ from cluster.config.file import ServeFile, in_file
 from cluster.errors import ConfigError, DrafthouseError
 from cluster.options import add_server, api_key, number, seed, whole
 from cluster.worker.priority import importing
-from deployments import plan_command, vllm_options
+from deployments import gpus, plan_command, vllm_options
 from deployments.access import new_key
 from deployments.asked import (
     DEMONSTRATION,
@@ -181,19 +181,11 @@ def _run(arguments: argparse.Namespace) -> int:
     file = asked(arguments)
     # Ray takes seconds to import: only for those who need it.
     if arguments.verb in ("check", "plan"):
-        from deployments.plan import facts, plan
+        from deployments.plan import check_text
 
-        # On loopback all parts run on one machine, which is taken to be this one.
-        is_here = arguments.verb == "plan" or file.config.network.interface == "loopback"
+        text_of = check_text if arguments.verb == "check" else plan_command.plan_text
         with in_file(file.path):
-            found = inspect(file.config, is_here=is_here, is_plan=True)
-            if arguments.verb == "plan":
-                print(plan_command.plan_text(file.config, found, arguments), end="")
-                return EXIT_OK
-        if arguments.json:
-            print(json.dumps(facts(file.config, found), indent=2))
-        else:
-            print(plan(file.config, found), end="")
+            print(text_of(file.config, arguments), end="")
         return EXIT_OK
     if arguments.verb == "evaluate":
         command = shlex.join(("drafthouse", *sys.argv[1:]))
@@ -328,6 +320,7 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     )
     check = verbs.add_parser("check", help="check a configuration and print the plan")
     _add_file(check)
+    gpus.configure(check)
     check.add_argument("--json", action="store_true", help="print it as one JSON object")
     forecast = verbs.add_parser(
         "plan", help="say what memory a configuration takes, and what its drafts should bring"

@@ -12,6 +12,7 @@ from cluster.models.names import source_of
 from cluster.models.published import published
 from cluster.models.resolve import find
 from deployments.configured_models import engines
+from deployments.gpus import Gpus
 from deployments.preflight import TARGET, Inspected
 
 # The lengths of requests for which it is said how many of them fit.
@@ -36,89 +37,108 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """One engine's model.  name: of its drafter, "" = the target's.  memory: with its cache."""
+    """One engine's model.  name: of its drafter, "" = the target's.  weights: of one rank on a GPU;
+    read: those that a token needs.  memory: with its cache."""
 
     name: str
     path: str
     architecture: str
     num_parameters: int
     weights: int
+    read: int
     memory: int
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """unsized: the paths of models of which nothing is known here.  num_tokens: of the target's KV
-    cache, 0 = not known.  requests: how many fit at a time, by their tokens."""
+    """unsized: the paths of models of which nothing is known here.  too_large: of those that leave
+    no memory of their GPU for a KV cache.  num_tokens: of the target's KV cache, 0 = not known.
+    requests: how many fit at a time, by their tokens."""
 
     parts: tuple[Part, ...]
     models: tuple[Sized, ...]
     unsized: tuple[str, ...]
+    too_large: tuple[str, ...]
     num_tokens: int
     requests: Mapping[int, int]
 
     @property
     def total(self) -> int:
-        """The bytes of one target process."""
+        """The bytes of one target process, on GPUs of one rank."""
         return sum(part.num_bytes for part in self.parts if part.process == TARGET_PROCESS)
 
 
-def memory_plan(config: Config, found: Mapping[str, Inspected], base: int) -> MemoryPlan:
+def memory_plan(
+    config: Config, found: Mapping[str, Inspected], base: int, gpus: Gpus | None = None
+) -> MemoryPlan:
     """found: what the models are.  base: bytes of a process that has imported all it needs,
-    0 = other memory than that of models."""
+    0 = other memory than that of models.  gpus: those that the models run on, None = this CPU."""
     from cluster.engine.loading.held import held  # torch takes seconds to import
 
     parts = [Part(TARGET_PROCESS, "", "base", base)] if base else []
     models: list[Sized] = []
-    unsized: list[str] = []
+    unsized, too_large = list[str](), list[str]()
     for path, engine in engines(config).items():
-        folder = find(source_of(engine.model)) or published(engine.model)
+        folder = folder_of(engine.model)
         if path not in found or folder is None:
             unsized.append(path)
             continue
         name = "" if path == TARGET else path.split(".")[1]
         process = TARGET_PROCESS if not name or name in config.hosted else f"drafter-{name}"
-        sizes = held(folder, engine)
-        own = [
-            Part(process, path, "weights", sizes.weights),
-            Part(process, path, "kv_cache", _kv_cache(engine, found[path])),
-        ]
+        on = None if engine.device == "cpu" else gpus
+        sizes = held(folder, engine, None if on is None else found[path].sizes)
+        taken = sum(part.num_bytes for part in parts if part.process == process)
+        cache = (
+            found[path].sizes.kv_cache if on is None else _on_gpu(engine, found[path], on, taken)
+        )
+        if on is not None and on.memory and not cache:
+            too_large.append(path)
+        own = [Part(process, path, "weights", sizes.weights)]
+        own += [Part(process, path, "kv_cache", cache)] if cache else []
         if base and process != TARGET_PROCESS:
             parts.append(Part(process, "", "base", base))
         if process not in {part.process for part in parts if part.what == "working"}:
             own.append(Part(process, path, "working", sizes.working))
         parts += own
         memory = sum(part.num_bytes for part in own if part.what != "working")
+        architecture, read = found[path].architecture, int(sizes.weights * sizes.active)
         models.append(
-            Sized(name, path, found[path].architecture, sizes.num_parameters, sizes.weights, memory)
+            Sized(name, path, architecture, sizes.num_parameters, sizes.weights, read, memory)
         )
     parts += _heads(config)
-    return MemoryPlan(tuple(parts), tuple(models), tuple(unsized), *_requests(config, found, parts))
+    requests = _requests(config, found, parts, is_rank=gpus is not None)
+    return MemoryPlan(tuple(parts), tuple(models), tuple(unsized), tuple(too_large), *requests)
+
+
+def folder_of(model: str) -> Path | None:
+    """Return the folder of a model that is here, or of its configuration; None = of neither."""
+    return find(source_of(model)) or published(model)
 
 
 def _requests(
-    config: Config, found: Mapping[str, Inspected], parts: Sequence[Part]
+    config: Config, found: Mapping[str, Inspected], parts: Sequence[Part], *, is_rank: bool
 ) -> tuple[int, Mapping[int, int]]:
-    """Return the tokens of the target's KV cache, and the requests that fit by their length."""
+    """Return the tokens of the target's KV cache, and the requests that fit by their length.
+
+    is_rank: the parts are those of one of its ranks."""
     if TARGET not in found:
         return 0, {}
     target = found[TARGET]
     cache = sum(each.num_bytes for each in parts if (each.owner, each.what) == (TARGET, "kv_cache"))
+    cache *= config.target.engine.tensor_parallel if is_rank else 1
     num_tokens = cache // target.sizes.kv_per_token
     longest, most = target.max_context_len, config.target.engine.max_running_sequences
     lengths = sorted({min(each, longest) for each in (*LENGTHS, longest)})
     return num_tokens, {each: min(num_tokens // each, most) for each in lengths}
 
 
-def _kv_cache(engine: EngineConfig, found: Inspected) -> int:
-    """Return the bytes of its KV cache, on this machine's GPU as much as its memory allows."""
-    import torch
-
-    sizes = found.sizes
-    if sizes.kv_cache or not torch.cuda.is_available():
-        return sizes.kv_cache
-    total = torch.cuda.get_device_properties(0).total_memory
-    return sizes.room(engine, total) * sizes.kv_per_token
+def _on_gpu(engine: EngineConfig, found: Inspected, gpus: Gpus, taken: int) -> int:
+    """Return the bytes of one rank's KV cache: as configured, or what its GPU has left; 0 where
+    that is nothing or not known.  taken: bytes of what its process has loaded before."""
+    sizes, ranks = found.sizes, engine.tensor_parallel
+    most = engine.max_running_sequences * found.max_context_len
+    left = sizes.room(engine, max(gpus.memory - taken, 0))
+    return (sizes.kv_cache or min(left, most) * sizes.kv_per_token) // ranks
 
 
 def _heads(config: Config) -> Iterator[Part]:

@@ -9,6 +9,12 @@ from typing import Any
 from cluster.config.schema import Config, PlacementConfig
 from cluster.errors import ConfigError
 
+# The end of refusals of what another machine could run.
+ELSEWHERE = (
+    "or name the machine that it is for: `serve` has --address to join a cluster, `check` and "
+    "`plan` have --gpu and --num-gpus"
+)
+
 
 def replica_options(placement: PlacementConfig) -> dict[str, Any]:
     """Serve options of a deployment whose replicas are one actor each."""
@@ -87,7 +93,7 @@ def local_labels(config: Config) -> dict[str, str]:
                 raise ConfigError.at(
                     "placement.labels",
                     f"{key} is {labels[key]!r} here and {value!r} there, and one "
-                    "machine cannot be both; join a cluster of several nodes with --address",
+                    f"machine cannot be both; {ELSEWHERE}",
                 )
     return labels
 
@@ -119,6 +125,6 @@ def check_gpus(config: Config, num_gpus: float) -> None:
     if wanted > num_gpus:
         raise ConfigError.at(
             "placement",
-            f"num_gpus of all replicas are {wanted:g}, this machine has {num_gpus:g}; "
-            "lower them, or join a larger cluster with --address",
+            f"num_gpus of all replicas are {wanted:g}, this machine has {num_gpus:g}; lower them; "
+            f"{ELSEWHERE}",
         )

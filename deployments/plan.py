@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,24 @@ from typing import Any
 from cluster.config.processes import OPENAI, RECORDER
 from cluster.config.schema import Config, EngineConfig, PlacementConfig
 from cluster.draft import registry
+from deployments import gpus
 from deployments.access import access_lines
 from deployments.configured_models import engines
 from deployments.placement import total_resources
-from deployments.preflight import TARGET, Inspected
+from deployments.preflight import TARGET, Inspected, inspect
 
 # Cards that people have, from one for games to an H200.
 _GPU_SIZES_GB = (24, 48, 80, 141)
+
+
+def check_text(config: Config, arguments: argparse.Namespace) -> str:
+    """Return what `drafthouse check` prints; raises ConfigError for what would stop it."""
+    # On loopback all parts run on one machine, which is this one where no other is named.
+    is_here = gpus.asked(config, arguments) is None and config.network.interface == "loopback"
+    found = inspect(config, is_here=is_here, is_plan=True)
+    if arguments.json:
+        return json.dumps(facts(config, found), indent=2) + "\n"
+    return plan(config, found)
 
 
 def plan(config: Config, found: Mapping[str, Inspected]) -> str:

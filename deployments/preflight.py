@@ -38,6 +38,7 @@ from cluster.worker.priority import importing
 from deployments.access import check_access
 from deployments.configured_models import engines
 from deployments.placement import (
+    ELSEWHERE,
     check_cores,
     check_gpus,
     local_labels,
@@ -331,7 +332,6 @@ def _check_devices(config: Config) -> None:
         raise ConfigError.at(
             path,
             f"{ranks} ranks need a GPU each, {unseen or f'this machine shows {num_gpus}'}; "
-            "lower it, join a cluster with --address, or set target.engine.device: cpu to try it "
-            "without",
+            f"lower it, or set target.engine.device: cpu to try it without; {ELSEWHERE}",
         )
     check_gpus(config, num_gpus)

@@ -31,15 +31,15 @@ def warnings(
 ) -> list[Warned]:
     """Return the rules that draft models do not meet.
 
-    models: the target's first.  total_bytes: of its process.  draft_token_cost: the measured time
+    models: of known size.  total_bytes: of its process.  draft_token_cost: the measured time
     of a draft token as a share of a step's; None = not measured, so bytes of weights stand for it.
     """
-    target, *drafters = models
-    if target.name:
-        return []  # nothing is known of the target
     return [
         Warned(drafter.name, rule, found, source)
-        for drafter in drafters
+        for target in models
+        if not target.name
+        for drafter in models
+        if drafter.name
         for rule, found, source in _broken(target, drafter, total_bytes, draft_token_cost)
     ]
 

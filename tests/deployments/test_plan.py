@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 
@@ -125,3 +128,125 @@ def test_numbers_that_make_no_sense_are_refused(
 ) -> None:
     assert main(["plan", str(configuration), *wrong]) == 2
     assert "--acceptance is a number from 0 to 1" in capsys.readouterr().err
+
+
+UNKNOWN = "nobody/knows-it"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "plan.md"
+
+
+@pytest.fixture
+def no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which no model was ever fetched."""
+    monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path / "models"))
+
+
+@pytest.mark.parametrize(
+    "words", [(UNKNOWN,), (UNKNOWN, "--draft", UNKNOWN), ("models/demo-target", "--draft", UNKNOWN)]
+)
+def test_an_unknown_size_gives_no_figure(words: tuple[str, ...], capsys: Capture) -> None:
+    found = planned(capsys, *words)
+    assert found["speedup"]["cost"] is None
+    assert found["speedup"]["leviathan"] is None
+    assert found["loads"] == []
+    assert (found["total_bytes"] is None) == (words[0] == UNKNOWN)
+    assert main(["plan", *words]) == 0
+    text = capsys.readouterr().out
+    assert "c not known" in text
+    assert "nothing is known here of its size" in text
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_model_that_is_not_here_is_planned_for_a_card_that_is_not_here(capsys: Capture) -> None:
+    words = ("Qwen/Qwen3-8B", "--draft", "Qwen/Qwen3-0.6B", "--gpu", "H100")
+    found = planned(capsys, *words)
+    assert found["gpus"] == {
+        "kind": "h100", "count": 1, "memory": 80_000_000_000, "bandwidth": 3.35e12,
+        "source": "NVIDIA's data sheet",
+    }  # fmt: skip
+    assert part(found, "target.engine", "weights") == 2 * 8_190_735_360
+    assert found["speedup"]["cost"] == pytest.approx(596 / 8191, rel=0.01)
+    per_token = 2 * 36 * 8 * 128 * 2
+    cache = part(found, "target.engine", "kv_cache")
+    assert cache == found["memory"]["num_tokens"] * per_token
+    assert 0.5 * 80e9 < cache + 2 * 8_190_735_360 < 0.85 * 80e9
+
+
+@pytest.mark.usefixtures("no_models")
+def test_a_large_model_is_divided_between_the_cards_that_are_named(capsys: Capture) -> None:
+    model = "meta-llama/Llama-3.3-70B-Instruct"
+    found = planned(capsys, model, "--gpu", "h100", "--num-gpus", "8")
+    splits = {each["ranks"]: each for each in found["splits"]}
+    assert [*splits] == [1, 2, 4, 8]
+    assert splits[1]["num_tokens"] == 0
+    assert splits[8]["num_tokens"] > splits[4]["num_tokens"] > 32768
+    assert splits[8]["step_s"] == pytest.approx(2 * 70.55e9 / 8 / 3.35e12, rel=0.01)
+    assert found["memory"]["too_large"] == ["target.engine"]
+    divided = planned(capsys, model, "-tp", "8", "--gpu", "h100")
+    assert divided["gpus"]["count"] == 8
+    assert divided["memory"]["too_large"] == []
+    assert divided["memory"]["num_tokens"] == splits[8]["num_tokens"]
+    assert divided["total_bytes"] < 80e9
+
+
+@pytest.mark.usefixtures("no_models")
+def test_of_experts_those_count_to_which_a_token_is_sent(capsys: Capture) -> None:
+    found = planned(capsys, "Qwen/Qwen3-30B-A3B", "--gpu", "h200")
+    (target,) = found["memory"]["models"]
+    assert target["read"] == pytest.approx(2 * 3.35e9, rel=0.02)  # 3.3 B are active
+    assert target["weights"] == 2 * 30_532_122_624
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.usefixtures("no_models")
+@pytest.mark.parametrize(
+    "words",
+    [("configs/llama-70b-8xh100.yaml",), ("configs/two-node.yaml",), ("Qwen/Qwen3-8B", "-tp", "4")],
+)
+def test_a_configuration_for_gpus_is_planned_where_there_are_none(
+    words: tuple[str, ...], capsys: Capture
+) -> None:
+    found = planned(capsys, *words)
+    assert found["gpus"]["kind"] == ""
+    assert {each["what"] for each in found["memory"]["parts"]} == {"weights", "working"}
+    assert found["memory"]["num_tokens"] == 0
+    assert main(["plan", *words]) == 0
+    assert "--gpu names one" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_check_names_options_that_it_has_where_gpus_are_missing(
+    llama_folder: Path, capsys: Capture
+) -> None:
+    words = ["check", str(llama_folder), "-tp", "2"]
+    assert main(words) == 2
+    assert "`check` and `plan` have --gpu and --num-gpus" in capsys.readouterr().err
+    assert main([*words, "--gpu", "l4"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--gpu", "h10"), "'h10' is not known (did you mean h100?)"),
+        (("--num-gpus", "8"), "name it with --gpu"),
+        (("--gpu", "h100", "--num-gpus", "0"), "0 are too few"),
+        (("--gpu", "h100", "--num-gpus", "2", "-tp", "4"), "the configuration needs 4"),
+        (("--gpu", "h100", "--set", "target.engine.device=cpu"), "leave one out"),
+        (("--gpu", "h100", "--measure"), "leave --gpu out"),
+    ],
+)
+def test_another_machine_is_named_as_one_that_there_is(
+    words: tuple[str, ...], told: str, capsys: Capture
+) -> None:
+    assert main(["plan", "models/demo-target", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_models")
+def test_every_command_of_the_page_works_as_printed(capsys: Capture) -> None:
+    lines = re.findall(r"^\.venv/bin/drafthouse (plan .*)$", DOCUMENT.read_text(), re.MULTILINE)
+    assert len(lines) > 4
+    for line in lines:
+        words = shlex.split(line)
+        if "--measure" not in words:  # which needs the models
+            assert main(words) == 0, line
+            assert "total_bytes" in (out := capsys.readouterr().out) or "in all" in out
