@@ -83,7 +83,7 @@ def _idle(module: Any, text_config: Any) -> float:
         return 0.0
     counts = (getattr(text_config, name, None) for name in _NUM_EXPERTS)
     share = int(text_config.num_experts_per_tok) / int(next(filter(None, counts)))
-    return in_experts * (1.0 - share)
+    return float(in_experts * (1.0 - share))
 
 
 def _few_bits(folder: Path, config: EngineConfig, bits: float) -> tuple[float, Mapping[str, int]]:
