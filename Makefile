@@ -25,6 +25,8 @@ help: ## show this list
 	@echo "  CONFIG=FILE and ARGS='--set key=value ...' reach \`drafthouse serve\`; PYTEST_ARGS reaches pytest."
 
 # exec: the recipe's shell is replaced, so Ctrl-C and make's forwarded SIGTERM reach Drafthouse itself.
+# Eight processes of ours start: none is to compile our modules anew.
+serve: export PYTHONDONTWRITEBYTECODE =
 serve: first-look $(VENV)/.serve-installed ## serve the demonstration (or CONFIG=FILE)
 	@exec $(BIN)/drafthouse serve $(CONFIG) $(ARGS)
 

@@ -235,6 +235,9 @@ def _version(compiler: str) -> bytes:
 
 
 def _compiled(command: Sequence[str], sources: Sequence[str], fresh: Path, library: Path) -> Path:
+    folder = Path(sources[0]).parent.parent.name
+    told = {"phase": "build", "folder": folder}
+    log.info("phase %(phase)s: native code of %(folder)s, once on this machine", told)
     subprocess.run(
         [*command, "-o", str(fresh), *sources],
         check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S,

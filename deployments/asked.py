@@ -43,7 +43,7 @@ def with_models(
         )
         file = load(EMBEDDED, vllm_options.asked(arguments)[1])
     with in_file(file.path):
-        inspect_what_is_new(file.config, is_here=arguments.address is None)
+        inspect_what_is_new(file.config, say, is_here=arguments.address is None)
     return file
 
 

@@ -19,7 +19,8 @@ _OURS = ("cluster", "deployments")
 # Of these, what is ordinary as well: a line for each request, and what the coordinator does.
 _TALKERS = ("deployments.ingress.request_log", "cluster.coordinator.activity")
 
-_PROGRESS = "cluster.engine.loading.progress"
+# Lines of these that begin so say how far a start is.
+_PROGRESS, _PHASE = ("cluster.engine.loading.progress", "cluster.cpp"), "phase "
 
 
 def is_wanted(line: str) -> bool:
@@ -70,7 +71,7 @@ class LogFollower:
                 self._read[path] = offset + end
                 lines += data[:end].decode("utf-8", "replace").splitlines()
         for line in lines:
-            if _level_and_logger(line)[1] == _PROGRESS:
+            if _level_and_logger(line)[1] in _PROGRESS and _message(line).startswith(_PHASE):
                 self.progress = _message(line)
         return [line for line in lines if is_wanted(line)]
 

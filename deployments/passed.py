@@ -13,7 +13,7 @@ import importlib.metadata
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,8 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 _NUM_KEPT = 100
 
 
-def inspect_what_is_new(config: Config, *, is_here: bool) -> None:
-    """`preflight.inspect`, without a look at models that passed it before.
+def inspect_what_is_new(config: Config, say: Callable[[str], None], *, is_here: bool) -> None:
+    """`preflight.inspect`, without a look at models that passed it before; says that it looks.
 
     Neither torch nor transformers is imported then, where no GPU is asked for."""
     found = {each.model: find(source_of(each.model)) for each in engines(config).values()}
@@ -46,6 +46,7 @@ def inspect_what_is_new(config: Config, *, is_here: bool) -> None:
     path, digest = cache_folder() / "passed", _digest(config, folders.values(), is_here=is_here)
     known = _read(path)
     if digest not in known or len(folders) < len(found):
+        say("checking the models, once until they, the settings or the program change")
         inspect(config, is_here=is_here)
         _write(path, [*known, digest])
         return

@@ -41,10 +41,13 @@ def built(tmp_path: Path) -> list[Path]:
 
 @needs_compiler
 def test_an_equal_library_is_not_built_twice_and_a_changed_header_makes_another(
-    sources: Path, tmp_path: Path
+    sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loaded = cpp.load(sources, {})
-    assert loaded is not None
+    with caplog.at_level(logging.INFO):
+        loaded = cpp.load(sources, {})
+        assert loaded is not None
+        assert cpp.load(sources, {}) is not None
+    assert [each.message.partition(":")[0] for each in caplog.records] == ["phase build"]
     assert loaded.library.answer() == 42
     (first,) = built(tmp_path)
     stamp = first.stat().st_mtime_ns

@@ -16,6 +16,9 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 IS_X86 = platform.machine() == "x86_64"
+# What computes with a model, and what reads and writes text.
+COMPUTING = ("torch", "transformers", "scipy", "triton", "accelerate", "sympy", "gguf")
+SPEAKING = ("tokenizers", "jinja2", "huggingface_hub")
 TORCHLESS, SILENT = ("torch", "ray", "transformers"), ("ray", "grpc")
 IMPORT_IN_TURN = """
 import importlib, json, sys
@@ -42,16 +45,47 @@ for name, forbidden in json.loads(sys.argv[1]):
             "cluster.client": TORCHLESS,
             "cluster.rpc.server": TORCHLESS,
             "deployments.cli": (*TORCHLESS, "huggingface_hub"),
-            "deployments.serve_command": ("torch", "transformers"),
+            "deployments.serve_command": COMPUTING,
+        },
+        # The processes that `drafthouse serve` starts, before one loads a model.
+        {
+            "deployments.drafter": (*COMPUTING, *SPEAKING, "llguidance"),
+            "deployments.target": (*COMPUTING, *SPEAKING, "llguidance"),
+            "deployments.coordinator": (*COMPUTING, *SPEAKING, "llguidance"),
+            "deployments.ingress.deployment": (*COMPUTING, "huggingface_hub"),
         },
     ],
-    ids=["what thinks", "what talks"],
+    ids=["what thinks", "what talks", "what is started"],
 )
 def test_a_module_loads_nothing_that_its_layer_forbids(modules: dict[str, Sequence[str]]) -> None:
     asked = json.dumps([*modules.items()])
     command = [sys.executable, "-c", IMPORT_IN_TURN, asked]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert said.split() == []
+
+
+IMPORT_AND_SPEAK = """
+import sys
+from cluster.text.tokenizer import Tokenizer
+tokenizer = Tokenizer.load(sys.argv[1])
+tokenizer.encode("a text")
+print(*{"torch", "scipy", "transformers.modeling_utils"}.intersection(sys.modules))
+"""
+IMPORT_AND_LOOK_UP = """
+import sys
+from cluster.config.schema import Config, DrafterConfig
+from cluster.worker.build import load_drafter
+for kind in ("suffix", "ngram_cache", "prompt_lookup"):
+    load_drafter(Config(drafters={"own": DrafterConfig(kind)}), "own")
+print(*{"torch", "transformers", "scipy", "tokenizers", "ray"}.intersection(sys.modules))
+"""
+
+
+@pytest.mark.parametrize("script", [IMPORT_AND_SPEAK, IMPORT_AND_LOOK_UP], ids=["text", "look-up"])
+def test_what_has_no_model_loads_nothing_that_computes_with_one(script: str) -> None:
+    command = [sys.executable, "-c", script, "models/demo-target"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY)
+    assert said.stdout.split() == []
 
 
 @pytest.mark.parametrize("package", ["cluster", "deployments"])

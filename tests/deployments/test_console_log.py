@@ -61,16 +61,21 @@ def test_every_line_is_told_once_and_when_it_is_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_json", [False, True])
 def test_the_progress_of_loading_is_the_last_that_was_said(tmp_path: Path, is_json: bool) -> None:
-    logger = "cluster.engine.loading.progress"
     follower, file = LogFollower(tmp_path), tmp_path / "worker-1.err"
     assert follower.progress == ""
-    for message in ("phase load: 1 of 4 MB of weights read", "phase profile"):
+    loading = "cluster.engine.loading.progress"
+    for logger, message, progress in (
+        ("cluster.cpp", "phase build: native code of cpu", "phase build: native code of cpu"),
+        (loading, "phase load: 1 of 4 MB of weights read", "phase load: 1 of 4 MB of weights read"),
+        (loading, "phase profile", "phase profile"),
+        ("cluster.cpp", "no native code of draft", "phase profile"),
+    ):
         record = logging.LogRecord(logger, logging.INFO, "x", 1, message, (), None)
         line = JsonLines().format(record) if is_json else f"INFO {TIME} {logger}: {message}"
         with file.open("a") as lines:
             lines.write(f"{line}\n")
         assert follower.new_lines() == []
-        assert follower.progress == message
+        assert follower.progress == progress
 
 
 def test_what_comes_while_it_follows_is_told(tmp_path: Path) -> None:
