@@ -85,14 +85,16 @@ class Split:
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """The whole plan, as --json prints it.  gpus: None = for this CPU.  total_bytes: None = nothing
-    is known of the target.  loads: by the measured curve, and without one by Leviathan's formula,
-    which is the same for any number of requests; none where c is not known."""
+    is known of the target.  free_bytes: of this machine, None = for GPUs.  loads: by the measured
+    curve, and without one by Leviathan's formula, which is the same for any number of requests;
+    none where c is not known."""
 
     model: str
     gpus: Gpus | None
     splits: Sequence[Split]
     memory: MemoryPlan
     total_bytes: int | None
+    free_bytes: int | None
     measured: Measured | None
     speedup: Expected
     loads: Sequence[AtLoad]
@@ -133,13 +135,14 @@ def plan_text(config: Config, arguments: argparse.Namespace) -> str:
 def _forecast(
     config: Config, found: Mapping[str, Inspected], arguments: argparse.Namespace, on: Gpus | None
 ) -> Forecast:
-    base = 0
+    base, free = 0, None
     if on is None:  # a GPU's memory is another than that of the process
         # This process imports what a target's does, so that it takes as much.
         import deployments.target  # noqa: F401
+        from cluster.engine.device import free_cpu_bytes
         from cluster.worker.trial import resident_bytes
 
-        base = resident_bytes()
+        base, free = resident_bytes(), free_cpu_bytes()
     memory = memory_plan(config, found, base, on)
     acceptance, num_drafts = arguments.acceptance, arguments.draft_tokens
     cost = _draft_cost(config, memory, arguments.task)
@@ -165,6 +168,7 @@ def _forecast(
         [*_splits(config, memory, on)],
         memory,
         None if TARGET in memory.unsized else memory.total,
+        free,
         measured,
         expected,
         [_at_load(count, curve) for count, curve in curves.items()],
@@ -253,6 +257,8 @@ def _lines(planned: Forecast) -> Iterator[str]:
     if planned.total_bytes is not None:
         of = "one target process" if on is None else "one rank of the target"
         yield f"{of} in all: {size(planned.total_bytes)}"
+        if planned.free_bytes is not None and planned.total_bytes > planned.free_bytes:
+            yield f"DOES NOT FIT: {size(planned.free_bytes)} are free on this machine"
     if measured is not None:
         yield (
             f"measured here: {size(measured.total)} (weights {size(measured.weights)}, drafters "

@@ -196,6 +196,15 @@ def test_of_experts_those_count_to_which_a_token_is_sent(capsys: Capture) -> Non
     assert target["weights"] == 2 * 30_532_122_624
 
 
+@pytest.mark.usefixtures("no_models")
+def test_a_model_that_is_larger_than_this_machine_is_told(capsys: Capture) -> None:
+    words = ("--set", "target.engine.device=cpu")
+    assert main(["plan", "meta-llama/Llama-3.1-405B-Instruct", *words]) == 0
+    assert "are free on this machine" in capsys.readouterr().out
+    assert main(["plan", "models/demo-target", *words]) == 0
+    assert "DOES NOT FIT" not in capsys.readouterr().out
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.usefixtures("no_models")
 @pytest.mark.parametrize(
