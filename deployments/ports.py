@@ -7,9 +7,12 @@ import errno
 import os
 import socket
 
-from cluster.config.addresses import is_everywhere
+from cluster.config.addresses import LOOPBACK, is_everywhere, port_of
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
+
+# Where Ray's own store listens, if the environment says so; where it cannot, Ray waits for ever.
+_RAYS_PORT = "RAY_GCS_SERVER_PORT"
 
 
 def check_free(config: Config, *, at_any_port: bool = False) -> None:
@@ -49,6 +52,17 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
         problems.append(
             f"{', '.join(named)} taken by another process; end what listens there or pass {remedy}"
         )
+    rays_own = os.environ.get(_RAYS_PORT)
+    if rays_own and not at_any_port:
+        try:
+            is_free = why_not(LOOPBACK, port_of(rays_own)) is None
+        except ValueError as error:
+            raise ConfigError.at(_RAYS_PORT, f"{rays_own!r} is no port: {error}") from error
+        if not is_free:
+            problems.append(
+                f"{_RAYS_PORT}: port {rays_own}, Ray's own, taken by another process; end what "
+                "listens there or unset it"
+            )
     if problems:
         raise ConfigError("; ".join(problems), param=taken[0] if taken else None)
 

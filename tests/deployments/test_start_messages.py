@@ -58,6 +58,26 @@ def test_taken_ports_are_said_to_be_taken_once() -> None:
     assert f"http.port: port {http}, dashboard.port: port {dashboard} taken" in message
 
 
+def test_a_taken_port_of_rays_own_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(
+        http=HttpConfig(port=free_port()),
+        grpc=GrpcConfig(port=free_port()),
+        dashboard=DashboardConfig(enabled=False),
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("RAY_GCS_SERVER_PORT", str(port))
+        with pytest.raises(
+            ConfigError, match=f"RAY_GCS_SERVER_PORT: port {port}, Ray's own, taken"
+        ):
+            check_free(config)
+        check_free(config, at_any_port=True)
+    check_free(config)
+    monkeypatch.setenv("RAY_GCS_SERVER_PORT", "0x10")
+    with pytest.raises(ConfigError, match="RAY_GCS_SERVER_PORT: '0x10' is no port"):
+        check_free(config)
+
+
 def test_a_wrong_folder_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError) as refused:
         source_of(str(tmp_path))
