@@ -169,7 +169,11 @@ def test_a_drafter_of_one_billion_fits_a_gpu_of_24_gb(capsys: pytest.CaptureFixt
 
 def test_a_stage_of_a_cascade_draws_for_the_trees_of_the_one_before() -> None:
     config = load(
-        "configs/tiny.yaml", ["drafters.both={kind: cascade, options: {stages: [suffix, lm]}}"]
+        "configs/tiny.yaml",
+        [
+            "drafters.both={kind: cascade, options: {stages: [suffix, lm]}}",
+            "tasks={default: [both, code]}",
+        ],
     ).config
     found = inspect(config, is_here=True)
     sizes = {name: found[f"drafters.{name}.options.engine"].sizes for name in ("lm", "code")}
