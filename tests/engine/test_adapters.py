@@ -208,7 +208,7 @@ def _rename(tensors: dict[str, torch.Tensor]) -> None:
 def _add_prefix(tensors: dict[str, torch.Tensor]) -> None:
     """As for a model of texts and images that holds this one."""
     for key in list(tensors):
-        tensors[key.replace("model.model.", "model.language_model.")] = tensors.pop(key)
+        tensors[key.replace("model.model.", "model.model.language_model.")] = tensors.pop(key)
 
 
 def _drop_prefix(tensors: dict[str, torch.Tensor]) -> None:
