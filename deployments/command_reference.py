@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from cluster.reference import row
-from deployments import cli
+from deployments.command_line import parser_for
 
 # Its parser is that of cluster.train, which takes torch to import; docs/models.md tells of it.
 _ELSEWHERE = "train"
@@ -25,7 +25,7 @@ wrong, 130 after Ctrl-C, 141 where nobody reads the output any more, and 1 for a
 
 def page() -> str:
     """docs/commands.md as it should be."""
-    verbs = _verbs(cli.parser_for([]))
+    verbs = _verbs(parser_for([]))
     abouts = {choice.dest: choice.help or "" for choice in verbs._choices_actions}
     return _HEAD + "".join(
         _section(verb, about) for verb, about in abouts.items() if verb != _ELSEWHERE
@@ -39,13 +39,13 @@ def _verbs(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argpar
 
 
 def _section(verb: str, about: str) -> str:
-    cells = list(_arguments(_verbs(cli.parser_for([verb])).choices[verb]))
+    cells = list(_arguments(_verbs(parser_for([verb])).choices[verb]))
     told = f"\n## {verb}\n\n{about[:1].upper()}{about[1:]}.\n"
     if verb != "serve" and any(typed.startswith("`--set ") for typed, _ in cells):
         told += (
             "\nIt takes FILE or MODEL and the options of [serve](#serve) down to `--set`, and:\n"
         )
-        of_serve = set(_arguments(_verbs(cli.parser_for([])).choices["serve"]))
+        of_serve = set(_arguments(_verbs(parser_for([])).choices["serve"]))
         cells = [each for each in cells if each not in of_serve]
     if not cells:
         return told

@@ -20,27 +20,21 @@ from typing import Any, TextIO
 
 import ray
 from ray import serve
-from ray.serve._private.build_app import build_app
-from ray.serve._private.constants import SERVE_DEFAULT_APP_NAME
-from ray.serve._private.deploy_utils import get_app_code_version
 from ray.serve.context import _get_global_client
 from ray.serve.schema import (
     ApplicationStatus,
-    LoggingConfig,
-    ServeApplicationSchema,
     ServeDeploySchema,
 )
 
 from cluster.config.addresses import from_here, joined
-from cluster.config.applications import is_pool
 from cluster.config.file import ServeFile
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from cluster.logs import is_json, said
 from deployments.access import access_lines
-from deployments.app import build, build_pool, serves_logging
 from deployments.configured_models import has_chat_template
 from deployments.console_log import LogFollower, following
+from deployments.deploying import begin, logging_options, names_of, route_prefix_of
 from deployments.local_ray import JoinedRay, LocalRay
 from deployments.readiness import base_url, engine_line, health, wait_until_connected
 
@@ -59,12 +53,12 @@ class _Stop(BaseException):
 
 def serve_own(file: ServeFile, folder: Path) -> int:
     """Serve `file` on a Ray of this command's own, which keeps its files in `folder`."""
-    return _serve_until_stopped(file, LocalRay(file.config, folder, _names(file)), "starting Ray")
+    return _serve_until_stopped(file, LocalRay(file.config, folder, names_of(file)), "starting Ray")
 
 
 def serve_joined(file: ServeFile, address: str) -> int:
     """Serve `file` on the Ray that runs at `address`."""
-    cluster = JoinedRay(file.config, address, _names(file))
+    cluster = JoinedRay(file.config, address, names_of(file))
     return _serve_until_stopped(file, cluster, f"joining Ray at {address}")
 
 
@@ -85,10 +79,10 @@ def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginni
             cluster.start()
         with signals.interrupt(), following(cluster.log_folder(), _log) as follower:
             _deploy(file)
-            _wait_until_running(_names(file), signals, follower)
+            _wait_until_running(names_of(file), signals, follower)
             is_serving = True
-            url = base_url(file.config, _route_prefix(file))
-            ask = asking(url, _names(file)[0])
+            url = base_url(file.config, route_prefix_of(file))
+            ask = asking(url, names_of(file)[0])
             wait_until_connected(ask, url, file.config.on_their_own, signals.check, _progress)
             cluster.announce(file.document)
             token_file = cluster.token_file() if file.config.dashboard.enabled else None
@@ -97,7 +91,7 @@ def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginni
             for line in access_lines(file.config):
                 _progress(line)
             engines = engine_line(ask())
-            ready = ready_line(file.config, _route_prefix(file), engines)
+            ready = ready_line(file.config, route_prefix_of(file), engines)
             _say(said(ready, beginning=""), sys.stdout)
             _say(said(what_to_try(file.config, url), beginning=""), sys.stderr)
             signals.wait()
@@ -166,16 +160,6 @@ def asking(url: str, application: str) -> Callable[[], Mapping[str, Any]]:
     return ask
 
 
-def _names(file: ServeFile) -> list[str]:
-    """Return the applications' names, that of the target's first."""
-    # Nameless as Serve itself would name it, to which it may be handed later.
-    return [str(each.get("name", SERVE_DEFAULT_APP_NAME)) for each in file.applications]
-
-
-def _route_prefix(file: ServeFile) -> str:
-    return str(file.applications[0].get("route_prefix") or "/")
-
-
 def refuse_unserved_keys(file: ServeFile) -> None:
     """Raise ConfigError for keys that only `serve deploy` obeys."""
     for number, key in itertools.product(
@@ -190,19 +174,6 @@ def refuse_unserved_keys(file: ServeFile) -> None:
             )
 
 
-def logging_options(file: ServeFile, application: Mapping[str, Any]) -> LoggingConfig:
-    """Serve's logging as the file wants it, the application's keys before the file's own."""
-    wanted = serves_logging(file.config)
-    wanted |= file.document.get("logging_config") or {}
-    wanted |= application.get("logging_config") or {}
-    try:
-        return LoggingConfig(**wanted)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{file.path}: logging_config: {error}", param="logging_config"
-        ) from error
-
-
 def _deploy(file: ServeFile) -> None:
     document: dict[str, Any] = copy.deepcopy(dict(file.document))
     _progress("starting Serve")
@@ -214,42 +185,6 @@ def _deploy(file: ServeFile) -> None:
         logging_config=logging_options(file, {}),
     )
     begin(file)
-
-
-def begin(file: ServeFile) -> None:
-    """Deploy the file's applications; Serve runs.
-
-    With the versions that Serve itself would give them, else the first `serve deploy` or `apply`
-    would replace every process.
-    """
-    built = []
-    for name, each in zip(_names(file), file.applications, strict=True):
-        schema = ServeApplicationSchema(**{**each, "name": name})
-        found = build_app(
-            (build_pool if is_pool(each) else build)(each["args"]),
-            name=name,
-            route_prefix=None if is_pool(each) else _route_prefix(file),
-            logging_config=logging_options(file, each),
-            default_runtime_env=schema.runtime_env,
-            external_scaler_enabled=schema.external_scaler_enabled,
-        )
-        for place, deployment in enumerate(found.deployments):
-            told = with_options(deployment, file.deployments.get(deployment.name, {}))
-            told._version = get_app_code_version(schema)
-            found.deployments[place] = told
-        built.append(found)
-    _get_global_client().deploy_applications(built, wait_for_applications_running=False)
-
-
-def with_options(deployment: serve.Deployment, given: Mapping[str, Any]) -> serve.Deployment:
-    """What a file says of a single deployment, over what `build` says, as `serve deploy` lays it.
-
-    Raises ConfigError for what Serve does not take."""
-    try:
-        return deployment.options(**given)
-    except (TypeError, ValueError) as error:
-        reason = f"Ray Serve does not take it: {error}"
-        raise ConfigError.at(f"deployments[{deployment.name}]", reason) from error
 
 
 def change(address: str, document: Mapping[str, Any]) -> Mapping[str, str]:

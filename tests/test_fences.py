@@ -29,8 +29,9 @@ from cluster.config.policy import PolicyFile
 from cluster.config.schema import Config
 from cluster.errors import DrafthouseError
 from cluster.simulate.settings import Settings
-from deployments import cli, vllm_options
+from deployments import vllm_options
 from deployments.asked import DEMONSTRATION
+from deployments.command_line import parser_for
 from deployments.ingress.api.endpoints import ENDPOINTS, PAGES
 from tests.test_docs import ROOT, pages
 
@@ -120,7 +121,7 @@ def check_command(words: list[str]) -> None:
 def check_drafthouse(arguments: list[str]) -> None:
     """Parse a command line, with what it changes of a configuration that is here."""
     try:
-        parsed = cli.parser_for(arguments).parse_args(arguments)
+        parsed = parser_for(arguments).parse_args(arguments)
     except SystemExit as error:
         raise AssertionError(f"drafthouse {shlex.join(arguments)} is refused") from error
     if parsed.verb in ("serve", "check", "plan", "evaluate"):

@@ -60,3 +60,15 @@ class UiConfig:
     def is_served(self, where: HttpConfig) -> bool:
         """True if browsers get the page."""
         return where.is_local if self.enabled == "auto" else self.enabled
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardConfig:
+    """Ray's dashboard, where `drafthouse serve` starts Ray itself."""
+
+    host: Host = "127.0.0.1"
+    """The interface to listen on."""
+    port: Port = 8265
+    """TCP port."""
+    enabled: bool = True
+    """false starts no dashboard."""

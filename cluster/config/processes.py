@@ -21,6 +21,7 @@ from cluster.config.parse import (
     Seconds,
     Share,
 )
+from cluster.config.placement import PlacementConfig
 from cluster.config.proof import AuditConfig, SwitchbackConfig
 from cluster.config.rollout import RolloutConfig
 from cluster.errors import ConfigError
@@ -127,22 +128,6 @@ class EngineConfig:
     def is_rounded(self) -> bool:
         """True if weights are to be rounded to fewer bits than are stored."""
         return self.weights in ("int8", "int4")
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementConfig:
-    """Where the replicas of one deployment run."""
-
-    num_cpus: NonNegativeFloat = 0.5
-    """Reserved per replica; for a target, per rank."""
-    num_gpus: NonNegativeFloat = 0.0
-    """Reserved per replica; for a target, per rank."""
-    resources: Mapping[str, NonNegativeFloat] = field(default_factory=dict)
-    """Custom Ray resources, reserved per replica or rank."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Ray node labels that the node must have, key to value."""
-    cores: tuple[NonNegativeInt, ...] = ()
-    """CPU cores, by number, that each of these processes is pinned to; empty = not pinned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from cluster.config.access import AccessConfig
 from cluster.config.addresses import Host, Url
 from cluster.config.doors import DataPlaneConfig, NetworkConfig, TlsConfig
-from cluster.config.http import HttpConfig, UiConfig
+from cluster.config.http import DashboardConfig, HttpConfig, UiConfig
 from cluster.config.parse import (
     Line,
     NameOf,
@@ -27,12 +27,12 @@ from cluster.config.parse import (
     Range,
     Seconds,
 )
+from cluster.config.placement import PlacementConfig
 from cluster.config.processes import (
     CoordinatorConfig,
     DrafterConfig,
     DrafterPlacement,
     EngineConfig,
-    PlacementConfig,
     TargetConfig,
 )
 from cluster.config.references import (
@@ -167,18 +167,6 @@ class GrpcConfig:
     """The interface to listen on, IPv4 or IPv6; 0.0.0.0 and :: = all."""
     port: Port = 9000
     """TCP port."""
-
-
-@dataclass(frozen=True, slots=True)
-class DashboardConfig:
-    """Ray's dashboard, where `drafthouse serve` starts Ray itself."""
-
-    host: Host = "127.0.0.1"
-    """The interface to listen on."""
-    port: Port = 8265
-    """TCP port."""
-    enabled: bool = True
-    """false starts no dashboard."""
 
 
 @dataclass(frozen=True, slots=True)

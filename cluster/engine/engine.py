@@ -1,13 +1,11 @@
 """One engine for any Hugging Face causal LM: the target's and the drafting LM's.
 
-    engine = Engine.load(config)
-    engine.submit(Work("a", base_len=0, delta=prompt, tree=drafts))
-    for output in engine.step(): ...      # one forward over what the scheduler picks
-    engine.last_step.taps                 # hidden states, where step(taps=...) asked for some
-    engine.retain("a", accepted_path)     # keep the KV of accepted nodes
-    engine.release("a")
-
-Not thread-safe: one thread owns an engine.
+engine = Engine.load(config)
+engine.submit(Work("a", base_len=0, delta=prompt, tree=drafts))
+for output in engine.step(): ...      # one forward over what the scheduler picks
+engine.last_step.taps                 # hidden states, where step(taps=...) asked for some
+engine.retain("a", accepted_path)     # keep the KV of accepted nodes
+engine.release("a")  # one thread owns an engine
 """
 
 from __future__ import annotations
@@ -67,9 +65,8 @@ class Engine:
         capture: Capture | None = None,
         extra_layers: Sequence[LayerSpec] = (),
     ) -> None:
-        """capture: how graphs are captured; None = by CUDA, where that can be.
-        extra_layers: caches behind those of the model's layers, on the same pages, for a draft head
-        that writes them itself (`slots`, `cache`).  With tensor parallelism rank 0's count."""
+        """capture: how graphs are captured; None = by CUDA, where it can be.  extra_layers: of rank
+        0, caches behind the model's, on the same pages, for a head that writes them (`slots`)."""
         if group is not None:
             extra_layers = group.share_layers(extra_layers, model.layers[0])
         layers = (*model.layers, *extra_layers)
@@ -171,12 +168,11 @@ class Engine:
 
     @property
     def longest_context(self) -> int:
-        """Tokens of the longest text that positions and pages suffice for."""
+        """Tokens that positions and pages suffice for."""
         return self.limits.longest_context
 
     @property
     def pages_in_use(self) -> int:
-        """Pages that requests hold, in the pools of all groups of layers."""
         return sum(pool.num_held for pool in self.page_owners.pools)
 
     @property
@@ -194,9 +190,8 @@ class Engine:
         return EMPTY_TOKENS if sequence is None else sequence.tokens.copy()
 
     def slots(self, request_id: str, layer: int = -1) -> npt.NDArray[np.int64]:
-        """The slots of that layer of `cache` for each position of the request, its tokens' and then
-        its nodes': int64[tokens + nodes], a copy that holds until the next call on the request or
-        the next step.  Rows that left the window lie in the scratch page."""
+        """The slots of the request's tokens and nodes in that layer of `cache`, a copy until the
+        next call on it or step: int64[tokens + nodes].  Rows that left a window: scratch ones."""
         sequence = self.page_owners.sequences.get(request_id)
         if sequence is None:
             return np.empty(0, np.int64)

@@ -6,29 +6,14 @@ A request is what a client sends; it asks for one text or several (n, best_of, p
 
 from __future__ import annotations
 
+from cluster.metrics.metric import ITL_SECONDS, SEGMENT_SECONDS, TOKENS, TTFT_SECONDS
 from cluster.metrics.metric import Metric as Metric
-
-_TOKENS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
-# All bounds that vLLM has, since `vllm_metrics` tells the same series under its names; and
-# finer ones below them, because small models write a token within a millisecond.
-_TTFT_SECONDS = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
-)  # fmt: skip
-_ITL_SECONDS = (
-    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
-    0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-)  # fmt: skip
-
-# Few: there are as many histograms as segments.
-_SEGMENT_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 REQUESTS = Metric(
     "drafthouse_requests",
     "counter",
-    "Requests that are over; several texts count as one. finish_reason: error if one of them "
-    "failed after the answer had begun, else cancelled if one was given up, else length "
-    "if one was cut off, else stop.",
+    "Requests that are over; several texts count as one. finish_reason: the first that one has of "
+    "error (after the answer had begun), cancelled, length, stop.",
     ("task", "segment", "finish_reason"),
 )
 REJECTED = Metric(
@@ -40,18 +25,16 @@ REJECTED = Metric(
 KEY_TOKENS = Metric(
     "drafthouse_key_tokens",
     "counter",
-    "Tokens of requests that are over, by the name of their API key. kind: prompt, cached (those "
-    "of prompt that were in the prefix cache), output, as drafthouse_prompt_tokens and "
-    "drafthouse_output_tokens count them. The first 100 keys that ask an ingress process have "
-    "their names here, all others are `(other)`.",
+    "Tokens of requests that are over, by their API key's name. kind: prompt, cached (those of "
+    "prompt that were in the prefix cache), output, counted as drafthouse_prompt_tokens and "
+    "drafthouse_output_tokens. Beyond the first 100 keys of an ingress process: `(other)`.",
     ("key", "kind"),
 )
 AUDITED = Metric(
     "drafthouse_audited_texts",
     "counter",
-    "Finished texts that were verified once more (coordinator.audit).  outcome: equal, near_tie "
-    "(the text's token would have been drawn from logits that differ by rounding), mismatch, "
-    "failed (no target could say), skipped (too many were waiting).",
+    "Finished texts that were verified again (coordinator.audit). outcome: equal, near_tie (drawn "
+    "so from logits that differ by rounding), mismatch, failed (no target could say), skipped.",
     ("outcome",),
 )
 ARM_TOKENS = Metric(
@@ -99,14 +82,14 @@ TTFT = Metric(
     "histogram",
     "Time from a text's arrival to its first token.",
     ("task",),
-    _TTFT_SECONDS,
+    TTFT_SECONDS,
 )
 ITL = Metric(
     "drafthouse_inter_token_latency_seconds",
     "histogram",
     "Time between two pieces of a stream, divided by the tokens of the later one.",
     ("task",),
-    _ITL_SECONDS,
+    ITL_SECONDS,
 )
 # Both labels on each of these would be more series than all others together.
 SEGMENT_TTFT = Metric(
@@ -114,14 +97,14 @@ SEGMENT_TTFT = Metric(
     "histogram",
     "drafthouse_time_to_first_token_seconds by segment, where segments are configured.",
     ("segment",),
-    _SEGMENT_SECONDS,
+    SEGMENT_SECONDS,
 )
 SEGMENT_ITL = Metric(
     "drafthouse_segment_inter_token_latency_seconds",
     "histogram",
     "drafthouse_inter_token_latency_seconds by segment, where segments are configured.",
     ("segment",),
-    tuple(bound / 10.0 for bound in _SEGMENT_SECONDS),
+    tuple(bound / 10.0 for bound in SEGMENT_SECONDS),
 )
 SEGMENT_DRAFT_TOKENS = Metric(
     "drafthouse_segment_draft_tokens",
@@ -155,7 +138,7 @@ ROUND_OVERHEAD = Metric(
     "drafted: draws, choice of drafts, verdicts. Of steps that read no prompt.",
 )
 BATCH_SIZE = Metric(
-    "drafthouse_batch_size", "histogram", "Sequences per decode step.", (), (*_TOKENS, 32.0, 64.0)
+    "drafthouse_batch_size", "histogram", "Sequences per decode step.", (), (*TOKENS, 32.0, 64.0)
 )
 BATCH_PURITY = Metric(
     "drafthouse_batch_purity",
@@ -345,8 +328,7 @@ ENGINE = Metric(
 ENGINE_FALLBACKS = Metric(
     "drafthouse_engine_fallbacks",
     "gauge",
-    "What runs in a slower way than was wanted; /health and the log say why. On a GPU it should be "
-    "0.",
+    "What runs in a slower way than was wanted; /health and the log say why. 0 on a GPU, if well.",
     ("role", "worker", "engine"),
 )
 TARGET_UP = Metric("drafthouse_target_up", "gauge", "Targets that the coordinator has.")

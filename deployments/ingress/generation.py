@@ -23,7 +23,7 @@ from deployments.ingress.predicted import prediction_ids
 from deployments.ingress.prompt_logprobs import PromptLogprobs, PromptScore
 from deployments.ingress.prompts import max_tokens, read_prompts, stop_token_ids
 from deployments.ingress.quotas import Use
-from deployments.ingress.request_log import RequestLine, RequestTimes
+from deployments.ingress.request_log import RequestTimes, write_line
 from deployments.ingress.spec import GenerationSpec, Resumption
 
 Answer = TypeVar("Answer")
@@ -35,7 +35,7 @@ _LAST_EVENT_PATIENCE_S = 1.0
 class Generation:
     """Runs all samples of all prompts of one request.
 
-    Use: `await start()`, iterate `deltas()`, and `close()` in any case.
+    Use: `await start()`, iterate `deltas()`, and `close()` in any case.  spec: what it was asked.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Generation:
         self.id = request_id
         # Clients may choose equal ids; between our processes every request has a unique one.
         self._wire_id = uuid.uuid4().hex
-        self._seeds = _seeds(spec)
+        self._seeds = [draw_seed() if spec.seed is None else spec.seed for _ in spec.prompts]
         self.prompt_ids: list[TokenArray] = []
         self.is_cut: list[bool] = []  # whether each has lost tokens to truncate_prompt_tokens
-        self._spec = spec
+        self.spec = spec
         self._names = spec.names
         self._tokenizer = tokenizer
         self._coordinators = coordinators
@@ -83,14 +83,9 @@ class Generation:
         self._use = use
         self.told: ToldRequest | None = None  # what counts it, once it has started
 
-    @property
-    def spec(self) -> GenerationSpec:
-        """What it was asked."""
-        return self._spec
-
     def seed_of(self, choice: int) -> int:
         """The seed of the choice, given or drawn."""
-        return self._seeds[choice // self._spec.num_choices]
+        return self._seeds[choice // self.spec.num_choices]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -102,7 +97,7 @@ class Generation:
         if self._scores:
             return 0
         # Other samples of a prompt find what the first one has computed.
-        return sum(one.num_cached or 0 for one in self.choices[:: self._spec.num_choices])
+        return sum(one.num_cached or 0 for one in self.choices[:: self.spec.num_choices])
 
     @property
     def num_output_tokens(self) -> int:
@@ -120,7 +115,7 @@ class Generation:
 
     def prompt_logprobs(self, choice: int) -> PromptLogprobs:
         """Of the choice's prompt, once the choice has begun; () where they are not asked for."""
-        return self._scores[choice // self._spec.num_choices].logprobs if self._scores else ()
+        return self._scores[choice // self.spec.num_choices].logprobs if self._scores else ()
 
     @property
     def num_prompt_logprobs(self) -> int:
@@ -139,7 +134,7 @@ class Generation:
 
     async def start(self, resumptions: Sequence[Resumption] = ()) -> None:
         """Tokenise and submit; raises RequestError for prompts that do not fit, before any work."""
-        spec, left_s = self._spec, self._left_s()
+        spec, left_s = self.spec, self._left_s()
         if left_s is not None:  # one timer, so that a wait for events costs none
             self._alarm = asyncio.get_running_loop().call_later(left_s, self._end_late)
         await self._coordinators.wait_connected()
@@ -192,20 +187,20 @@ class Generation:
     async def _open(self, index: int, request: Request, resumption: Resumption | None) -> None:
         text = TextStream(
             self._tokenizer,
-            self._spec.stop,
-            include_stop=self._spec.include_stop,
+            self.spec.stop,
+            include_stop=self.spec.include_stop,
             skip_special_tokens=(
-                self._spec.skip_special_tokens and skips_specials(self._spec.chat, self._dialect)
+                self.spec.skip_special_tokens and skips_specials(self.spec.chat, self._dialect)
             ),
-            min_tokens=self._spec.params.min_tokens,
+            min_tokens=self.spec.params.min_tokens,
             prompt_ids=request.prompt_ids,
         )
-        reading = Reading(self._spec.chat, self._dialect, request.prompt_ids)
+        reading = Reading(self.spec.chat, self._dialect, request.prompt_ids)
         if resumption is not None:
             # The text was delivered before the stream broke; only the position is needed.
             reading.push(text.push(resumption.token_ids).text, is_last=False)
         is_over = resumption is not None and (resumption.finished or text.is_finished)
-        rank = index % self._spec.num_choices
+        rank = index % self.spec.num_choices
         ticket = None
         if request.params.beams is not None and rank > 0:
             ticket = self.choices[index - rank].ticket  # one search finds all texts
@@ -221,10 +216,10 @@ class Generation:
                 self._noted(score.take)
         ended: list[Delta] = []
         for choice in self.choices:
-            request, number = choice.waiting, choice.index // self._spec.num_choices
+            request, number = choice.waiting, choice.index // self.spec.num_choices
             if request is None or (self._scores and not self._scores[number].is_complete):
                 continue
-            if self._spec.is_prompt_only:
+            if self.spec.is_prompt_only:
                 ended.append(choice.end())
                 continue
             choice.waiting = None
@@ -244,7 +239,7 @@ class Generation:
     @property
     def _waits(self) -> bool:
         """True if its samples begin only when their prompts are scored, or never."""
-        return bool(self._scores) or self._spec.is_prompt_only
+        return bool(self._scores) or self.spec.is_prompt_only
 
     def _running(self) -> list[Choice | PromptScore]:
         return [*self.choices, *self._scores]
@@ -320,13 +315,11 @@ class Generation:
         return pieces
 
     async def _wait_for_last_events(self) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_EVENT_PATIENCE_S):
                 while not all(one.ticket is None or one.ticket.finished for one in self.choices):
                     await self._news.wait()
                     self._news.clear()
-        except TimeoutError:
-            return
         self._take()
 
     def close(self) -> None:
@@ -346,22 +339,12 @@ class Generation:
                 self._coordinators.close(one.ticket)
         if self._is_logged and self.choices:
             self._is_logged = False
-            self._line().write()
-
-    def _line(self) -> RequestLine:
-        return RequestLine(
-            self.id,
-            self._spec.task,
-            self.num_prompt_tokens,
-            self.num_output_tokens,
-            max(choice.queue_time_s for choice in self.choices),
-            self.times,
-            [choice.finish_reason for choice in self.choices],
-            self._error_code,
-            self.stats,
-        )
-
-
-def _seeds(spec: GenerationSpec) -> list[int]:
-    """The seed of each prompt: the client's, or one drawn for each prompt."""
-    return [draw_seed() if spec.seed is None else spec.seed for _ in spec.prompts]
+            write_line(
+                self.id,
+                self.spec.task,
+                self.tokens,
+                self.choices,
+                self.times,
+                self._error_code,
+                self.stats,
+            )

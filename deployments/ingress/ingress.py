@@ -224,9 +224,7 @@ class Ingress:
     ) -> Generation:
         """Start a generation, which must be closed; raises if it is refused.
 
-        timeout_s: how long it may take; at most `api.max_request_timeout_s`.  traceparent: the
-        client's own span, as W3C writes it.
-        """
+        timeout_s: at most `api.max_request_timeout_s`.  traceparent: the client's, as of W3C."""
         limit_s = self.config.api.max_request_timeout_s
         if limit_s and (timeout_s is None or timeout_s > limit_s):
             timeout_s = limit_s

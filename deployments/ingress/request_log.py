@@ -6,11 +6,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from cluster.core import FinishReason, SpeculationStats
 from cluster.logs import UNKNOWN
+from cluster.metrics.told import Tokens
 
 log = logging.getLogger(__name__)
+
+_GIVEN_UP = FinishReason.CANCELLED.value
 
 
 @dataclass(slots=True)
@@ -29,48 +33,46 @@ class RequestTimes:
             self.first_token_at = self.clock()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLine:
-    """What the log says of a request that has ended.
+class Text(Protocol):
+    """One of a request's, as far as it went.  finish_reason: None = the client went before."""
 
-    queue_time_s: the longest of its samples.  finish_reasons: of the samples, None = the client
-    went before the end.  error_code: of the error that ended it, else "".
-    """
-
-    request_id: str
-    task: str
-    num_prompt_tokens: int
-    num_output_tokens: int
     queue_time_s: float
-    times: RequestTimes
-    finish_reasons: Sequence[FinishReason | None]
-    error_code: str
-    stats: SpeculationStats
+    finish_reason: FinishReason | None
 
-    def write(self) -> None:
-        reasons = {
-            reason.value if reason else self.error_code or FinishReason.CANCELLED.value
-            for reason in self.finish_reasons
-        }
-        times = self.times
-        ttft_ms: int | str = UNKNOWN
-        if times.first_token_at is not None:
-            ttft_ms = round(1000.0 * (times.first_token_at - times.arrived_at))
-        log.info(
-            "request id=%(id)s task=%(task)s prompt_tokens=%(prompt_tokens)d "
-            "output_tokens=%(output_tokens)d queue_ms=%(queue_ms)d ttft_ms=%(ttft_ms)s "
-            "total_ms=%(total_ms)d finish=%(finish)s "
-            "accepted_drafts=%(accepted_drafts)d/%(draft_tokens)d",
-            {
-                "id": self.request_id,
-                "task": self.task,
-                "prompt_tokens": self.num_prompt_tokens,
-                "output_tokens": self.num_output_tokens,
-                "queue_ms": round(1000.0 * self.queue_time_s),
-                "ttft_ms": ttft_ms,
-                "total_ms": round(1000.0 * (times.clock() - times.arrived_at)),
-                "finish": ",".join(sorted(reasons)),
-                "accepted_drafts": self.stats.num_accepted_draft_tokens,
-                "draft_tokens": self.stats.num_draft_tokens,
-            },
-        )
+
+def write_line(
+    request_id: str,
+    task: str,
+    tokens: Tokens,
+    texts: Sequence[Text],
+    times: RequestTimes,
+    error_code: str,
+    stats: SpeculationStats,
+) -> None:
+    """Say in the log that a request has ended.  error_code: of the error that ended it, else ""."""
+    reasons = {
+        text.finish_reason.value if text.finish_reason else error_code or _GIVEN_UP
+        for text in texts
+    }
+    queue_time_s = max(text.queue_time_s for text in texts)
+    ttft_ms: int | str = UNKNOWN
+    if times.first_token_at is not None:
+        ttft_ms = round(1000.0 * (times.first_token_at - times.arrived_at))
+    log.info(
+        "request id=%(id)s task=%(task)s prompt_tokens=%(prompt_tokens)d "
+        "output_tokens=%(output_tokens)d queue_ms=%(queue_ms)d ttft_ms=%(ttft_ms)s "
+        "total_ms=%(total_ms)d finish=%(finish)s "
+        "accepted_drafts=%(accepted_drafts)d/%(draft_tokens)d",
+        {
+            "id": request_id,
+            "task": task,
+            "prompt_tokens": tokens["prompt"],
+            "output_tokens": tokens["output"],
+            "queue_ms": round(1000.0 * queue_time_s),
+            "ttft_ms": ttft_ms,
+            "total_ms": round(1000.0 * (times.clock() - times.arrived_at)),
+            "finish": ",".join(sorted(reasons)),
+            "accepted_drafts": stats.num_accepted_draft_tokens,
+            "draft_tokens": stats.num_draft_tokens,
+        },
+    )

@@ -12,7 +12,8 @@ import pytest
 
 from cluster.errors import WorkerError
 from deployments.chat_command import Conversation
-from deployments.cli import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_UNREAD, main, parser_for
+from deployments.cli import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_UNREAD, main
+from deployments.command_line import parser_for
 from deployments.openai_client import OpenAIServer
 from tests.deployments.conftest import DEADLINE_S
 from tests.support.deployments.command import REPOSITORY

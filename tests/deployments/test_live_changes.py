@@ -141,7 +141,7 @@ class Live:
 def live(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator[Live]:
     from ray import serve
 
-    from deployments.serve_command import begin
+    from deployments.deploying import begin
 
     settings = copy.deepcopy(arguments(long_folder, long_draft_folder))
     port = free_port()

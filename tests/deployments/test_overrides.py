@@ -9,7 +9,7 @@ import pytest
 
 from cluster.errors import ConfigError
 from deployments.app import build
-from deployments.serve_command import with_options
+from deployments.deploying import with_options
 
 ARGUMENTS = {"target": {"engine": {"model": "m"}}}
 

@@ -14,7 +14,8 @@ import pytest
 from cluster.config.file import ServeFile
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
-from deployments.serve_command import _Signals, _Stop, logging_options, refuse_unserved_keys
+from deployments.deploying import logging_options
+from deployments.serve_command import _Signals, _Stop, refuse_unserved_keys
 
 
 def file(application: dict[str, Any], **document: Any) -> ServeFile:

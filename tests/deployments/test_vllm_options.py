@@ -16,6 +16,7 @@ from cluster.errors import ConfigError
 from deployments import cli
 from deployments.access import check_access
 from deployments.asked import asked, with_api_keys
+from deployments.command_line import parser_for
 
 
 def config(*arguments: str) -> Config:
@@ -24,7 +25,7 @@ def config(*arguments: str) -> Config:
 
 def parsed(*arguments: str) -> argparse.Namespace:
     command = ["serve", *arguments]
-    return cli.parser_for(command).parse_args(command)
+    return parser_for(command).parse_args(command)
 
 
 def test_each_option_has_its_settings() -> None:

@@ -69,10 +69,9 @@ class Body(BaseModel):
     hidden: ClassVar[frozenset[str]] = frozenset()
     is_listed: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = frozenset()
-    # As it was sent, and the names of fields without effect.
+    # As it was sent, the names of fields without effect, and whether it is taken as not sent.
     _given: Mapping[str, Any] = {}
     _ignored: tuple[str, ...] = ()
-    # Whether it holds the place of an element that is taken as not sent.
     _is_left_out: bool = False
 
     @classmethod
@@ -112,7 +111,6 @@ class Body(BaseModel):
 
     @property
     def is_left_out(self) -> bool:
-        """True for the place of an element that is taken as not sent."""
         return self._is_left_out
 
     @classmethod
@@ -141,8 +139,7 @@ class Body(BaseModel):
         return RequestError.at(self.called(attribute), reason)
 
     def ignore(self, name: str, reason: str, limits: Limits) -> None:
-        """Take a field of the whole body as not sent; raises RequestError where the server is
-        strict."""
+        """Take a field of the whole body as not sent; a strict server raises RequestError."""
         if not limits.is_lenient:
             raise RequestError.at(name, reason)
         self._ignored += (name,)
