@@ -43,7 +43,7 @@ class Agent:
     steps: what the model writes, by the number of results that it has read, for a repository.
     files: below its home.  task_has: what the prompts of the task have, and no others, say those
     that ask for a title.  heeds_no_proxy: whether it goes to this machine without a proxy.
-    asks_anyway: another host that it asks, whatever is set.
+    asks_anyway: a part of the name of another host that it asks, whatever is set.
     """
 
     name: str
@@ -327,7 +327,7 @@ AGENTS = (
         lambda place: {"OPENCODE_DISABLE_MODELS_FETCH": "1"},
         _opencode_files,
         # Its plug-ins' library, which it does without.  Nothing switches this off.
-        asks_anyway="registry.npmjs.org",
+        asks_anyway="registry.",
     ),
     Agent(
         "qwen-code",
