@@ -13,6 +13,7 @@ import importlib.util
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -41,8 +42,9 @@ _PYTHONS = ("python", ".venv/bin/python")
 _DRAFTHOUSES = ("drafthouse", ".venv/bin/drafthouse")
 # Programs of others.  Their commands are read as far as they name modules of ours.
 _FOREIGN = {
-    ".venv/bin/mutmut", "accelerate", "apt-get", "cd", "docker", "echo", "grpcurl", "helm",
-    "kubectl", "node", "npm", "pip", "ray", "sed", "vllm",
+    ".venv/bin/mutmut", "accelerate", "aider", "apt-get", "cd", "claude", "docker", "echo",
+    "export", "grpcurl", "helm", "kubectl", "mini", "node", "npm", "pip", "qwen", "ray", "sed",
+    "vllm",
 }  # fmt: skip
 _TARGET = {"engine": {"model": "models/demo-target"}}
 _LM = {"kind": "lm", "options": {"engine": {"model": "models/demo-draft"}}}
@@ -170,10 +172,22 @@ def check_yaml(text: str, folder: Path) -> None:
         parse(PolicyFile, document)
     elif "ratios" in keys:
         parse(Settings, document)
+    elif "models" in keys:  # Continue's
+        check_address(document["models"][0]["apiBase"])
     else:  # What others' programs read is tried with them: tests/k8s, test_monitoring.py.
         assert document.get("kind") == "Kustomization" or "rule_files" in keys, keys
         for path in re.findall(r"[./]*(k8s/[\w./-]+)", text):
             assert (ROOT / path).exists(), path
+
+
+def check_toml(text: str, _: Path) -> None:
+    for provider in tomllib.loads(text)["model_providers"].values():  # Codex's
+        check_address(provider["base_url"])
+
+
+def check_address(address: str) -> None:
+    """Of ours, below which a client asks for chats and the like."""
+    assert re.fullmatch(r"http://127\.0\.0\.1:8000/v1", address), address
 
 
 def check_file(document: dict[str, Any], folder: Path) -> None:
@@ -199,6 +213,7 @@ CHECKS: Mapping[str, Callable[[str, Path], None]] = {
     "python": check_python,
     "json": check_json,
     "promql": check_promql,
+    "toml": check_toml,
     "yaml": check_yaml,
     "text": lambda _text, _folder: None,
 }
@@ -222,6 +237,8 @@ def test_a_fence_is_what_its_reader_takes(fence: Fence, tmp_path: Path) -> None:
         ("", ".venv/bin/python -m benchmarks.nothing > file"),
         ("yaml", "coordinator: {audit: {shar: 0.1}}"),
         ("yaml", "rules: [{task: a, drafts: perhaps}]"),
+        ("yaml", "models: [{apiBase: 'http://127.0.0.1:8000'}]"),
+        ("toml", "[model_providers.a]\nbase_url = 'http://127.0.0.1:8000'"),
         ("python", "from cluster.core import Nothing"),
         ("json", "{"),
         ("promql", "sum by (key"),

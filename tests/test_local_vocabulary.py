@@ -19,6 +19,7 @@ from tests.test_local_heads import PLAIN, p_value
 pytestmark = pytest.mark.usefixtures("tireless_residents")
 
 PAIRS = range(260, 288)
+MANY_TRIES = 50
 
 
 def config_of(folder: Path, drafter: Path, host: str = "target") -> Config:
@@ -37,11 +38,16 @@ def test_no_text_is_changed(host: str, llama_folder: Path, tmp_path: Path) -> No
     with LLM(config_of(llama_folder, drafter, host)) as llm:
         greedy = [each.token_ids for each in llm.generate(PROMPTS, GREEDY)]
         plain = llm.generate(prompts, params, speculation=PLAIN)
-        drafted = llm.generate(prompts, params)
+        num_accepted = 0
+        for _ in range(MANY_TRIES):  # on busy cores drafts of the pool come late
+            drafted = llm.generate(prompts, params)
+            for name, before, after in zip(OPTIONS, plain, drafted, strict=True):
+                assert after.token_ids == before.token_ids, name
+            num_accepted += sum(each.stats.num_accepted_draft_tokens for each in drafted)
+            if num_accepted:
+                break
     assert greedy == hf_greedy(llama_folder, PROMPTS, GREEDY.max_tokens)
-    assert sum(each.stats.num_accepted_draft_tokens for each in drafted) > 0
-    for name, before, after in zip(OPTIONS, plain, drafted, strict=True):
-        assert after.token_ids == before.token_ids, name
+    assert num_accepted > 0
 
 
 def test_texts_follow_the_targets_law(tmp_path: Path) -> None:

@@ -163,6 +163,8 @@ def test_the_report_counts_sequences_and_nodes_and_times_by_the_clock(engine: To
         step_time_s=1.0,
         num_sequences=2,
         num_nodes=3,
+        num_rows=2 * len(PROMPT) + 3,
+        num_prompt_tokens=2 * len(PROMPT),
         num_emitted_tokens=2,
         pages_in_use=2,
         pages_total=1000,

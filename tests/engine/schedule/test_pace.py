@@ -91,7 +91,7 @@ def test_a_text_waits_for_no_chunk_longer_than_the_bound(llama_folder: Path) -> 
     whole = read_beside_a_text(llama_folder, SLOW, MANY_ROWS)
     assert max(whole) > 10 * LIMIT_S
     # Each chunk reads the weights anew, and texts that go on beside it have rows in each.
-    assert sum(gaps) <= 1.2 * sum(whole)
+    assert sum(gaps) <= 1.25 * sum(whole)
 
 
 def test_a_quick_machine_reads_in_the_largest_chunks(llama_folder: Path) -> None:
@@ -155,10 +155,11 @@ def test_where_a_plain_step_is_long_a_chunk_may_take_as_long_again() -> None:
     costs = 1.0, 0.1
     pace = pace_beside_a_text()
     for _ in range(9):
-        pace.learn(replace(took(0, costs), num_sequences=1))
+        pace.learn(replace(took(1, costs), num_sequences=1))
         rows = pace.beside_others
         pace.learn(took(rows, costs, rows))
-    assert pace.beside_others == 10
+    # One row is that of the text in decoding: 1.1 s, and as much again.
+    assert 10 <= pace.beside_others <= 12
 
 
 def test_chains_of_scored_texts_do_not_pass_for_plain_steps() -> None:
