@@ -303,7 +303,9 @@ def test_a_missing_file_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> 
 def test_checking_needs_neither_ray_nor_torch() -> None:
     program = (
         "import sys; from deployments.cli import main; "
-        "main(['check', 'configs/two-node.yaml']); "
+        "models = ('target.engine', 'drafters.lm.options.engine'); "
+        "words = (('--set', f'{each}.model=nobody/known') for each in models); "
+        "main(['check', 'configs/two-node.yaml', *(word for pair in words for word in pair)]); "
         "sys.exit(len({'torch', 'ray'} & set(sys.modules)))"
     )
     found = subprocess.run(
