@@ -6,7 +6,6 @@ Each is a `type` of argparse.
 from __future__ import annotations
 
 import math
-import os
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
@@ -48,10 +47,10 @@ def whole(least: int = 1, most: int = _MANY) -> Callable[[str], int]:
     return lambda text: _read(text, int, lambda value: least <= value <= most, what)
 
 
-def number(least: float = 0.0, most: float = math.inf) -> Callable[[str], float]:
-    """Return what reads a finite number from `least` to `most`."""
-    what = f"number of at least {least:g}{_bound(most)}"
-    return lambda text: _read(text, float, lambda value: least <= value <= most, what)
+def number(least: float = 0.0) -> Callable[[str], float]:
+    """Return what reads a finite number of at least `least`."""
+    what = f"number of at least {least:g}"
+    return lambda text: _read(text, float, lambda value: least <= value, what)
 
 
 def positive(most: float = math.inf) -> Callable[[str], float]:
@@ -111,6 +110,4 @@ def new_file(text: str) -> Path:
         raise ArgumentTypeError(f"{text!r} is a folder; name a file")
     if not folder.is_dir():
         raise ArgumentTypeError(f"there is no folder {folder}; make it, or name another file")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise ArgumentTypeError(f"{text!r} cannot be written; name another file")
     return path

@@ -92,12 +92,10 @@ def _guarded(command: Callable[[], int]) -> int:
             raise
         _say(f"{error.name} is not installed; pip install 'drafthouse[serve]'", logging.ERROR)
         return EXIT_FAILED
-    except ConfigError as error:
-        _say(_on_one_line(error), logging.ERROR)
-        return EXIT_BAD_CONFIG
     except DrafthouseError as error:
-        _say(_on_one_line(error), logging.ERROR)
-        return EXIT_FAILED
+        # Other libraries' reasons have paragraphs.
+        _say(" ".join(error.message.split()), logging.ERROR)
+        return EXIT_BAD_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
 
 
 def run() -> NoReturn:
@@ -253,11 +251,6 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _on_one_line(error: DrafthouseError) -> str:
-    """Other libraries' reasons have paragraphs."""
-    return " ".join(error.message.split())
 
 
 def _say(text: str, level: int = logging.INFO) -> None:

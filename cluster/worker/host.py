@@ -128,8 +128,10 @@ class EngineHost:
 def beside(config: EngineConfig, device: torch.device) -> dict[str, Any]:
     """Return the settings of a draft model that differ in the target's process."""
     if device.type != "cuda":
-        rows, chunk_s = min(config.max_batch_tokens, _MAX_CHUNK_ROWS), config.max_chunk_s
-        return {"max_batch_tokens": rows, "max_chunk_s": _CHUNK_SHARE * chunk_s}
+        return {
+            "max_batch_tokens": min(config.max_batch_tokens, _MAX_CHUNK_ROWS),
+            "max_chunk_s": _CHUNK_SHARE * config.max_chunk_s,
+        }
     # The draft model's share is of the memory that the target leaves free.
     free, total = torch.cuda.mem_get_info(device)
     share = 1.0 - (1.0 - gpu_share(config)) * free / total

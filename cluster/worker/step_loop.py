@@ -136,7 +136,7 @@ class StepLoop:
             text.in_flight, text.chosen_at = in_flight, began_at
         others = [text for text in batch if not text.was_decoding]
         # Texts that are scored share the rows of a chunk, which leaves room for decoding texts.
-        rows = min(self._max_rows // 4, self._verifier.prompt_rows)
+        rows = min(self._max_rows // 4, self._verifier.pace.beside_others)
         rows //= max(sum(text.is_scored for text in others), 1)
         for text in others:
             text.in_flight = InFlight(text.forced_tree(rows))

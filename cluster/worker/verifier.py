@@ -80,7 +80,7 @@ class Verifier:
         self._wants = wants
         self._num_top = num_top or (lambda text: wants.num_top)
         self._profile = profile
-        self._engine = engine
+        self._engine, self.pace = engine, engine.pace
         self._open_hook = open_hook
         self._clock = clock
         self._noise = NoiseRows(engine.vocab_size, engine.device)
@@ -99,11 +99,6 @@ class Verifier:
     def has_pending(self) -> bool:
         """True if `step` has something to do."""
         return self._engine.has_pending
-
-    @property
-    def prompt_rows(self) -> int:
-        """The most rows of prompts in a step beside texts in decoding, for the time they take."""
-        return self._engine.pace.beside_others
 
     def submit(self, asked: Sequence[tuple[TextRecord, TokenTree]]) -> dict[str, DrafthouseError]:
         """Queue texts, each with a tree that continues it; `step` answers them.

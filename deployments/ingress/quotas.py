@@ -20,7 +20,6 @@ from deployments.ingress.key_usage import KeyUsage
 from deployments.ingress.keys import Caller, KeyRing
 
 _What = Literal["requests", "tokens"]
-_MINUTE_S = 60.0
 
 
 @dataclass(slots=True)
@@ -128,7 +127,7 @@ class Quotas:
         """The present one, which begins with the first request in it."""
         window, now = self._windows[account.name, what], self._clock()
         if window.ends_at <= now:
-            window.ends_at, window.taken = now + _MINUTE_S, 0
+            window.ends_at, window.taken = now + 60.0, 0  # a minute
         return window
 
     def _share_of(self, limit: int) -> int:

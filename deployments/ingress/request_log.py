@@ -6,15 +6,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from cluster.core import FinishReason, SpeculationStats
 from cluster.logs import UNKNOWN
 from cluster.metrics.told import Tokens
+from deployments.ingress.choice import Choice
 
 log = logging.getLogger(__name__)
-
-_GIVEN_UP = FinishReason.CANCELLED.value
 
 
 @dataclass(slots=True)
@@ -33,28 +31,22 @@ class RequestTimes:
             self.first_token_at = self.clock()
 
 
-class Text(Protocol):
-    """One of a request's, as far as it went.  finish_reason: None = the client went before."""
-
-    queue_time_s: float
-    finish_reason: FinishReason | None
-
-
 def write_line(
     request_id: str,
     task: str,
     tokens: Tokens,
-    texts: Sequence[Text],
+    texts: Sequence[Choice],
     times: RequestTimes,
     error_code: str,
     stats: SpeculationStats,
 ) -> None:
     """Say in the log that a request has ended.  error_code: of the error that ended it, else ""."""
     reasons = {
-        text.finish_reason.value if text.finish_reason else error_code or _GIVEN_UP
+        text.finish_reason.value
+        if text.finish_reason
+        else error_code or FinishReason.CANCELLED.value
         for text in texts
     }
-    queue_time_s = max(text.queue_time_s for text in texts)
     ttft_ms: int | str = UNKNOWN
     if times.first_token_at is not None:
         ttft_ms = round(1000.0 * (times.first_token_at - times.arrived_at))
@@ -68,7 +60,7 @@ def write_line(
             "task": task,
             "prompt_tokens": tokens["prompt"],
             "output_tokens": tokens["output"],
-            "queue_ms": round(1000.0 * queue_time_s),
+            "queue_ms": round(1000.0 * max(text.queue_time_s for text in texts)),
             "ttft_ms": ttft_ms,
             "total_ms": round(1000.0 * (times.clock() - times.arrived_at)),
             "finish": ",".join(sorted(reasons)),

@@ -35,21 +35,22 @@ class PromptPace:
         """max_rows: of a step.  max_chunk_s: what a step with a chunk of a prompt may take."""
         self._max_rows, self._max_chunk_s = max_rows, max_chunk_s
         self.beside_others = max_rows
-        self._factor = 1  # of the present step
+        self._factor, self._allowed = 1, max_rows  # of the present step
         self._plain_s = 0.0  # 0 = no step without prompts yet
 
     def rows(self, waiting: list[Sequence]) -> int:
         """The most rows of prompts in the next step, which is one of these."""
         is_decoding = any(each.pending and len(each.pending.work.delta) <= 1 for each in waiting)
         self._factor = 1 if is_decoding else _ALONE
-        return min(self._factor * self.beside_others, self._max_rows)
+        self._allowed = min(self._factor * self.beside_others, self._max_rows)
+        return self._allowed
 
     def begin(self, profile: StepProfile | None) -> None:
         """Begin with what steps took before anyone was served; None = that is not known."""
         if profile is not None:
             self._plain_s = float(profile.at([1])[0])
             times_s = profile.at(range(1, self._max_rows + 1))
-            self._set(float((times_s <= self._limit_s).sum()))
+            self._set((times_s <= self._limit_s).sum())
 
     def learn(self, step: StepSummary) -> None:
         """Take note of the step that is done."""
@@ -59,14 +60,12 @@ class PromptPace:
                 weight = _WEIGHT if self._plain_s else 1.0
                 self._plain_s += weight * (step.step_time_s - self._plain_s)
             return
-        is_late = step.step_time_s > self._factor * self._limit_s
-        allowed = min(self._factor * self.beside_others, self._max_rows)
-        if not is_late and 2 * step.num_prompt_rows < allowed:
+        is_in_time = step.step_time_s <= self._factor * self._limit_s
+        if is_in_time and 2 * step.num_prompt_rows < self._allowed:
             return  # the end of a prompt tells nothing of a whole chunk
-        took_s = max(step.step_time_s - self._plain_s, 1e-9)
-        fitting = step.num_prompt_rows * (self._limit_s - self._plain_s) / took_s
-        least, most = _SHRINKAGE * self.beside_others, _GROWTH * self.beside_others
-        self._set(min(max(fitting, least), most))
+        room_s, took_s = self._limit_s - self._plain_s, step.step_time_s - self._plain_s
+        fitting = step.num_prompt_rows * room_s / max(took_s, 1e-9)
+        self._set(min(max(fitting, _SHRINKAGE * self.beside_others), _GROWTH * self.beside_others))
 
     @property
     def _limit_s(self) -> float:

@@ -111,11 +111,12 @@ def took(rows: int, costs: tuple[float, float], num_prompt_rows: int = 0) -> Ste
     return StepSummary(num_rows=rows, num_prompt_rows=num_prompt_rows, step_time_s=time_s)
 
 
+DECODING = [Sequence("text", 0, page_size=4, pending=Pending(Work("text", 3, token_array([1]))))]
+
+
 def pace_beside_a_text() -> PromptPace:
     pace = PromptPace(MANY_ROWS, LIMIT_S)
-    decoding = Sequence("text", 0, page_size=4)
-    decoding.pending = Pending(Work("text", 3, token_array([1])))
-    pace.rows([decoding])
+    pace.rows(DECODING)
     return pace
 
 
@@ -136,7 +137,7 @@ def test_the_first_chunk_goes_by_the_profile_of_the_machine() -> None:
 def test_the_end_of_a_prompt_says_nothing_of_a_whole_chunk() -> None:
     pace = pace_beside_a_text()
     pace.learn(took(64, SLOW, 64))
-    rows = pace.beside_others
+    rows = pace.rows(DECODING)
     pace.learn(took(2, (0.1, 0.0), 2))
     assert pace.beside_others == rows
 
@@ -145,7 +146,7 @@ def test_one_step_in_which_the_machine_was_stopped_is_made_good_in_a_few_chunks(
     pace = pace_beside_a_text()
     pace.learn(took(MANY_ROWS, (20.0, 0.0), MANY_ROWS))
     for _ in range(5):
-        rows = pace.beside_others
+        rows = pace.rows(DECODING)
         assert rows < MANY_ROWS
         pace.learn(took(rows, QUICK, rows))
     assert pace.beside_others == MANY_ROWS
@@ -156,7 +157,7 @@ def test_where_a_plain_step_is_long_a_chunk_may_take_as_long_again() -> None:
     pace = pace_beside_a_text()
     for _ in range(9):
         pace.learn(replace(took(1, costs), num_sequences=1))
-        rows = pace.beside_others
+        rows = pace.rows(DECODING)
         pace.learn(took(rows, costs, rows))
     # One row is that of the text in decoding: 1.1 s, and as much again.
     assert 10 <= pace.beside_others <= 12
@@ -165,7 +166,7 @@ def test_where_a_plain_step_is_long_a_chunk_may_take_as_long_again() -> None:
 def test_chains_of_scored_texts_do_not_pass_for_plain_steps() -> None:
     pace = pace_beside_a_text()
     for _ in range(20):
-        rows = pace.beside_others
+        rows = pace.rows(DECODING)
         pace.learn(replace(took(rows, SLOW), num_sequences=1, num_nodes=rows))
         pace.learn(took(rows, SLOW, rows))
     assert pace.beside_others <= fitting(SLOW) * LIMIT_S / (LIMIT_S - SLOW[0])
