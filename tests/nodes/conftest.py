@@ -180,9 +180,13 @@ def is_whole(cluster: Cluster) -> bool:
 
 
 def wait_until_whole(cluster: Cluster, deadline_s: float = START_S) -> None:
+    """Wait for all parts.  A node that Ray has ended, because it could not reach it, is started
+    anew, as KubeRay does."""
     end = time.monotonic() + deadline_s
     while not is_whole(cluster):
-        dead = [node.address for node in cluster.nodes.nodes if node.raylet.poll() is not None]
-        assert not dead, f"raylets have ended: {dead}"
+        for node in cluster.nodes.nodes:
+            if node.raylet.poll() is not None:
+                cluster.nodes.kill(node)
+                cluster.nodes.start(node)
         assert time.monotonic() < end, f"not whole after {deadline_s:g} s: {cluster.health()}"
         time.sleep(0.1)

@@ -27,6 +27,8 @@ from tests.deployments.conftest import free_ports
 _START_S = 60.0
 # A start may fail while the machine is busy (Ray gives it 30 s), and of two at the same time.
 _NUM_ATTEMPTS = 6
+# Its daemons import for some 15 s of a core, which a machine of its own would have idle.
+_FIRST = -15
 # A frame to this address is delivered to nobody; bit 1 marks it as one of no manufacturer.
 _NOWHERE = "02:00:00:00:00:fe"
 # The cluster is to notice within four seconds that a node is gone, for tests wait for that; on a
@@ -225,10 +227,12 @@ class Nodes:
         if name == "head" and self.has_redis:
             environment["RAY_REDIS_ADDRESS"] = f"{self.head_address}:{self._redis_port}"
         with self._log(name).open("wb") as output:
-            return subprocess.Popen(
+            started = subprocess.Popen(
                 [*prefix, str(ray), "start", "--block", "--object-store-memory=80000000", *options],
                 env=environment, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
+        _share(started, _FIRST)
+        return started
 
     def _is_up(self, name: str, started: subprocess.Popen[bytes], *, is_last: bool) -> bool:
         """Wait until `ray start` has done its work; False if it has failed, an error if that was
@@ -240,6 +244,7 @@ class Nodes:
             assert started.poll() is None, f"`ray start` has failed; see {log}"
             assert time.monotonic() < end, f"Ray did not start in {_START_S:g} s; see {log}"
             time.sleep(0.05)
+        _share(started, 0)
         return True
 
 
@@ -249,6 +254,12 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("latin-1")
     except OSError:
         return ""
+
+
+def _share(started: subprocess.Popen[bytes], nice: int) -> None:
+    """Set the niceness of a node among sessions, where the kernel shares cores by session."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{started.pid}/autogroup").write_text(str(nice))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
