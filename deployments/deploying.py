@@ -42,11 +42,12 @@ def logging_options(file: ServeFile, application: Mapping[str, Any]) -> LoggingC
         ) from error
 
 
-def begin(file: ServeFile) -> None:
+def begin(file: ServeFile, *, is_own: bool) -> None:
     """Deploy the file's applications; Serve runs.
 
-    With the versions that Serve itself would give them, else the first `serve deploy` or `apply`
-    would replace every process.
+    is_own: on a Ray of this command's own, with the versions that Serve itself would give them,
+    else the first `apply` would replace every process.  On another, where what runs may be of a
+    former release, each process is replaced.
     """
     built = []
     for name, each in zip(names_of(file), file.applications, strict=True):
@@ -61,7 +62,8 @@ def begin(file: ServeFile) -> None:
         )
         for place, deployment in enumerate(found.deployments):
             told = with_options(deployment, file.deployments.get(deployment.name, {}))
-            told._version = get_app_code_version(schema)
+            if is_own:
+                told._version = get_app_code_version(schema)
             found.deployments[place] = told
         built.append(found)
     _get_global_client().deploy_applications(built, wait_for_applications_running=False)

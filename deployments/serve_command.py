@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import itertools
 import json
 import logging
 import re
@@ -78,7 +77,7 @@ def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginni
             _progress(beginning)
             cluster.start()
         with signals.interrupt(), following(cluster.log_folder(), _log) as follower:
-            _deploy(file)
+            _deploy(file, is_own=isinstance(cluster, LocalRay))
             _wait_until_running(names_of(file), signals, follower)
             is_serving = True
             url = base_url(file.config, route_prefix_of(file))
@@ -131,9 +130,11 @@ def what_to_try(config: Config, url: str) -> str:
     program = sys.argv[0] if Path(sys.argv[0]).name == "drafthouse" else "drafthouse"
     # The certificate names the host as clients know it, which is not known here.
     insecure = " -k" if url.startswith("https:") else ""
-    header, option = "", ""
-    if config.access.keys_file:
-        header, option = " -H 'Authorization: Bearer KEY'", " --api-key KEY"
+    header, option = (
+        (" -H 'Authorization: Bearer KEY'", " --api-key KEY")
+        if config.access.keys_file
+        else ("", "")
+    )
     typed = f"-H 'Content-Type: application/json'{header}"
     lines = [
         "Try it, in another terminal:",
@@ -162,20 +163,19 @@ def asking(url: str, application: str) -> Callable[[], Mapping[str, Any]]:
 
 def refuse_unserved_keys(file: ServeFile) -> None:
     """Raise ConfigError for keys that only `serve deploy` obeys."""
-    for number, key in itertools.product(
-        range(len(file.applications)), ("runtime_env", "autoscaling_policy")
-    ):
-        if file.document["applications"][number].get(key):
-            path = f"applications[{number}].{key}"
-            raise ConfigError(
-                f"{file.path}: {path}: `drafthouse serve` runs in its own environment with fixed "
-                "replicas; remove the key, or give the file to `serve deploy`",
-                param=path,
-            )
+    for number, application in enumerate(file.document["applications"]):
+        for key in ("runtime_env", "autoscaling_policy"):
+            if application.get(key):
+                path = f"applications[{number}].{key}"
+                raise ConfigError(
+                    f"{file.path}: {path}: `drafthouse serve` runs in its own environment with "
+                    "fixed replicas; remove the key, or give the file to `serve deploy`",
+                    param=path,
+                )
 
 
-def _deploy(file: ServeFile) -> None:
-    document: dict[str, Any] = copy.deepcopy(dict(file.document))
+def _deploy(file: ServeFile, *, is_own: bool) -> None:
+    document = copy.deepcopy(file.document)
     _progress("starting Serve")
     has_proxies = file.config.http.listener == "serve"
     serve.start(
@@ -184,7 +184,7 @@ def _deploy(file: ServeFile) -> None:
         grpc_options=document["grpc_options"],
         logging_config=logging_options(file, {}),
     )
-    begin(file)
+    begin(file, is_own=is_own)
 
 
 def change(address: str, document: Mapping[str, Any]) -> Mapping[str, str]:

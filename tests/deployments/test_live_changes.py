@@ -177,7 +177,7 @@ def live(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator
     url = f"{served.proxied}/{APPLICATION}"
     found = Live(replace(served, http=url, own_grpc=f"127.0.0.1:{port}"), document)
     # As `drafthouse serve` begins; all that follows, the first change too, replaces no process.
-    begin(ServeFile(Path("live.yaml"), document, Config()))
+    begin(ServeFile(Path("live.yaml"), document, Config()), is_own=True)
     wait_until(lambda: is_whole(found))
     yield found
     serve.delete(APPLICATION)

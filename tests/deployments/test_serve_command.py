@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from cluster.config.file import ServeFile
+from cluster.config.file import ServeFile, load
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
-from deployments.deploying import logging_options
+from deployments import deploying
+from deployments.deploying import begin, logging_options
 from deployments.serve_command import _Signals, _Stop, refuse_unserved_keys
 
 
@@ -42,6 +43,26 @@ def test_logging_is_as_the_file_wants_it() -> None:
 def test_wrong_logging_options_are_a_configuration_error(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="logging_config"):
         logging_options(file({}, logging_config=options), {})
+
+
+def test_on_a_ray_that_is_joined_each_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs there may be of a former release, though the file is the same."""
+    found: list[set[str | None]] = []
+
+    class Client:
+        def deploy_applications(self, built: list[Any], **_: Any) -> None:
+            found.append(
+                {each.version for application in built for each in application.deployments}
+            )
+
+    monkeypatch.setattr(deploying, "_get_global_client", Client)
+    served = load(Path(__file__).parents[2] / "configs" / "local.yaml")
+    for is_own in (True, True, False):
+        begin(served, is_own=is_own)
+    own, again, joined = found
+    assert own == again
+    assert None not in own
+    assert joined == {None}, "Serve draws a version for each that has none"
 
 
 @contextlib.contextmanager
