@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ async def measured(
 ) -> list[dict[str, Any]]:
     """A row for each number of sessions at a time and each kind of turn."""
     sessions = [session(module) for module in modules]
+    kinds = [turn.kind for turns in sessions for turn in turns]
+    session_of = [number for number, turns in enumerate(sessions) for _ in turns]
     rows = []
     async with OpenAIServer(url) as server:
         for level in levels:
@@ -63,8 +66,12 @@ async def measured(
             for turn, place in product(range(rounds), (0, 1)):
                 side = place if turn % 2 == 0 else 1 - place
                 bodies = [_salted([turn.body for turn in turns]) for turns in sessions]
-                found[side].extend(await _asked(server, {**fields, **SIDES[side]}, bodies, level))
-            kinds = [turn.kind for turns in sessions for turn in turns]
+                answers = await _asked(server, {**fields, **SIDES[side]}, bodies, level)
+                # A session in a round is a unit: its turns share a prompt and a minute.
+                began = turn * len(sessions)
+                found[side] += [
+                    replace(each, unit=began + session_of[each.prompt]) for each in answers
+                ]
             for kind in (ALL, *MAX_TOKENS):
                 chosen = [
                     [each for each in side if kind in (ALL, kinds[each.prompt])] for side in found

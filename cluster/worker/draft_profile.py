@@ -31,7 +31,7 @@ _NODES = (8, 8, 2, 24, 8, 2, 24)
 _PLAIN_TURNS = 40
 _PROMPT_LEN = 8
 _READ_LEN = 128  # tokens of a prompt, as in chats
-_MAX_S = 2.0
+_MAX_S = 1.0
 
 
 def profile_drafting(
@@ -47,7 +47,7 @@ def profile_drafting(
     texts the target draws; empty if there are no residents or the measurement fails.
 
     names: of the residents that draft for these texts, None = all.
-    The measurement ends with the first turn after two seconds.
+    The measurement ends with the first turn after a second.
     """
     found: list[DraftTime] = []
     deadline = clock() + _MAX_S

@@ -14,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
-from tests.support.deployments.server import Server, serving, tiny_config
+from tests.support.deployments.server import MODEL, Server, serving, tiny_config
 from tests.support.local_models import drafters
 from tests.support.page.browser import Page, browser
 from tests.support.page.hostile import HOSTILE
@@ -224,6 +225,26 @@ def test_the_timeline_and_the_figures_show_the_cluster_at_work(page: Page) -> No
     page.click("#tab-figures")
     page.wait(lambda: page.count(".chart canvas") and "lookup" in page.text("#figures tbody"))
     assert any("uplot.js" in url for _, url in page.requests())
+
+
+def test_the_figures_say_what_two_rows_of_one_drafter_and_task_differ_in(page: Page) -> None:
+    for temperature in (0, 1):
+        body = {"model": MODEL, "prompt": [9, 8, 7] * 8, "max_tokens": 32, "ignore_eos": True}
+        answer = httpx.post(
+            f"{page.url}/v1/completions", json={**body, "temperature": temperature}, timeout=120
+        )
+        assert answer.status_code == 200
+    page.click("#tab-figures")
+
+    def rows() -> list[tuple[str, ...]]:
+        cells = "(row) => [...row.children].slice(0, 4).map((cell) => cell.textContent)"
+        table = "#figures .two .card:last-child tbody tr"
+        found = page.run(f"return [...document.querySelectorAll('{table}')].map({cells})")
+        return list(map(tuple, found))
+
+    page.wait(lambda: {"greedy", "sampled"} <= {texts for _, _, texts, _ in rows()})
+    found = rows()
+    assert len(set(found)) == len(found)
 
 
 def test_motion_waits_for_those_who_want_it(page: Page) -> None:

@@ -26,8 +26,8 @@ _CONTEXT_LEN = 16
 # Turns, because other processes start meanwhile: that falls on all numbers of rows alike, and the
 # fastest of a number's steps counts.  One step alone was seen to take half as long again.
 _TURNS = (_ROWS, _ROWS, _MANY_ROWS, _ROWS, _MANY_ROWS, _ROWS)
-_WARM_UP_S = 2.0
-_MAX_S = 3.0
+_WARM_UP_S = 1.0
+_MAX_S = 2.0
 _REQUEST = "step-profile"
 
 
@@ -45,7 +45,7 @@ def profile_steps(
     text: TokenArray = EMPTY_TOKENS,
 ) -> StepProfile | None:
     """The fastest verification step of one sequence by its rows, up to `max_rows`; None where that
-    cannot be measured.  It takes five seconds at most, of a slow model four steps.
+    cannot be measured.  It takes three seconds at most, of a slow model four steps.
 
     text: the rows' tokens; empty = tokens from all over the vocabulary."""
     tokens = np.resize(text if len(text) else _spread(engine.vocab_size), _CONTEXT_LEN + _MOST_ROWS)

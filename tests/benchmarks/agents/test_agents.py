@@ -57,4 +57,5 @@ async def test_every_kind_of_turn_is_compared_at_every_number_of_sessions(
         (level, kind) for level in (1, 2) for kind in ("all", *MAX_TOKENS)
     ]
     assert [row["answers"] for row in rows] == 2 * [10, 2, 2, 2, 2, 2]
+    assert all("(" in row["tokens/s of a request"] for row in rows), "two sessions, an interval"
     assert len(table(rows).splitlines()) == 2 + len(rows)
