@@ -39,8 +39,8 @@ class TargetDeployment(WorkerReplica):
         self._config = config
         self._changing = asyncio.Lock()
         self._ranks = RankGroup(config)
-        # Loading takes from seconds to minutes, measuring steps some seconds, and Serve asks for the
-        # state meanwhile.
+        # Loading takes from seconds to minutes, measuring some seconds, and Serve asks for
+        # the state meanwhile.
         gpus = await self._ranks.begin()
         config = _with_told_drafters(config)
         loading = asyncio.to_thread(_load, config, self._ranks.address, gpus)

@@ -199,7 +199,7 @@ class Engine:
         return table.slots[: sequence.num_slots_used].copy()
 
     def profile_steps(self) -> StepProfile | None:
-        """Measure what steps take by their rows, for three seconds at most; while nobody is served."""
+        """Measure what steps take by their rows, for some seconds; while nobody is served."""
         profile = profile_steps(self, self.config.max_batch_tokens)
         self.pace.begin(profile)
         self.forget_prefixes()
