@@ -69,9 +69,9 @@ async def measured(
                 answers = await _asked(server, {**fields, **SIDES[side]}, bodies, level)
                 # A session in a round is a unit: its turns share a prompt and a minute.
                 began = turn * len(sessions)
-                found[side] += [
+                found[side].extend(
                     replace(each, unit=began + session_of[each.prompt]) for each in answers
-                ]
+                )
             for kind in (ALL, *MAX_TOKENS):
                 chosen = [
                     [each for each in side if kind in (ALL, kinds[each.prompt])] for side in found
