@@ -180,12 +180,13 @@ def is_whole(cluster: Cluster) -> bool:
 
 
 def wait_until_whole(cluster: Cluster, deadline_s: float = START_S) -> None:
-    """Wait for all parts.  A node that Ray has ended, because it could not reach it, is started
-    anew, as KubeRay does."""
+    """Wait for all parts.  Ray may end a node that was cut off, late after its link is back; it is
+    started anew, as KubeRay does.  No other node may end."""
     end = time.monotonic() + deadline_s
     while not is_whole(cluster):
         for node in cluster.nodes.nodes:
             if node.raylet.poll() is not None:
+                assert node.was_cut_off, f"the raylet of {node.address} has ended"
                 cluster.nodes.kill(node)
                 cluster.nodes.start(node)
         assert time.monotonic() < end, f"not whole after {deadline_s:g} s: {cluster.health()}"

@@ -11,7 +11,7 @@ from deployments.ingress.http_protocol import AT_ONCE
 
 @dataclass(slots=True)
 class Exchange:
-    """path: with the query.  answer: what has been sent of it."""
+    """path: with the query.  answer: what has been sent of it.  is_whole: whether all of it has."""
 
     method: str
     path: str
@@ -20,6 +20,7 @@ class Exchange:
     status: int = 0
     answer_headers: dict[str, str] = field(default_factory=dict)
     answer: bytes = b""
+    is_whole: bool = False
 
     @property
     def is_stream(self) -> bool:
@@ -55,6 +56,7 @@ class Exchanges:
                 }
             else:
                 exchange.answer += message.get("body", b"")
+                exchange.is_whole = not message.get("more_body", False)
             await send(message)
 
         extensions = dict(scope.get("extensions") or {})

@@ -27,7 +27,7 @@ from tests.deployments.conftest import free_ports
 _START_S = 60.0
 # A start may fail while the machine is busy (Ray gives it 30 s), and of two at the same time.
 _NUM_ATTEMPTS = 6
-# Its daemons import for some 15 s of a core, which a machine of its own would have idle.
+# Before what serves: its daemons import, and on cores that others use not within those 30 s.
 _FIRST = -15
 # A frame to this address is delivered to nobody; bit 1 marks it as one of no manufacturer.
 _NOWHERE = "02:00:00:00:00:fe"
@@ -71,6 +71,7 @@ class Node:
     options: Sequence[str]  # of its `ray start`
     raylet: subprocess.Popen[bytes] = field(init=False)
     away: set[str] = field(default_factory=set)  # addresses that its packets do not reach
+    was_cut_off: bool = False  # in this life
 
     def pids(self, title: str = "") -> list[int]:
         """The processes in its namespace whose command lines hold `title`."""
@@ -154,6 +155,7 @@ class Nodes:
         """Start a raylet in the node's namespace, and wait until it has joined: of two that start
         at once one may fail, because they choose the names of their sockets alike.  A start
         may also fail while the cluster is busy with the end of the node's last life."""
+        node.was_cut_off = False
         for attempt in range(_NUM_ATTEMPTS):
             node.raylet = self._ray(
                 node.name, ["ip", "netns", "exec", node.name], f"--address={self.gcs}",
@@ -187,6 +189,7 @@ class Nodes:
 
     def isolate(self, node: Node, *, one_way: bool = False) -> None:
         """Cut the node off from all others; one_way: only what it sends is lost."""
+        node.was_cut_off = True
         if not one_way:
             ip("-n", node.name, "link", "set", "eth0", "down")
             return
