@@ -13,6 +13,10 @@ CPU = Machine(
     (0.0066, 0.0066, 0.0067, 0.0068, 0.0069, 0.0082, 0.0126, 0.0214, 0.039, 0.0742),
     look_up_s=(0.0001, 0.0000005), model_s=(0.0034, 0.000055),
 )  # fmt: skip
+# The same with rows beyond the first that cost half as much.
+HALF = replace(
+    CPU, times_s=tuple(CPU.times_s[0] + (each - CPU.times_s[0]) / 2 for each in CPU.times_s)
+)
 # The same with profiles of a wrong shape: one has no knee, the other one too early.
 FLAT = replace(CPU, told_s=tuple(0.0066 + 0.00001 * rows for rows in CPU.rows))
 STEEP = replace(CPU, told_s=tuple(0.0066 + 0.00060 * rows for rows in CPU.rows))
@@ -40,5 +44,11 @@ MOE = Machine(
 )  # fmt: skip
 
 MACHINES = {
-    "cpu": CPU, "cpu-flat": FLAT, "cpu-steep": STEEP, "amx": AMX, "gpu": GPU, "moe": MOE,
-}  # fmt: skip
+    "cpu": CPU,
+    "cpu-half": HALF,
+    "cpu-flat": FLAT,
+    "cpu-steep": STEEP,
+    "amx": AMX,
+    "gpu": GPU,
+    "moe": MOE,
+}
