@@ -80,11 +80,8 @@ check: $(VENV)/.dev-installed ## lint, format, types, layers, generated files, a
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m cluster.rpc.generate --check
 	@if command -v buf >/dev/null; then buf lint protos; else echo "buf is not installed: its lint of protos/ is left to \`make lint-protos\`"; fi
-	$(BIN)/python -m cluster.reference --check
-	$(BIN)/python -m deployments.api_reference --check
-	$(BIN)/python -m deployments.dashboards --check
+	$(BIN)/python -m docs.tools --check
 	$(BIN)/python -m benchmarks.headlines
 
 # The interpreter is no sanitized program, so the library must be there before it; leaks at
@@ -108,10 +105,8 @@ format: $(VENV)/.dev-installed ## rewrite the sources in the one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.dev-installed ## regenerate docs/configuration.md, docs/metrics.md and docs/api.md, dashboards and the PrometheusRule
-	$(BIN)/python -m cluster.reference
-	$(BIN)/python -m deployments.api_reference
-	$(BIN)/python -m deployments.dashboards
+docs: $(VENV)/.dev-installed ## regenerate what is generated: gRPC stubs, pages of docs/, dashboards and the PrometheusRule
+	$(BIN)/python -m docs.tools
 
 vendor: $(VENV)/.dev-installed ## fetch the page's vendored files again, as deployments/page/vendor.json names them (npm)
 	$(BIN)/python -m deployments.page.vendor
@@ -140,14 +135,14 @@ sbom: $(VENV)/.serve-installed build/supply/.installed ## what is installed, as 
 	build/supply/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json $(BIN)/python
 
 stubs: $(VENV)/.dev-installed ## regenerate the gRPC stubs from protos/
-	$(BIN)/python -m cluster.rpc.generate
+	$(BIN)/python -m docs.tools stubs
 
 train: $(VENV)/.serve-installed ## train the demonstration models anew (hours on a CPU)
 	@exec $(BIN)/drafthouse train $(or $(ARGS),demo --minutes 110)
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist mutants *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find cluster deployments tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find cluster deployments docs k8s tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps, so that running again installs nothing unless a file that decides about packages has changed.
 

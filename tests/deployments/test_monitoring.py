@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from deployments.dashboards.__main__ import DASHBOARDS, MONITORING
+from k8s.tools.monitoring import DASHBOARDS, MONITORING
 from tests.deployments.conftest import MODEL, Served, free_port, wait_until
 from tests.support.prometheus import program
 

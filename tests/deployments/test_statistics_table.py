@@ -9,14 +9,15 @@ from openapi_spec_validator import validate
 
 from cluster.coordinator.idle import IdleReason
 from cluster.core import SpeculationStats
-from deployments import api_reference
 from deployments.ingress.api.openapi import openapi
 from deployments.ingress.api.table_statistics import STATISTICS, WORDS
 from deployments.ingress.choice import combined
+from docs.tools import api
+from docs.tools.markdown import DOCS
 from tests.deployments.test_openai_request import LIMITS
 
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
-TOLD = [api_reference.page(), api_reference.REQUESTS.read_text("utf-8")]
+TOLD = [api.page(), api.REQUESTS.read_text("utf-8")]
 
 
 @pytest.mark.parametrize("page", TOLD, ids=["api.md", "requests.md"])
@@ -24,7 +25,7 @@ def test_the_pages_have_every_statistic_and_every_word(page: str) -> None:
     assert all(f"| `{rule.name}` |" in page for rule in STATISTICS)
     assert set(WORDS["idle_because"]) == set(IdleReason)
     for words in WORDS.values():
-        assert all(f'| | `"{word}"` | {meaning} |' in page for word, meaning in words.items())
+        assert all(f'|  | `"{word}"` | {meaning} |' in page for word, meaning in words.items())
 
 
 def test_the_document_says_the_same_of_every_answer_that_is_generated() -> None:
@@ -44,7 +45,7 @@ def test_the_document_says_the_same_of_every_answer_that_is_generated() -> None:
 
 
 def test_requests_without_drafts_are_told_in_the_same_words_in_the_table_and_in_grpc() -> None:
-    proto = (api_reference.DOCS.parent / "protos/drafthouse/v1/generation.proto").read_text("utf-8")
+    proto = (DOCS.parent / "protos/drafthouse/v1/generation.proto").read_text("utf-8")
     comment = proto.partition("// Reason for no speculative step")[2].partition("string")[0]
     assert all(f'"{reason}"' in comment for reason in IdleReason)
 

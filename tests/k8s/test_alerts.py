@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.dashboards.__main__ import MONITORING
+from k8s.tools.monitoring import MONITORING
 from tests.support.k8s.rendering import REPOSITORY
 from tests.support.prometheus import program
 

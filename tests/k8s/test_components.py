@@ -16,8 +16,8 @@ import pytest
 from cluster.errors import SURFACES
 from cluster.metrics.recorder import EVERY_METRIC, PROCESS_LABEL
 from cluster.train.cli import configure
-from deployments.dashboards.__main__ import DASHBOARDS
-from deployments.dashboards.panels import document
+from k8s.tools.monitoring import DASHBOARDS
+from k8s.tools.panels import document
 from tests.k8s.test_network_policies import DATA_PLANE, DNS, HEAD, INTERNET, WORKER
 from tests.support.k8s.network import Peer, may_connect
 from tests.support.k8s.rendering import (

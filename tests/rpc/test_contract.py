@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 
 from cluster.client.generated import common_pb2, generation_pb2
-from cluster.rpc.generate import PROTOS, contract
 from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
+from docs.tools.stubs import PROTOS, contract
 
 FILES: list[FileDescriptor] = [
     module.DESCRIPTOR

@@ -20,7 +20,7 @@ REQUESTS = (
         "contract", "messages", "openapi", "response_request", "table_statistics",
         "token_request", "wording",
     )),
-    "deployments/api_reference.py",
+    "docs/tools/api.py",
 )  # fmt: skip
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from cluster.reference import row
 from deployments.command_line import parser_for
+from docs.tools.markdown import table
 
 # Its parser is that of cluster.train, which takes torch to import; docs/models.md tells of it.
 _ELSEWHERE = "train"
@@ -47,9 +47,7 @@ def _section(verb: str, about: str) -> str:
         )
         of_serve = set(_arguments(_verbs(parser_for([])).choices["serve"]))
         cells = [each for each in cells if each not in of_serve]
-    if not cells:
-        return told
-    return "\n".join((told, row(("argument", "meaning")), "|---|---|", *map(row, cells), ""))
+    return f"{told}\n{table(('argument', 'meaning'), cells)}" if cells else told
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:

@@ -4,29 +4,35 @@ from pathlib import Path
 
 import pytest
 
-from cluster import metrics, reference
+from cluster import metrics
 from cluster.draft.registry import KINDS
+from docs.tools import __main__ as tools
+from docs.tools import reference
 
 
-def test_the_generated_pages_are_fresh() -> None:
-    assert reference.main(["--check"]) == 0, "run `make docs` and commit the result"
+def test_all_that_is_generated_is_fresh() -> None:
+    assert tools.main(["--check"]) == 0, "run `make docs` and commit the result"
 
 
-def test_a_stale_or_missing_page_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_is_stale_missing_or_left_over_is_reported_and_written(tmp_path: Path) -> None:
+    old, edited, kept, new = (tmp_path / name for name in ("old", "edited", "kept", "new"))
+    for path in (old, edited, kept):
+        path.write_text("x", encoding="utf-8")
+    wanted = {old: None, edited: "y", kept: "x", new: "z"}
+    stale = [old, edited, new]
+    assert tools.renew(wanted, check=True) == stale
+    assert not new.exists()
+    assert tools.renew(wanted, check=False) == stale
+    assert tools.renew(wanted, check=True) == []
+    assert not old.exists()
+
+
+def test_a_stale_page_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(reference, "DOCS", tmp_path / "docs")
-    (tmp_path / "docs").mkdir()
-    assert reference.main([]) == 0
-    assert reference.main(["--check"]) == 0
-    page = tmp_path / "docs" / "metrics.md"
-    page.write_text(page.read_text(encoding="utf-8") + "x", encoding="utf-8")
-    (tmp_path / "docs" / "configuration.md").unlink()
-    capsys.readouterr()
-    assert reference.main(["--check"]) == 1
-    reported = capsys.readouterr().err
-    assert "metrics.md is stale" in reported
-    assert "configuration.md is stale" in reported
+    monkeypatch.setattr(reference, "EVENTS_HEAD", "another")
+    assert tools.main(["pages", "--check"]) == 1
+    assert capsys.readouterr().err == "docs/events.md is stale; run: make docs\n"
 
 
 def test_every_key_of_the_configuration_is_explained() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cluster import metrics
-from deployments.dashboards.panels import Dashboard, Graph, Row
-from deployments.dashboards.query import gauge, or_zero, rate, share
+from k8s.tools.panels import Dashboard, Graph, Row
+from k8s.tools.query import gauge, or_zero, rate, share
 
 TOKENS_PER_STEP = Graph(
     "Tokens per step of a text",

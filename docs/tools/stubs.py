@@ -1,23 +1,17 @@
-"""Generates the stubs of protos/: `python -m cluster.rpc.generate`.
+"""The stubs of protos/.
 
 The stubs that a client of the public service needs are in cluster/client/generated, which is
-packaged alone; the others are in cluster/rpc/generated.
-
---check writes nothing; it names the committed stubs that differ from the generated ones and exits
-with 1 if there are any.
-"""
+packaged alone; the others are in cluster/rpc/generated."""
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 import tempfile
 from importlib import resources
 from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parents[2]
-PROTOS = _ROOT / "protos"
+ROOT = Path(__file__).resolve().parents[2]
+PROTOS = ROOT / "protos"
 _CLIENT = "cluster/client/generated"
 _DATA_PLANE = "cluster/rpc/generated"
 FOLDERS = (_CLIENT, _DATA_PLANE)
@@ -27,6 +21,12 @@ _SERVICE = "generation_pb2_grpc.py"
 
 # protoc writes imports relative to the proto root, but the stubs are in our packages.
 _IMPORT = re.compile(r"^from drafthouse\.[.\w]+ import (\w+_pb2)", re.MULTILINE)
+
+
+def files(root: Path = ROOT) -> dict[Path, str | None]:
+    """Path and text of every stub; None of one that is left over."""
+    there = (path for folder in FOLDERS for path in (root / folder).glob("*_pb2*.py*"))
+    return dict.fromkeys(there) | {root / name: text for name, text in generate().items()}
 
 
 def contract(protos: Path = PROTOS) -> list[Path]:
@@ -73,38 +73,3 @@ def _placed(name: str, content: str) -> tuple[str, str]:
 
 def _home(name: str) -> str:
     return _CLIENT if name.startswith(_OF_CLIENTS) else _DATA_PLANE
-
-
-def stale(stubs: dict[str, str], root: Path = _ROOT) -> list[str]:
-    """Paths below `root` of files that are missing, differ from `stubs`, or are left over."""
-    committed = {
-        path.relative_to(root).as_posix(): path.read_text()
-        for folder in FOLDERS
-        for path in (root / folder).glob("*_pb2*.py*")
-    }
-    paths = sorted(committed.keys() | stubs.keys())
-    return [path for path in paths if committed.get(path) != stubs.get(path)]
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m cluster.rpc.generate", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only compare; exit with 1 if stale")
-    options = parser.parse_args(arguments)
-    stubs = generate()
-    old = stale(stubs)
-    if options.check:
-        for path in old:
-            sys.stderr.write(f"{path} is stale: run python -m cluster.rpc.generate\n")
-        return 1 if old else 0
-    for path in old:
-        if path in stubs:
-            (_ROOT / path).write_text(stubs[path])
-        else:
-            (_ROOT / path).unlink()
-    sys.stdout.write(f"{len(stubs)} stubs, {len(old)} changed\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

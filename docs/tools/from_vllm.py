@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from cluster.metrics.vllm_metrics import IMITATED, PREFIX, RECORDED
-from cluster.reference import row
 from deployments.ingress.api.contract import Status
 from deployments.ingress.api.endpoints import ENDPOINTS
 from deployments.vllm_options import ANSWERS, KEYS, METHODS, SETTINGS
+from docs.tools.markdown import table
 
 # What vLLM's documentation (Online Serving, OpenAI-compatible server, 0.32) lists as extra
 # parameters.
@@ -39,20 +39,13 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 
 def tables() -> str:
     """Options, methods of drafting, metrics and fields, side by side."""
-    return "\n".join(
-        (
-            _table("Options", ("vLLM's option", "setting here", "meaning"), _options()),
-            _table("Methods", ("`method`", "`kind` of the drafter", "`model`"), _methods()),
-            _table("Metrics", ("vLLM's name", "here it is"), _metrics()),
-            _table("Fields", ("field of vLLM's", "here", "instead"), _fields()),
-        )
-    )
-
-
-def _table(title: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    heads = tuple(head)
-    lines = [row(heads), "|---" * len(heads) + "|", *map(row, rows)]
-    return f"### {title}\n\n" + "\n".join(lines) + "\n"
+    titled = {
+        "Options": table(("vLLM's option", "setting here", "meaning"), _options()),
+        "Methods": table(("`method`", "`kind` of the drafter", "`model`"), _methods()),
+        "Metrics": table(("vLLM's name", "here it is"), _metrics()),
+        "Fields": table(("field of vLLM's", "here", "instead"), _fields()),
+    }
+    return "\n".join(f"### {title}\n\n{told}" for title, told in titled.items())
 
 
 def _options() -> Iterator[tuple[str, ...]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cluster import metrics
 from cluster.metrics import vllm_metrics
-from deployments.dashboards.panels import Dashboard, Graph, Row
-from deployments.dashboards.query import gauge, mean, or_zero, quantiles, rate
+from k8s.tools.panels import Dashboard, Graph, Row
+from k8s.tools.query import gauge, mean, or_zero, quantiles, rate
 
 REQUESTS_AT_ONCE = Graph(
     "Requests at once",

@@ -1,20 +1,14 @@
-"""Writes the reference pages that the code itself is the source of.
-
-python -m cluster.reference           writes docs/configuration.md, metrics.md and events.md
-python -m cluster.reference --check   exits 1, naming the page, when one of them is stale
-"""
+"""docs/configuration.md, metrics.md and events.md: what the library itself is the source of."""
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import inspect
 import itertools
 import pkgutil
-import sys
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,10 +18,11 @@ from cluster.config.live import READ_BY
 from cluster.config.parse import key_of
 from cluster.config.policy import PolicyFile, PolicyRule
 from cluster.config.schema import Config, DrafterConfig
-from cluster.coordinator.watch import ABOUT, EVENTS, Drafts, Step
+from cluster.coordinator.watch import EVENTS, Drafts, Step
 from cluster.draft.registry import KINDS
 from cluster.metrics import vllm_metrics
-from cluster.reference_texts import CONFIGURATION, LIVE, METRICS, VLLM_METRICS
+from docs.tools.markdown import DOCS, table
+from docs.tools.texts import CONFIGURATION, EVENTS_HEAD, LIVE, METRICS, VLLM_METRICS
 
 # The parts of the files that keys name.
 _FILES = {
@@ -37,13 +32,6 @@ _FILES = {
     "coordinator.policy`": PolicyFile,
     "coordinator.policy`: `rules[]`": PolicyRule,
 }
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-
-
-_METRICS_HEADER = """\
-| metric | kind | labels | definition |
-|---|---|---|---|
-"""
 
 
 def pages() -> dict[Path, str]:
@@ -62,7 +50,9 @@ def metrics_page() -> str:
         for each in vllm_metrics.IMITATED
     )
     vllms = sorted([*map(_metric_cells, vllm_metrics.RECORDED), *imitated])
-    return METRICS + _table(map(_metric_cells, metrics.ALL)) + VLLM_METRICS + _table(vllms)
+    head = ("metric", "kind", "labels", "definition")
+    ours = table(head, map(_metric_cells, metrics.ALL))
+    return METRICS + ours + VLLM_METRICS + table(head, vllms)
 
 
 def _metric_cells(metric: metrics.Metric) -> tuple[str, ...]:
@@ -76,23 +66,21 @@ def _sum_of(imitation: vllm_metrics.Imitation) -> str:
     return f"The sum of `{imitation.source.name}`{f'; {words}' if words else ''}."
 
 
-def _table(rows: Iterable[Iterable[str]]) -> str:
-    return _METRICS_HEADER + "\n".join(map(row, rows)) + "\n"
-
-
 def events_page() -> str:
     """docs/events.md: every event of /ui/events with its fields."""
     titled = [(f"`{name}`", kind) for name, kind in EVENTS.items()]
     titled += [(f"{kind.__name__}, an array in `rounds`", kind) for kind in (Step, Drafts)]
-    return "\n".join([ABOUT, *(_event(title, kind) for title, kind in titled)])
+    return "\n".join([EVENTS_HEAD, *(_event(title, kind) for title, kind in titled)])
 
 
 def _event(title: str, kind: type[Any]) -> str:
     hints, meanings = typing.get_type_hints(kind), field_texts(kind)
-    rows = (row((f"`{name}`", _type_name(hint), meanings[name])) for name, hint in hints.items())
-    about = " ".join((inspect.getdoc(kind) or "").split())
-    head = (f"## {title}", "", about, "", "| field | type | meaning |", "|---|---|---|")
-    return "\n".join((*head, *rows)) + "\n"
+    rows = ((f"`{name}`", _type_name(hint), meanings[name]) for name, hint in hints.items())
+    return _titled(title, kind) + table(("field", "type", "meaning"), rows)
+
+
+def _titled(title: str, kind: type[Any]) -> str:
+    return f"## {title}\n\n{' '.join((inspect.getdoc(kind) or '').split())}\n\n"
 
 
 def configuration_page() -> str:
@@ -106,16 +94,12 @@ def configuration_page() -> str:
         sections.append(_section(title, kind))
     for part, kind in _FILES.items():
         sections.append(_section(f"The file of `{part}", kind))
-    sections.append(_live_section())
+    readers = ((f"`{key}`", ", ".join(names)) for key, names in READ_BY.items())
+    sections.append(LIVE + table(("key", "read by"), readers))
     for name, drafter in KINDS.items():
         options = pkgutil.resolve_name(drafter.options)
         sections.append(_section(f"`drafters.NAME.options` of kind `{name}`", options))
     return "\n".join(sections)
-
-
-def _live_section() -> str:
-    rows = (row((f"`{key}`", ", ".join(readers))) for key, readers in READ_BY.items())
-    return LIVE + "\n".join(rows) + "\n"
 
 
 def _sections(kind: type[Any], path: str) -> Iterator[tuple[str, type[Any]]]:
@@ -142,20 +126,13 @@ def _fields(kind: type[Any]) -> list[tuple[dataclasses.Field[Any], Any]]:
 
 def _section(title: str, kind: type[Any]) -> str:
     meanings = field_texts(kind)
-    lines = [
-        f"## {title}",
-        "",
-        " ".join((inspect.getdoc(kind) or "").split()),
-        "",
-        "| key | type | default | meaning |",
-        "|---|---|---|---|",
-    ]
-    for field, hint in _fields(kind):
-        if _is_section(hint) and kind.__module__.startswith("cluster.config."):
-            continue  # has a table of its own
-        cells = (f"`{key_of(field)}`", _type_name(hint), _default(field), meanings[field.name])
-        lines.append(row(cells))
-    return "\n".join(lines) + "\n"
+    rows = (
+        (f"`{key_of(field)}`", _type_name(hint), _default(field), meanings[field.name])
+        for field, hint in _fields(kind)
+        # A section of the schema has a table of its own.
+        if not (_is_section(hint) and kind.__module__.startswith("cluster.config."))
+    )
+    return _titled(title, kind) + table(("key", "type", "default", "meaning"), rows)
 
 
 def field_texts(kind: type[Any]) -> dict[str, str]:
@@ -211,35 +188,3 @@ def _default(field: dataclasses.Field[Any]) -> str:
     if default is None or isinstance(default, bool):
         return {None: "`null`", True: "`true`", False: "`false`"}[default]
     return f"`{default}`"
-
-
-def row(cells: Iterable[str]) -> str:
-    """A line of a table in Markdown."""
-    return f"| {' | '.join(cell.replace('|', '¦') for cell in cells)} |"
-
-
-def renew(wanted: Mapping[Path, str], *, check: bool) -> list[str]:
-    """Write the pages that are stale; with `check`, return a complaint about each instead."""
-    stale = {
-        path: text
-        for path, text in wanted.items()
-        if not path.exists() or path.read_text("utf-8") != text
-    }
-    if check:
-        return [f"{path.relative_to(DOCS.parent)} is stale; run: make docs" for path in stale]
-    for path, text in stale.items():
-        path.write_text(text, encoding="utf-8")
-        sys.stdout.write(f"wrote {path.relative_to(DOCS.parent)}\n")
-    return []
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cluster.reference", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    complaints = renew(pages(), check=parser.parse_args(arguments).check)
-    sys.stderr.writelines(f"{complaint}\n" for complaint in complaints)
-    return 1 if complaints else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

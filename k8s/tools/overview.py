@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from cluster import metrics
 from cluster.metrics import vllm_metrics
-from deployments.dashboards.capacity import REQUESTS_AT_ONCE
-from deployments.dashboards.panels import Dashboard, Graph, Row
-from deployments.dashboards.query import gauge, or_zero, quantiles, rate, share
-from deployments.dashboards.speculation import TOKENS_PER_STEP
+from k8s.tools.capacity import REQUESTS_AT_ONCE
+from k8s.tools.panels import Dashboard, Graph, Row
+from k8s.tools.query import gauge, or_zero, quantiles, rate, share
+from k8s.tools.speculation import TOKENS_PER_STEP
 
 _TRAFFIC = Row(
     "Traffic",

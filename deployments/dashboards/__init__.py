@@ -1,1 +1,0 @@
-"""Grafana's dashboards and the PrometheusRule, written by `python -m deployments.dashboards`."""
