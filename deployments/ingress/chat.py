@@ -61,14 +61,16 @@ class ChatTurn(Body):
     content: TextOrParts | None = supported(
         "a text, or text parts; only a message with tool_calls has none")
     name: str | None = supported("for templates that use it", max_length=_MAX_ID_LEN)
-    audio: Any = refused("remove it; only text is served")
-    function_call: Any = refused("send tool_calls")
-    refusal: Any = ignored("what an earlier answer declined is no part of a prompt")
     tool_calls: list[_Anything] | None = supported("of an earlier answer", max_length=128)
     tool_call_id: str | None = supported("of a message of role tool", max_length=_MAX_ID_LEN)
     reasoning_content: str | None = supported(
         "the reasoning of an earlier answer, for templates that use it")
     reasoning: str | None = supported("another name of reasoning_content")
+    unserved = (
+        *refused("remove it; only text is served", "audio"),
+        *refused("send tool_calls", "function_call"),
+        *ignored("what an earlier answer declined is no part of a prompt", "refusal"),
+    )
     # fmt: on
 
     def check(self, limits: Any) -> None:
@@ -130,11 +132,12 @@ class Conversation(Body):
     messages: Turns = supported(OF_MESSAGES, REQUIRED)
     add_generation_prompt: bool | None = supported("false = the answer's header is not added")
     continue_final_message: bool = supported("the answer goes on with the last message", False)
-    chat_template: Any = refused("remove it; the tokenizer's own template is used")
     chat_template_kwargs: JsonObject = supported("arguments of the model's template", {})
-    documents: Any = refused("remove it; write them into a message", [])
-    mm_processor_kwargs: Any = unneeded("only text is served", {})
-    media_io_kwargs: Any = unneeded("only text is served", {})
+    unserved = (
+        *refused("remove it; the tokenizer's own template is used", "chat_template"),
+        *refused("remove it; write them into a message", documents=([],)),
+        *unneeded("only text is served", mm_processor_kwargs=({},), media_io_kwargs=({},)),
+    )
 
     def given(self) -> Iterable[tuple[str, Any]]:
         """Arguments of the model's template."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from pydantic import ConfigDict
@@ -48,7 +48,7 @@ class Call(Sampling):
     """A GenerateRequest without its prompt, by the paths of its fields."""
 
     model_config = ConfigDict(alias_generator=lambda name: _NAMES.get(name, name))
-    hidden: ClassVar[frozenset[str]] = frozenset(Sampling.model_fields) - {*_NAMES}
+    hidden = Sampling.all_but(*_NAMES)
 
     logprobs: Alternatives | None = supported("log-probabilities")
 

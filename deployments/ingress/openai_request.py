@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def _prompts(value: Any, limits: Limits) -> tuple[Prompt, ...]:
 
 # fmt: off
 class Completion(Sampling, Harmless):
-    default_max_tokens: ClassVar[int] = 16  # OpenAI's
+    default_max_tokens = 16  # OpenAI's
 
     prompt: Annotated[
         tuple[Prompt, ...], instead(_prompts, {"anyOf": [_TEXT, _SEVERAL[0], TOKENS, _SEVERAL[1]]})
@@ -97,8 +97,10 @@ class Completion(Sampling, Harmless):
     echo: bool = supported("the prompt comes before the text, with logprobs in them too", False)
     best_of: Choices | None = supported(
         "samples per prompt, of which the likeliest n per token are answered with; not for streams")
-    suffix: Any = refused("remove it; the model only continues text", "")
-    prompt_embeds: Any = refused("remove it; send text or token ids")
+    unserved = (
+        *refused("remove it; the model only continues text", suffix=("",)),
+        *refused("remove it; send text or token ids", "prompt_embeds"),
+    )
     # fmt: on
 
     def is_prompt_wanted(self) -> bool:
@@ -118,7 +120,7 @@ class Completion(Sampling, Harmless):
 
 
 class Prediction(Body):
-    kinds: ClassVar[frozenset[str]] = frozenset({"content"})
+    kinds = frozenset({"content"})
     type: Literal["content"] = supported("content", REQUIRED)
     content: TextOrParts = supported("a text, or text parts", REQUIRED)
 
@@ -130,13 +132,15 @@ class Chat(Conversation, ToolUse, Sampling, Harmless):
     max_tokens: Count | None = supported("the older name of max_completion_tokens")
     logprobs: bool = supported("log-probabilities of the output", False)
     top_logprobs: Alternatives | None = supported("alternatives; needs logprobs")
-    echo: Any = refused("remove it; it belongs to /v1/completions", False)
     prediction: Prediction | None = supported(
         "the output that is expected, for drafters of kind prediction")
-    modalities: Any = refused('send ["text"] or remove it', ["text"])
-    audio: Any = refused("remove it; only text is served")
-    verbosity: Any = unneeded("not told to the model", "medium")
-    web_search_options: Any = unneeded("there is no web search")
+    unserved = (
+        *refused("remove it; it belongs to /v1/completions", echo=(False,)),
+        *refused('send ["text"] or remove it', modalities=(["text"],)),
+        *refused("remove it; only text is served", "audio"),
+        *unneeded("not told to the model", verbosity=("medium",)),
+        *unneeded("there is no web search", "web_search_options"),
+    )
     # fmt: on
 
     def length_field(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -87,20 +87,22 @@ class Named(Body):
 class StreamOptions(Body):
     include_usage: bool = supported("a last chunk with the usage", False)
     continuous_usage_stats: bool = supported("with it, every chunk has some", False)
-    include_obfuscation: Any = ignored("chunks are never padded")
+    unserved = ignored("chunks are never padded", "include_obfuscation")
 
 
 # fmt: off
 class Harmless(Body):
     """OpenAI's: they affect billing, caching or safety there, never the text."""
 
-    service_tier: Any = ignored("there is one tier", "auto", "default")
-    store: Any = ignored("answers of this endpoint are never kept", False)
-    safety_identifier: Any = ignored("not kept")
-    prompt_cache_key: Any = ignored("prefixes are found by their tokens; see cache_salt")
-    prompt_cache_retention: Any = ignored("prefixes are kept as long as there is room")
-    prompt_cache_options: Any = ignored("prefixes are found by their tokens")
-    moderation: Any = unneeded("no moderation is served")
+    unserved = (
+        *ignored("there is one tier", service_tier=("auto", "default")),
+        *ignored("answers of this endpoint are never kept", store=(False,)),
+        *ignored("not kept", "safety_identifier"),
+        *ignored("prefixes are found by their tokens; see cache_salt", "prompt_cache_key"),
+        *ignored("prefixes are kept as long as there is room", "prompt_cache_retention"),
+        *ignored("prefixes are found by their tokens", "prompt_cache_options"),
+        *unneeded("no moderation is served", "moderation"),
+    )
 
 
 class Sampling(Named):
@@ -156,7 +158,6 @@ class Sampling(Named):
     skip_special_tokens: bool = supported("false = special tokens are part of the text", True)
     include_stop_str_in_output: bool = supported(
         "the text keeps the stop string that ends it", False)
-    spaces_between_special_tokens: Any = ignored("the tokenizers served do not use it", True)
     use_beam_search: bool = supported(
         "the n best texts are searched for, by best_of (else n) beams; nothing is drawn, so "
         "temperature and the like have no effect, and nothing is streamed", False)
@@ -164,33 +165,35 @@ class Sampling(Named):
         "of beam search: a text's score is its log-probability over its length to this power", 1.0)
     early_stopping: bool | Literal["never"] = supported(
         "of beam search, as in transformers: true = it ends with its first texts", False)
-    allowed_token_ids: Any = refused("remove it; use logit_bias", [])
-    bad_words: Any = refused("remove it; use logit_bias", [])
-    logits_processors: Any = refused("remove it; no code is taken from requests", [])
     truncate_prompt_tokens: AtLeastMinusOne = supported(
         "the prompt keeps its last so many tokens; -1 = as many as fit; 0 = all", 0)
     prompt_logprobs: Alternatives | None = supported(
         "log-probabilities of the prompt's tokens, with so many alternatives; not for streams")
     return_tokens_as_token_ids: bool = supported(
         "log-probabilities name tokens `token_id:N`", False)
-    priority: Any = unneeded("use speculation.latency_class", 0)
-    request_id: Any = unneeded("send the header X-Request-Id")
     response_format: ResponseFormat | None = supported(
         "what the answer must be: its type is text, json_object, json_schema or structural_tag")
     structured_outputs: StructuredOutputs | None = supported("vLLM's: one of the following")
-    guided_json: Any = refused("send structured_outputs.json")
-    guided_regex: Any = refused("send structured_outputs.regex")
-    guided_choice: Any = refused("send structured_outputs.choice")
-    guided_grammar: Any = refused("send structured_outputs.grammar")
-    structural_tag: Any = refused("send structured_outputs.structural_tag")
-    guided_decoding_backend: Any = unneeded("answers.grammar_backend names the library")
-    guided_whitespace_pattern: Any = refused("remove it; JSON has single spaces")
-    kv_transfer_params: Any = refused("remove it; caches are not handed over")
-    repetition_detection: Any = refused("remove it; use max_tokens or penalties")
-    vllm_xargs: Any = ignored("arguments of vLLM's own plug-ins")
     # fmt: on
 
     default_max_tokens: ClassVar[int] = 0  # 0 = the server's
+    unserved = (
+        *ignored("the tokenizers served do not use it", spaces_between_special_tokens=(True,)),
+        *refused("remove it; use logit_bias", allowed_token_ids=([],), bad_words=([],)),
+        *refused("remove it; no code is taken from requests", logits_processors=([],)),
+        *unneeded("use speculation.latency_class", priority=(0,)),
+        *unneeded("send the header X-Request-Id", "request_id"),
+        *refused("send structured_outputs.json", "guided_json"),
+        *refused("send structured_outputs.regex", "guided_regex"),
+        *refused("send structured_outputs.choice", "guided_choice"),
+        *refused("send structured_outputs.grammar", "guided_grammar"),
+        *refused("send structured_outputs.structural_tag", "structural_tag"),
+        *unneeded("answers.grammar_backend names the library", "guided_decoding_backend"),
+        *refused("remove it; JSON has single spaces", "guided_whitespace_pattern"),
+        *refused("remove it; caches are not handed over", "kv_transfer_params"),
+        *refused("remove it; use max_tokens or penalties", "repetition_detection"),
+        *ignored("arguments of vLLM's own plug-ins", "vllm_xargs"),
+    )
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
@@ -218,7 +221,7 @@ class Sampling(Named):
             if self.use_beam_search and is_asked:
                 raise self.wrong(name, "not served with beam search; remove it, or the search")
         for name, nothing in (("length_penalty", 1.0), ("early_stopping", False)):
-            if not self.use_beam_search and getattr(self, name) not in (nothing, None):
+            if not self.use_beam_search and getattr(self, name) != nothing:
                 remedy = "remove it or send use_beam_search: true"
                 raise self.wrong(name, f"{getattr(self, name)} belongs to beam search; {remedy}")
 

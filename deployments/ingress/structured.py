@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
@@ -73,10 +73,12 @@ class StructuredOutputs(_Form):
     choice: _Texts = supported("one of these texts")
     grammar_: _Text = supported("a grammar in Lark, or in GBNF", alias="grammar")
     structural_tag: _ObjectOrText = supported("as in response_format")
-    disable_any_whitespace: Any = ignored("JSON always has single spaces")
-    disable_fallback: Any = ignored("nothing falls back")
-    disable_additional_properties: Any = ignored("the schema says what it allows")
-    whitespace_pattern: Any = refused("remove it; JSON has single spaces")
+    unserved = (
+        *ignored("JSON always has single spaces", "disable_any_whitespace"),
+        *ignored("nothing falls back", "disable_fallback"),
+        *ignored("the schema says what it allows", "disable_additional_properties"),
+        *refused("remove it; JSON has single spaces", "whitespace_pattern"),
+    )
 
     def check(self, limits: Limits) -> None:
         asked = {self.called(name): getattr(self, name) for name in sorted(self.model_fields_set)}
@@ -95,7 +97,7 @@ def _held(form: NamedSchema | FlatFormat) -> Any:
 
 
 class NamedSchema(Body):
-    is_listed: ClassVar[bool] = False
+    is_listed = False
     name: str | None = supported("of the schema", max_length=64)
     description: str | None = supported("of the schema", max_length=65536)
     schema_: dict[str, Any] = supported("a JSON schema", REQUIRED, alias="schema")
@@ -104,7 +106,7 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(_Form):
-    is_listed: ClassVar[bool] = False
+    is_listed = False
     type: str = supported("text, json_object, json_schema or structural_tag", "", max_length=64)
     json_schema: NamedSchema | None = supported("a name and a schema")
     format: Any = supported("of a structural_tag")
@@ -135,7 +137,7 @@ class ResponseFormat(_Form):
 class FlatFormat(ResponseFormat):
     """Of Responses and Messages: the schema stands beside its type."""
 
-    hidden: ClassVar[frozenset[str]] = frozenset({"json_schema"})
+    hidden = frozenset({"json_schema"})
     name: str | None = supported("of the schema", max_length=64)
     description: str | None = supported("of the schema", max_length=65536)
     schema_: dict[str, Any] | None = supported("a JSON schema", alias="schema")

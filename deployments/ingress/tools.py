@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import PrivateAttr
 
@@ -79,7 +79,7 @@ OF_TOOLS = "functions that the answer may call"
 class Function(Body):
     """A tool, or what it says of its function."""
 
-    is_listed: ClassVar[bool] = False
+    is_listed = False
     name: Annotated[str, Read(_name)] = supported("the name of the function", REQUIRED)
     description: str | None = supported("for the model", max_length=65536)
     parameters: JsonObject | None = supported("a JSON schema")
@@ -136,15 +136,15 @@ OF_FORMAT = "of a custom tool: told to the model, which is not held to it"
 
 
 class Custom(Body):
-    is_listed: ClassVar[bool] = False
+    is_listed = False
     name: Annotated[str, Read(_name)] = supported("the name of the tool", REQUIRED)
     description: str | None = supported("for the model", max_length=65536)
     format: JsonObject | None = supported(OF_FORMAT)
 
 
 class Tool(Body):
-    is_listed: ClassVar[bool] = False
-    kinds: ClassVar[frozenset[str]] = _KINDS
+    is_listed = False
+    kinds = _KINDS
     type: Literal["function", "custom"] = supported("function or custom", REQUIRED)
     function: Function | None = supported("its name, description, parameters and strict")
     custom: Custom | None = supported("its name, description and format")
@@ -170,13 +170,15 @@ class ToolUse(Body):
                   Choice())
     )  # fmt: skip
     parallel_tool_calls: bool = supported("false = one call at most", True)
-    functions: Any = refused("send tools", [])
-    function_call: Any = refused("send tool_choice", "none", "auto")
     reasoning_effort: Effort | None = supported(OF_EFFORT, max_length=16)
     include_reasoning: bool = supported("false = reasoning_content is left out", True)
-    thinking_token_budget: Any = refused("remove it; send max_tokens")
     # What else the chat template is given.
     _arguments: dict[str, Any] = PrivateAttr(default_factory=dict)
+    unserved = (
+        *refused("send tools", functions=([],)),
+        *refused("send tool_choice", function_call=("none", "auto")),
+        *refused("remove it; send max_tokens", "thinking_token_budget"),
+    )
 
     def check(self, limits: Limits) -> None:
         super().check(limits)

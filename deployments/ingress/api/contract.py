@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError, core_schema
@@ -60,12 +60,14 @@ class Rule:
 class Body(BaseModel):
     """An object in a request, or all of it.  A field that is null is absent.
 
-    hidden: fields of the bases that this body does not have.  is_listed: its fields have rows in
-    docs/api.md.  kinds: the values of `type` that are served, where others are told before what
-    stands beside them, or are left out of a list by a lenient server.
+    unserved: fields that are not supported, each with the reason.  hidden: fields of the bases that
+    this body does not have.  is_listed: its fields have rows in docs/api.md.  kinds: the values of
+    `type` that are served, where others are told before what stands beside them, or are left out of
+    a list by a lenient server.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    unserved: ClassVar[tuple[Rule, ...]] = ()
     hidden: ClassVar[frozenset[str]] = frozenset()
     is_listed: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = frozenset()
@@ -93,15 +95,22 @@ class Body(BaseModel):
         """Its fields by their names in the body: first what is required, then the class's own."""
         schemas = cls.model_json_schema()["properties"]
         found: dict[str, Rule] = {}
-        for attribute in (name for base in cls.__mro__ for name in inspect.get_annotations(base)):
-            field = cls.model_fields.get(attribute)
-            if field is not None and attribute not in cls.hidden | found.keys():
-                name, unused = field.alias or attribute, cast(Any, field.json_schema_extra or {})
-                found[attribute] = Rule(
-                    name, field.description or "", plain(schemas[name]), field.is_required(),
-                    **unused, below=_body_in(field.annotation),
-                )  # fmt: skip
-        rules = sorted(found.values(), key=lambda rule: not rule.is_required)
+        for base in cls.__mro__:
+            for attribute in filter(cls.model_fields.get, inspect.get_annotations(base)):
+                field = cls.model_fields[attribute]
+                schema = plain(schemas[cls.called(attribute)])
+                rule = Rule(
+                    cls.called(attribute),
+                    field.description or "",
+                    schema,
+                    field.is_required(),
+                    below=_body_in(field.annotation),
+                )
+                found.setdefault(attribute, rule)
+            for rule in vars(base).get("unserved", ()):
+                found.setdefault(rule.name, rule)
+        rules = [rule for attribute, rule in found.items() if attribute not in cls.hidden]
+        rules.sort(key=lambda rule: not rule.is_required)
         return {rule.name: rule for rule in rules}
 
     @property
@@ -112,6 +121,11 @@ class Body(BaseModel):
     @property
     def is_left_out(self) -> bool:
         return self._is_left_out
+
+    @classmethod
+    def all_but(cls, *names: str) -> frozenset[str]:
+        """Its fields without these."""
+        return frozenset(cls.rules()) - {*names}
 
     @classmethod
     def called(cls, attribute: str) -> str:
@@ -156,7 +170,7 @@ class Body(BaseModel):
     @model_validator(mode="after")
     def _checked(self, info: ValidationInfo[Limits]) -> Self:
         with _placed():
-            if not self._is_left_out:
+            if not self.is_left_out:
                 self.check(info.context)
         return self
 
@@ -332,19 +346,15 @@ def supported(
     return Field(default, alias=alias, description=note, **bounds)
 
 
-def ignored(why: str, *harmless: Any, alias: str | None = None) -> Any:
-    """A field without effect."""
-    unused: Any = {"status": Status.IGNORED, "harmless": (None, *harmless)}
-    return Field(None, alias=alias, description=why, json_schema_extra=unused)
+def _unserved(status: Status) -> Callable[..., tuple[Rule, ...]]:
+    def rules(note: str, *names: str, **harmless: tuple[Any, ...]) -> tuple[Rule, ...]:
+        """Fields with one reason.  harmless: those of which more than null asks for nothing."""
+        fields = dict.fromkeys(names, ()) | harmless
+        return tuple(Rule(name, note, {}, False, status, (None, *fields[name])) for name in fields)
+
+    return rules
 
 
-def refused(remedy: str, *harmless: Any) -> Any:
-    """A field that is not served."""
-    unused: Any = {"status": Status.REFUSED, "harmless": (None, *harmless)}
-    return Field(None, description=remedy, json_schema_extra=unused)
-
-
-def unneeded(remedy: str, *harmless: Any) -> Any:
-    """A field that is not served, and that changes nothing where it is ignored."""
-    unused: Any = {"status": Status.UNNEEDED, "harmless": (None, *harmless)}
-    return Field(None, description=remedy, json_schema_extra=unused)
+ignored = _unserved(Status.IGNORED)  # without effect
+refused = _unserved(Status.REFUSED)
+unneeded = _unserved(Status.UNNEEDED)  # not served, and nothing changes where they are ignored

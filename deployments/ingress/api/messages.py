@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -155,14 +155,14 @@ class Turn(Body):
 
 # fmt: off
 class MessagesTool(Function):
-    kinds: ClassVar[frozenset[str]] = frozenset({"custom"})
+    kinds = frozenset({"custom"})
     type: Literal["custom"] | None = supported("custom")
     parameters: JsonObject | None = supported("a JSON schema", alias="input_schema")
-    cache_control: Any = ignored("prefixes are found by their tokens")
+    unserved = ignored("prefixes are found by their tokens", "cache_control")
 
 
 class ToolChoice(Body):
-    is_listed: ClassVar[bool] = False
+    is_listed = False
     type: Literal["auto", "any", "tool", "none"] = supported("who chooses", REQUIRED)
     name: str | None = supported("of a tool")
     disable_parallel_tool_use: bool = supported("true = one call at most", False)
@@ -171,20 +171,22 @@ class ToolChoice(Body):
 class Thinking(Body):
     type: Literal["enabled", "adaptive", "disabled"] = supported(
         "enabled, adaptive or disabled", REQUIRED)
-    budget_tokens: Any = ignored("max_tokens bounds all of the output")
-    display: Any = ignored("reasoning is answered with as it is")
+    unserved = (
+        *ignored("max_tokens bounds all of the output", "budget_tokens"),
+        *ignored("reasoning is answered with as it is", "display"),
+    )
 
 
 class OutputConfig(Body):
     format: FlatFormat | None = supported("its type is json_schema")
     effort: Effort | None = supported(OF_EFFORT, max_length=16)
-    task_budget: Any = unneeded("max_tokens bounds the output")
+    unserved = unneeded("max_tokens bounds the output", "task_budget")
 
 
 class Counted(ToolUse, sampling.Named):
     """What makes the prompt."""
 
-    hidden: ClassVar[frozenset[str]] = frozenset(ToolUse.model_fields) - {"tools", "tool_choice"}
+    hidden = ToolUse.all_but("tools", "tool_choice")
 
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)] = supported(
         OF_MESSAGES, REQUIRED)
@@ -196,10 +198,11 @@ class Counted(ToolUse, sampling.Named):
         "enabled or adaptive = the reasoning has blocks of its own")
     output_config: OutputConfig | None = supported("what the answer must be")
     output_format: FlatFormat | None = supported("the older name of output_config.format")
-    cache_control: Any = ignored("prefixes are found by their tokens")
-    speed: Any = ignored("there is one speed", "standard")
-    user_profile_id: Any = ignored("not kept")
-    workspace_id: Any = ignored("not kept")
+    unserved = (
+        *ignored("prefixes are found by their tokens", "cache_control"),
+        *ignored("there is one speed", speed=("standard",)),
+        *ignored("not kept", "user_profile_id", "workspace_id"),
+    )
     # fmt: on
 
     def choice(self) -> Choice:
@@ -231,17 +234,18 @@ _SHARED = (
 
 # fmt: off
 class AnthropicMessages(Counted, sampling.Sampling):
-    hidden: ClassVar[frozenset[str]] = (
-        Counted.hidden | {*sampling.Sampling.model_fields} - {*_SHARED})
+    hidden = Counted.hidden | sampling.Sampling.all_but(*_SHARED)
 
     max_tokens: sampling.PositiveCount = supported(sampling.OF_TOKENS, REQUIRED)
     stop: sampling.StopTexts = supported(sampling.OF_STOP, (), alias="stop_sequences")
-    service_tier: Any = ignored("there is one tier", "auto", "standard_only")
-    inference_geo: Any = ignored("there is one place")
-    diagnostics: Any = ignored("see /metrics")
-    container: Any = refused("remove it; no code is run")
-    context_management: Any = unneeded("what is sent is the prompt")
-    mcp_servers: Any = unneeded("send functions as tools", [])
+    unserved = (
+        *ignored("there is one tier", service_tier=("auto", "standard_only")),
+        *ignored("there is one place", "inference_geo"),
+        *ignored("see /metrics", "diagnostics"),
+        *refused("remove it; no code is run", "container"),
+        *unneeded("what is sent is the prompt", "context_management"),
+        *unneeded("send functions as tools", mcp_servers=([],)),
+    )
     # fmt: on
 
     def form(self) -> tuple[GrammarSpec | None, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
@@ -84,17 +84,18 @@ class Item(Body):
     input: str = supported("of a custom_tool_call", "")
     action: JsonObject = supported("of a local_shell_call", {})
     output: _Parts = supported("of the call")
-    id: Any = ignored("items are not looked up")
-    status: Any = ignored("items are taken as complete")
-    phase: Any = ignored("not told to the model")
-    async_: Any = ignored("not told to the model", alias="async")
-    caller: Any = ignored("not told to the model")
-    namespace: Any = ignored("not told to the model")
-    summary: Any = ignored("the reasoning of earlier answers is no part of a prompt")
-    encrypted_content: Any = ignored("the reasoning of earlier answers is no part of a prompt")
     # fmt: on
     # As templates read it; reasoning that comes back is no part of a prompt.
     _message: Message | None = None
+    unserved = (
+        *ignored("items are not looked up", "id"),
+        *ignored("items are taken as complete", "status"),
+        *ignored("not told to the model", "phase", "async", "caller", "namespace"),
+        *ignored(
+            "the reasoning of earlier answers is no part of a prompt", "summary",
+            "encrypted_content",
+        ),
+    )
 
     def check(self, limits: Limits) -> None:
         if self.type == "message":
@@ -135,10 +136,10 @@ class Item(Body):
 
 # fmt: off
 class ResponseTool(Function):
-    kinds: ClassVar[frozenset[str]] = frozenset({"function", "custom"})
+    kinds = frozenset({"function", "custom"})
     type: Literal["function", "custom"] | None = supported("function or custom")
     format: JsonObject | None = supported(OF_FORMAT)
-    cache_control: Any = ignored("prefixes are found by their tokens")
+    unserved = ignored("prefixes are found by their tokens", "cache_control")
 
     def named(self) -> Function:
         if self.type == "custom":
@@ -148,19 +149,20 @@ class ResponseTool(Function):
 
 class Reasoning(Body):
     effort: Effort | None = supported(OF_EFFORT, max_length=16)
-    summary: Any = ignored("reasoning is answered with as it is")
-    generate_summary: Any = ignored("reasoning is answered with as it is")
-    mode: Any = ignored("there is one mode")
-    context: Any = ignored("the reasoning of earlier answers is no part of a prompt")
+    unserved = (
+        *ignored("reasoning is answered with as it is", "summary", "generate_summary"),
+        *ignored("there is one mode", "mode"),
+        *ignored("the reasoning of earlier answers is no part of a prompt", "context"),
+    )
 
 
 class TextOptions(Body):
     format: FlatFormat | None = supported("its type is text, json_object or json_schema")
-    verbosity: Any = ignored("not told to the model", "medium")
+    unserved = ignored("not told to the model", verbosity=("medium",))
 
 
 class Response(ToolUse, sampling.Sampling, sampling.Harmless):
-    hidden: ClassVar[frozenset[str]] = frozenset(
+    hidden = frozenset(
         {"n", "return_token_ids", "return_draft_sources", "return_draft_trees", "prompt_logprobs",
          "add_special_tokens", "return_tokens_as_token_ids", "early_stopping", "functions",
          "function_call", "reasoning_effort", "include_reasoning", "thinking_token_budget"})
@@ -179,20 +181,22 @@ class Response(ToolUse, sampling.Sampling, sampling.Harmless):
     include: list[str] = supported(
         f"{_LOGPROBS}: with top_logprobs alternatives", (), max_length=16)
     top_logprobs: sampling.Alternatives = supported("alternatives per token", 0)
-    stream_options: Any = ignored("chunks are never padded")
-    background: Any = refused("remove it; wait for the answer, or stream it", False)
-    context_management: Any = unneeded("what is sent is the prompt")
-    conversation: Any = refused("remove it; use previous_response_id")
-    prompt: Any = refused("remove it; there are no stored prompts")
-    image: Any = refused("remove it; only text is served")
-    access_programs: Any = refused("remove it")
     reasoning: Reasoning | None = supported("how the model reasons")
     text: TextOptions | None = supported("what the answer must be")
     tools: list[ResponseTool] = supported(OF_TOOLS, (), max_length=MAX_TOOLS)  # type: ignore[assignment]
-    max_tool_calls: Any = ignored("it bounds tools that the server runs, and it runs none")
-    truncation: Any = unneeded("send a shorter input", "disabled")
-    use_beam_search: Any = refused("remove it; it is served by /v1/completions and chat", False)
-    length_penalty: Any = refused("remove it; it belongs to beam search", 1, 1.0)
+    unserved = (
+        *ignored("chunks are never padded", "stream_options"),
+        *refused("remove it; wait for the answer, or stream it", background=(False,)),
+        *unneeded("what is sent is the prompt", "context_management"),
+        *refused("remove it; use previous_response_id", "conversation"),
+        *refused("remove it; there are no stored prompts", "prompt"),
+        *refused("remove it; only text is served", "image"),
+        *refused("remove it", "access_programs"),
+        *ignored("it bounds tools that the server runs, and it runs none", "max_tool_calls"),
+        *unneeded("send a shorter input", truncation=("disabled",)),
+        *refused("remove it; it is served by /v1/completions and chat", use_beam_search=(False,)),
+        *refused("remove it; it belongs to beam search", length_penalty=(1, 1.0)),
+    )
     # fmt: on
 
     def check(self, limits: Limits) -> None:

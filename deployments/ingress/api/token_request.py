@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
@@ -24,7 +24,7 @@ class _MayName(Body):
 
 
 class Tokenize(_MayName, Conversation, ToolUse):
-    hidden: ClassVar[frozenset[str]] = frozenset(ToolUse.model_fields) - {"tools"}
+    hidden = ToolUse.all_but("tools")
 
     text: str | None = supported("a text; this or messages", alias="prompt")
     messages: Turns = supported(OF_MESSAGES, ())
