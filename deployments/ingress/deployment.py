@@ -32,6 +32,13 @@ _LISTENER_MARGIN_S = 2 * LAST_WORDS_S
 DRAIN_MARGIN_S = 2 * _LISTENER_MARGIN_S
 
 
+def _answer_to(method: str) -> Any:
+    async def answer(self: IngressDeployment, request: Any, grpc_context: Any) -> Any:
+        return await self._grpc.answer(method, request, grpc_context)
+
+    return answer
+
+
 class IngressDeployment:
     """One ingress replica.  Capitalised methods are gRPC methods."""
 
@@ -83,17 +90,10 @@ class IngressDeployment:
         async for response in self._grpc.responses_with_status(request, grpc_context):
             yield response
 
-    async def ListModels(self, request: Any, grpc_context: Any) -> Any:
-        """drafthouse.v1.GenerationService/ListModels."""
-        return await self._grpc.answer("ListModels", request, grpc_context)
-
-    async def Tokenize(self, request: Any, grpc_context: Any) -> Any:
-        """drafthouse.v1.GenerationService/Tokenize."""
-        return await self._grpc.answer("Tokenize", request, grpc_context)
-
-    async def Detokenize(self, request: Any, grpc_context: Any) -> Any:
-        """drafthouse.v1.GenerationService/Detokenize."""
-        return await self._grpc.answer("Detokenize", request, grpc_context)
+    # The others of drafthouse.v1.GenerationService.
+    ListModels = _answer_to("ListModels")
+    Tokenize = _answer_to("Tokenize")
+    Detokenize = _answer_to("Detokenize")
 
     async def Check(self, request: Any, grpc_context: Any) -> Any:
         """grpc.health.v1.Health/Check."""

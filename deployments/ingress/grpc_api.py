@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from cluster.client.generated import generation_pb2
-from cluster.errors import DrafthouseError, NotFoundError
+from cluster.client.generated import generation_pb2 as pb
+from cluster.errors import DrafthouseError, NotFoundError, RequestError, TooLargeError
 from cluster.logs import REQUEST_ID
-from cluster.rpc.codec_generation import RESPONSE, decode_request
+from cluster.rpc.codec_arrays import TOKENS
+from cluster.rpc.codec_generation import MODEL, RESPONSE, decode_prompt, decode_request
 from cluster.rpc.generation import (
     ChoiceDelta,
     GenerationResponse,
+    Model,
     Usage,
 )
 from cluster.rpc.status import status_code, trailing_metadata
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
-from deployments.ingress.grpc_request import request_name, to_spec
-from deployments.ingress.grpc_tokens import TokenCalls, read_message
+from deployments.ingress.grpc_request import check_ids, prompt_of, request_name, to_spec
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import Caller
 from deployments.ingress.openai_error import hidden
 from deployments.ingress.predicted import prediction_counts, prediction_idle
 from deployments.ingress.request_scope import SEGMENT
+from deployments.ingress.sampling import check_model
 from deployments.ingress.servicers import GENERATION
 from deployments.ingress.spec import Resumption
 
@@ -36,7 +38,11 @@ class GrpcApi:
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
-        self._tokens = TokenCalls(ingress)
+        self._answers: Mapping[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
+            "ListModels": (pb.ListModelsRequest, self._list_models),
+            "Tokenize": (pb.TokenizeRequest, self._tokenize),
+            "Detokenize": (pb.DetokenizeRequest, self._detokenize),
+        }
 
     async def responses(self, body: Any, context: Any) -> AsyncIterator[Any]:
         """Yield one GenerateResponse per piece of text; the last one has the usage.
@@ -62,15 +68,16 @@ class GrpcApi:
                 yield response
         except DrafthouseError as error:
             _set_status(context, error)
-            yield generation_pb2.GenerateResponse()
+            yield pb.GenerateResponse()
 
     async def _responses(self, body: Any, context: Any) -> AsyncIterator[GenerationResponse]:
         caller = self.caller(context.invocation_metadata())
         try:
-            message = read_message(generation_pb2.GenerateRequest, body, self._ingress)
+            message = _message_of(pb.GenerateRequest, body, self._ingress)
             request = decode_request(message)
-            segment = dict(context.invocation_metadata() or ()).get(SEGMENT.lower(), "")
-            spec = to_spec(request, self._ingress.limits_of(caller, segment))
+            sent = dict(context.invocation_metadata() or ())
+            limits = self._ingress.limits_of(caller, sent.get(SEGMENT.lower(), ""))
+            spec = to_spec(request, limits)
             request_id = request_name(request)
             REQUEST_ID.set(request_id)
             resumptions = [
@@ -78,7 +85,7 @@ class GrpcApi:
             ]
             generation = await self._ingress.generate(
                 request_id, spec, resumptions, _timeout_of(context), caller,
-                dict(context.invocation_metadata() or ()).get("traceparent", ""),
+                sent.get("traceparent", ""),
             )  # fmt: skip
         except DrafthouseError as error:
             self._ingress.count_refusal(error)
@@ -97,11 +104,45 @@ class GrpcApi:
         """One of the calls with one answer.  Raises, as Serve's proxy wants it of a unary call."""
         try:
             self.caller(context.invocation_metadata())
-            return await self._tokens.answer(method, body)
+            kind, call = self._answers[method]
+            return await call(_message_of(kind, body, self._ingress))
         except Exception as error:  # noqa: BLE001
             refusal = error if isinstance(error, DrafthouseError) else hidden(error, "?")
             _set_status(context, refusal)
             raise refusal from None
+
+    async def _list_models(self, message: pb.ListModelsRequest) -> pb.ListModelsResponse:
+        limits = self._ingress.limits
+        most = self._ingress.coordinators.max_context_len
+        models = [
+            Model(
+                name, limits.model_name, limits.model_name if limits.adapter_of(name) else "", most
+            )
+            for name in limits.model_names
+        ]
+        return pb.ListModelsResponse(models=map(MODEL.encode, models))
+
+    async def _tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
+        self._check_named(message.model)
+        adds = message.add_special_tokens if message.HasField("add_special_tokens") else True
+        prompt = prompt_of(decode_prompt(message), self._ingress.limits)
+        token_ids = await self._ingress.tokenize(prompt, add_special_tokens=adds)
+        return pb.TokenizeResponse(
+            token_ids=token_ids.tolist(),
+            max_context_len=self._ingress.coordinators.max_context_len,
+        )
+
+    async def _detokenize(self, message: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
+        self._check_named(message.model)
+        token_ids = TOKENS.read(message.token_ids)
+        if len(token_ids) == 0:
+            raise RequestError.at("token_ids", "empty; send at least one token")
+        check_ids(token_ids, "token_ids", self._ingress.limits)
+        return pb.DetokenizeResponse(text=await self._ingress.detokenize(token_ids))
+
+    def _check_named(self, model: str) -> None:
+        if model:
+            check_model(model, self._ingress.limits)
 
     def caller(self, metadata: Any) -> Caller:
         """Return who calls, on our own listener or through Serve's proxy; a refusal is counted."""
@@ -143,6 +184,25 @@ class GrpcApi:
             return int(values.SERVICE_UNKNOWN)
         serving = self._ingress.coordinators.is_connected and not self._ingress.is_stopping
         return int(values.SERVING if serving else values.NOT_SERVING)
+
+
+def _message_of(kind: Any, body: Any, ingress: Ingress) -> Any:
+    """The message of a body; raises RequestError for what is none."""
+    if not isinstance(body, bytes):  # parsed already, by a proxy with the generated servicer
+        return body
+    limit = ingress.config.ingress.max_body_bytes
+    if len(body) > limit:
+        raise TooLargeError(
+            f"the request has {len(body)} bytes, the limit is {limit}; shorten it or raise "
+            "ingress.max_body_bytes"
+        )
+    try:
+        return kind.FromString(body)
+    except DecodeError:
+        raise RequestError(
+            f"the request is not a valid {kind.DESCRIPTOR.name}; check the encoding and that all "
+            "text is UTF-8"
+        ) from None
 
 
 def _timeout_of(context: Any) -> float | None:

@@ -99,14 +99,13 @@ class _Servicer:
         except DrafthouseError as error:
             await abort(context, error)
 
-    async def ListModels(self, body: bytes, context: Any) -> bytes:
-        return await _answered(self._api.answer("ListModels", body, context), context)
+    def __getattr__(self, method: str) -> Any:
+        """The others, which `GrpcApi` knows by their names."""
 
-    async def Tokenize(self, body: bytes, context: Any) -> bytes:
-        return await _answered(self._api.answer("Tokenize", body, context), context)
+        async def answer(body: bytes, context: Any) -> bytes:
+            return await _answered(self._api.answer(method, body, context), context)
 
-    async def Detokenize(self, body: bytes, context: Any) -> bytes:
-        return await _answered(self._api.answer("Detokenize", body, context), context)
+        return answer
 
     async def Check(self, body: bytes, context: Any) -> bytes:
         return await _answered(self._api.check(body, context), context)

@@ -25,113 +25,86 @@ from deployments.ingress.usage import metrics
 
 # event(kind, **fields) writes an event of the stream.
 Event = Callable[..., bytes]
+# Of each type of item: how its id begins, what grows in it by the names of events, and its field.
+_TYPES = {
+    "message": ("msg", "output_text", "text"),
+    "reasoning": ("rs", "reasoning_text", "text"),
+    "function_call": ("fc", "function_call_arguments", "arguments"),
+    "custom_tool_call": ("ctc", "custom_tool_call_input", "input"),
+}
 
 
-class TextItem:
-    """The answer's text, or its reasoning: one part that grows."""
+class Item:
+    """A text, a reasoning or a call: one part of an answer, which grows until the next one."""
 
-    def __init__(self, index: int, *, is_reasoning: bool) -> None:
-        self.is_reasoning = is_reasoning
+    def __init__(self, kind: str, index: int, event: Event, name: str) -> None:
+        """name: of what is called."""
+        self.kind = kind
+        self.name = name
         self.text = ""
         self.logprobs: list[dict[str, Any]] = []
-        self._id = f"{'rs' if is_reasoning else 'msg'}_{uuid.uuid4().hex}"
-        self._index = index
-        self._kind = "reasoning_text" if is_reasoning else "output_text"
+        self.is_complete = False
+        self.call_id = f"call_{uuid.uuid4().hex[:24]}"
+        prefix, self._grown, self._field = _TYPES[kind]
+        self.is_call = self._field != "text"
+        self._status = "in_progress"
+        self._event = event
+        self._place = {"item_id": f"{prefix}_{uuid.uuid4().hex}", "output_index": index}
 
-    def open(self, event: Event) -> bytes:
-        item = self._item("in_progress", [])
-        return event(
-            "response.output_item.added", output_index=self._index, item=item
-        ) + self._event(event, "response.content_part.added", part=self._part())
+    def open(self) -> bytes:
+        return self._told("added") if self.is_call else self._told("added") + self._parted("added")
 
-    def add(self, event: Event, text: str, logprobs: list[dict[str, Any]]) -> bytes:
+    def add(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
         """New text; logprobs: of its tokens, for those who asked."""
         self.text += text
         self.logprobs += logprobs
-        more = {} if self.is_reasoning else {"logprobs": logprobs}
-        return self._event(event, f"response.{self._kind}.delta", delta=text, **more)
-
-    def close(self, event: Event, status: str) -> bytes:
-        more = {} if self.is_reasoning else {"logprobs": self.logprobs}
-        return (
-            self._event(event, f"response.{self._kind}.done", text=self.text, **more)
-            + self._event(event, "response.content_part.done", part=self._part())
-            + event("response.output_item.done", output_index=self._index, item=self.body(status))
-        )
-
-    def body(self, status: str) -> dict[str, Any]:
-        return self._item(status, [self._part()])
-
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        if self.is_reasoning:
-            return {
-                "id": self._id, "type": "reasoning", "summary": [], "content": content,
-                "status": status,
-            }  # fmt: skip
-        return {
-            "id": self._id, "type": "message", "role": "assistant", "status": status,
-            "content": content,
-        }  # fmt: skip
-
-    def _part(self) -> dict[str, Any]:
-        part: dict[str, Any] = {"type": self._kind, "text": self.text}
-        return part if self.is_reasoning else {**part, "annotations": [], "logprobs": self.logprobs}
-
-    def _event(self, event: Event, kind: str, **fields: Any) -> bytes:
-        return event(kind, item_id=self._id, output_index=self._index, content_index=0, **fields)
-
-
-class CallItem:
-    """One call of a function, or of a custom tool."""
-
-    def __init__(self, index: int, name: str, *, is_text: bool) -> None:
-        self.name = name
-        self.arguments = ""
-        self.is_text = is_text
-        self.is_complete = False
-        self.call_id = f"call_{uuid.uuid4().hex[:24]}"
-        self._id = f"{'ctc' if is_text else 'fc'}_{uuid.uuid4().hex}"
-        self._index = index
-        self._field = "input" if is_text else "arguments"
-        self._kind = "custom_tool_call" if is_text else "function_call"
-
-    def open(self, event: Event) -> bytes:
-        return event(
-            "response.output_item.added", output_index=self._index, item=self.body("in_progress")
-        )
-
-    def add(self, event: Event, piece: CallPiece) -> bytes:
-        """More of its arguments."""
-        self.is_complete = piece.is_end
-        if not piece.arguments:
+        if self.is_call and not text:
             return b""
-        self.arguments += piece.arguments
-        return self._event(event, "delta", delta=piece.arguments)
+        return self._growing("delta", delta=text, **self._with(logprobs))
 
-    def close(self, event: Event, status: str) -> bytes:
-        said = {self._field: self.arguments}
-        return self._event(event, "done", **said, name=self.name) + event(
-            "response.output_item.done", output_index=self._index, item=self.body(status)
-        )
+    def close(self, status: str) -> bytes:
+        self._status = status
+        said = {self._field: self.text}
+        if self.is_call:
+            return self._growing("done", **said, name=self.name) + self._told("done")
+        done = self._growing("done", **said, **self._with(self.logprobs))
+        return done + self._parted("done") + self._told("done")
 
-    def body(self, status: str) -> dict[str, Any]:
-        return {
-            "id": self._id, "type": self._kind, "call_id": self.call_id, "name": self.name,
-            self._field: self.arguments, "status": status,
-        }  # fmt: skip
+    def body(self) -> dict[str, Any]:
+        head = {"id": self._place["item_id"], "type": self.kind, "status": self._status}
+        if self.is_call:
+            return {**head, "call_id": self.call_id, "name": self.name, self._field: self.text}
+        own: dict[str, Any] = {"role": "assistant"} if self.kind == "message" else {"summary": []}
+        return {**head, **own, "content": [] if self._status == "in_progress" else [self._part()]}
 
     def told(self) -> dict[str, Any]:
         """The call for the conversation that goes on with it."""
         name = whole_characters(self.name)
-        if self.is_text:
-            said = {"name": name, "input": whole_characters(self.arguments)}
+        if self.kind == "custom_tool_call":
+            said = {"name": name, "input": whole_characters(self.text)}
             return {"id": self.call_id, "type": "custom", "custom": said}
-        function = {"name": name, "arguments": _told(self)}
+        function = {"name": name, "arguments": _told(self.text or "{}")}
         return {"id": self.call_id, "type": "function", "function": function}
 
-    def _event(self, event: Event, end: str, **fields: Any) -> bytes:
-        kind = f"response.{self._kind}_{self._field}.{end}"
-        return event(kind, item_id=self._id, output_index=self._index, **fields)
+    def _part(self) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": self._grown, "text": self.text}
+        annotations = {"annotations": []} if self.kind == "message" else {}
+        return {**part, **annotations, **self._with(self.logprobs)}
+
+    def _with(self, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"logprobs": logprobs} if self.kind == "message" else {}
+
+    def _told(self, end: str) -> bytes:
+        index = self._place["output_index"]
+        return self._event(f"response.output_item.{end}", output_index=index, item=self.body())
+
+    def _parted(self, end: str) -> bytes:
+        kind = f"response.content_part.{end}"
+        return self._event(kind, **self._place, content_index=0, part=self._part())
+
+    def _growing(self, end: str, **fields: Any) -> bytes:
+        place = self._place if self.is_call else {**self._place, "content_index": 0}
+        return self._event(f"response.{self._grown}.{end}", **place, **fields)
 
 
 class ResponseWriter:
@@ -150,8 +123,7 @@ class ResponseWriter:
         self._created_at = int(time.time())
         self._writer = LogprobWriter(tokenizer)
         self._num_events = 0
-        self._items: list[TextItem | CallItem] = []
-        self._is_open = False  # whether the last item may still grow
+        self._items: list[Item] = []
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not come yet
         self._reason: FinishReason | None = None
         self._is_cut = False
@@ -178,9 +150,9 @@ class ResponseWriter:
             self._is_cut = delta.is_cut
             self._logprobs += self._written_logprobs(delta)
             if delta.reasoning:
-                events.append(self._said(delta.reasoning, is_reasoning=True))
+                events.append(self._said("reasoning", delta.reasoning))
             if delta.text:
-                events.append(self._said(delta.text, is_reasoning=False))
+                events.append(self._said("message", delta.text))
             events += [self._called(piece) for piece in delta.calls]
         return b"".join(events)
 
@@ -190,54 +162,38 @@ class ResponseWriter:
         body = self._ended()
         return events + self._event(f"response.{body['status']}", response=body)
 
-    def _said(self, text: str, *, is_reasoning: bool) -> bytes:
-        last = self._items[-1] if self._is_open else None
-        events = b""
-        if not isinstance(last, TextItem) or last.is_reasoning != is_reasoning:
-            last = TextItem(len(self._items), is_reasoning=is_reasoning)
-            events = self._begin(last)
-        return events + last.add(self._event, text, self._taken_logprobs())
+    def _said(self, kind: str, text: str) -> bytes:
+        is_new = not self._items or self._items[-1].kind != kind
+        events = self._begin(kind) if is_new else b""
+        return events + self._items[-1].add(text, self._taken_logprobs())
 
     def _called(self, piece: CallPiece) -> bytes:
-        events = b""
-        if piece.name is not None:
-            item = CallItem(len(self._items), piece.name, is_text=piece.is_text)
-            events = self._begin(item)
-        last = self._items[-1]
-        assert isinstance(last, CallItem), "a call's first piece has its name"
+        kind = "custom_tool_call" if piece.is_text else "function_call"
+        events = b"" if piece.name is None else self._begin(kind, piece.name)
+        self._items[-1].is_complete = piece.is_end
         self._taken_logprobs()  # an item of a call has no place for them
-        return events + last.add(self._event, piece)
+        return events + self._items[-1].add(piece.arguments, [])
 
-    def _begin(self, item: TextItem | CallItem) -> bytes:
+    def _begin(self, kind: str, name: str = "") -> bytes:
         # Whatever is followed by something has been completed.
-        events = self._items[-1].close(self._event, "completed") if self._is_open else b""
-        self._items.append(item)
-        self._is_open = True
-        return events + item.open(self._event)
+        events = self._items[-1].close("completed") if self._items else b""
+        self._items.append(Item(kind, len(self._items), self._event, name))
+        return events + self._items[-1].open()
 
     def _close_items(self) -> bytes:
         """The end of the last item; an answer without any has an empty text."""
-        events = b""
-        if not self._items:
-            events = self._begin(TextItem(0, is_reasoning=False))
+        events = b"" if self._items else self._begin("message")
         last = self._items[-1]
-        if isinstance(last, TextItem) and self._logprobs:  # of tokens without text
-            events += last.add(self._event, "", self._taken_logprobs())
-        self._is_open = False
-        return events + last.close(self._event, self._last_status)
+        if last.is_call:  # it may be complete though the answer is cut off behind it
+            return events + last.close("completed" if last.is_complete else "incomplete")
+        if self._logprobs:  # of tokens without text
+            events += last.add("", self._taken_logprobs())
+        return events + last.close(self._status)
 
     @property
     def _status(self) -> str:
         is_cut = self._is_cut or self._reason is FinishReason.LENGTH
         return "incomplete" if is_cut else "completed"
-
-    @property
-    def _last_status(self) -> str:
-        """Of the last item: a call may be complete though the answer is cut off behind it."""
-        last = self._items[-1]
-        if isinstance(last, CallItem):
-            return "completed" if last.is_complete else "incomplete"
-        return self._status
 
     def failing(self, error: DrafthouseError) -> bytes:
         """The events that end a stream with an error."""
@@ -250,10 +206,8 @@ class ResponseWriter:
     def _written_logprobs(self, delta: Delta) -> list[dict[str, Any]]:
         if not self._request.shows_logprobs:
             return []
-        found: list[dict[str, Any]] = self._writer.write(delta.token_ids.tolist(), delta.logprobs)[
-            "content"
-        ]
-        return found
+        written = self._writer.write(delta.token_ids.tolist(), delta.logprobs)
+        return list(written["content"])
 
     def _taken_logprobs(self) -> list[dict[str, Any]]:
         taken, self._logprobs = self._logprobs, []
@@ -262,8 +216,7 @@ class ResponseWriter:
     def _ended(self) -> dict[str, Any]:
         """The whole answer, which is kept from now on."""
         status = self._status
-        bodies = [item.body("completed") for item in self._items[:-1]]
-        body = self._body(status, [*bodies, self._items[-1].body(self._last_status)])
+        body = self._body(status, [item.body() for item in self._items])
         if status == "incomplete":
             is_full = self._reason is FinishReason.LENGTH
             body["incomplete_details"] = {"reason": "max_output_tokens" if is_full else "stop"}
@@ -286,13 +239,9 @@ class ResponseWriter:
 
     def _said_all(self) -> tuple[Message, ...]:
         """The answer as a message of the conversation that goes on with it."""
-        said = [
-            item.text
-            for item in self._items
-            if isinstance(item, TextItem) and not item.is_reasoning
-        ]
-        calls = [item.told() for item in self._items if isinstance(item, CallItem)]
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(said)}
+        said = "".join(item.text for item in self._items if item.kind == "message")
+        calls = [item.told() for item in self._items if item.is_call]
+        message: dict[str, Any] = {"role": "assistant", "content": said}
         if not calls:
             return (message,)
         try:
@@ -324,9 +273,8 @@ class ResponseWriter:
         return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
-def _told(call: CallItem) -> str:
-    """Its arguments for what follows: a model may write an escape of half a character."""
-    arguments = call.arguments or "{}"
+def _told(arguments: str) -> str:
+    """Arguments for what follows: a model may write an escape of half a character."""
     try:
         value = parse_json(arguments, "arguments")
     except RequestError:
