@@ -23,8 +23,7 @@ from deployments.ingress.api.contract import (
     unneeded,
 )
 from deployments.ingress.api.wording import TEXT_OR_OBJECTS
-from deployments.ingress.fields import encodable, encodable_json, json_kind
-from deployments.ingress.names import Names
+from deployments.ingress.fields import Names, encodable, encodable_json, json_kind
 from deployments.ingress.spec import ChatOptions, ChatUse, Message, Prompt
 from deployments.ingress.tools import TEXT_ARGUMENT, JsonObject
 

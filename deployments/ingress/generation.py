@@ -19,9 +19,8 @@ from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.choice import Choice, Delta, Reading, combined, skips_specials
 from deployments.ingress.coordinators import Coordinators
-from deployments.ingress.predicted import prediction_ids
-from deployments.ingress.prompt_logprobs import PromptLogprobs, PromptScore
-from deployments.ingress.prompts import max_tokens, read_prompts, stop_token_ids
+from deployments.ingress.logprob_writer import PromptLogprobs, PromptScore
+from deployments.ingress.prompts import max_tokens, prediction_ids, read_prompts, stop_token_ids
 from deployments.ingress.quotas import Use
 from deployments.ingress.request_log import RequestTimes, write_line
 from deployments.ingress.spec import GenerationSpec, Resumption

@@ -26,7 +26,7 @@ from deployments.ingress.grpc_request import check_ids, prompt_of, request_name,
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import Caller
 from deployments.ingress.openai_error import hidden
-from deployments.ingress.predicted import prediction_counts, prediction_idle
+from deployments.ingress.prompts import prediction_counts, prediction_idle
 from deployments.ingress.request_scope import SEGMENT
 from deployments.ingress.sampling import check_model
 from deployments.ingress.servicers import GENERATION

@@ -17,10 +17,9 @@ from cluster.rpc.generation import ChatMessage, GenerationRequest, ResumedChoice
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.chat import OF_MESSAGES, Turns
-from deployments.ingress.fields import shown
-from deployments.ingress.names import Names
+from deployments.ingress.fields import Names, shown
 from deployments.ingress.openai_request import check_range
-from deployments.ingress.predicted import with_prediction
+from deployments.ingress.prompts import with_prediction
 from deployments.ingress.sampling import Alternatives, Sampling
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
 from deployments.ingress.structured import KINDS, grammar_of

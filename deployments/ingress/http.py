@@ -18,7 +18,6 @@ from starlette.routing import Match, Route
 
 from cluster.errors import ContextLengthError, DrafthouseError, NotFoundError, RequestError
 from deployments.ingress.api.contract import Endpoint
-from deployments.ingress.api.ignored_fields import warning_header
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES, parse_messages_request
 from deployments.ingress.api.messages import error_body as messages_error
 from deployments.ingress.api.messages_writer import MessagesWriter
@@ -27,6 +26,7 @@ from deployments.ingress.api.response_request import RESPONSES, ResponseRequest,
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.api.unserved import reason_of
+from deployments.ingress.api.wording import warning_header
 from deployments.ingress.body import read_object
 from deployments.ingress.browser_guard import BrowserGuard
 from deployments.ingress.choice import Delta

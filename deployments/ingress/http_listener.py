@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import math
 import socket
+import ssl
 from collections.abc import Iterator
 from functools import partial
 
@@ -18,10 +19,36 @@ from starlette.types import ASGIApp
 
 from cluster.config.addresses import joined
 from cluster.config.pem import PemFiles
+from cluster.config.reloaded import Reloaded
 from cluster.config.schema import HttpConfig
 from cluster.errors import ConfigError, WorkerError
 from deployments.ingress.http_protocol import BoundedProtocol
-from deployments.ingress.reloaded_context import ReloadedContext
+
+
+class ReloadedContext(ssl.SSLContext):
+    """A server's context; a connection gets the certificate that the files hold when it begins."""
+
+    _current: Reloaded[ssl.SSLContext]
+
+    @classmethod
+    def of(cls, files: PemFiles) -> ReloadedContext:
+        """Raises ConfigError for files that cannot be used."""
+        context = cls(ssl.PROTOCOL_TLS_SERVER)
+        context._current = Reloaded(files.paths, files.context)
+        return context
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """Called by the event loop for every connection."""
+        now = self._current.get()
+        return now.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
 
 # Connections that have not been accepted yet; as uvicorn's own default.
 _BACKLOG = 2048

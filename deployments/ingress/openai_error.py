@@ -18,7 +18,7 @@ from cluster.errors import (
     UnsupportedCodingError,
     surface_of,
 )
-from deployments.ingress.content_coding import CODINGS
+from deployments.ingress.body import CODINGS
 
 log = logging.getLogger(__name__)
 # The innermost ones: an endless recursion has a thousand.

@@ -26,8 +26,8 @@ from deployments.ingress.api.contract import (
 from deployments.ingress.api.wording import Schema
 from deployments.ingress.chat import Conversation, TextOrParts
 from deployments.ingress.fields import encodable, json_kind, shown
-from deployments.ingress.predicted import with_prediction
-from deployments.ingress.prompt_logprobs import most
+from deployments.ingress.logprob_writer import most
+from deployments.ingress.prompts import with_prediction
 from deployments.ingress.sampling import (
     Alternatives,
     Choices,

@@ -15,9 +15,14 @@ from cluster.text.tool_calls.base import CallPiece
 from deployments.ingress.choice import Delta
 from deployments.ingress.draft_steps import written
 from deployments.ingress.generation import Generation
-from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets, joined
+from deployments.ingress.logprob_writer import (
+    LogprobWriter,
+    TextOffsets,
+    joined,
+    prompt_entries,
+    trimmed,
+)
 from deployments.ingress.openai_error import error_event
-from deployments.ingress.prompt_logprobs import prompt_entries, trimmed
 from deployments.ingress.spec import OpenAIRequest
 from deployments.ingress.usage import metrics, usage
 

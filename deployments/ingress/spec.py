@@ -12,7 +12,7 @@ from cluster.requests.acceptance_law import Law
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.requests.tenant import DEFAULT_TENANT
 from cluster.text.dialect import Dialect
-from deployments.ingress.names import Names
+from deployments.ingress.fields import Names
 
 Compatibility = Literal["strict", "lenient"]
 Message = Mapping[str, Any]  # as chat templates read them; content is a text, "" for none

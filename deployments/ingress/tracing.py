@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.errors import ConfigError
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
-from deployments.ingress.times import times
+from deployments.ingress.usage import times
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

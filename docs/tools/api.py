@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deployments.ingress.api.contract import Endpoint, Rule, Status
-from deployments.ingress.api.endpoints import ENDPOINTS, PAGES
-from deployments.ingress.api.table_statistics import STATISTICS, STATISTICS_PATH, WORDS
+from deployments.ingress.api.openapi import ENDPOINTS, PAGES
 from deployments.ingress.api.unserved import UNSERVED
 from deployments.ingress.api.wording import described
-from deployments.ingress.times import TIMES
+from deployments.ingress.usage import STATISTICS, STATISTICS_PATH, TIMES, WORDS
 from docs.tools import commands
 from docs.tools.from_vllm import FIELDS, tables
 from docs.tools.markdown import DOCS, table

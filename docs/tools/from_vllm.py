@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from cluster.metrics.vllm_metrics import IMITATED, PREFIX, RECORDED
 from deployments.ingress.api.contract import Status
-from deployments.ingress.api.endpoints import ENDPOINTS
+from deployments.ingress.api.openapi import ENDPOINTS
 from deployments.vllm_options import ANSWERS, KEYS, METHODS, SETTINGS
 from docs.tools.markdown import table
 

@@ -14,8 +14,6 @@ from openapi_spec_validator import validate
 
 from cluster.errors import RequestError
 from deployments.ingress.api.contract import Endpoint, Rule, Status
-from deployments.ingress.api.endpoints import ENDPOINTS
-from deployments.ingress.api.ignored_fields import warning_header
 from deployments.ingress.api.messages import (
     COUNT_TOKENS,
     MESSAGES,
@@ -23,7 +21,7 @@ from deployments.ingress.api.messages import (
     parse_count_tokens,
     parse_messages_request,
 )
-from deployments.ingress.api.openapi import body_schema, openapi
+from deployments.ingress.api.openapi import ENDPOINTS, body_schema, openapi
 from deployments.ingress.api.response_request import RESPONSES, parse_response
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.token_request import (
@@ -32,7 +30,7 @@ from deployments.ingress.api.token_request import (
     parse_detokenize,
     parse_tokenize,
 )
-from deployments.ingress.api.wording import resolved
+from deployments.ingress.api.wording import resolved, warning_header
 from deployments.ingress.openai_request import CHAT, COMPLETIONS, parse_chat, parse_completion
 from deployments.ingress.spec import Limits
 from docs.tools import api

@@ -15,8 +15,8 @@ import pytest
 from cluster.errors import RequestError
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.rpc.generation import ChatMessage, GenerationRequest, SamplingOptions
+from deployments.ingress.fields import Names
 from deployments.ingress.grpc_request import prompt_of, to_spec
-from deployments.ingress.names import Names
 from tests.deployments.test_openai_request import LIMITS
 from tests.deployments.test_tools_everywhere import folder
 from tests.support.deployments.server import MODEL, Server, serving, tiny_config

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from cluster.config.http import UiConfig
-from deployments.ingress.api.endpoints import ENDPOINTS, PAGES
+from deployments.ingress.api.openapi import ENDPOINTS, PAGES
 from deployments.ingress.api.unserved import UNSERVED, reason_of
 from tests.support.deployments.server import serving, tiny_config
 

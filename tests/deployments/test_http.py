@@ -16,7 +16,7 @@ import torch
 from openai import OpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deployments.ingress.api.table_statistics import STATISTICS, statistics_schema
+from deployments.ingress.usage import STATISTICS, statistics_schema
 from tests.deployments.conftest import ADAPTER, MODEL, Served, wait_until
 
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 24, "ignore_eos": True}

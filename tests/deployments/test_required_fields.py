@@ -10,7 +10,7 @@ import pytest
 
 from cluster.errors import RequestError
 from deployments.ingress.api.contract import Endpoint, Rule
-from deployments.ingress.api.endpoints import ENDPOINTS
+from deployments.ingress.api.openapi import ENDPOINTS
 from deployments.ingress.api.token_request import TOKENIZE
 from tests.deployments.test_contract import LENIENT, PARSERS, parse, shown
 from tests.deployments.test_openai_request import LIMITS

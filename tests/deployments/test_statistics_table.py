@@ -10,8 +10,8 @@ from openapi_spec_validator import validate
 from cluster.coordinator.idle import IdleReason
 from cluster.core import SpeculationStats
 from deployments.ingress.api.openapi import openapi
-from deployments.ingress.api.table_statistics import STATISTICS, WORDS
 from deployments.ingress.choice import combined
+from deployments.ingress.usage import STATISTICS, WORDS
 from docs.tools import api
 from docs.tools.markdown import DOCS
 from tests.deployments.test_openai_request import LIMITS

@@ -16,7 +16,7 @@ from cluster.coordinator.coordinator import Coordinator
 from cluster.metrics.recorder import Recorder
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.stats import stats_of
-from deployments.ingress.times import TIMES, times_schema
+from deployments.ingress.usage import TIMES, times_schema
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 from tests.support.deployments.place import Place, place
 

@@ -18,9 +18,9 @@ from cluster.errors import WorkerError
 from cluster.rpc.server import serve_coordinator
 from cluster.text.tokenizer import Tokenizer
 from deployments.endpoints import Endpoint
+from deployments.ingress.event_stream import MAX_WATCHERS
 from deployments.ingress.http import create_app
 from deployments.ingress.ingress import Ingress
-from deployments.ingress.watchers import MAX_WATCHERS
 from tests.support.coordinator.house import collect, house, request
 from tests.support.coordinator.toys import ToyTarget
 from tests.support.deployments.place import write_keys

@@ -18,10 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError, core_schema
 
 from cluster.errors import RequestError
-from deployments.ingress.api.ignored_fields import told_names
-from deployments.ingress.api.wording import Schema, plain, refusal
-from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, encodable, shown, unknown
-from deployments.ingress.names import Names
+from deployments.ingress.api.wording import Schema, plain, refusal, told_names
+from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, Names, encodable, shown, unknown
 from deployments.ingress.spec import Limits
 
 REQUIRED: Any = ...

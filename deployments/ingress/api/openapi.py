@@ -3,16 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import SURFACES
 from deployments.ingress.api.contract import Body, Endpoint, Rule, Status
-from deployments.ingress.api.endpoints import ENDPOINTS, PAGES, Page
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
-from deployments.ingress.api.table_statistics import STATISTICS_PATH, statistics_schema
+from deployments.ingress.api.response_request import RESPONSES
+from deployments.ingress.api.token_request import DETOKENIZE, TOKENIZE
 from deployments.ingress.api.wording import resolved
+from deployments.ingress.openai_request import CHAT, COMPLETIONS
 from deployments.ingress.spec import Limits
-from deployments.ingress.times import times_schema
+from deployments.ingress.usage import STATISTICS_PATH, statistics_schema, times_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One endpoint without a body.
+
+    media_type: of its answers; empty = they have no content.  statuses: of answers that are none of
+    the errors.
+    """
+
+    path: str
+    summary: str
+    media_type: str = "application/json"
+    method: str = "get"
+    statuses: tuple[str, ...] = ("200",)
+
+
+PAGES = (
+    Page("/", "What this is, its model and its endpoints; for browsers a page", "text/plain"),
+    Page("/docs", "The same as text, or HTML for browsers", "text/plain"),
+    Page("/v1/models", "The served models"),
+    Page("/v1/models/{model}", "One model"),
+    Page("/v1/responses/{response_id}", "An answer of /v1/responses that is kept"),
+    Page("/v1/responses/{response_id}", "Forget that answer", method="delete"),
+    Page("/ui/about", "The model and its drafters, for the page at /"),
+    Page("/version", "The server's version"),
+    Page("/ping", "200, for load balancers", ""),
+    Page("/health", "Who serves, and whether that suffices", statuses=("200", "503")),
+    Page("/metrics", "Prometheus' metrics", "text/plain"),
+    Page("/stats", "The most important metrics, as JSON"),
+    Page("/openapi.json", "This document"),
+)
+
+ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE, DETOKENIZE)
+
 
 _TEXT = {"type": "string"}
 _MESSAGE = {**_TEXT, "description": "the value and the remedy"}

@@ -12,10 +12,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from cluster.errors import ForbiddenError, UnauthenticatedError
-from deployments.ingress.api.endpoints import ENDPOINTS, PAGES
-from deployments.ingress.api.ignored_fields import warning_header
 from deployments.ingress.api.messages import parse_count_tokens
-from deployments.ingress.api.openapi import openapi
+from deployments.ingress.api.openapi import ENDPOINTS, PAGES, openapi
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.token_request import (
     DETOKENIZE,
@@ -23,6 +21,7 @@ from deployments.ingress.api.token_request import (
     parse_detokenize,
     parse_tokenize,
 )
+from deployments.ingress.api.wording import warning_header
 from deployments.ingress.body import read_object
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import Operators

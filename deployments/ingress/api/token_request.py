@@ -10,7 +10,7 @@ from cluster.core import TokenArray
 from cluster.errors import RequestError
 from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported
 from deployments.ingress.chat import OF_MESSAGES, Conversation, Turns
-from deployments.ingress.names import OF_CHATS
+from deployments.ingress.fields import OF_CHATS
 from deployments.ingress.openai_request import TOKENS, token_ids_of
 from deployments.ingress.sampling import OF_MODEL, ModelName
 from deployments.ingress.spec import Limits, Prompt
