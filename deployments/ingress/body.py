@@ -1,4 +1,5 @@
-"""Reads the body of a request as one JSON object, within limits and without blocking."""
+"""Reads the body of a request as one JSON object, within limits and without blocking: a compressed
+one is never unpacked beyond the bound."""
 
 from __future__ import annotations
 

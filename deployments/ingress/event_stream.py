@@ -43,7 +43,22 @@ class Writer(Protocol):
         ...
 
 
-class EventStream(Response):
+class _Stream(Response):
+    """Events of any number."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        # Proxies must forward every event at once.
+        super().__init__(
+            media_type="text/event-stream", headers={"X-Accel-Buffering": "no", **headers}
+        )
+        del self.headers["content-length"]
+
+    async def _start(self, send: Send) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+
+
+class EventStream(_Stream):
     """Sends the events of an admitted generation; closes it at the end, also if cancelled."""
 
     def __init__(
@@ -54,12 +69,7 @@ class EventStream(Response):
         heartbeat_s: float,
     ) -> None:
         """heartbeat_s: after so long without an event a comment is sent; 0 = never."""
-        super().__init__(
-            media_type="text/event-stream",
-            # Proxies must forward every event at once.
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers},
-        )
-        del self.headers["content-length"]
+        super().__init__({"Cache-Control": "no-cache", **headers})
         self._generation = generation
         self._writer = writer
         self._heartbeat_s = heartbeat_s
@@ -81,8 +91,7 @@ class EventStream(Response):
             raise results[1]
 
     async def _send(self, send: Send) -> None:
-        start = {"status": self.status_code, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **start})
+        await self._start(send)
         beating = asyncio.ensure_future(self._beat(send)) if self._heartbeat_s else None
         try:
             await self._write(send, self._writer.opening())
@@ -216,16 +225,11 @@ async def _read(link: Watched, news: News) -> None:
         log.info("a coordinator is not watched any more: %s", error.message)
 
 
-class WatchStream(Response):
+class WatchStream(_Stream):
     """Sends the events to one watcher until it leaves."""
 
     def __init__(self, watchers: Watchers) -> None:
-        super().__init__(
-            media_type="text/event-stream",
-            # Proxies must forward every event at once.
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        )
-        del self.headers["content-length"]
+        super().__init__({"Cache-Control": "no-store"})
         self._watchers = watchers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -233,8 +237,7 @@ class WatchStream(Response):
             await while_connected(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
-        start = {"status": self.status_code, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **start})
+        await self._start(send)
         async with contextlib.aclosing(self._watchers.events()) as events:
             async for event in events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})

@@ -1,4 +1,5 @@
-"""Words for what a client has sent, in errors: shortened, and never a text of its own."""
+"""Words for what a client has sent, in errors: shortened, and never a text of its own; and what a
+body calls the fields that are found wrong only when its request runs."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from cluster.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """own: a path as the parsers know it, to that in the body; what lies below it moves with it."""
+    """own: a path as the parsers know it, to that in the body; what lies below it moves with it.
+
+    What runs a request knows fields by the names of OpenAI's chats and completions.  An error that
+    it raises is raised again with the field of the body; its other words are never touched.
+    """
 
     own: Mapping[str, str] = field(default_factory=dict)
 

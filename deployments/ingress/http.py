@@ -7,7 +7,8 @@ import dataclasses
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -22,7 +23,7 @@ from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES, parse_messa
 from deployments.ingress.api.messages import error_body as messages_error
 from deployments.ingress.api.messages_writer import MessagesWriter
 from deployments.ingress.api.pages import Pages
-from deployments.ingress.api.response_request import RESPONSES, ResponseRequest, parse_response
+from deployments.ingress.api.response_request import RESPONSES, parse_response
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.api.unserved import reason_of
@@ -46,7 +47,7 @@ from deployments.ingress.request_scope import (
     request_id_of,
     timeout_of,
 )
-from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest
+from deployments.ingress.spec import Asked, Limits
 from deployments.page.routes import PageFiles
 
 # Encoding this many takes about two milliseconds.
@@ -56,19 +57,6 @@ _FOR_ALL = ("/ping", "/health", "/metrics", "/stats")
 EVENTS = "/ui/events"
 
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-class Asked(Protocol):
-    """What every request for text has, whatever its format."""
-
-    @property
-    def spec(self) -> GenerationSpec: ...
-
-    @property
-    def stream(self) -> bool: ...
-
-    @property
-    def ignored(self) -> tuple[str, ...]: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,7 +92,9 @@ def create_app(ingress: Ingress) -> FastAPI:
     counted = answering(ingress, COUNT_TOKENS.path, pages.count_tokens, messages_error)
     app.add_route(COUNT_TOKENS.path, counted, methods=["POST"])
     for face in faces(ingress, store):
-        app.add_route(face.endpoint.path, _generating(ingress, face), methods=["POST"])
+        path = face.endpoint.path
+        generate = answering(ingress, path, partial(_generate, ingress, face), face.error)
+        app.add_route(path, generate, methods=["POST"])
     app.add_exception_handler(HTTPException, _on_http_exception)
     if api.cors_origins:
         app.add_middleware(
@@ -135,12 +125,10 @@ def create_admin_app(ingress: Ingress) -> FastAPI:
 def faces(ingress: Ingress, store: ResponseStore) -> list[Face]:
     """Every endpoint that generates."""
 
-    def write(asked: OpenAIRequest, generation: Generation, request_id: str) -> Answer:
+    def write(asked: Any, generation: Generation, request_id: str) -> Writer:
         return Answer(asked, generation, ingress.tokenizer, int(time.time()), request_id)
 
-    def write_response(
-        asked: ResponseRequest, generation: Generation, request_id: str
-    ) -> ResponseWriter:
+    def write_response(asked: Any, generation: Generation, request_id: str) -> Writer:
         return ResponseWriter(asked, generation, ingress.tokenizer, store)
 
     return [
@@ -185,14 +173,7 @@ def _caller(request: Request, ingress: Ingress) -> Caller:
         raise
 
 
-def _generating(ingress: Ingress, face: Face) -> Handler:
-    async def generate(request: Request) -> Response:
-        return await _generate(ingress, request, face)
-
-    return answering(ingress, face.endpoint.path, generate, face.error)
-
-
-async def _generate(ingress: Ingress, request: Request, face: Face) -> Response:
+async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
     request_id = request_id_of(request)
     caller = request.state.caller
     limits = ingress.limits_of(caller, request.headers.get(SEGMENT, ""))
@@ -209,11 +190,9 @@ async def _generate(ingress: Ingress, request: Request, face: Face) -> Response:
         return Response(status_code=499)
     except DrafthouseError as error:
         ingress.count_refusal(error)
-        if not isinstance(error, ContextLengthError) or face.endpoint is not RESPONSES:
-            raise
-        if not asked.stream:
-            raise
-        return _failed_stream(ingress, face, asked, error, request_id)
+        if isinstance(error, ContextLengthError) and face.endpoint is RESPONSES and asked.stream:
+            return _failed_stream(ingress, face, asked, error, request_id)
+        raise
     is_streaming = False
     try:
         writer = face.write(asked, generation, request_id)

@@ -1,5 +1,5 @@
-"""Tokenises prompts, after a length check and without blocking the event loop; and what a request's
-prompts and output may be, once the prompts have tokens."""
+"""Tokenises prompts and predictions, after a length check and without blocking the event loop; and
+what a request's prompts and output may be, once the prompts have tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cluster.spec.params import MAX_PREDICTION_TOKENS
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.spec import GenerationSpec, Limits, Message, Prompt
 
-# As for prompts: so much text takes about two milliseconds.
+# Encoding this much text takes about two milliseconds; more is encoded in another thread.
 _INLINE_CHARACTERS = 8192
 
 
@@ -83,8 +83,6 @@ def prediction_idle(spec: GenerationSpec) -> dict[str, Any]:
     return {"prediction_idle_because": why}
 
 
-# Encoding this much text takes about two milliseconds; more is encoded in another thread.
-_INLINE_CHARACTERS = 8192
 # The fixed cost of a message, as a number of characters that are encoded in the same time.
 _MESSAGE_CHARACTERS = 64
 

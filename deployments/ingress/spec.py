@@ -121,20 +121,29 @@ class Resumption:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OpenAIRequest:
-    """A GenerationSpec and the format of its answer.
+class Asked:
+    """A GenerationSpec, and what its body says of the answer, whatever the format.
 
-    names_token_ids: log-probabilities name tokens by their ids.
-    shows_prompt_logprobs: so many alternatives of each, None = they are not shown.
-    num_kept: how many of a prompt's samples are answered with, the likeliest first where there are
-    more (`best_of`).  shows_logprobs: whether their log-probabilities are.
     ignored: names of fields that had no effect.
     """
 
     spec: GenerationSpec
     model: str
-    is_chat: bool
     stream: bool = False
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenAIRequest(Asked):
+    """Of a chat or a completion.
+
+    names_token_ids: log-probabilities name tokens by their ids.
+    shows_prompt_logprobs: so many alternatives of each, None = they are not shown.
+    num_kept: how many of a prompt's samples are answered with, the likeliest first where there are
+    more (`best_of`).  shows_logprobs: whether their log-probabilities are.
+    """
+
+    is_chat: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
@@ -143,7 +152,6 @@ class OpenAIRequest:
     num_kept: int = 1
     shows_logprobs: bool = False
     shows_prompt_logprobs: int | None = None
-    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""What an answer says of its cost: token counts and speculation statistics."""
+"""What an answer says of its cost: token counts, times and speculation statistics, with the tables
+of the latter two for the pages and for /openapi.json."""
 
 from __future__ import annotations
 
@@ -72,6 +73,7 @@ def _described(rule: Rule) -> str:
     return ". ".join([rule.note, *(f"{word}: {meaning}" for word, meaning in words.items())])
 
 
+# vLLM's names, and two of ours.
 TIMES: Mapping[str, str] = {
     "queue_time_ms": "from its arrival to its place at a target",
     "time_to_first_token_ms": "from that place to its first token, as in vLLM: the prefill",
@@ -128,8 +130,7 @@ def usage(generation: Generation) -> dict[str, Any]:
 
 
 def metrics(generation: Generation) -> dict[str, Any]:
-    """What `times.TIMES` and `api.table_statistics.STATISTICS` say, for the top level of every
-    answer."""
+    """What TIMES and STATISTICS say, for the top level of every answer."""
     stats = generation.stats
     return {
         **times(generation),

@@ -156,7 +156,7 @@ def test_a_chat_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
 
 def test_a_response_has_the_call_in_its_own_shape(folder: Path, tokenizer: Tokenizer) -> None:
     made, _ = generation(folder)
-    request = ResponseRequest(made.spec, "m", (), {}, False, True, False, ())
+    request = ResponseRequest(made.spec, "m", is_stored=True)
     store = ResponseStore(4, 10**6)
     writer = ResponseWriter(request, made, tokenizer, store)
     deltas = answer(tokenizer)

@@ -18,7 +18,6 @@ from transformers import AutoTokenizer
 from cluster.core import FinishReason, SamplingParams
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece
-from deployments.ingress.api.messages import MessagesRequest
 from deployments.ingress.api.messages_writer import MessagesWriter
 from deployments.ingress.api.response_request import ResponseRequest
 from deployments.ingress.api.response_store import ResponseStore
@@ -26,7 +25,7 @@ from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.choice import Delta
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
-from deployments.ingress.spec import GenerationSpec, Prompt
+from deployments.ingress.spec import Asked, GenerationSpec, Prompt
 from tests.support.deployments.server import MODEL, Server, serving, tiny_config
 
 TEMPLATE = (
@@ -237,7 +236,7 @@ def events_of(stream: bytes) -> list[dict[str, Any]]:
 
 def test_a_response_has_its_reasoning_text_and_calls_in_order(folder: Path) -> None:
     made, tokenizer = generation(folder)
-    asked = ResponseRequest(made.spec, MODEL, (), {}, False, True, False, ())
+    asked = ResponseRequest(made.spec, MODEL, is_stored=True)
     store = ResponseStore(4, 10**6)
     whole = json.loads(ResponseWriter(asked, made, tokenizer, store).whole(DELTAS))
     kinds = [item["type"] for item in whole["output"]]
@@ -257,7 +256,7 @@ def test_a_response_has_its_reasoning_text_and_calls_in_order(folder: Path) -> N
 
 def test_a_message_has_its_thinking_text_and_calls_in_order(folder: Path) -> None:
     made, _ = generation(folder)
-    asked = MessagesRequest(made.spec, MODEL, False, ())
+    asked = Asked(made.spec, MODEL)
     whole = json.loads(MessagesWriter(asked, made, "id").whole(DELTAS))
     assert [block["type"] for block in whole["content"]] == [
         "thinking", "text", "tool_use", "tool_use",

@@ -26,7 +26,7 @@ from deployments.ingress.api.contract import (
 from deployments.ingress.api.wording import TEXT_OR_OBJECTS
 from deployments.ingress.chat import MAX_MESSAGES, OF_MESSAGES, TextOrParts, check_call
 from deployments.ingress.fields import encodable, encodable_json, json_kind
-from deployments.ingress.spec import ChatOptions, ChatUse, GenerationSpec, Limits, Message, Prompt
+from deployments.ingress.spec import Asked, ChatOptions, ChatUse, Limits, Message, Prompt
 from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import (
     MAX_TOOLS,
@@ -255,16 +255,6 @@ class AnthropicMessages(Counted, sampling.Sampling):
         return form.grammar("output_config.format") if form else (None, "")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MessagesRequest:
-    """ignored: names of fields that had no effect."""
-
-    spec: GenerationSpec
-    model: str
-    stream: bool
-    ignored: tuple[str, ...]
-
-
 def _prompt(asked: Counted, use: ChatUse) -> Prompt:
     said = asked.said()
     places, messages = zip(*said, strict=True)
@@ -275,12 +265,12 @@ def _prompt(asked: Counted, use: ChatUse) -> Prompt:
     return Prompt(messages=messages, tools=use.tools, template=options, names=names)
 
 
-def parse_messages_request(values: Mapping[str, Any], limits: Limits) -> MessagesRequest:
+def parse_messages_request(values: Mapping[str, Any], limits: Limits) -> Asked:
     """Parse the body of POST /v1/messages."""
     asked = AnthropicMessages.read(values, limits)
     use = asked.use(limits.dialect, asked.form()[0])
     spec = asked.spec(limits, (_prompt(asked, use),), use=use)
-    return MessagesRequest(spec, asked.model, asked.stream, asked.ignored)
+    return Asked(spec, asked.model, asked.stream, asked.ignored)
 
 
 def parse_count_tokens(values: Mapping[str, Any], limits: Limits) -> tuple[Prompt, tuple[str, ...]]:

@@ -10,9 +10,10 @@ from typing import Any
 from cluster.core import FinishReason
 from cluster.errors import DrafthouseError
 from cluster.text.tool_calls.base import CallPiece
-from deployments.ingress.api.messages import MessagesRequest, error_body
+from deployments.ingress.api.messages import error_body
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
+from deployments.ingress.spec import Asked
 from deployments.ingress.usage import metrics
 
 # The field of each kind of block that grows, and the delta that brings more of it.
@@ -26,7 +27,7 @@ _GROWING = {
 class MessagesWriter:
     """Writes one answer: whole, or as the events of a stream."""
 
-    def __init__(self, request: MessagesRequest, generation: Generation, request_id: str) -> None:
+    def __init__(self, request: Asked, generation: Generation, request_id: str) -> None:
         self._request = request
         self._generation = generation
         self._request_id = request_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import importlib.metadata
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -31,6 +31,7 @@ from deployments.ingress.spec import Limits
 from deployments.page.routes import about, wants_html
 
 Handler = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
 
 # An adapter is a name as well, and there may be many.
 _MAX_NAMES = 8
@@ -153,9 +154,7 @@ class Pages:
     async def tokenize(self, request: Request) -> Response:
         """vLLM's /tokenize: the tokens of a text, or of a conversation."""
         ingress = self._ingress
-        asked = await read_object(
-            request, ingress.config.ingress, lambda values: parse_tokenize(values, ingress.limits)
-        )
+        asked = await self._read(request, parse_tokenize)
         token_ids = await ingress.tokenize(
             asked.prompt, add_special_tokens=asked.add_special_tokens
         )
@@ -174,22 +173,20 @@ class Pages:
 
     async def count_tokens(self, request: Request) -> Response:
         """Anthropic's: how many tokens /v1/messages would read."""
-        ingress = self._ingress
-        prompt, ignored = await read_object(
-            request,
-            ingress.config.ingress,
-            lambda values: parse_count_tokens(values, ingress.limits),
-        )
-        count = len(await ingress.tokenize(prompt))
+        prompt, ignored = await self._read(request, parse_count_tokens)
+        count = len(await self._ingress.tokenize(prompt))
         return JSONResponse({"input_tokens": count}, headers=warning_header(ignored))
 
     async def detokenize(self, request: Request) -> Response:
         """vLLM's /detokenize: the text of tokens, special ones included."""
+        tokens = await self._read(request, parse_detokenize)
+        return JSONResponse({"prompt": await self._ingress.detokenize(tokens)})
+
+    async def _read(self, request: Request, parse: Callable[[dict[str, Any], Limits], T]) -> T:
         ingress = self._ingress
-        tokens = await read_object(
-            request, ingress.config.ingress, lambda values: parse_detokenize(values, ingress.limits)
+        return await read_object(
+            request, ingress.config.ingress, lambda values: parse(values, ingress.limits)
         )
-        return JSONResponse({"prompt": await ingress.detokenize(tokens)})
 
 
 def front_page(request: Request, limits: Limits, version: str) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
@@ -26,7 +26,7 @@ from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.wording import TEXT, TEXT_OR_OBJECTS
 from deployments.ingress.chat import MAX_MESSAGES, Role, check_call, read_text
 from deployments.ingress.fields import shown
-from deployments.ingress.spec import ChatOptions, GenerationSpec, Limits, Message, Prompt
+from deployments.ingress.spec import Asked, ChatOptions, GenerationSpec, Limits, Message, Prompt
 from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import (
     MAX_TOOLS,
@@ -236,18 +236,14 @@ class Response(ToolUse, sampling.Sampling, sampling.Harmless):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ResponseRequest:
+class ResponseRequest(Asked):
     """messages: the conversation before the answer, without instructions.  asked: values that the
-    answer repeats.  ignored: names of fields that had no effect.  owner: as of `Limits`."""
+    answer repeats.  owner: as of `Limits`."""
 
-    spec: GenerationSpec
-    model: str
-    messages: tuple[Message, ...]
-    asked: Mapping[str, Any]
-    stream: bool
-    is_stored: bool
-    shows_logprobs: bool
-    ignored: tuple[str, ...]
+    messages: tuple[Message, ...] = ()
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    is_stored: bool = False
+    shows_logprobs: bool = False
     owner: str = ""
 
 

@@ -13,7 +13,6 @@ from cluster.text.reasoning import ReasoningMarkers
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.registry import FORMATS
-from deployments.ingress.api.messages import MessagesRequest
 from deployments.ingress.api.messages_writer import MessagesWriter
 from deployments.ingress.api.response_request import ResponseRequest
 from deployments.ingress.api.response_store import ResponseStore
@@ -117,8 +116,7 @@ class Apis:
         spec = GenerationSpec((Prompt(text="x"),), SamplingParams())
         self._tokenizer = tokenizer
         self._generation = Generation("resp_1", spec, tokenizer, Coordinators(), 8.0)
-        self._response = ResponseRequest(spec, "m", (), {}, False, False, False, ())
-        self._message = MessagesRequest(spec, "m", False, ())
+        self._response = ResponseRequest(spec, "m")
 
     def whole(self, deltas: Sequence[Delta]) -> list[Any]:
         message = whole_message(deltas)
@@ -160,7 +158,7 @@ class Apis:
         return ResponseWriter(self._response, self._generation, self._tokenizer, store)
 
     def _messages(self) -> MessagesWriter:
-        return MessagesWriter(self._message, self._generation, "id")
+        return MessagesWriter(self._response, self._generation, "id")
 
 
 def _events(stream: bytes) -> list[dict[str, Any]]:
