@@ -12,17 +12,8 @@ from pydantic import Field, WithJsonSchema
 
 from cluster.errors import RequestError
 from cluster.text.chat import text_of, tool_calls_of
-from deployments.ingress.api.contract import (
-    REQUIRED,
-    Body,
-    Read,
-    ignored,
-    instead,
-    refused,
-    supported,
-    unneeded,
-)
-from deployments.ingress.api.wording import TEXT_OR_OBJECTS
+from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
+from deployments.ingress.api.wording import TEXT_OR_OBJECTS, ignored, refused, unneeded
 from deployments.ingress.fields import Names, encodable, encodable_json, json_kind
 from deployments.ingress.spec import ChatOptions, ChatUse, Message, Prompt
 from deployments.ingress.tools import TEXT_ARGUMENT, JsonObject

@@ -14,16 +14,8 @@ import numpy as np
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
-from deployments.ingress.api.contract import (
-    REQUIRED,
-    Body,
-    Endpoint,
-    instead,
-    refused,
-    supported,
-    unneeded,
-)
-from deployments.ingress.api.wording import Schema
+from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported
+from deployments.ingress.api.wording import Schema, refused, unneeded
 from deployments.ingress.chat import Conversation, TextOrParts
 from deployments.ingress.fields import encodable, json_kind, shown
 from deployments.ingress.logprob_writer import most

@@ -62,13 +62,6 @@ class _Account:
     name: str
     limits: RateLimits
 
-    @property
-    def is_limited(self) -> bool:
-        limits = self.limits
-        return bool(
-            limits.requests_per_minute or limits.tokens_per_minute or limits.concurrent_requests
-        )
-
 
 class Quotas:
     """The counts of one ingress process."""
@@ -87,14 +80,10 @@ class Quotas:
 
     def enter(self, caller: Caller, latency_class: str | None) -> Use:
         """Let a request in; raises CapacityError where its key or its class has had enough."""
-        accounts = [
-            account
-            for account in (
-                _Account(f"key {caller.name}", caller.key),
-                _Account(f"class {latency_class}", self._keys.limits_of_class(latency_class)),
-            )
-            if account.is_limited
-        ]
+        accounts = (
+            _Account(f"key {caller.name}", caller.key),
+            _Account(f"class {latency_class}", self._keys.limits_of_class(latency_class)),
+        )
         for account in accounts:
             self._check_running(account)
             self._check(account, "requests", 1)

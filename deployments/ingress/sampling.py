@@ -14,16 +14,8 @@ from cluster.requests.grammar_spec import GrammarSpec
 from cluster.requests.seeds import asked_seed
 from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
 from cluster.spec.beam_params import MAX_LENGTH_PENALTY
-from deployments.ingress.api.contract import (
-    Body,
-    Read,
-    ignored,
-    or_text,
-    refused,
-    supported,
-    unneeded,
-    up_to,
-)
+from deployments.ingress.api.contract import Body, Read, or_text, supported, up_to
+from deployments.ingress.api.wording import ignored, refused, unneeded
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, Prompt
 from deployments.ingress.speculation import Speculation

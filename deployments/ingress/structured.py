@@ -11,8 +11,8 @@ from cluster.errors import RequestError
 from cluster.grammar.json_schema import lenient
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.json_text import parse_json
-from deployments.ingress.api.contract import REQUIRED, Body, ignored, refused, supported
-from deployments.ingress.api.wording import TEXT, joined
+from deployments.ingress.api.contract import REQUIRED, Body, supported
+from deployments.ingress.api.wording import TEXT, ignored, joined, refused
 from deployments.ingress.fields import encodable, encodable_json, json_kind, shown
 from deployments.ingress.spec import Limits
 

@@ -15,8 +15,8 @@ from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.chat import RESERVED_ARGUMENTS
 from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.base import NAME
-from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, refused, supported
-from deployments.ingress.api.wording import TEXT
+from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
+from deployments.ingress.api.wording import TEXT, refused
 from deployments.ingress.fields import encodable_json, shown
 from deployments.ingress.spec import ChatUse, Limits
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.coordinator.idle import MEANINGS
-from deployments.ingress.api.contract import Rule
-from deployments.ingress.api.wording import Schema
+from deployments.ingress.api.wording import Rule, Schema
 from deployments.ingress.generation import Generation
 from deployments.ingress.prompts import prediction_counts, prediction_idle
 

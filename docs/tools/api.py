@@ -8,10 +8,10 @@ import typing
 from collections.abc import Mapping
 from pathlib import Path
 
-from deployments.ingress.api.contract import Endpoint, Rule, Status
+from deployments.ingress.api.contract import Endpoint
 from deployments.ingress.api.openapi import ENDPOINTS, PAGES
 from deployments.ingress.api.unserved import UNSERVED
-from deployments.ingress.api.wording import described
+from deployments.ingress.api.wording import Rule, Status, described
 from deployments.ingress.usage import STATISTICS, STATISTICS_PATH, TIMES, WORDS
 from docs.tools import commands
 from docs.tools.from_vllm import FIELDS, tables

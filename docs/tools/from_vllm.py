@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from cluster.metrics.vllm_metrics import IMITATED, PREFIX, RECORDED
-from deployments.ingress.api.contract import Status
 from deployments.ingress.api.openapi import ENDPOINTS
+from deployments.ingress.api.wording import Status
 from deployments.vllm_options import ANSWERS, KEYS, METHODS, SETTINGS
 from docs.tools.markdown import table
 

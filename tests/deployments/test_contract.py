@@ -13,7 +13,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from cluster.errors import RequestError
-from deployments.ingress.api.contract import Endpoint, Rule, Status
+from deployments.ingress.api.contract import Endpoint
 from deployments.ingress.api.messages import (
     COUNT_TOKENS,
     MESSAGES,
@@ -30,7 +30,7 @@ from deployments.ingress.api.token_request import (
     parse_detokenize,
     parse_tokenize,
 )
-from deployments.ingress.api.wording import resolved, warning_header
+from deployments.ingress.api.wording import Rule, Status, resolved, warning_header
 from deployments.ingress.openai_request import CHAT, COMPLETIONS, parse_chat, parse_completion
 from deployments.ingress.spec import Limits
 from docs.tools import api

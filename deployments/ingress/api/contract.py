@@ -6,11 +6,10 @@ The parsers, docs/api.md and /openapi.json all read these models; `wording` says
 from __future__ import annotations
 
 import contextlib
-import enum
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, Literal, Self
 
@@ -18,41 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError, core_schema
 
 from cluster.errors import RequestError
-from deployments.ingress.api.wording import Schema, plain, refusal, told_names
+from deployments.ingress.api.wording import Rule, Schema, Status, joined, plain, refusal, told_names
 from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, Names, encodable, shown, unknown
 from deployments.ingress.spec import Limits
 
 REQUIRED: Any = ...
-
-
-class Status(enum.StrEnum):
-    SUPPORTED = "supported"
-    IGNORED = "ignored"  # accepted; a header of the answer names it
-    UNNEEDED = "ignored unless strict"  # changes nothing where it is ignored
-    REFUSED = "refused"  # a 400 that names it, whatever the compatibility
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One field, by its name in the body.
-
-    note: what it does, why it has no effect, or the remedy.  schema: JSON Schema of a supported
-    value; a string as bound names an attribute of `Limits`.  below: what its value, or each
-    element of it, is.  harmless: values of a field that is not supported which ask for nothing.
-    """
-
-    name: str
-    note: str
-    schema: Schema
-    is_required: bool = True
-    status: Status = Status.SUPPORTED
-    harmless: tuple[Any, ...] = (None,)
-    below: type[Body] | None = None
-
-    def asks_for_nothing(self, value: Any) -> bool:
-        """True if a field that is not supported may have `value` without a word."""
-        # `1 == True` in Python, so types are compared as well.
-        return any(type(value) is type(option) and value == option for option in self.harmless)
 
 
 class Body(BaseModel):
@@ -77,14 +46,14 @@ class Body(BaseModel):
     @classmethod
     def read(cls, values: Mapping[str, Any], limits: Limits) -> Self:
         """Read a body; raises RequestError with the field, the value and the remedy."""
-        ignored: list[str] = []
-        kept = _kept(cls, values, "", ignored, is_lenient=limits.is_lenient)
+        sent = _Sent(limits.is_lenient)
+        kept = sent.kept(cls, values, "")
         try:
             body = cls.model_validate(kept, context=limits)
         except ValidationError as error:
             # Without its cause, which would show the values in a log.
             raise refusal(cls, error, limits) from None
-        body._given, body._ignored = values, told_names((*ignored, *body._ignored), limits)
+        body._given, body._ignored = values, told_names((*sent.ignored, *body._ignored), limits)
         return body
 
     @classmethod
@@ -95,14 +64,14 @@ class Body(BaseModel):
         found: dict[str, Rule] = {}
         for base in cls.__mro__:
             for attribute in filter(cls.model_fields.get, inspect.get_annotations(base)):
-                field = cls.model_fields[attribute]
+                declared = cls.model_fields[attribute]
                 schema = plain(schemas[cls.called(attribute)])
                 rule = Rule(
                     cls.called(attribute),
-                    field.description or "",
+                    declared.description or "",
                     schema,
-                    field.is_required(),
-                    below=_body_in(field.annotation),
+                    declared.is_required(),
+                    below=_body_in(declared.annotation),
                 )
                 found.setdefault(attribute, rule)
             for rule in vars(base).get("unserved", ()):
@@ -201,66 +170,61 @@ def _body_in(annotation: Any) -> type[Body] | None:
     return next(filter(None, map(_body_in, typing.get_args(annotation))), None)
 
 
-def _kept(
-    body: type[Body], values: Mapping[str, Any], path: str, ignored: list[str], *, is_lenient: bool
-) -> dict[str, Any]:
-    """What of an object is read; raises RequestError for the first name that is not accepted."""
-    rules, kept = body.rules(), {}
-    for key, value in values.items():
-        rule, name = rules.get(key), (f"{path}." if path else "") + key[:MAX_SHOWN_KEY_LEN]
-        if rule is None:
-            # Clients send an answer back with its empty fields (`annotations: []`).
-            if "[" in path and value in (None, [], {}):
-                continue
-            if not is_lenient:
-                raise unknown(name, key, rules)
-            ignored.append(name)
-        elif rule.status is Status.SUPPORTED:
-            # A kind that is not served is told before what stands beside it.
-            if body.kinds and key == "type" and value not in (None, *body.kinds):
-                remedy = f"send {' or '.join(sorted(body.kinds))}"
-                raise RequestError.at(name, f"{shown(value)} is not served; {remedy}")
-            if value is not None:
-                kept[key] = _inside(rule, value, name, ignored, is_lenient=is_lenient)
-        elif not rule.asks_for_nothing(value):
-            if rule.status is not Status.IGNORED and not (
-                is_lenient and rule.status is Status.UNNEEDED
-            ):
-                raise RequestError.at(name, f"{shown(value)} is not supported; {rule.note}")
-            ignored.append(name)
-    return kept
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Takes from a body as it was sent what is read.  ignored: names of fields without effect."""
 
+    is_lenient: bool
+    ignored: list[str] = field(default_factory=list)
 
-def _inside(rule: Rule, value: Any, name: str, ignored: list[str], *, is_lenient: bool) -> Any:
-    """What of the value of a field is read."""
-    body, is_object = rule.below, rule.schema.get("type") == "object"
-    if isinstance(value, str):
-        return encodable(value, name)
-    if body is not None and is_object and isinstance(value, dict):
-        return _kept(body, value, name, ignored, is_lenient=is_lenient)
-    if body is not None and not is_object and isinstance(value, list):
-        places = [(f"{name}[{index}]", item) for index, item in enumerate(value)]
-        return [
-            _element(body, item, place, ignored, is_lenient=is_lenient)
-            if isinstance(item, dict)
-            else item
-            for place, item in places
-        ]
-    if isinstance(value, dict) and isinstance(rule.schema.get("additionalProperties"), Mapping):
-        return {key: inner for key, inner in value.items() if inner is not None}
-    return value
+    def kept(self, body: type[Body], values: Mapping[str, Any], path: str) -> dict[str, Any]:
+        """Of an object; raises RequestError for the first name that is not accepted."""
+        rules, kept = body.rules(), {}
+        for key, value in values.items():
+            rule, name = rules.get(key), joined(path, key[:MAX_SHOWN_KEY_LEN])
+            if rule is None:
+                # Clients send an answer back with its empty fields (`annotations: []`).
+                if "[" in path and value in (None, [], {}):
+                    continue
+                if not self.is_lenient:
+                    raise unknown(name, key, rules)
+                self.ignored.append(name)
+            elif rule.status is Status.SUPPORTED:
+                # A kind that is not served is told before what stands beside it.
+                if body.kinds and key == "type" and value not in (None, *body.kinds):
+                    remedy = f"send {' or '.join(sorted(body.kinds))}"
+                    raise RequestError.at(name, f"{shown(value)} is not served; {remedy}")
+                if value is not None:
+                    kept[key] = self._inside(rule, value, name)
+            elif not rule.asks_for_nothing(value):
+                if not rule.has_no_effect(is_lenient=self.is_lenient):
+                    raise RequestError.at(name, f"{shown(value)} is not supported; {rule.note}")
+                self.ignored.append(name)
+        return kept
 
+    def _inside(self, rule: Rule, value: Any, name: str) -> Any:
+        """Of the value of a field."""
+        body, is_object = rule.below, rule.schema.get("type") == "object"
+        if isinstance(value, str):
+            return encodable(value, name)
+        if body is not None and isinstance(value, dict if is_object else list):
+            if is_object:
+                return self.kept(body, value, name)
+            return [self._element(body, item, f"{name}[{at}]") for at, item in enumerate(value)]
+        if isinstance(value, dict) and isinstance(rule.schema.get("additionalProperties"), Mapping):
+            return {key: inner for key, inner in value.items() if inner is not None}
+        return value
 
-def _element(
-    body: type[Body], item: dict[str, Any], name: str, ignored: list[str], *, is_lenient: bool
-) -> Any:
-    """What of an element of a list is read."""
-    if not is_lenient or not body.leaves_out(item):
-        return _kept(body, item, name, ignored, is_lenient=is_lenient)
-    ignored.append(f"{name}.{item['type'][:MAX_SHOWN_KEY_LEN]}")
-    place = body.model_construct()  # the others keep their numbers, for errors
-    place._is_left_out = True
-    return place
+    def _element(self, body: type[Body], item: Any, name: str) -> Any:
+        """Of an element of a list."""
+        if not isinstance(item, dict):
+            return item
+        if not self.is_lenient or not body.leaves_out(item):
+            return self.kept(body, item, name)
+        self.ignored.append(f"{name}.{item['type'][:MAX_SHOWN_KEY_LEN]}")
+        place = body.model_construct()  # the others keep their numbers, for errors
+        place._is_left_out = True
+        return place
 
 
 @contextlib.contextmanager
@@ -342,17 +306,3 @@ def supported(
     """A field that does what `note` says."""
     bounds: dict[str, Any] = {"min_length": min_length, "max_length": max_length}
     return Field(default, alias=alias, description=note, **bounds)
-
-
-def _unserved(status: Status) -> Callable[..., tuple[Rule, ...]]:
-    def rules(note: str, *names: str, **harmless: tuple[Any, ...]) -> tuple[Rule, ...]:
-        """Fields with one reason.  harmless: those of which more than null asks for nothing."""
-        fields = dict.fromkeys(names, ()) | harmless
-        return tuple(Rule(name, note, {}, False, status, (None, *fields[name])) for name in fields)
-
-    return rules
-
-
-ignored = _unserved(Status.IGNORED)  # without effect
-refused = _unserved(Status.REFUSED)
-unneeded = _unserved(Status.UNNEEDED)  # not served, and nothing changes where they are ignored

@@ -13,17 +13,8 @@ from cluster.errors import ContextLengthError, DrafthouseError, RequestError, su
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.chat import part_text, text_of
 from deployments.ingress import sampling
-from deployments.ingress.api.contract import (
-    REQUIRED,
-    Body,
-    Endpoint,
-    ignored,
-    instead,
-    refused,
-    supported,
-    unneeded,
-)
-from deployments.ingress.api.wording import TEXT_OR_OBJECTS
+from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported
+from deployments.ingress.api.wording import TEXT_OR_OBJECTS, ignored, refused, unneeded
 from deployments.ingress.chat import MAX_MESSAGES, OF_MESSAGES, TextOrParts, check_call
 from deployments.ingress.fields import encodable, encodable_json, json_kind
 from deployments.ingress.spec import Asked, ChatOptions, ChatUse, Limits, Message, Prompt

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import SURFACES
-from deployments.ingress.api.contract import Body, Endpoint, Rule, Status
+from deployments.ingress.api.contract import Body, Endpoint
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.response_request import RESPONSES
 from deployments.ingress.api.token_request import DETOKENIZE, TOKENIZE
-from deployments.ingress.api.wording import resolved
+from deployments.ingress.api.wording import Rule, Status, resolved
 from deployments.ingress.openai_request import CHAT, COMPLETIONS
 from deployments.ingress.spec import Limits
 from deployments.ingress.usage import STATISTICS_PATH, statistics_schema, times_schema
@@ -153,7 +153,7 @@ def body_schema(body: type[Body], limits: Limits, *, is_item: bool = False) -> d
 
 
 def _field(rule: Rule, limits: Limits) -> dict[str, Any]:
-    if rule.status is Status.IGNORED or (rule.status is Status.UNNEEDED and limits.is_lenient):
+    if rule.has_no_effect(is_lenient=limits.is_lenient):
         return {"description": f"Has no effect: {rule.note}."}
     if rule.status is not Status.SUPPORTED:
         return {"description": f"Refused: {rule.note}.", "enum": list(rule.harmless)}

@@ -12,18 +12,9 @@ from cluster.errors import RequestError
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.json_text import json_or_text
 from deployments.ingress import sampling
-from deployments.ingress.api.contract import (
-    REQUIRED,
-    Body,
-    Endpoint,
-    ignored,
-    or_text,
-    refused,
-    supported,
-    unneeded,
-)
+from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, or_text, supported
 from deployments.ingress.api.response_store import ResponseStore
-from deployments.ingress.api.wording import TEXT, TEXT_OR_OBJECTS
+from deployments.ingress.api.wording import TEXT, TEXT_OR_OBJECTS, ignored, refused, unneeded
 from deployments.ingress.chat import MAX_MESSAGES, Role, check_call, read_text
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import Asked, ChatOptions, GenerationSpec, Limits, Message, Prompt

@@ -88,7 +88,7 @@ class Item:
 
     def _part(self) -> dict[str, Any]:
         part: dict[str, Any] = {"type": self._grown, "text": self.text}
-        annotations = {"annotations": []} if self.kind == "message" else {}
+        annotations: dict[str, Any] = {"annotations": []} if self.kind == "message" else {}
         return {**part, **annotations, **self._with(self.logprobs)}
 
     def _with(self, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

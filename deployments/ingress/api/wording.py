@@ -1,11 +1,14 @@
-"""Says in words what a schema allows, and what is wrong with a body that a model has refused."""
+"""What is said of the fields of a body, what a schema allows in words, and what is wrong with a
+body that a model has refused."""
 
 from __future__ import annotations
 
+import enum
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -74,6 +77,54 @@ _SENTENCES = {
     "finite_number": _RANGE,
 }  # fmt: skip
 _OTHERWISE = "{value}; send {wanted}"
+
+
+class Status(enum.StrEnum):
+    SUPPORTED = "supported"
+    IGNORED = "ignored"  # accepted; a header of the answer names it
+    UNNEEDED = "ignored unless strict"  # changes nothing where it is ignored
+    REFUSED = "refused"  # a 400 that names it, whatever the compatibility
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One field, by its name in the body.
+
+    note: what it does, why it has no effect, or the remedy.  schema: JSON Schema of a supported
+    value; a string as bound names an attribute of `Limits`.  below: what its value, or each
+    element of it, is.  harmless: values of a field that is not supported which ask for nothing.
+    """
+
+    name: str
+    note: str
+    schema: Schema
+    is_required: bool = True
+    status: Status = Status.SUPPORTED
+    harmless: tuple[Any, ...] = (None,)
+    below: type[Any] | None = None
+
+    def asks_for_nothing(self, value: Any) -> bool:
+        """True if a field that is not supported may have `value` without a word."""
+        # `1 == True` in Python, so types are compared as well.
+        return any(type(value) is type(option) and value == option for option in self.harmless)
+
+    def has_no_effect(self, *, is_lenient: bool) -> bool:
+        """True if it is ignored, and not refused, where it asks for something."""
+        return self.status is Status.IGNORED or (is_lenient and self.status is Status.UNNEEDED)
+
+
+def _unserved(status: Status) -> Callable[..., tuple[Rule, ...]]:
+    def rules(note: str, *names: str, **harmless: tuple[Any, ...]) -> tuple[Rule, ...]:
+        """Fields with one reason.  harmless: those of which more than null asks for nothing."""
+        fields = dict.fromkeys(names, ()) | harmless
+        return tuple(Rule(name, note, {}, False, status, (None, *fields[name])) for name in fields)
+
+    return rules
+
+
+ignored = _unserved(Status.IGNORED)  # without effect
+refused = _unserved(Status.REFUSED)
+unneeded = _unserved(Status.UNNEEDED)  # not served, and nothing changes where they are ignored
 
 
 def plain(schema: Schema) -> Schema:
