@@ -9,12 +9,12 @@ text, which the target alone draws; but its speed tells of them, so no other ten
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated
+from typing import ClassVar
 
-from cluster.config.parse import NonNegativeInt, PositiveInt, Range, Share
+from cluster.config.parse import NonNegativeInt, PositiveInt, Share
 from cluster.core import TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
@@ -63,11 +63,6 @@ class SuffixOptions:
 
         Two suffice: for lengths in between, the tokens before a match are compared."""
         return tuple(dict.fromkeys((self.max_ngram, self.min_ngram)))
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """Tokens of a store, and matches."""
-        return self.max_tokens, self.max_matches
 
 
 class PastOutputs:
@@ -119,7 +114,9 @@ class SuffixDrafter(CountDrafter[CountState]):
         ways, outputs = native.fastest(PastOutputs, native.PastOutputs)
         sizes = options.sizes
         super().__init__(context, options.min_survival, CountState.opened_by, ways, sizes)
-        self._outputs = Bounded(lambda: outputs(sizes, *options.bounds), options.max_stores)
+        self._outputs = Bounded(
+            lambda: outputs(sizes, options.max_tokens, options.max_matches), options.max_stores
+        )
 
     @property
     def num_past_tokens(self) -> int:
@@ -138,7 +135,7 @@ class SuffixDrafter(CountDrafter[CountState]):
                 self._outputs.of(state.circle).keep(state.text.token_ids[start:])
 
 
-# Former kinds, whose names and options stay.
+# Kinds that are settings of `suffix`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +152,12 @@ class PromptLookupOptions(SuffixOptions):
 class NgramCacheOptions(SuffixOptions):
     """Suffix drafts for texts that share words rather than passages."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "max_contexts": "set max_tokens to half of it",
+        "max_continuations": "set max_matches to twice of it, at most 16",
+    }
+
     max_ngram: PositiveInt = 4
     """Longest end of the text that is looked up, in tokens."""
-    max_contexts: Annotated[int, Range(2)] = 200_000
-    """N-grams that one store keeps, which bounds its tokens too: each ends one n-gram of the
-    shortest and one of the longest size."""
-    max_continuations: PositiveInt = 8
-    """Continuations of a context; no more than twice as many matches are merged."""
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        return (
-            min(self.max_tokens, self.max_contexts // len(self.sizes)),
-            min(self.max_matches, 2 * self.max_continuations),
-        )
+    max_tokens: NonNegativeInt = 100_000
+    """Tokens of earlier outputs that one store keeps, as in `suffix`; half as many by default."""

@@ -14,12 +14,7 @@ from cluster.draft.inside import StepRows
 from cluster.draft.lookahead import LookaheadDrafter, LookaheadOptions
 from cluster.draft.native import lookups as native
 from cluster.draft.prediction import PredictionDrafter, PredictionOptions
-from cluster.draft.suffix import (
-    NgramCacheOptions,
-    PromptLookupOptions,
-    SuffixDrafter,
-    SuffixOptions,
-)
+from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter, SuffixOptions
 from cluster.draft.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
 from cluster.spec.logprobs import TopTokens
 from cluster.spec.token_log import prefix_hash
@@ -32,7 +27,6 @@ NUM_TOP = 4
 MAKERS: dict[str, Callable[[], Any]] = {
     "suffix": lambda: SuffixDrafter(CONTEXT, SuffixOptions(max_tokens=300)),
     "prompt_lookup": lambda: SuffixDrafter(CONTEXT, PromptLookupOptions(min_ngram=2)),
-    "ngram_cache": lambda: SuffixDrafter(CONTEXT, NgramCacheOptions(max_contexts=200)),
     "prediction": lambda: PredictionDrafter(CONTEXT, PredictionOptions()),
     "token_recycling": lambda: TokenRecyclingDrafter(
         CONTEXT, TokenRecyclingOptions(num_top=NUM_TOP, max_contexts=60)

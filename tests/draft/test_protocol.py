@@ -23,12 +23,7 @@ from cluster.draft.lm import LMDrafter
 from cluster.draft.openai import OpenAIDrafter
 from cluster.draft.openai_options import OpenAIOptions
 from cluster.draft.prediction import PredictionDrafter, PredictionOptions
-from cluster.draft.suffix import (
-    NgramCacheOptions,
-    PromptLookupOptions,
-    SuffixDrafter,
-    SuffixOptions,
-)
+from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree_check import check_tree
@@ -184,19 +179,9 @@ FEW = settings(
 MANY = settings(FEW, max_examples=60, stateful_step_count=30)
 
 
-class LookupConversation(Conversation):
-    def make(self) -> Drafter:
-        return SuffixDrafter(CONTEXT, PromptLookupOptions(min_ngram=1, max_ngram=3))
-
-
 class PredictionConversation(Conversation):
     def make(self) -> Drafter:
         return PredictionDrafter(CONTEXT, PredictionOptions(max_places=3))
-
-
-class NgramConversation(Conversation):
-    def make(self) -> Drafter:
-        return SuffixDrafter(CONTEXT, NgramCacheOptions(max_contexts=64))
 
 
 class SuffixConversation(Conversation):
@@ -204,14 +189,10 @@ class SuffixConversation(Conversation):
         return SuffixDrafter(CONTEXT, SuffixOptions(min_ngram=1, max_ngram=3, max_tokens=32))
 
 
-TestPromptLookup = LookupConversation.TestCase
-TestPromptLookup.settings = MANY
 TestPrediction = PredictionConversation.TestCase
 TestPrediction.settings = MANY
 TestSuffix = SuffixConversation.TestCase
 TestSuffix.settings = MANY
-TestNgramCache = NgramConversation.TestCase
-TestNgramCache.settings = MANY
 
 
 def test_the_lm_drafter_follows_the_protocol(noisy_engine: Engine) -> None:
@@ -264,9 +245,7 @@ def test_a_drafter_that_asks_another_engine_follows_the_protocol(llama_folder: P
 
 
 MAKERS = {
-    "prompt_lookup": lambda engine: SuffixDrafter(CONTEXT, PromptLookupOptions()),
     "suffix": lambda engine: SuffixDrafter(CONTEXT, SuffixOptions()),
-    "ngram_cache": lambda engine: SuffixDrafter(CONTEXT, NgramCacheOptions()),
     "lm": lambda engine: lm_drafter(engine, MAX_NODES, MAX_REQUESTS),
 }
 

@@ -13,7 +13,7 @@ from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm_options import LMOptions
 from cluster.draft.registry import KINDS, Kind, check, create
-from cluster.draft.suffix import SuffixDrafter
+from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.errors import ConfigError
 
 CONTEXT = DrafterContext("d", max_nodes=8, max_requests=4)
@@ -91,9 +91,28 @@ def test_what_reads_the_targets_steps_has_no_process_of_its_own(kind: str) -> No
             check("x", DrafterConfig(kind=kind, options=options, **own))  # type: ignore[arg-type]
 
 
-def test_create_builds_the_kind_with_its_options() -> None:
-    config = DrafterConfig(kind="ngram_cache", options={"max_ngram": 3})
+@pytest.mark.parametrize(
+    ("kind", "option", "remedy"),
+    [
+        ("ngram_cache", "max_contexts", "set max_tokens to half of it"),
+        ("ngram_cache", "max_continuations", "set max_matches to twice of it, at most 16"),
+    ],
+)
+def test_an_option_that_is_gone_is_refused_by_name(kind: str, option: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check("x", DrafterConfig(kind=kind, options={option: 4}))
+    assert caught.value.message == f"drafters.x.options.{option}: this key is gone; {remedy}"
+
+
+@pytest.mark.parametrize("kind", ["prompt_lookup", "ngram_cache"])
+def test_some_kinds_are_settings_of_suffix(kind: str) -> None:
+    config = DrafterConfig(kind=kind, options={"max_ngram": 3})
     assert isinstance(create("x", config, CONTEXT), SuffixDrafter)
+    names, own = (
+        {field.name for field in dataclasses.fields(each)}
+        for each in (SuffixOptions, check("x", config))
+    )
+    assert own == names
 
 
 @dataclasses.dataclass(frozen=True)

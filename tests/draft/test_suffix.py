@@ -11,7 +11,6 @@ from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.lookups import CountedText
 from cluster.draft.suffix import (
-    NgramCacheOptions,
     PastOutputs,
     PromptLookupOptions,
     SuffixDrafter,
@@ -172,13 +171,3 @@ def test_prompt_lookup_keeps_no_outputs() -> None:
     assert lookup.num_past_tokens == 0
     assert write(lookup, Author([7, 8, 9], request_id="next"), []) is None
     assert write(lookup, Author([7, 8, 9, 7], request_id="own"), []) is not None
-
-
-def test_ngram_cache_goes_on_after_a_single_word_and_keeps_its_bounds() -> None:
-    cache = SuffixDrafter(CONTEXT, NgramCacheOptions(max_contexts=100, max_continuations=1))
-    for number in range(9):
-        finish(cache, Author([7, 8], request_id=str(number)), [40 + number, *range(60, 80)])
-    assert cache.num_past_tokens <= 50
-    proposal = write(cache, Author([1, 2, 77], request_id="next"), [])
-    assert proposal is not None
-    assert proposal.tree.token_ids.tolist() == [78, 79]
