@@ -24,6 +24,7 @@ from cluster.core import (
 from cluster.draft.coupling import count_conditionals, is_useful
 from cluster.draft.hit_rates import HitRates
 from cluster.draft.indexed_text import Context, IndexedText
+from cluster.spec.tree import edges
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,12 +42,7 @@ class CountTree:
 
     def lessons(self, token_ids: Sequence[int]) -> list[tuple[int, bool]]:
         """(evidence, hit) of every node on the path of the committed `token_ids`, root first."""
-        children = {
-            (parent, token): node
-            for node, (parent, token) in enumerate(
-                zip(self.tree.parents.tolist(), self.tree.token_ids.tolist(), strict=True)
-            )
-        }
+        children = edges(self.tree)
         lessons: list[tuple[int, bool]] = []
         node: int | None = -1
         for token in token_ids:

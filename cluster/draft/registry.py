@@ -79,7 +79,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "ngram_cache": _kind("suffix", "Suffix", "NgramCache"),
         "prediction": _kind("prediction", "Prediction"),
         "token_recycling": _kind("token_recycling", "TokenRecycling", is_inside=True),
-        "lookahead": _kind("lookahead", "Lookahead", is_inside=True),
+        "lookahead": _kind("token_recycling", "TokenRecycling", "Lookahead", is_inside=True),
         "early_exit": _kind(
             "own_layers",
             "EarlyExit",

@@ -5,31 +5,44 @@ row, those of rejected drafts too; they are kept by the words that they followed
 place of older ones, and drafts follow them from word to word.  Kept too are those after two words,
 which agree more often where they are known.
 
+With a *window* it is lookahead (Fu et al., "Break the Sequential Dependency", 2024): some nodes of
+every tree are guesses at the next positions, of which each is what the target said at the row
+before it one step ago (a Jacobi iteration).  The window's rows are nodes like all others: they are
+verified when the budget takes them, one that is right is accepted, and what is likely behind them
+is kept.  Since the noise of a position is known, the target's own draw there is guessed at every
+temperature.
+
 The requests of a tenant and task class share what they keep, as those of the suffix drafter do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
-from cluster.config.parse import PositiveInt, Share
-from cluster.core import TokenArray
+from cluster.config.parse import NonNegativeInt, PositiveInt, Share
+from cluster.core import Commit, FloatArray, TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.count_drafter import CountDrafter, CountState
+from cluster.draft.coupling import is_useful
+from cluster.draft.hit_rates import HitRates
 from cluster.draft.indexed_text import Continuations
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.lookups import CountedText
 from cluster.draft.native import lookups as native
+from cluster.spec.noise import gumbel
 from cluster.spec.params import divisor
+from cluster.spec.tree import edges
 
 # A greedy target draws its most probable token, which was not always the most probable one after
 # these words: how much the order of then counts, as a temperature of what was probable then.
 _GREEDY_TEMPERATURE = 0.5
+# Under this evidence the window's hit rate is kept: of all guesses alike.
+_GUESS = 1
 
 Words = tuple[int, ...]
 
@@ -50,6 +63,21 @@ class TokenRecyclingOptions:
     dropped."""
     min_survival: Share = 0.02
     """Less likely nodes are left out."""
+    window: NonNegativeInt = 0
+    """Guesses at later positions that ride in each tree, at most half of its nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadOptions(TokenRecyclingOptions):
+    """Token recycling with guesses at later positions, which ride along in each tree."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "ngram": "drafts go on word by word after max_words of them, so remove it",
+        "max_chains": "set num_top, the tokens that are kept after the same words",
+    }
+
+    window: NonNegativeInt = 4
+    """Guesses at later positions that ride in each tree, at most half of its nodes."""
 
 
 class Adjacency:
@@ -108,27 +136,138 @@ class _Words:
         return None
 
 
-class TokenRecyclingDrafter(CountDrafter[CountState]):
+@dataclass(slots=True, eq=False)
+class RecyclingState(CountState):
+    """guesses: the window, from the position guessed_at on.  drafted: those of the newest tree."""
+
+    guesses: list[int] = field(default_factory=list)
+    guessed_at: int = 0
+    drafted: list[int] = field(default_factory=list)
+
+
+class TokenRecyclingDrafter(CountDrafter[RecyclingState]):
     """Drafts inside the target alone: nobody else sees what it thinks likely."""
 
     def __init__(self, context: DrafterContext, options: TokenRecyclingOptions) -> None:
         ways, adjacency = native.fastest(Adjacency, native.Adjacency)
-        super().__init__(context, options.min_survival, CountState.opened_by, ways)
+        super().__init__(context, options.min_survival, RecyclingState.opened_by, ways)
         host_of(context.target, context.name, "token_recycling")
         self._max_words = options.max_words
+        self._window = options.window
         self._stores = Bounded(
             lambda: adjacency(options.max_contexts, options.max_words), options.max_stores
         )
+        # How often a guess is right where those before it are.
+        self._guess_rates: Bounded[HitRates] = Bounded(HitRates)
         self.wants = StepWants(num_top=options.num_top)
 
     def read(self, rows: Sequence[StepRows]) -> None:
-        """See `StepReader`: keep what every row of the step thought likely."""
+        """See `StepReader`: keep what every row thought likely, and move the window on."""
         for each in rows:
             if each.top is not None:
                 state = self._requests.get(each.request_id, each.generation)
                 text = None if state is None else state.text
                 before = each.last_words(self._max_words, text)
                 self._stores.of((each.tenant, each.task)).keep(each, before)
+                if self._window and state is not None:
+                    _move_on(state, each)
 
-    def _source(self, state: CountState) -> Any:
+    def _source(self, state: RecyclingState) -> Any:
         return self._stores.of(state.circle)
+
+    def _room(self, state: RecyclingState, max_nodes: int) -> int:
+        """All but those of the window, which takes at most half of them."""
+        state.drafted = self._guessed(state, max_nodes // 2)
+        return max_nodes - len(state.drafted)
+
+    def _guessed(self, state: RecyclingState, most: int) -> list[int]:
+        """The guesses behind the text, made up to the window's length by repeating words of it: any
+        words do to begin with."""
+        if state.guessed_at != len(state.text):
+            state.guesses, state.guessed_at = [], len(state.text)
+        missing = self._window - len(state.guesses)
+        if missing > 0:
+            state.guesses += state.text.token_ids[-missing:].tolist()
+        useful: list[int] = []
+        for token in state.guesses[: min(self._window, most)]:
+            if not is_useful(state.params, state.next_position + len(useful), token):
+                break
+            useful.append(token)
+        return useful
+
+    def _completed(
+        self, state: RecyclingState, tree: TokenTree, survival: FloatArray
+    ) -> tuple[TokenTree, FloatArray]:
+        """With the window's guesses."""
+        if not state.drafted:
+            return tree, survival
+        return with_chain(tree, survival, state.drafted, self._guess_rates_of(state).rate(_GUESS))
+
+    def _guess_rates_of(self, state: RecyclingState) -> HitRates:
+        return self._guess_rates.of((state.task, state.params.temperature == 0.0))
+
+    def _advance(self, state: RecyclingState, commit: Commit) -> None:
+        if state.drafted and commit.base_len == len(state.text):
+            rates = self._guess_rates_of(state)
+            for guess, token in zip(state.drafted, commit.token_ids.tolist(), strict=False):
+                rates.record(_GUESS, hit=guess == token)
+                if guess != token:
+                    break
+        state.drafted = []
+        super()._advance(state, commit)
+
+
+def _move_on(state: RecyclingState, rows: StepRows) -> None:
+    """One Jacobi iteration: what the target said at each guess is the next guess behind it."""
+    end = rows.first_position + rows.num_context  # the first draft's position
+    guesses = state.guesses if state.guessed_at == end else []
+    children = edges(TokenTree(rows.token_ids[rows.num_context :], rows.parents))
+    path = [-1]
+    for guess in guesses:
+        node = children.get((path[-1], guess))
+        if node is None:
+            break
+        path.append(node)
+    drawn = len(rows.path) + 1
+    # Guesses whose rows were not verified stay as they are.
+    kept = guesses[max(len(path), drawn) :]
+    state.guesses = _said(state, rows, path[drawn:], end - state.prompt_len + drawn) + kept
+    state.guessed_at = end + drawn
+
+
+def _said(state: RecyclingState, rows: StepRows, path: Sequence[int], position: int) -> list[int]:
+    """What the target draws behind nodes of a path, by their most probable tokens; position: output
+    position of the first of these draws."""
+    if not path:
+        return []
+    assert rows.top is not None
+    which = np.array(path) + 1
+    token_ids, scores = rows.top.token_ids[which], rows.top.logprobs[which]
+    params = state.params
+    if params.temperature > 0.0 and position >= 0:
+        positions = np.arange(position, position + len(path))[:, None]
+        noise = gumbel(params.noise_key, positions, token_ids, params.stream)
+        scores = scores / divisor(params) + noise
+    best = scores.argmax(axis=1)[:, None]
+    said: list[int] = np.take_along_axis(token_ids, best, axis=1)[:, 0].tolist()
+    return said
+
+
+def with_chain(
+    tree: TokenTree, survival: FloatArray, chain: Sequence[int], rate: float
+) -> tuple[TokenTree, FloatArray]:
+    """The tree with a chain behind the text, whose nodes are new where the tree has not got them.
+
+    rate: probability that a new node is right where its parent is."""
+    tokens, parents, found = tree.token_ids.tolist(), tree.parents.tolist(), survival.tolist()
+    children = edges(tree)
+    node = -1
+    for token in chain:
+        child = children.get((node, token))
+        if child is None:
+            child = len(tokens)
+            tokens.append(token)
+            parents.append(node)
+            found.append((found[node] if node >= 0 else 1.0) * rate)
+        node = child
+    return TokenTree.of(tokens, parents), np.array(found, np.float32)

@@ -54,10 +54,10 @@ def walk(tree: TokenTree, token_ids: Sequence[int] | TokenArray) -> tuple[int | 
     Returns (node, matched): the last node on the way, None when not even the first token is in the
     tree, and how many tokens were found.
     """
-    edges = _edges(tree)
+    children = edges(tree)
     node, matched = -1, 0
     for token in token_ids:
-        child = edges.get((node, int(token)))
+        child = children.get((node, int(token)))
         if child is None:
             break
         node, matched = child, matched + 1
@@ -152,6 +152,7 @@ def below(parents: TokenArray, root: int) -> TokenArray:
     return np.flatnonzero(is_below).astype(np.int32)
 
 
-def _edges(tree: TokenTree) -> dict[tuple[int, int], int]:
+def edges(tree: TokenTree) -> dict[tuple[int, int], int]:
+    """Nodes by parent and token."""
     keys = zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)
     return {key: node for node, key in enumerate(keys)}

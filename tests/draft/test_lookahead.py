@@ -1,4 +1,4 @@
-"""The window's guesses go on as the target says, and the n-grams that it gives are drafted."""
+"""The window of token recycling: its guesses go on as the target says."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from cluster.config.parse import parse
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
-from cluster.draft.lookahead import GramPool, LookaheadDrafter, LookaheadOptions, with_chain
-from cluster.draft.lookups import CountedText
+from cluster.draft.token_recycling import LookaheadOptions, TokenRecyclingDrafter, with_chain
 from cluster.errors import ConfigError
 from cluster.spec.logprobs import TopTokens
 from cluster.spec.noise import gumbel
@@ -23,9 +22,9 @@ from tests.support.draft.author import GREEDY, Author, write
 HOST: Any = object()
 
 
-def drafter(max_nodes: int = 12, **options: Any) -> LookaheadDrafter:
+def drafter(max_nodes: int = 12, **options: Any) -> TokenRecyclingDrafter:
     context = DrafterContext("look", max_nodes, 8, target=HOST)
-    return LookaheadDrafter(context, LookaheadOptions(**options))
+    return TokenRecyclingDrafter(context, LookaheadOptions(**options))
 
 
 def rows(
@@ -49,14 +48,16 @@ def paths_of(tree: TokenTree) -> set[tuple[int, ...]]:
     return set(paths)
 
 
-def proposed(look: LookaheadDrafter, author: Author, token_ids: Sequence[int] = ()) -> TokenTree:
+def proposed(
+    look: TokenRecyclingDrafter, author: Author, token_ids: Sequence[int] = ()
+) -> TokenTree:
     proposal = write(look, author, token_ids)
     return EMPTY_TREE if proposal is None else proposal.tree
 
 
 def test_the_window_is_a_jacobi_iteration() -> None:
     """Each next guess is what the target said at the guess before, moved on by what was drawn."""
-    look, author = drafter(window=3, ngram=5), Author([1, 2, 3])
+    look, author = drafter(window=3), Author([1, 2, 3])
     first = proposed(look, author)
     assert (1, 2, 3) in paths_of(first)  # any words do to begin with
     chain = TokenTree.chain([1, 2, 3])
@@ -66,7 +67,7 @@ def test_the_window_is_a_jacobi_iteration() -> None:
 
 
 def test_accepted_guesses_move_the_window_on() -> None:
-    look, author = drafter(window=3, ngram=5), Author([1, 2, 3])
+    look, author = drafter(window=3), Author([1, 2, 3])
     proposed(look, author)
     chain = TokenTree.chain([1, 2, 3])
     accepted = {"path": token_array([0]), "next_token": 7}
@@ -75,32 +76,15 @@ def test_accepted_guesses_move_the_window_on() -> None:
 
 
 def test_guesses_without_verified_rows_stay() -> None:
-    look, author = drafter(window=3, ngram=5), Author([1, 2, 3])
+    look, author = drafter(window=3), Author([1, 2, 3])
     proposed(look, author)
     look.read([rows([1, 2, 3], [10, 11], TokenTree.chain([1]))])
     assert (11, 3) in paths_of(proposed(look, author, [10]))
 
 
-def test_ngrams_of_all_rows_are_drafted_after_their_first_words() -> None:
-    look = drafter(window=0, ngram=3, min_survival=0.001)
-    tree = TokenTree.of([6, 30], [-1, -1])
-    look.read([rows([4, 5], [6, 7, 31], tree)])  # 4 5 6, then 5 6 7 and, rejected, 5 30 31
-    assert {(6,), (6, 7), (30,), (30, 31)} <= paths_of(proposed(look, Author([9, 5])))
-    # After two words those of another one are not drafted.
-    assert paths_of(proposed(look, Author([5, 6], request_id="b"))) == {(7,)}
-
-
-@pytest.mark.parametrize("change", [{"tenant": b"x"}, {"task": "code"}])
-def test_no_other_tenants_or_tasks_words_are_drafted(change: dict[str, Any]) -> None:
-    look = drafter(window=0, ngram=3)
-    look.read([rows([4, 5], [6], **change)])
-    assert len(proposed(look, Author([3, 4]))) == 0
-    assert len(proposed(look, Author([3, 4], request_id="b", **change))) > 0
-
-
 def test_with_noise_the_guess_is_the_targets_own_draw() -> None:
     params = SamplingParams(temperature=1.5, seed=3, max_tokens=50)
-    look, author = drafter(window=1, ngram=5), Author([1, 2, 3], params)
+    look, author = drafter(window=1), Author([1, 2, 3], params)
     proposed(look, author)
     look.read([rows([1, 2, 3], [10, 11], TokenTree.chain([3]))])
     likely = np.array([11, 900, 901])
@@ -109,7 +93,7 @@ def test_with_noise_the_guess_is_the_targets_own_draw() -> None:
 
 
 def test_the_window_takes_at_most_half_of_the_nodes_and_chains_the_rest() -> None:
-    look = drafter(max_nodes=6, window=5, ngram=3, min_survival=0.0001)
+    look = drafter(max_nodes=6, window=5, min_survival=0.0001)
     for token in range(20, 30):
         look.read([rows([4, 5], [token])])
     tree = proposed(look, Author([4, 5, 4, 5], max_nodes=6))
@@ -118,7 +102,7 @@ def test_the_window_takes_at_most_half_of_the_nodes_and_chains_the_rest() -> Non
 
 
 def test_survival_falls_along_every_path_and_is_learned() -> None:
-    look, author = drafter(window=4, ngram=5), Author([1, 2, 3, 4])
+    look, author = drafter(window=4), Author([1, 2, 3, 4])
     proposal = write(look, author, [])
     assert proposal is not None
     before = proposal.survival
@@ -130,38 +114,26 @@ def test_survival_falls_along_every_path_and_is_learned() -> None:
 
 
 def test_a_chain_shares_what_the_tree_has() -> None:
-    tree, survival = with_chain(TokenTree.of([5, 6], [-1, -1]), [0.5, 0.25], [6, 7], 0.5)
+    siblings, shares = TokenTree.of([5, 6], [-1, -1]), np.array([0.5, 0.25], np.float32)
+    tree, survival = with_chain(siblings, shares, [6, 7], 0.5)
     assert (tree.token_ids.tolist(), tree.parents.tolist()) == ([5, 6, 7], [-1, -1, 1])
-    assert survival == [0.5, 0.25, 0.125]
-
-
-def test_a_pool_is_bounded_and_forgets_the_oldest() -> None:
-    pool, text = GramPool(4, 2, 3), CountedText()
-    for token in range(9):
-        pool.keep(rows([1, token], [token]), token_array([1, token]), None, 0)
-    assert len(pool) <= 4
-    text.append([1])
-    found = pool.root(text, 1).continuations()
-    assert found is not None
-    assert found.token_ids == (8, 7)
-    assert found.counts[0] > found.counts[1]
+    assert survival.tolist() == [0.5, 0.25, 0.125]
 
 
 def test_text_that_is_cut_or_released_leaves_no_window() -> None:
-    look, author = drafter(window=2, ngram=5), Author([1, 2, 3])
+    look, author = drafter(window=2), Author([1, 2, 3])
     proposed(look, author)
     look.read([rows([1, 2, 3], [10, 11, 12], TokenTree.chain([2, 3]))])
     look.release(["a"])
     assert (2, 3) in paths_of(proposed(look, Author([1, 2, 3])))
 
 
-@pytest.mark.parametrize("options", [{"window": -1}, {"ngram": 1}, {"max_chains": 0}])
-def test_options_without_sense_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        parse(LookaheadOptions, options)
+def test_a_window_below_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match="window"):
+        parse(LookaheadOptions, {"window": -1})
 
 
 def test_a_request_near_its_end_gets_no_useless_guesses() -> None:
     params = replace(GREEDY, max_tokens=2)
-    tree = proposed(drafter(window=4, ngram=5), Author([1, 2, 3, 4], params))
+    tree = proposed(drafter(window=4), Author([1, 2, 3, 4], params))
     assert len(tree) == 1

@@ -11,11 +11,14 @@ import pytest
 from cluster.core import Commit, DraftTask, Proposal, SamplingParams, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
-from cluster.draft.lookahead import LookaheadDrafter, LookaheadOptions
 from cluster.draft.native import lookups as native
 from cluster.draft.prediction import PredictionDrafter, PredictionOptions
 from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter, SuffixOptions
-from cluster.draft.token_recycling import TokenRecyclingDrafter, TokenRecyclingOptions
+from cluster.draft.token_recycling import (
+    LookaheadOptions,
+    TokenRecyclingDrafter,
+    TokenRecyclingOptions,
+)
 from cluster.spec.logprobs import TopTokens
 from cluster.spec.token_log import prefix_hash
 
@@ -31,7 +34,9 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "token_recycling": lambda: TokenRecyclingDrafter(
         CONTEXT, TokenRecyclingOptions(num_top=NUM_TOP, max_contexts=60)
     ),
-    "lookahead": lambda: LookaheadDrafter(CONTEXT, LookaheadOptions(max_contexts=60)),
+    "lookahead": lambda: TokenRecyclingDrafter(
+        CONTEXT, LookaheadOptions(num_top=NUM_TOP, max_contexts=60)
+    ),
 }
 
 

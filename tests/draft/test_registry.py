@@ -13,7 +13,7 @@ from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm_options import LMOptions
 from cluster.draft.registry import KINDS, Kind, check, create
-from cluster.draft.suffix import SuffixDrafter, SuffixOptions
+from cluster.draft.suffix import SuffixDrafter
 from cluster.errors import ConfigError
 
 CONTEXT = DrafterContext("d", max_nodes=8, max_requests=4)
@@ -96,6 +96,8 @@ def test_what_reads_the_targets_steps_has_no_process_of_its_own(kind: str) -> No
     [
         ("ngram_cache", "max_contexts", "set max_tokens to half of it"),
         ("ngram_cache", "max_continuations", "set max_matches to twice of it, at most 16"),
+        ("lookahead", "ngram", "drafts go on word by word after max_words of them, so remove it"),
+        ("lookahead", "max_chains", "set num_top, the tokens that are kept after the same words"),
     ],
 )
 def test_an_option_that_is_gone_is_refused_by_name(kind: str, option: str, remedy: str) -> None:
@@ -104,15 +106,26 @@ def test_an_option_that_is_gone_is_refused_by_name(kind: str, option: str, remed
     assert caught.value.message == f"drafters.x.options.{option}: this key is gone; {remedy}"
 
 
-@pytest.mark.parametrize("kind", ["prompt_lookup", "ngram_cache"])
-def test_some_kinds_are_settings_of_suffix(kind: str) -> None:
-    config = DrafterConfig(kind=kind, options={"max_ngram": 3})
-    assert isinstance(create("x", config, CONTEXT), SuffixDrafter)
+@pytest.mark.parametrize(
+    ("kind", "general"),
+    [
+        ("prompt_lookup", "suffix"),
+        ("ngram_cache", "suffix"),
+        ("lookahead", "token_recycling"),
+    ],
+)
+def test_some_kinds_are_settings_of_another_one(kind: str, general: str) -> None:
+    assert KINDS[kind].drafter == KINDS[general].drafter
     names, own = (
-        {field.name for field in dataclasses.fields(each)}
-        for each in (SuffixOptions, check("x", config))
+        [field.name for field in dataclasses.fields(check("x", DrafterConfig(kind=each)))]
+        for each in (general, kind)
     )
     assert own == names
+
+
+def test_create_builds_the_kind_with_its_options() -> None:
+    config = DrafterConfig(kind="ngram_cache", options={"max_ngram": 3})
+    assert isinstance(create("x", config, CONTEXT), SuffixDrafter)
 
 
 @dataclasses.dataclass(frozen=True)

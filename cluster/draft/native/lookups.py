@@ -20,7 +20,6 @@ from cluster.spec.params import divisor
 _WORD = 0xFFFF_FFFF
 _POINTER, _INT64, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 _BYTES = ctypes.c_char_p
-_ROWS = (_BYTES, _INT64, _BYTES, _BYTES, _INT64, _BYTES, _BYTES, _INT64)
 # Result and arguments.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "open_text": (_POINTER, _POINTER, _INT64),
@@ -34,9 +33,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "size_of": (_INT64, _POINTER),
     "keep_output": (None, _POINTER, _POINTER, _INT64),
     "open_adjacency": (_POINTER, _INT64, _INT64),
-    "keep_likely": (None, _POINTER, *_ROWS),
-    "open_pool": (_POINTER, _INT64, _INT64, _INT64),
-    "keep_grams": (None, _POINTER, *_ROWS, _POINTER, _INT64, _POINTER),
+    "keep_likely": (None, _POINTER, _BYTES, _INT64, *(2 * (_BYTES, _BYTES, _INT64))),
 }
 
 
@@ -136,34 +133,22 @@ class Adjacency(_Source):
         super().__init__("open_adjacency", max_contexts, max_words)
 
     def keep(self, rows: StepRows, before: TokenArray) -> None:
-        _call("keep_likely", self.address, *_given(rows, before))
-
-
-class GramPool(_Source):
-    """See `cluster.draft.lookahead.GramPool`."""
-
-    def __init__(self, max_contexts: int, max_chains: int, ngram: int) -> None:
-        super().__init__("open_pool", max_contexts, max_chains, ngram)
-
-    def keep(
-        self, rows: StepRows, before: TokenArray, text: CountedText | None, position: int
-    ) -> list[int]:
-        said = _int64s(bytes(8 * (len(rows.parents) + 1)))
-        known = None if text is None else text.address
-        _call("keep_grams", self.address, *_given(rows, before), known, position, _at(said))
-        return said.tolist()
-
-
-def _given(rows: StepRows, before: TokenArray) -> tuple[Any, ...]:
-    """The arguments of _ROWS: steps.h's Rows."""
-    top, nodes, parents = rows.top, rows.token_ids[rows.num_context :], rows.parents
-    assert top is not None
-    if not len(parents) == len(nodes) == len(top.token_ids) - 1:
-        raise ValueError("the rows of a step are the last one of the text and its nodes")
-    return (
-        before.tobytes(), len(before), nodes.tobytes(), parents.tobytes(), len(nodes),
-        top.token_ids.tobytes(), top.logprobs.tobytes(), top.token_ids.shape[1],
-    )  # fmt: skip
+        top, nodes, parents = rows.top, rows.token_ids[rows.num_context :], rows.parents
+        assert top is not None
+        if not len(parents) == len(nodes) == len(top.token_ids) - 1:
+            raise ValueError("the rows of a step are the last one of the text and its nodes")
+        _call(
+            "keep_likely",
+            self.address,
+            before.tobytes(),
+            len(before),
+            nodes.tobytes(),
+            parents.tobytes(),
+            len(nodes),
+            top.token_ids.tobytes(),
+            top.logprobs.tobytes(),
+            top.token_ids.shape[1],
+        )
 
 
 def _advance(changes: Sequence[Change]) -> None:
