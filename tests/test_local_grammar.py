@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, cast
 
 import jsonschema
 import pytest
 
 from cluster.config.schema import (
-    AnswersConfig,
     Config,
     CoordinatorConfig,
     DrafterConfig,
@@ -22,7 +20,7 @@ from cluster.core import FinishReason, SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
 from cluster.local import LLM
 from cluster.requests.grammar_spec import GrammarSpec
-from tests.support.grammar.backends import BACKENDS, FOLDER, SCHEMA, SPECS
+from tests.support.grammar.specs import FOLDER, SCHEMA, SPECS
 
 pytestmark = pytest.mark.usefixtures("tireless_residents")
 
@@ -37,9 +35,8 @@ LAWS = {
 PROMPTS = ["def names():\n    return ", "{", "import json\n\nanimal = "]
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    backend = cast(Any, request.param)
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
     engine = EngineConfig(
         model=str(FOLDER), dtype="float32", device="cpu", num_pages=256, max_context_len=256,
         max_batch_tokens=128, threads=1,
@@ -54,7 +51,6 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
         drafters=drafters,
         # A fixed budget verifies drafts in every step; the adaptive one may verify none here.
         coordinator=CoordinatorConfig(budget="fixed", keep_learned=False),
-        answers=AnswersConfig(grammar_backend=backend),
     )
     with LLM(config) as opened:
         yield opened

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from cluster.config.access import AccessConfig
 from cluster.config.addresses import Host, Url
@@ -105,8 +105,10 @@ class IngressConfig:
 class AnswersConfig:
     """How answers are held to a grammar, and how tool calls and reasoning are found in them."""
 
-    grammar_backend: Literal["llguidance", "xgrammar"] = "llguidance"
-    """The library that compiles grammars; xgrammar needs `pip install drafthouse[xgrammar]`."""
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "grammar_backend": "llguidance compiles all grammars, so remove it",
+    }
+
     max_grammar_bytes: PositiveInt = 256 * 1024
     """Requests with a longer schema or grammar are answered 400."""
     grammar_timeout_s: Annotated[float, Range(0.01, 60)] = 2.0

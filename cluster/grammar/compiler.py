@@ -7,32 +7,32 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.config.schema import AnswersConfig
 from cluster.errors import ConfigError, DrafthouseError, RequestError
-from cluster.grammar.base import Backend, Grammar
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.requests.grammar_spec import GrammarSpec
 
+if TYPE_CHECKING:  # it takes a second to import
+    from cluster.grammar.library import Grammar, Library
+
 # Compiled grammars that are kept; those of requests that run stay alive beside them.
 _MAX_KEPT = 128
-
-LoadBackend = Callable[[], Backend]
 
 
 class GrammarCompiler:
     """Thread-safe: a grammar that several threads want at once is compiled by one of them.
 
-    A grammar that cannot be compiled is remembered as well.  The backend is loaded with the first
+    A grammar that cannot be compiled is remembered as well.  The library is loaded with the first
     grammar.
     """
 
-    def __init__(self, load: LoadBackend, max_bytes: int) -> None:
+    def __init__(self, load: Callable[[], Library], max_bytes: int) -> None:
         """max_bytes: longer sources are refused."""
         self._load = load
         self._max_bytes = max_bytes
-        self._backend: Backend | None = None
+        self._library: Library | None = None
         self._kept: OrderedDict[tuple[str, str], Future[Grammar]] = OrderedDict()
         self._lock = threading.Lock()
         self._loading = threading.Lock()
@@ -65,12 +65,12 @@ class GrammarCompiler:
             future.set_exception(RequestError("the grammar cannot be compiled", param="grammar"))
             raise
 
-    def load(self) -> Backend:
-        """The backend, loaded once.  Raises RequestError where the folder has no tokenizer."""
+    def load(self) -> Library:
+        """The library, loaded once.  Raises RequestError where the folder has no tokenizer."""
         with self._loading:
-            if self._backend is None:
-                self._backend = self._load()
-            return self._backend
+            if self._library is None:
+                self._library = self._load()
+            return self._library
 
 
 def check_size(spec: GrammarSpec, max_bytes: int) -> None:
@@ -87,13 +87,13 @@ def check_size(spec: GrammarSpec, max_bytes: int) -> None:
 def create_compiler(
     tokenizer: Path | Any, config: AnswersConfig, vocab_size: int, eos_token_ids: Sequence[int]
 ) -> GrammarCompiler:
-    """The compiler for a model's vocabulary, with the library that the configuration names.
+    """The compiler for a model's vocabulary.
 
     tokenizer: that of transformers, or the folder that has it.  Loads nothing yet; the first
     grammar raises RequestError where the folder has no tokenizer.
     """
 
-    def load() -> Backend:
+    def load() -> Library:
         try:
             is_folder = isinstance(tokenizer, Path)
             pretrained: Any = load_pretrained_tokenizer(tokenizer) if is_folder else tokenizer
@@ -103,12 +103,8 @@ def create_compiler(
             ) from error
         own = pretrained.eos_token_id
         ends = sorted({*eos_token_ids, *(() if own is None else (own,))})
-        if config.grammar_backend == "xgrammar":
-            from cluster.grammar.xgrammar_backend import XgrammarBackend
+        from cluster.grammar.library import Library
 
-            return XgrammarBackend(pretrained, vocab_size, ends)
-        from cluster.grammar.llguidance_backend import LlguidanceBackend
-
-        return LlguidanceBackend(pretrained, vocab_size, ends)
+        return Library(pretrained, vocab_size, ends)
 
     return GrammarCompiler(load, config.max_grammar_bytes)

@@ -1,4 +1,4 @@
-"""Structural tags (free text with constrained parts, as vLLM and xgrammar write them) in Lark, the
+"""Structural tags (free text with constrained parts, as vLLM writes them) in Lark, the
 language of llguidance.
 
 Raises ValueError with the place of what is not served.

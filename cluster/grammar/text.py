@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cluster.core import TokenTree
-from cluster.grammar.base import Grammar, MaskRow
+from cluster.grammar.mask import MaskRow
 from cluster.requests.grammar_spec import GrammarSpec
+
+if TYPE_CHECKING:  # it takes a second to import
+    from cluster.grammar.library import Grammar
 
 
 class ConstrainedText:

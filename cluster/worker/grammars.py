@@ -10,8 +10,8 @@ import numpy as np
 
 from cluster.core import TokenArray, TokenTree
 from cluster.errors import RequestError
-from cluster.grammar.base import MaskRow, mask_words
 from cluster.grammar.compiler import GrammarCompiler
+from cluster.grammar.mask import MaskRow, mask_words
 from cluster.grammar.text import ConstrainedText
 from cluster.messages import Open
 from cluster.requests.grammar_spec import GrammarSpec

@@ -180,7 +180,7 @@ class Sampling(Named):
         *refused("send structured_outputs.choice", "guided_choice"),
         *refused("send structured_outputs.grammar", "guided_grammar"),
         *refused("send structured_outputs.structural_tag", "structural_tag"),
-        *unneeded("answers.grammar_backend names the library", "guided_decoding_backend"),
+        *unneeded("llguidance compiles all grammars", "guided_decoding_backend"),
         *refused("remove it; JSON has single spaces", "guided_whitespace_pattern"),
         *refused("remove it; caches are not handed over", "kv_transfer_params"),
         *refused("remove it; use max_tokens or penalties", "repetition_detection"),

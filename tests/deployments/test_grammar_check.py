@@ -16,7 +16,7 @@ from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.processes import Process, descendants
-from tests.support.grammar.backends import FOLDER, SPECS
+from tests.support.grammar.specs import FOLDER, SPECS
 
 ONE, OTHER = b"one", b"other"
 BRIEF_S = 0.05

@@ -21,7 +21,7 @@ from deployments.ingress.openai_request import parse_chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
 from deployments.ingress.spec import ChatUse, OpenAIRequest
 from tests.deployments.test_openai_request import LIMITS, chat
-from tests.support.grammar.backends import eos, ids_of, open_text
+from tests.support.grammar.specs import eos, ids_of, open_text
 
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8,))
 DIALECT = Dialect(FORMATS["hermes"], MARKERS, template="{{ tools }} {{ reasoning_effort }}")
@@ -102,7 +102,7 @@ AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": FORM}
 def matches(request: OpenAIRequest, text: str) -> bool:
     """Whether the answer may be this text."""
     assert request.spec.params.grammar is not None
-    output = open_text("llguidance", request.spec.params.grammar)
+    output = open_text(request.spec.params.grammar)
     return all(map(output.push, [*ids_of(text), *eos()]))
 
 

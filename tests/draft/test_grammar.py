@@ -13,25 +13,20 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.grammar import GrammarDrafter, GrammarOptions
 from cluster.draft.registry import create
 from cluster.errors import ConfigError
-from cluster.grammar.text import ConstrainedText
 from cluster.requests.grammar_spec import GrammarSpec
 from tests.support.draft.author import Author, write
-from tests.support.grammar.backends import BACKENDS, SPECS, eos, ids_of, open_text, tokenizer
+from tests.support.grammar.specs import SPECS, eos, ids_of, open_text, tokenizer
 
 PROMPT = [40, 50, 60]
 PARAMS = SamplingParams(0.0, max_tokens=100, grammar=SPECS["json_schema"])
 
 
-def drafter(backend: str = "llguidance") -> GrammarDrafter:
-    def open_one(spec: GrammarSpec) -> ConstrainedText:
-        return open_text(backend, spec)
-
-    return GrammarDrafter(DrafterContext("grammar", 64, 8, open_text=open_one), GrammarOptions())
+def drafter() -> GrammarDrafter:
+    return GrammarDrafter(DrafterContext("grammar", 64, 8, open_text=open_text), GrammarOptions())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_forced_tokens_come_with_survival_one(backend: str) -> None:
-    ours, author = drafter(backend), Author(PROMPT, PARAMS)
+def test_forced_tokens_come_with_survival_one() -> None:
+    ours, author = drafter(), Author(PROMPT, PARAMS)
     proposal = write(ours, author, [])
     assert proposal is not None
     assert proposal.is_complete

@@ -10,11 +10,9 @@ import pytest
 
 from cluster.config.schema import AnswersConfig
 from cluster.errors import RequestError
-from cluster.grammar.base import Backend
 from cluster.grammar.compiler import GrammarCompiler, create_compiler
 from cluster.requests.grammar_spec import GrammarSpec
-from tests.support.grammar.backends import (
-    BACKENDS,
+from tests.support.grammar.specs import (
     FOLDER,
     SPECS,
     allowed,
@@ -35,12 +33,11 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("spec", BAD.values(), ids=BAD)
-def test_a_bad_grammar_is_the_requests_fault(backend: str, spec: GrammarSpec) -> None:
+def test_a_bad_grammar_is_the_requests_fault(spec: GrammarSpec) -> None:
     for _ in range(2):
         with pytest.raises(RequestError, match="the grammar cannot be used") as caught:
-            compiler(backend).compile(spec)
+            compiler().compile(spec)
         assert caught.value.param == "grammar"
         assert len(caught.value.message) < 400
 
@@ -48,7 +45,7 @@ def test_a_bad_grammar_is_the_requests_fault(backend: str, spec: GrammarSpec) ->
 def test_an_unsatisfiable_schema_is_refused() -> None:
     schema = {"type": "object", "properties": {"a": False}, "required": ["a"]}
     with pytest.raises(RequestError, match="unsatisfiable"):
-        compiler("llguidance").compile(GrammarSpec("json_schema", json.dumps(schema)))
+        compiler().compile(GrammarSpec("json_schema", json.dumps(schema)))
 
 
 # Each is small as a text, and found to be too large when a text of it begins.
@@ -78,13 +75,13 @@ def test_a_grammar_that_is_too_large_is_refused_before_its_first_token(
     spec: GrammarSpec, limit: str
 ) -> None:
     with pytest.raises(RequestError, match=rf"cannot be used: it is too large: .*{limit}"):
-        compiler("llguidance").compile(spec)
+        compiler().compile(spec)
 
 
 def test_a_schema_that_refers_to_itself_alone_is_refused() -> None:
     schema = {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}}
     with pytest.raises(RequestError, match="no text fits it"):
-        compiler("llguidance").compile(GrammarSpec("json_schema", json.dumps(schema)))
+        compiler().compile(GrammarSpec("json_schema", json.dumps(schema)))
 
 
 CHOICES = {
@@ -102,12 +99,12 @@ CHOICES = {
 def test_any_of_thousands_of_choices_may_be_written(texts: list[str]) -> None:
     spec = GrammarSpec("choice", json.dumps(texts))
     for wanted in (texts[0], texts[1], texts[len(texts) // 2], texts[-1]):
-        text = open_text("llguidance", spec)
+        text = open_text(spec)
         for token in ids_of(wanted):
             assert token in allowed(text)
             assert text.push(token)
         assert text.push(eos()[0])
-    other = open_text("llguidance", spec)
+    other = open_text(spec)
     assert not all(map(other.push, [*ids_of(texts[1] + " no"), *eos()]))
 
 
@@ -123,7 +120,7 @@ def test_a_folder_without_a_tokenizer_serves_no_grammars(tmp_path: Any) -> None:
 
 
 class Slow:
-    """A backend that waits for a word."""
+    """A library that waits for a word."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -139,8 +136,8 @@ class Slow:
 
 def test_a_grammar_that_many_want_is_compiled_once() -> None:
     slow = Slow()
-    backend: Backend = slow
-    shared = GrammarCompiler(lambda: backend, 100)
+    library: Any = slow
+    shared = GrammarCompiler(lambda: library, 100)
     spec = GrammarSpec("regex", "a")
     assert not shared.is_ready(spec)
     found: list[Any] = []

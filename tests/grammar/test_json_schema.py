@@ -10,7 +10,7 @@ import pytest
 from cluster.errors import RequestError
 from cluster.grammar.json_schema import lenient
 from cluster.requests.grammar_spec import GrammarSpec
-from tests.support.grammar.backends import eos, ids_of, open_text
+from tests.support.grammar.specs import eos, ids_of, open_text
 
 TEXT = {"type": "string"}
 # Of the drafts of JSON Schema, of OpenAPI's registry, and some that nobody has registered.
@@ -42,7 +42,7 @@ def wrapped(schema: Any) -> dict[str, Any]:
 
 def fits(schema: Any, value: object) -> bool:
     """Whether a text of the schema may be that value, as `json.dumps` writes it."""
-    text = open_text("llguidance", GrammarSpec("json_schema", json.dumps(schema)))
+    text = open_text(GrammarSpec("json_schema", json.dumps(schema)))
     tokens = ids_of(json.dumps({"a": value}, ensure_ascii=False))
     return all(map(text.push, tokens)) and text.push(eos()[0])
 
@@ -178,7 +178,7 @@ def test_a_branch_that_nothing_fits_is_left_out(keyword: str, never: Any) -> Non
 
 def reason(schema: Any) -> str:
     with pytest.raises(RequestError, match="the grammar cannot be used") as caught:
-        open_text("llguidance", GrammarSpec("json_schema", json.dumps(schema)))
+        open_text(GrammarSpec("json_schema", json.dumps(schema)))
     return caught.value.message
 
 
@@ -244,4 +244,4 @@ def test_a_tag_names_the_place_as_well() -> None:
     }
     source = json.dumps({"type": "structural_tag", "format": tag})
     with pytest.raises(RequestError, match=r"format\.content\.json_schema\.properties\.a\.pattern"):
-        open_text("llguidance", GrammarSpec("structural_tag", source))
+        open_text(GrammarSpec("structural_tag", source))

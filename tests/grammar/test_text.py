@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from cluster.core import TokenTree
-from cluster.grammar.base import mask_words
+from cluster.grammar.mask import mask_words
 from cluster.grammar.text import ConstrainedText
 from cluster.requests.grammar_spec import GrammarSpec
-from tests.support.grammar.backends import (
-    BACKENDS,
+from tests.support.grammar.specs import (
     SCHEMA,
     SPECS,
     VOCAB_SIZE,
@@ -26,8 +25,6 @@ from tests.support.grammar.backends import (
     open_text,
     tokenizer,
 )
-
-CASES = [(backend, name) for backend in BACKENDS for name in SPECS]
 
 
 def walk_at_random(text: ConstrainedText, seed: int) -> list[int]:
@@ -60,20 +57,20 @@ def fits(name: str, text: str) -> bool:
     return re.fullmatch(pattern, text) is not None
 
 
-@pytest.mark.parametrize(("backend", "name"), CASES)
-def test_every_walk_along_the_masks_belongs_to_the_grammar(backend: str, name: str) -> None:
+@pytest.mark.parametrize("name", SPECS)
+def test_every_walk_along_the_masks_belongs_to_the_grammar(name: str) -> None:
     for seed in range(6):
-        tokens = walk_at_random(open_text(backend, SPECS[name]), seed)
+        tokens = walk_at_random(open_text(SPECS[name]), seed)
         assert tokens[-1] in eos()
         assert fits(name, tokenizer().decode(tokens[:-1]))
 
 
-@pytest.mark.parametrize(("backend", "name"), CASES)
-def test_a_text_that_was_cut_goes_on_as_one_that_never_was_longer(backend: str, name: str) -> None:
+@pytest.mark.parametrize("name", SPECS)
+def test_a_text_that_was_cut_goes_on_as_one_that_never_was_longer(name: str) -> None:
     spec = SPECS[name]
-    tokens = walk_at_random(open_text(backend, spec), 1)
+    tokens = walk_at_random(open_text(spec), 1)
     masks = []
-    text = open_text(backend, spec)
+    text = open_text(spec)
     for token in tokens:
         masks.append(allowed(text))
         assert text.push(token)
@@ -87,9 +84,8 @@ def test_a_text_that_was_cut_goes_on_as_one_that_never_was_longer(backend: str, 
         assert allowed(text) == masks[-1]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_what_the_mask_forbids_is_refused_and_changes_nothing(backend: str) -> None:
-    text = open_text(backend, SPECS["regex"])
+def test_what_the_mask_forbids_is_refused_and_changes_nothing() -> None:
+    text = open_text(SPECS["regex"])
     for token in ids_of("ab"):
         assert text.push(token)
     before = allowed(text)
@@ -102,20 +98,18 @@ def test_what_the_mask_forbids_is_refused_and_changes_nothing(backend: str) -> N
     assert len(text) == len(ids_of("ab"))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_after_the_end_only_ends_follow(backend: str) -> None:
-    text = open_text(backend, SPECS["choice"])
+def test_after_the_end_only_ends_follow() -> None:
+    text = open_text(SPECS["choice"])
     for token in [*ids_of("yes"), *eos(), *eos()]:
         assert text.push(token)
     assert allowed(text) == set(eos())
     assert not text.push(ids_of("a")[0])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_tree_has_a_mask_per_node_and_leaves_the_text_as_it_was(backend: str) -> None:
+def test_a_tree_has_a_mask_per_node_and_leaves_the_text_as_it_was() -> None:
     spec = SPECS["json_schema"]
-    tokens = walk_at_random(open_text(backend, spec), 3)
-    text = open_text(backend, spec)
+    tokens = walk_at_random(open_text(spec), 3)
+    text = open_text(spec)
     for token in tokens[:4]:
         assert text.push(token)
     right = tokens[4:9]
@@ -126,7 +120,7 @@ def test_a_tree_has_a_mask_per_node_and_leaves_the_text_as_it_was(backend: str) 
     rows = np.zeros((len(tree) + 1, mask_words(VOCAB_SIZE)), dtype=np.uint32)
     text.fill_all(tree, rows)
     assert len(text) == 4
-    expected = open_text(backend, spec)
+    expected = open_text(spec)
     for token in tokens[:4]:
         expected.push(token)
     for row in range(6):
@@ -136,9 +130,8 @@ def test_a_tree_has_a_mask_per_node_and_leaves_the_text_as_it_was(backend: str) 
             assert expected.push(right[row])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_forced_tokens_are_the_only_beginning_of_what_follows(backend: str) -> None:
-    text = open_text(backend, SPECS["json_schema"])
+def test_forced_tokens_are_the_only_beginning_of_what_follows() -> None:
+    text = open_text(SPECS["json_schema"])
     forced = list(text.forced())
     assert '{"name": "'.startswith(tokenizer().decode(forced))
     assert len(forced) >= 2
@@ -154,26 +147,24 @@ def reasoned(*, opened: bool) -> GrammarSpec:
     return replace(SPECS["choice"], reasoning_start=start, reasoning_end=tuple(REASONING))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_reasoning_is_free_and_what_follows_it_is_not(backend: str) -> None:
-    text = open_text(backend, reasoned(opened=True))
+def test_reasoning_is_free_and_what_follows_it_is_not() -> None:
+    text = open_text(reasoned(opened=True))
     for token in ids_of("anything at all"):
         assert len(allowed(text)) >= VOCAB_SIZE
         assert text.push(token)
     assert list(text.forced()) == []
     for token in REASONING:
         assert text.push(token)
-    assert allowed(text) == allowed(open_text(backend, SPECS["choice"]))
+    assert allowed(text) == allowed(open_text(SPECS["choice"]))
     text.truncate(2)
     assert len(allowed(text)) >= VOCAB_SIZE
     for token in [*REASONING, *ids_of("yes"), *eos()]:
         assert text.push(token)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_text_may_leave_its_reasoning_out(backend: str) -> None:
+def test_a_text_may_leave_its_reasoning_out() -> None:
     spec = reasoned(opened=False)
-    text, plain = open_text(backend, spec), open_text(backend, SPECS["choice"])
+    text, plain = open_text(spec), open_text(SPECS["choice"])
     assert allowed(text) == allowed(plain) | set(spec.reasoning_start)
     assert text.push(spec.reasoning_start[0])
     assert len(allowed(text)) >= VOCAB_SIZE

@@ -24,7 +24,7 @@ from deployments.ingress.openai_request import parse_chat
 from tests.deployments.test_openai_request import chat
 from tests.deployments.test_tools import SERVED, tool
 from tests.support.draft.other_vocabulary import other_copy
-from tests.support.grammar.backends import FOLDER, SPECS
+from tests.support.grammar.specs import FOLDER, SPECS
 
 DRAFT = Path(__file__).resolve().parents[2] / "models" / "demo-draft"
 PLAIN = SpeculationOptions(enabled=False)

@@ -13,7 +13,7 @@ from cluster.grammar.lark import structural_tag_to_lark
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.tool_calls.base import CallPiece, Part, Said
 from cluster.text.tool_calls.registry import FORMATS, format_of
-from tests.support.grammar.backends import compiler
+from tests.support.grammar.specs import compiler
 
 ARGUMENTS = {"city": 'Köln "}{"', "days": [1, {"a": "\\"}]}
 WRITTEN = json.dumps(ARGUMENTS)
@@ -229,7 +229,7 @@ def test_what_the_grammar_allows_is_what_the_parser_reads(name: str, is_required
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
     call = FORMATS[name]
     source = call.grammar([("go", schema)], is_required=is_required, is_parallel=True)
-    compiler("llguidance").compile(GrammarSpec("structural_tag", source))
+    compiler().compile(GrammarSpec("structural_tag", source))
     before, after = call.tags("go")
     text = call.begin + before + '{"a": 1}' + after + call.end
     assert read(name, [text])[:2] == ("", [("go", {"a": 1})])

@@ -17,8 +17,7 @@ from cluster.requests.grammar_spec import GrammarSpec
 from cluster.spec.logits_hook import _forbidden, clear_bits
 from cluster.worker.grammars import Grammars
 from cluster.worker.verifier import Verifier
-from tests.support.grammar.backends import (
-    BACKENDS,
+from tests.support.grammar.specs import (
     SCHEMA,
     SPECS,
     VOCAB_SIZE,
@@ -43,12 +42,11 @@ LAWS = {
     "seeded": SamplingParams(1.0, seed=3),
     "top_p and penalties": SamplingParams(0.8, top_p=0.9, seed=5, frequency_penalty=0.4),
 }
-CASES = [(backend, name) for backend in BACKENDS for name in ("json_schema", "regex")]
 LAW = hashed_law(VOCAB_SIZE)
 
 
-def verifier(backend: str = "llguidance", engine: ToyEngine | None = None) -> Verifier:
-    grammars = Grammars(compiler(backend), VOCAB_SIZE, eos())
+def verifier(engine: ToyEngine | None = None) -> Verifier:
+    grammars = Grammars(compiler(), VOCAB_SIZE, eos())
     return Verifier(engine or ToyEngine(LAW, VOCAB_SIZE), open_hook=grammars.open_hook)
 
 
@@ -62,11 +60,11 @@ def until_end(tokens: list[int]) -> str:
     return str(tokenizer().decode(tokens[: tokens.index(eos()[0])]))
 
 
-@pytest.mark.parametrize(("backend", "name"), CASES)
+@pytest.mark.parametrize("name", ["json_schema", "regex"])
 @pytest.mark.parametrize("law", LAWS)
-def test_no_tree_changes_the_text(backend: str, name: str, law: str) -> None:
+def test_no_tree_changes_the_text(name: str, law: str) -> None:
     params = constrained(law, name)
-    plain = decode(verifier(backend), PROMPT, params, num_tokens=100)
+    plain = decode(verifier(), PROMPT, params, num_tokens=100)
     if name == "json_schema":
         jsonschema.validate(json.loads(until_end(plain)), SCHEMA)
     text, length = PROMPT + plain, plain.index(eos()[0]) + 1
@@ -75,7 +73,7 @@ def test_no_tree_changes_the_text(backend: str, name: str, law: str) -> None:
         *(half_right(text, seed, VOCAB_SIZE) for seed in range(3)),
         random_drafts(1, VOCAB_SIZE),
     ):
-        assert decode(verifier(backend), PROMPT, params, drafter, length) == plain[:length]
+        assert decode(verifier(), PROMPT, params, drafter, length) == plain[:length]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

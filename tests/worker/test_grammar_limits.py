@@ -13,7 +13,7 @@ from cluster.errors import DrafthouseError, RequestError
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.worker.grammars import GrammarHook, Grammars
 from tests.support.draft.author import Author, write
-from tests.support.grammar.backends import VOCAB_SIZE, compiler, eos, ids_of, open_text
+from tests.support.grammar.specs import VOCAB_SIZE, compiler, eos, ids_of, open_text
 from tests.support.worker.rounds import Session
 from tests.worker.test_grammar_hook import PROMPT, verifier
 
@@ -25,7 +25,7 @@ PARAMS = SamplingParams(0.0, grammar=ENDLESS)
 
 
 def test_a_text_tells_the_reason_when_it_cannot_grow() -> None:
-    text = open_text("llguidance", ENDLESS)
+    text = open_text(ENDLESS)
     assert all(map(text.push, ids_of(BEGUN + "x")))
     text.forced()
     for _ in range(2):  # it stays so
@@ -55,7 +55,7 @@ def test_a_text_that_uses_its_grammar_up_tells_the_reason_and_the_next_begins_an
     """It says no to a token as to one that is forbidden, where it has given up."""
     large = "/.*a.{14}/ & /.*b.{15}/ & /.*c.{13}/"
     spec = GrammarSpec("grammar", f"start: A B\nA: /[b-z]{{90}}/\nB: {large}")
-    grammars = Grammars(compiler("llguidance"), VOCAB_SIZE, eos())
+    grammars = Grammars(compiler(), VOCAB_SIZE, eos())
     written = token_array(ids_of(30 * "bcd" + 12 * "abc"))
     with ThreadPoolExecutor(1) as executor:
         with pytest.raises(RequestError, match="it is too large") as caught:
@@ -66,10 +66,7 @@ def test_a_text_that_uses_its_grammar_up_tells_the_reason_and_the_next_begins_an
 
 
 def test_the_drafter_of_forced_tokens_falls_silent() -> None:
-    def open_one(spec: GrammarSpec) -> object:
-        return open_text("llguidance", spec)
-
-    context = DrafterContext("grammar", 8, 8, open_text=open_one)  # type: ignore[arg-type]
+    context = DrafterContext("grammar", 8, 8, open_text=open_text)
     ours, author = GrammarDrafter(context, GrammarOptions()), Author(PROMPT, PARAMS)
     assert write(ours, author, []) is not None
     assert write(ours, author, ids_of("a")) is None

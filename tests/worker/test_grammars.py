@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -24,7 +24,7 @@ from tests.support.worker.texts import GREEDY, opened, plain
 
 
 class Waiting:
-    """A backend that compiles a grammar when the test lets it."""
+    """A library that compiles a grammar when the test lets it."""
 
     def __init__(self) -> None:
         self.go, self.is_asked = threading.Event(), threading.Event()
@@ -49,7 +49,7 @@ def backend() -> Waiting:
 
 @pytest.fixture
 def grammars(backend: Waiting) -> Grammars:
-    return Grammars(GrammarCompiler(lambda: backend, 100), 10, ())
+    return Grammars(GrammarCompiler(cast(Any, lambda: backend), 100), 10, ())
 
 
 @pytest.fixture

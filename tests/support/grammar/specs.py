@@ -1,4 +1,4 @@
-"""Both libraries on the demonstration's vocabulary, and grammars of every kind for them."""
+"""Grammars of every kind, on the demonstration's vocabulary."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from cluster.config.schema import AnswersConfig
-from cluster.grammar.base import MaskRow, mask_words
 from cluster.grammar.compiler import GrammarCompiler, create_compiler
+from cluster.grammar.mask import MaskRow, mask_words
 from cluster.grammar.text import ConstrainedText
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.requests.grammar_spec import GrammarSpec
 
 FOLDER = Path(__file__).resolve().parents[3] / "models" / "demo-target"
-BACKENDS = ("llguidance", "xgrammar")
 # Wider than the tokenizer's, as padded models have it.
 VOCAB_SIZE = 4096 + 40
 
@@ -69,16 +68,16 @@ def tokenizer() -> Any:
 
 
 @cache
-def compiler(backend: Any) -> GrammarCompiler:
-    return create_compiler(FOLDER, AnswersConfig(grammar_backend=backend), VOCAB_SIZE, ())
+def compiler() -> GrammarCompiler:
+    return create_compiler(FOLDER, AnswersConfig(), VOCAB_SIZE, ())
 
 
 def eos() -> tuple[int, ...]:
     return (int(tokenizer().eos_token_id),)
 
 
-def open_text(backend: str, spec: GrammarSpec) -> ConstrainedText:
-    return ConstrainedText(compiler(backend).compile(spec), spec, eos(), VOCAB_SIZE)
+def open_text(spec: GrammarSpec) -> ConstrainedText:
+    return ConstrainedText(compiler().compile(spec), spec, eos(), VOCAB_SIZE)
 
 
 def ids_of(text: str) -> list[int]:

@@ -1,4 +1,8 @@
-"""Grammars by llguidance: lazy parsing, so compiling takes milliseconds and a mask microseconds."""
+"""Grammars by llguidance: lazy parsing, so compiling takes milliseconds and a mask microseconds.
+
+A grammar is compiled once; every text has a matcher of its own.  Token ids are the target's.
+End-of-sequence tokens are no business of a matcher: `cluster.grammar.text` adds them.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,9 @@ import llguidance
 import numpy as np
 
 from cluster.errors import RequestError
-from cluster.grammar.base import MaskRow, mask_words, refusal
 from cluster.grammar.json_schema import servable
 from cluster.grammar.lark import structural_tag_to_lark
+from cluster.grammar.mask import MaskRow, mask_words
 from cluster.requests.grammar_spec import GrammarSpec
 
 # Without the grammar's source and the parser's state, which are long and may be secrets.
@@ -25,10 +29,11 @@ _NO_TEXT = "NoExtensionBias"
 _TOO_LARGE = re.compile(r"(?i)too (many|big|large)|; max is|exhausted")
 # Whether a grammar is too large is found by going on in it; most are so at their first token.
 _STEPS_TRIED = 4
+_MAX_REASON_CHARS = 300
 
 
-class LlguidanceBackend:
-    """A `cluster.grammar.base.Backend`."""
+class Library:
+    """Compiles grammars for one vocabulary; it can be shared between threads."""
 
     def __init__(self, pretrained: Any, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """pretrained: the transformers tokenizer.  vocab_size: the model's, padding included."""
@@ -42,18 +47,18 @@ class LlguidanceBackend:
             if token.special
         }
 
-    def compile(self, spec: GrammarSpec) -> LlguidanceGrammar:
-        """Raises RequestError with the reason."""
+    def compile(self, spec: GrammarSpec) -> Grammar:
+        """Raises RequestError with the reason, for the author of the grammar."""
         try:
             grammar = _source(spec, self._specials)
         except ValueError as error:
             raise _refusal(str(error)) from None
-        found = LlguidanceGrammar(self._tokenizer, grammar)
+        found = Grammar(self._tokenizer, grammar)
         for pick in (0, -1):
             self._try(found.matcher(), pick)
         return found
 
-    def _try(self, matcher: LlguidanceMatcher, pick: int) -> None:
+    def _try(self, matcher: Matcher, pick: int) -> None:
         """Begin a text, of the tokens that stand there among the allowed ones.
 
         Raises RequestError where the grammar does not get even so far.
@@ -66,8 +71,11 @@ class LlguidanceBackend:
                 matcher.push(int(allowed[pick]))
 
 
-class LlguidanceGrammar:
-    """A `Grammar`: matchers are copies of one that has seen nothing."""
+class Grammar:
+    """A compiled grammar; it can be shared between threads.
+
+    Matchers are copies of one that has seen nothing.
+    """
 
     def __init__(self, tokenizer: llguidance.LLTokenizer, source: str) -> None:
         """Raises RequestError for a source that the library refuses."""
@@ -76,34 +84,42 @@ class LlguidanceGrammar:
         if self._root.is_error():
             raise _refusal(self._root.get_error())
 
-    def matcher(self) -> LlguidanceMatcher:
+    def matcher(self) -> Matcher:
+        """A matcher of a text that has not begun."""
         # Copies share a lexer, which says no to all of them once one of them has used it up.
         tried = self._root.deep_copy()
         tried.compute_bitmask()
         if tried.is_error():
             self._root = self._make()
-        return LlguidanceMatcher(self._root.deep_copy())
+        return Matcher(self._root.deep_copy())
 
 
-class LlguidanceMatcher:
-    """A `Matcher`."""
+class Matcher:
+    """Where one text stands in its grammar."""
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self._matcher = matcher
 
     def push(self, token_id: int) -> bool:
+        """Append a token; False, and nothing has changed, where the grammar forbids it.
+
+        Raises RequestError where the grammar takes too much work to go on, now and ever after.
+        """
         is_taken = bool(self._matcher.try_consume_tokens([token_id]) == 1)
         if self._matcher.is_error():
             raise _refusal(self._matcher.get_error())
         return is_taken
 
     def pop(self, count: int) -> None:
+        """Take the last `count` tokens back."""
         self._matcher.rollback(count)
 
     def may_end(self) -> bool:
+        """True if the text so far is complete."""
         return bool(self._matcher.is_accepting())
 
     def fill(self, row: MaskRow) -> None:
+        """Set the bits of the tokens that may follow, and clear the others.  Raises as `push`."""
         matcher = self._matcher
         # A text that is complete has no mask: asking for one would be an error.
         if matcher.is_stopped() and not matcher.is_error():
@@ -115,6 +131,7 @@ class LlguidanceMatcher:
             raise _refusal(matcher.get_error())
 
     def forced(self) -> Sequence[int]:
+        """The tokens that must follow, as far as they are certain; none after an end."""
         matcher = self._matcher
         return [] if matcher.is_stopped() else matcher.compute_ff_tokens()
 
@@ -151,4 +168,6 @@ def to_lark(source: str) -> str:
 
 def _refusal(reason: str) -> RequestError:
     size = "it is too large: " if _TOO_LARGE.search(reason) else ""
-    return refusal(size + reason.replace(_TERSE, "").replace(_NO_TEXT, "no text fits it"))
+    told = size + reason.replace(_TERSE, "").replace(_NO_TEXT, "no text fits it")
+    short = " ".join(told.split())[:_MAX_REASON_CHARS]
+    return RequestError(f"the grammar cannot be used: {short}; change it", param="grammar")
