@@ -29,7 +29,6 @@ from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.api.unserved import reason_of
 from deployments.ingress.api.wording import warning_header
 from deployments.ingress.body import read_object
-from deployments.ingress.browser_guard import BrowserGuard
 from deployments.ingress.choice import Delta
 from deployments.ingress.event_stream import EventStream, Writer, while_connected
 from deployments.ingress.generation import Generation
@@ -43,6 +42,7 @@ from deployments.ingress.request_scope import (
     REQUEST_ID,
     SEGMENT,
     TIMEOUT,
+    BrowserGuard,
     RequestScope,
     request_id_of,
     timeout_of,

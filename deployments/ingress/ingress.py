@@ -29,11 +29,10 @@ from deployments.ingress.event_stream import Watchers
 from deployments.ingress.generation import Generation
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.keys import ANYBODY, Caller, KeyRing
-from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody
+from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody, stats_of
 from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.quotas import KeyUsage, Quotas
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt, Resumption
-from deployments.ingress.stats import stats_of
 from deployments.ingress.tracing import TracedGeneration, Tracing
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.config.http import HttpConfig
-from deployments.ingress.browser_guard import BrowserGuard
-from deployments.ingress.request_scope import RequestScope
+from deployments.ingress.request_scope import BrowserGuard, RequestScope
 
 LOCAL = HttpConfig(host_names=("drafts.example",))
 PUBLIC = HttpConfig(host="0.0.0.0")

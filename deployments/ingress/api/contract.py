@@ -207,9 +207,9 @@ class _Sent:
         body, is_object = rule.below, rule.schema.get("type") == "object"
         if isinstance(value, str):
             return encodable(value, name)
-        if body is not None and isinstance(value, dict if is_object else list):
-            if is_object:
-                return self.kept(body, value, name)
+        if body is not None and is_object and isinstance(value, dict):
+            return self.kept(body, value, name)
+        if body is not None and not is_object and isinstance(value, list):
             return [self._element(body, item, f"{name}[{at}]") for at, item in enumerate(value)]
         if isinstance(value, dict) and isinstance(rule.schema.get("additionalProperties"), Mapping):
             return {key: inner for key, inner in value.items() if inner is not None}
