@@ -70,3 +70,9 @@ def said(text: str, level: int = logging.INFO, *, beginning: str = "drafthouse: 
     return JsonLines().format(
         logging.LogRecord("drafthouse", level, __file__, 0, text, args=None, exc_info=None)
     )
+
+
+def say(text: str, level: int = logging.INFO) -> None:
+    """Say something to people on stderr, at once."""
+    sys.stderr.write(f"{said(text, level)}\n")
+    sys.stderr.flush()

@@ -18,6 +18,7 @@ from typing import NoReturn
 from cluster import logs
 from cluster.config.file import ServeFile, in_file
 from cluster.errors import ConfigError, DrafthouseError
+from cluster.logs import say
 from cluster.worker.priority import importing
 from deployments import plan_command
 from deployments.access import new_key
@@ -81,20 +82,20 @@ def _guarded(command: Callable[[], int]) -> int:
         return EXIT_UNREAD
     except OSError as error:
         place = error.filename or "reading or writing"
-        _say(f"{place}: {error.strerror or error}", logging.ERROR)
+        say(f"{place}: {error.strerror or error}", logging.ERROR)
         return EXIT_FAILED
     except (UnicodeEncodeError, UnicodeDecodeError) as error:
         near = error.object[max(error.start - _NEAR, 0) : error.end + _NEAR]
-        _say(f"what was given is not valid UTF-8, at {near!r}", logging.ERROR)
+        say(f"what was given is not valid UTF-8, at {near!r}", logging.ERROR)
         return EXIT_BAD_CONFIG
     except ModuleNotFoundError as error:
         if error.name not in _SERVED_WITH:
             raise
-        _say(f"{error.name} is not installed; pip install 'drafthouse[serve]'", logging.ERROR)
+        say(f"{error.name} is not installed; pip install 'drafthouse[serve]'", logging.ERROR)
         return EXIT_FAILED
     except DrafthouseError as error:
         # Other libraries' reasons have paragraphs.
-        _say(" ".join(error.message.split()), logging.ERROR)
+        say(" ".join(error.message.split()), logging.ERROR)
         return EXIT_BAD_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
 
 
@@ -142,10 +143,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return EXIT_OK
     if arguments.verb == "fetch":
         with _terminable():
-            print(fetch_model(arguments.name, _say))
+            print(fetch_model(arguments.name, say))
         return EXIT_OK
-    if arguments.verb == "try":
-        return _try(arguments)
     if arguments.verb == "diff":
         from deployments.diff import difference
 
@@ -171,7 +170,7 @@ def _run(arguments: argparse.Namespace) -> int:
         command = shlex.join(("drafthouse", *sys.argv[1:]))
         with in_file(file.path):
             inspect(file.config, is_here=True)
-        print(evaluate_command.evaluate(file.config, arguments, command, _say), end="")
+        print(evaluate_command.evaluate(file.config, arguments, command, say), end="")
         return EXIT_OK
     if arguments.verb == "apply":
         from deployments.applied import apply
@@ -207,7 +206,7 @@ def _serve(file: ServeFile, arguments: argparse.Namespace, folder: Path) -> int:
     from deployments.ray_environment import keep_temporary_files_in
 
     with _terminable():
-        file = with_models(with_api_keys(file, arguments, folder), arguments, _say)
+        file = with_models(with_api_keys(file, arguments, folder), arguments, say)
     keep_temporary_files_in(folder)
     with importing():
         from deployments.serve_command import serve_own
@@ -220,23 +219,10 @@ def _serve_joined(file: ServeFile, arguments: argparse.Namespace) -> int:
 
     prepare_to_join()
     with _terminable():
-        file = with_models(file, arguments, _say)
+        file = with_models(file, arguments, say)
     from deployments.serve_command import serve_joined
 
     return serve_joined(file, arguments.address)
-
-
-def _try(arguments: argparse.Namespace) -> int:
-    from deployments.try_command import Question, try_server
-
-    question = Question(
-        arguments.prompt,
-        max_tokens=arguments.max_tokens,
-        temperature=arguments.temperature,
-        seed=arguments.seed,
-        api_key=arguments.api_key,
-    )
-    return try_server(arguments.url, question, sys.stdout, say=_say)
 
 
 @contextlib.contextmanager
@@ -251,10 +237,6 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _say(text: str, level: int = logging.INFO) -> None:
-    print(logs.said(text, level), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

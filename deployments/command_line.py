@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from cluster.errors import ConfigError
-from cluster.options import add_server, api_key, number, seed, whole
+from cluster.options import api_key
 from deployments import gpus, plan_command, vllm_options
 from deployments.asked import DEMONSTRATION
 from deployments.evaluate import command as evaluate_command
@@ -21,6 +21,7 @@ MODULES = {
     "bench": ("deployments.bench.command", "load a server and say how fast it answers"),
     "chat": ("deployments.chat_command", "talk with a model in the terminal"),
     "top": ("deployments.top_command", "watch a server's figures live"),
+    "try": ("deployments.try_command", "ask a server one question, with drafts and without"),
     "train": ("cluster.train.cli", "train drafters of a chat model, or the demonstration models"),
 }
 
@@ -100,9 +101,6 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     fetch_one.add_argument(
         "name", help="one of `drafthouse models`, owner/name[@revision] on the hub, or a GGUF file"
     )
-    _add_question(
-        verbs.add_parser("try", help="ask a server one question, with drafts and without")
-    )
     completion = verbs.add_parser(
         "completion", help="print what lets a shell complete this command; docs/serving.md"
     )
@@ -131,12 +129,3 @@ def _add_file(parser: argparse.ArgumentParser, nargs: str | None = "?") -> None:
         metavar="KEY=VALUE",
         help="override a setting, e.g. target.engine.dtype=float32 or http.port=8123",
     )
-
-
-def _add_question(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add_server(parser)
-    add("--prompt", default="", help="what to ask; one of the page's by default")
-    add("--max-tokens", type=whole(), default=200, help="of each answer (%(default)s)")
-    add("--temperature", type=number(), default=0.0, help="0 = greedy (%(default)s)")
-    add("--seed", type=seed, default=1, help="of both answers (%(default)s)")

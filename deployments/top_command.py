@@ -8,7 +8,8 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -79,12 +80,16 @@ async def top(
     """Show figures after every interval; transport: None = the network."""
     async with OpenAIServer(arguments.url, arguments.api_key, transport) as server:
         pages = deque([await _page(server)])
-        show = _Lines() if arguments.json else _Screen(server.base, is_live=not arguments.once)
-        with show:
+        shown = (
+            nullcontext(lambda found: _write(json.dumps(found) + "\n"))
+            if arguments.json
+            else _screen(server.base, is_live=not arguments.once)
+        )
+        with shown as show:
             while True:
                 await asyncio.sleep(arguments.interval)
                 pages.append(await _page(server))
-                show.show(view(Change(pages[0], pages[-1])))
+                show(view(Change(pages[0], pages[-1])))
                 if arguments.once:
                     return 0
                 while len(pages) > 2 and pages[-1].at_s - pages[1].at_s >= arguments.window:
@@ -156,49 +161,34 @@ def _latency(change: Change, name: str) -> dict[str, Any] | None:
     return None
 
 
-class _Lines:
-    """Shows figures as JSON, one object a line."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def show(self, found: Mapping[str, Any]) -> None:
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
-class _Screen:
-    """Shows figures as tables, by rich: in one place while they are live."""
+@contextmanager
+def _screen(base: str, *, is_live: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yields what shows figures as tables, by rich: in one place while they are live."""
+    from rich.console import Console
+    from rich.live import Live
 
-    def __init__(self, base: str, *, is_live: bool) -> None:
-        from rich.console import Console
-        from rich.live import Live
+    console = Console()
+    # Where nothing can be drawn over, the next figures stand below.
+    is_live = is_live and console.is_terminal
+    live = Live(console=console, auto_refresh=False) if is_live else None
 
-        self._base = base
-        self._console = Console()
-        # Where nothing can be drawn over, the next figures stand below.
-        is_live = is_live and self._console.is_terminal
-        self._live = Live(console=self._console, auto_refresh=False) if is_live else None
+    def show(found: Mapping[str, Any]) -> None:
+        drawn = tables(found, f"{found['model']} at {base}, {time.strftime('%H:%M:%S')}")
+        if live is not None:
+            live.update(drawn, refresh=True)
+            return
+        # rich would end the process where nobody reads.
+        with console.capture() as text:
+            console.print(drawn)
+        _write(text.get())
 
-    def __enter__(self) -> None:
-        if self._live is not None:
-            self._live.start()
-
-    def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def show(self, found: Mapping[str, Any]) -> None:
-        drawn = tables(found, f"{found['model']} at {self._base}, {time.strftime('%H:%M:%S')}")
-        if self._live is not None:
-            self._live.update(drawn, refresh=True)
-        else:
-            # rich would end the process where nobody reads.
-            with self._console.capture() as text:
-                self._console.print(drawn)
-            sys.stdout.write(text.get())
-            sys.stdout.flush()
+    with live or nullcontext():
+        yield show
 
 
 def tables(found: Mapping[str, Any], title: str) -> Group:

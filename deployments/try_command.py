@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
 import secrets
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +20,8 @@ from typing import Any, TextIO
 import httpx
 
 from cluster.coordinator.idle import MEANINGS
+from cluster.logs import say
+from cluster.options import add_server, number, seed, whole
 from deployments.bench.ratios import mean_ratio
 from deployments.coloured import Token, coloured, legend, sources
 from deployments.openai_client import OpenAIServer, RefusedError, choices, said
@@ -30,15 +34,22 @@ _LEAST_TOKENS = 100
 _FASTEST_TOKEN_S = 0.0001
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What to ask; prompt "" = one of the page's.  seed, temperature: the same for all answers."""
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `drafthouse try`."""
+    add = parser.add_argument
+    add_server(parser)
+    add("--prompt", default="", help="what to ask; one of the page's by default")
+    add("--max-tokens", type=whole(), default=200, help="of each answer (%(default)s)")
+    add("--temperature", type=number(), default=0.0, help="0 = greedy (%(default)s)")
+    add("--seed", type=seed, default=1, help="of both answers (%(default)s)")
 
-    prompt: str = ""
-    max_tokens: int = 200
-    temperature: float = 0.0
-    seed: int = 1
-    api_key: str = ""
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask, and say what came of it; 0 if both answers are the same text, else 1.
+
+    Raises WorkerError where no server answers, or where it refuses the question.
+    """
+    return asyncio.run(compare(arguments, sys.stdout))
 
 
 @dataclass(slots=True)
@@ -82,44 +93,30 @@ def _measured(num_tokens: int, time_s: float) -> tuple[int, float] | None:
     return (num_tokens, time_s) if is_measured else None
 
 
-def try_server(
-    url: str,
-    question: Question,
+async def compare(
+    arguments: argparse.Namespace,
     out: TextIO,
-    *,
-    say: Callable[[str], None] = lambda text: None,
     transport: httpx.AsyncBaseTransport | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Ask, and write what came of it to `out`; 0 if both answers are the same text, else 1.
-
-    say: is told what is being done.  transport: carries the requests, None = the network.  Raises
-    WorkerError where no server answers, or where it refuses the question.
-    """
-    return asyncio.run(_try(url, question, out, say, transport, clock))
-
-
-async def _try(
-    url: str, question: Question, out: TextIO, say: Callable[[str], None],
-    transport: httpx.AsyncBaseTransport | None, clock: Callable[[], float],
-) -> int:  # fmt: skip
-    prompt, fields = question.prompt, dict[str, Any]()
+    """As `run`; transport: carries the requests, None = the network."""
+    prompt, fields = arguments.prompt, dict[str, Any]()
     if not prompt:
         presets = files("deployments.page") / "static" / "presets.json"
         chosen = random.choice(json.loads(presets.read_text("utf-8")))
         prompt, fields = chosen["prompt"], chosen["fields"]
     answers: dict[bool, list[Answer]] = {True: [], False: []}
-    async with OpenAIServer(url, question.api_key, transport) as client:
+    async with OpenAIServer(arguments.url, arguments.api_key, transport) as client:
         model, _ = await client.model()
         server = _Server(client, model, clock, fields)
-        await server.ask(prompt, question, _WARM_UP_TOKENS, speculates=True)
+        await server.ask(prompt, arguments, _WARM_UP_TOKENS, speculates=True)
         for speculates in (True, False, False, True):
             say(f"asking {'with speculation' if speculates else 'without'}")
             answers[speculates].append(
-                await server.ask(prompt, question, question.max_tokens, speculates=speculates)
+                await server.ask(prompt, arguments, arguments.max_tokens, speculates=speculates)
             )
     drafted = answers[True][0]
-    law = f"temperature {question.temperature:g}" if question.temperature else "greedy"
+    law = f"temperature {arguments.temperature:g}" if arguments.temperature else "greedy"
     num_tokens = len(drafted.tokens)
     out.write(f"{model} at {client.base}, {law}, {num_tokens} tokens\n\n> {prompt}\n\n")
     names = list(_owners(drafted))
@@ -138,7 +135,7 @@ async def _try(
     out.write(
         "\nTHE TWO ANSWERS DIFFER, which speculation must never cause.  Rounding can, where two\n"
         "tokens are all but equally likely (target.engine.reproducible: true rules that out);\n"
-        f"else it is a fault of the server: please report it, with the seed {question.seed}.\n\n"
+        f"else it is a fault of the server: please report it, with the seed {arguments.seed}.\n\n"
         f"another time it was:\n{others[0]}\n"
     )
     return 1
@@ -216,7 +213,7 @@ class _Server:
         self._is_chat = True
 
     async def ask(
-        self, prompt: str, question: Question, max_tokens: int, *, speculates: bool
+        self, prompt: str, arguments: argparse.Namespace, max_tokens: int, *, speculates: bool
     ) -> Answer:
         """The whole answer, streamed.
 
@@ -225,8 +222,8 @@ class _Server:
         """
         body = {
             **self._fields, "model": self._model, "max_tokens": max_tokens,
-            "temperature": question.temperature,
-            "seed": question.seed, "cache_salt": secrets.token_hex(8),
+            "temperature": arguments.temperature,
+            "seed": arguments.seed, "cache_salt": secrets.token_hex(8),
             "speculation": {"enabled": speculates}, "return_draft_sources": True,
         }  # fmt: skip
         asked = [{"role": "user", "content": prompt}]

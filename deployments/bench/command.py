@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from cluster.errors import ConfigError, WorkerError
+from cluster.logs import say
 from cluster.options import DAY_S, api_key, listed, new_file, number, seed, url, whole
 from deployments.bench.answers import GOODPUT, Answer, figures
 from deployments.bench.load import Asking, Level, load
@@ -173,7 +174,7 @@ async def _compare(
     turns = list(itertools.product(starts, range(report.rounds)))
     for turn, (start, again) in enumerate(turns):
         about = f"{level}, round {again + 1} of {report.rounds}"
-        _say(f"{about}, from prompt {start + 1} of {report.num_prompts}")
+        say(f"{about}, from prompt {start + 1} of {report.num_prompts}")
         for side in sides if turn % 2 == 0 else reversed(sides):
             asking = replace(side.asking, prompts=side.asking.prompts[start : start + size])
             before = await _page(side.server)
@@ -219,7 +220,3 @@ def _bound(text: str) -> tuple[str, float]:
             f"{text!r}: expected NAME:MILLISECONDS with a name of {', '.join(GOODPUT)}"
         )
     return name, number()(bound)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"drafthouse: {text}\n")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from cluster.coordinator.idle import MEANINGS, IdleReason
 from cluster.errors import WorkerError
 from deployments.cli import main
-from deployments.try_command import Question, try_server
+from deployments.try_command import compare, configure
 from tests.deployments.conftest import Served
 
 URL = "http://server:8000"
@@ -79,11 +81,23 @@ def honest(body: dict[str, Any]) -> tuple[list[tuple[str, list[str]]], dict[str,
     return [("a", []), (" b", ["lm"]), (" c", ["suffix", "lm"])], STATISTICS
 
 
-def ask(server: Server, question: Question | None = None, step_s: float = 1.0) -> tuple[int, str]:
+def tried(
+    answers: Callable[[httpx.Request], httpx.Response],
+    *words: str,
+    out: io.StringIO | None = None,
+    step_s: float = 1.0,
+) -> int:
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    arguments, transport = parser.parse_args([URL, *words]), httpx.MockTransport(answers)
+    return asyncio.run(compare(arguments, out or io.StringIO(), transport, Clock(step_s)))
+
+
+def ask(
+    server: Server, words: Sequence[str] = ("--prompt", "why?"), step_s: float = 1.0
+) -> tuple[int, str]:
     out = io.StringIO()
-    transport = httpx.MockTransport(server)
-    asked = question or Question("why?")
-    return try_server(URL, asked, out, transport=transport, clock=Clock(step_s)), out.getvalue()
+    return tried(server, *words, out=out, step_s=step_s), out.getvalue()
 
 
 def answering(num_tokens: int, drafted_s: float | None, plain_s: float | None) -> Answering:
@@ -109,7 +123,8 @@ def rates(text: str) -> list[str]:
 
 def test_both_answers_are_asked_for_alike_and_neither_helps_the_other() -> None:
     server = Server(honest)
-    assert ask(server, Question("why?", seed=7, temperature=0.5, api_key="key"))[0] == 0
+    words = ["--prompt", "why?", "--seed", "7", "--temperature", "0.5", "--api-key", "key"]
+    assert ask(server, words)[0] == 0
     _, drafted, plain, *again = server.bodies
     assert [each["speculation"]["enabled"] for each in again] == [False, True]
     assert drafted.pop("speculation") == {"enabled": True}
@@ -169,8 +184,7 @@ def test_on_a_terminal_the_text_has_colours() -> None:
             return True
 
     out = Terminal()
-    transport = httpx.MockTransport(Server(honest))
-    assert try_server(URL, Question("why?"), out, transport=transport, clock=Clock()) == 0
+    assert tried(Server(honest), "--prompt", "why?", out=out) == 0
     assert "a\x1b[32m b\x1b[0m\x1b[34m c\x1b[0m" in out.getvalue()
 
 
@@ -189,7 +203,7 @@ def test_without_a_question_it_asks_one_of_the_page_s_as_the_page_does() -> None
     asked = []
     for _ in range(60):
         server = Server(honest)
-        ask(server, Question())
+        ask(server, ())
         asked += [
             (body["messages"][0]["content"], body.get("prediction")) for body in server.bodies
         ]
@@ -227,16 +241,15 @@ def test_a_server_that_is_not_there_or_refuses_is_named_with_the_remedy() -> Non
         return httpx.Response(429, json={"error": {"message": "too many"}})
 
     with pytest.raises(WorkerError, match=r"refuses the question \(HTTP status 429\): too many"):
-        try_server(URL, Question(), io.StringIO(), transport=httpx.MockTransport(refusing))
+        tried(refusing)
 
     def absent(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
     with pytest.raises(WorkerError, match="nothing answers at http://server:8000; start a server"):
-        try_server(URL, Question(), io.StringIO(), transport=httpx.MockTransport(absent))
-    stranger = httpx.MockTransport(lambda request: httpx.Response(200, text="hello"))
+        tried(absent)
     with pytest.raises(WorkerError, match="does not list a model"):
-        try_server(URL, Question(), io.StringIO(), transport=stranger)
+        tried(lambda request: httpx.Response(200, text="hello"))
 
 
 def test_a_real_server_gives_the_same_text_both_ways(
