@@ -142,7 +142,6 @@ class LLM:
         task: str = "default",
         cache_salt: str | None = None,
         adapter: str = "",
-        speculation: SpeculationOptions | None = None,
         ignore_eos: bool = False,
     ) -> list[list[Completion]]:
         """For every prompt the best texts that params.beams finds, the best first.
@@ -151,7 +150,7 @@ class LLM:
         if params.beams is None:
             raise RequestError("params.beams is None; say how to search", param="beams")
         return self._generate(
-            prompts, params, task, cache_salt, adapter, speculation or SpeculationOptions(), (),
+            prompts, params, task, cache_salt, adapter, SpeculationOptions(enabled=False), (),
             ignore_eos=ignore_eos,
         )  # fmt: skip
 

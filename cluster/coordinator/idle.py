@@ -32,8 +32,7 @@ class IdleReason(enum.StrEnum):
 # As clients are told them.
 MEANINGS: Mapping[str, str] = MappingProxyType(
     {
-        IdleReason.DISABLED: "the request or its task allows no drafts; beam searches ask no "
-        "drafter",
+        IdleReason.DISABLED: "the request or its task allows no drafts; beam searches have none",
         IdleReason.NO_DRAFTER_FOR_MODEL: "no drafter is configured, or none fits the model",
         IdleReason.DRAFTERS_DOWN: "its drafters are gone, did not come, or are left alone after "
         "faults; see /health and the server's log",

@@ -105,8 +105,6 @@ class SessionTable:
             if not session.is_off_by_policy and not session.is_taken:
                 session.max_draft_tokens = limit
                 session.help_by(self._eligible.helpers(request, rule))
-        if options.enabled and request.params.beams is not None:
-            session.max_draft_tokens = limit  # of its own text, without a drafter
         rate = options.min_tokens_per_s
         session.min_tokens_per_s = (
             self._config.coordinator.min_tokens_per_s if rate is None else rate
@@ -245,7 +243,7 @@ class SessionTable:
         now = self._clock()
         drafters = self._pool.replicas.availability(names, now)
         return idle_reason(
-            is_enabled=session.is_drawn and session.max_draft_tokens > 0 and has_some,
+            is_enabled=session.max_draft_tokens > 0 and has_some,
             drafters=replace(drafters, uptime_s=now - self._started_at),
             steps=session.plain_steps,
         )

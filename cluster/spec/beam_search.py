@@ -8,7 +8,7 @@ become texts if they are among the best `num_beams` of all.  Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,16 +83,6 @@ class BeamSearch:
         return max(2, 1 + len(self._stops)) * self._spec.num_beams
 
     @property
-    def num_steps(self) -> int:
-        """Number of steps that were made."""
-        return self._length
-
-    @property
-    def num_left(self) -> int:
-        """Number of steps that are left at most."""
-        return self._max_tokens - self._length
-
-    @property
     def is_done(self) -> bool:
         return self._is_over
 
@@ -101,41 +91,32 @@ class BeamSearch:
         """The finished texts, the best first, num_beams at most."""
         return list(self._finished)
 
-    def advance(
-        self, token_ids: TokenArray, logprobs: FloatArray, unknown: Collection[int] = ()
-    ) -> bool:
+    def advance(self, token_ids: TokenArray, logprobs: FloatArray) -> None:
         """Make one step.
 
         token_ids: int32[rows, k], logprobs: float32[rows, k]: the k most probable next tokens after
         each of `beams` (the prompt in the first step), the most probable first;
-        k = num_candidates, or the vocabulary where that is smaller.  unknown: rows that are not
-        known, whose log-probabilities are 0.  Returns False, and makes no step, if one of them may
-        matter.
+        k = num_candidates, or the vocabulary where that is smaller.
         """
         assert not self._is_over, "the search is over"
         assert len(token_ids) == max(1, len(self.beams)), "one row for each beam"
-        length, num_beams = self._length + 1, self._spec.num_beams
-        is_last = length == self._max_tokens
+        self._length += 1
+        is_last = self._length == self._max_tokens
+        num_beams = self._spec.num_beams
         running: list[Beam] = []
         ended: list[Hypothesis] = []
-        divisor = length**self._spec.length_penalty
+        divisor = self._length**self._spec.length_penalty
         for rank, beam in enumerate(self._best(token_ids, logprobs)):
-            if max(len(running), rank if is_last else 0) == num_beams:
-                break  # no other candidate matters
-            if beam.row in unknown:
-                return False
             is_stopped = beam.token_id in self._stops
             if not (is_stopped or is_last):
                 running.append(beam)
             elif rank < num_beams:
                 ended.append(Hypothesis(beam, np.float32(beam.logprob / divisor), is_stopped))
-        self._length = length
         # Among equal scores the one that was found first stays.
         ranked = sorted([*self._finished, *ended], key=lambda one: one.score, reverse=True)
         self._finished = ranked[:num_beams]
-        self.beams = running
+        self.beams = running[:num_beams]
         self._is_over = is_last or not self.beams or not self._can_improve()
-        return True
 
     def _best(self, token_ids: TokenArray, logprobs: FloatArray) -> list[Beam]:
         """The step's best candidates of all beams, the best first."""

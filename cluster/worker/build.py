@@ -79,7 +79,7 @@ def target_parts(engine: Engine, config: Config) -> TargetParts:
     residents, refused = _residents(engine, config, grammars)
     engine.capture_ahead(residents.wants.taps)
     verifier = Verifier(
-        engine, open_hook=grammars.open_hook, wants=residents.wants, profile=profile,
+        engine, open_hook=grammars.open_hook, wants=residents.wants,
         num_top=lambda text: max(
             (each.num_top(text.request_id, text.tenant) for each in residents), default=0
         ),

@@ -15,7 +15,6 @@ from cluster.engine.beam_search import BeamRun
 from cluster.engine.draw.native import DrawKernels, DrawShare
 from cluster.errors import RequestError, WorkerError
 from cluster.requests.redraw import Redraw
-from cluster.spec.beam_pace import BeamPace
 from cluster.spec.draw import DrawRows, FusedDraw, Indices, draw, winner_among
 from cluster.spec.gap import gap_of
 from cluster.spec.logits_hook import LogitsHook, TokenMask, forbid
@@ -31,8 +30,7 @@ class TargetSequence:
 
     is_pending: the engine has not answered its work yet.  tree: the nodes of that work, which are
     those that the hook allows.  kept: their places in the tree that was submitted, None = all.
-    search, pace: the beam search, if the text is one, and how it drafts.  redraws: of an audit, in
-    the present step.
+    search: the beam search, if the text is one.  redraws: of an audit, in the present step.
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class TargetSequence:
         self.tree = EMPTY_TREE
         self.kept: TokenArray | None = None
         self.search: BeamRun | None = None
-        self.pace: BeamPace | None = None
         self.hook = hook
         self.failure: RequestError | None = None  # raised by the hook; the request ends with it
         self.adapter = adapter

@@ -17,9 +17,9 @@ class TextRecord:
     tokens: the committed text; it only grows.  prompt_len: the token at index i is output token
     i - prompt_len.  residents: names of the drafters that draft for it.
     held_len: the tokens that the engine holds of it; the verifier notes them.
-    draft_nodes: nodes wanted after the last verdict; of a beam search, the most in a step.
-    ask_mask: they are wanted of these residents; bit i stands for the target's i-th.  is_over: no
-    draft can be of use any more.  laws: of the nodes in flight.  is_audit: as in `Open`.
+    draft_nodes: nodes wanted after the last verdict.  ask_mask: they are wanted of these residents;
+    bit i stands for the target's i-th.  is_over: no draft can be of use any more.  laws: of the
+    nodes in flight.  is_audit: as in `Open`.
     """
 
     request_id: str

@@ -215,8 +215,6 @@ class TextTable(dict[str, TargetText]):
         if text.tokens.hash_at(len(text.tokens)) != opened.prefix_hash:
             raise ProtocolError("prefix_hash is not that of token_ids; send the text again")
         text.max_draft_tokens = min(max(opened.max_draft_tokens, 0), self.max_draft_tokens)
-        if opened.params.beams is not None:
-            text.record.draft_nodes = text.max_draft_tokens
         self[text.id] = text
         return text
 

@@ -23,7 +23,6 @@ from cluster.engine.cpu import kernels
 from cluster.engine.work import Output, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
 from cluster.messages import StepReport
-from cluster.spec.beam_pace import BeamPace
 from cluster.spec.draw import FusedDraw
 from cluster.spec.logits_hook import LogitsHook
 from cluster.spec.logprobs import token_logprobs
@@ -38,7 +37,6 @@ from cluster.worker.text_record import TextRecord
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
-    from cluster.spec.step_profile import StepProfile
 
 # Makes the logits hook of a text; None = it has none.
 OpenHook = Callable[[TextRecord], LogitsHook | None]
@@ -71,15 +69,12 @@ class Verifier:
         open_hook: OpenHook = lambda text: None,
         wants: StepWants = WANTS_NOTHING,
         num_top: Callable[[TextRecord], int] | None = None,
-        profile: StepProfile | None = None,
     ) -> None:
         """wants: the rows of every step that the drafters inside the target read.  num_top: of each
-        text at most wants.num_top; None = so many of all.  profile: of its steps, by which beam
-        searches draft."""
+        text at most wants.num_top; None = so many of all."""
         self.last_rows: Sequence[StepRows] = ()
         self._wants = wants
         self._num_top = num_top or (lambda text: wants.num_top)
-        self._profile = profile
         self._engine, self.pace = engine, engine.pace
         self._open_hook = open_hook
         self._clock = clock
@@ -196,8 +191,6 @@ class Verifier:
         sequence = TargetSequence(text, engine.vocab_size, engine.device, hook, adapter)
         if beams is not None:
             sequence.search = open_search(text, beams, adapter, engine)
-            room = engine.limits.max_rows - 1 - beams.num_beams
-            sequence.pace = BeamPace(self._profile, max(min(text.draft_nodes, room), 0))
         return sequence
 
     def _conclude(self, entry: Evaluated, draws: TokenArray | None, num_cached: int) -> Verdict:
@@ -225,19 +218,13 @@ class Verifier:
         refused: dict[str, DrafthouseError],
     ) -> None:  # fmt: skip
         """Continue a beam search; if it is over, add its answer."""
-        text, search, pace = sequence.text, sequence.search, sequence.pace
+        text, search = sequence.text, sequence.search
         assert search is not None
-        assert pace is not None
-        num_rows = 0 if output.top is None else len(output.top.token_ids)
-        self._num_beam_rows += num_rows
+        if output.top is not None:
+            self._num_beam_rows += len(output.top.token_ids)
         try:
             search.take(output, self._engine)
             if not search.is_done:
-                pace.learn(search.num_steps, search.num_guessed)
-                # The next step's company is taken to be this one's.
-                step = self._engine.last_step
-                beside = max(step.num_rows - num_rows, 0)
-                search.draft(pace.num_nodes(search.num_beams, beside, step.num_sequences - 1))
                 self._engine.submit(search.work())
                 sequence.is_pending = True
                 return

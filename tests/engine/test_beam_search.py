@@ -11,10 +11,9 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from cluster.core import TokenArray, token_array
+from cluster.core import TokenArray
 from cluster.engine.beam_search import BeamRun
 from cluster.engine.engine import Engine
-from cluster.engine.work import Output
 from cluster.errors import RequestError
 from cluster.requests.beam_spec import BeamSpec, EarlyStopping
 from cluster.spec.beam_search import Hypothesis
@@ -74,11 +73,10 @@ def oracle(llama_folder: Path) -> Any:
 
 
 def check(
-    engine: Engine, oracle: Any, ids: list[TokenArray], spec: BeamSpec,
-    stops: Sequence[int] = STOPS, num_drafts: int = 0,
-) -> int:  # fmt: skip
+    engine: Engine, oracle: Any, ids: list[TokenArray], spec: BeamSpec, stops: Sequence[int] = STOPS
+) -> int:
     """Compare all texts and scores; returns how many texts ended before the limit."""
-    found = beam_search(engine, ids, spec, NUM_TOKENS, stops, num_drafts)
+    found = beam_search(engine, ids, spec, NUM_TOKENS, stops)
     engine.check_integrity()
     assert engine.pages_in_use == 0
     num_stopped = 0
@@ -92,11 +90,11 @@ def check(
     return num_stopped
 
 
-@pytest.mark.parametrize(("num_beams", "num_drafts"), [(2, 0), (3, 6), (5, 16)])
+@pytest.mark.parametrize("num_beams", [2, 3, 4, 5])
 def test_fifty_prompts_at_once_have_the_texts_and_scores_of_transformers(
-    engine: Engine, oracle: Any, num_beams: int, num_drafts: int
+    engine: Engine, oracle: Any, num_beams: int
 ) -> None:
-    num_stopped = check(engine, oracle, prompts(50), BeamSpec(num_beams), num_drafts=num_drafts)
+    num_stopped = check(engine, oracle, prompts(50), BeamSpec(num_beams))
     assert num_stopped > 20, "texts must end in the middle of the search"
 
 
@@ -105,7 +103,7 @@ def test_fifty_prompts_at_once_have_the_texts_and_scores_of_transformers(
 def test_every_way_of_stopping_and_scoring(
     engine: Engine, oracle: Any, early_stopping: EarlyStopping, length_penalty: float
 ) -> None:
-    check(engine, oracle, prompts(6), BeamSpec(3, length_penalty, early_stopping), num_drafts=6)
+    check(engine, oracle, prompts(6), BeamSpec(3, length_penalty, early_stopping))
 
 
 def test_without_stop_tokens_all_texts_have_the_length_asked_for(
@@ -119,12 +117,11 @@ def test_other_architectures_windows_included(
     architecture: str, checkpoint_factory: Factory
 ) -> None:
     folder = checkpoint_factory(architecture)
-    check(load_engine(folder), load_oracle(folder), prompts(5), BeamSpec(3), num_drafts=6)
+    check(load_engine(folder), load_oracle(folder), prompts(5), BeamSpec(3))
 
 
-@pytest.mark.parametrize("num_drafts", [0, 6])
 def test_searches_that_take_each_others_pages_have_the_same_texts(
-    llama_folder: Path, oracle: Any, num_drafts: int
+    llama_folder: Path, oracle: Any
 ) -> None:
     """The pool holds about two of the eight: the others lose their trees and rebuild them."""
     engine = load_engine(llama_folder, num_pages=24)
@@ -138,55 +135,8 @@ def test_searches_that_take_each_others_pages_have_the_same_texts(
         return outputs
 
     engine.step = counted  # type: ignore[method-assign]
-    check(engine, oracle, prompts(8), BeamSpec(3), num_drafts=num_drafts)
+    check(engine, oracle, prompts(8), BeamSpec(3))
     assert num_preempted > 0
-
-
-class LoopingLaw:
-    """An engine whose text is a circle: after each token the same laws, wherever it stands."""
-
-    def __init__(self, vocab_size: int = 40) -> None:
-        generator = np.random.default_rng(3)
-        logits = generator.normal(0.0, 1.0, (vocab_size, vocab_size))
-        logits[np.arange(vocab_size), (np.arange(vocab_size) + 1) % 7] += 6.0
-        self._logits = torch.from_numpy(logits.astype(np.float32))
-
-    def run(self, num_drafts: int) -> tuple[list[tuple[list[int], float]], int]:
-        """Search; returns the texts with their scores, and the number of forwards."""
-        run, num_forwards = BeamRun("a", token_array([3, 4, 5]), BeamSpec(4), 60), 0
-        while not run.is_done:
-            run.draft(num_drafts)
-            work = run.work()
-            rows = [*work.delta[-1:].tolist(), *work.tree.token_ids[work.num_cached_nodes :]]
-            logits = self._logits[rows]
-            run.take(Output("a", logits, top=work.top(logits)), self)
-            num_forwards += 1
-        texts = zip(shown(run.hypotheses), run.hypotheses, strict=True)
-        return [(text, float(one.score)) for text, one in texts], num_forwards
-
-    def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None:
-        """Its rows depend on their own tokens alone, so there is nothing to keep."""
-
-
-def test_drafts_save_forwards_where_the_text_repeats_itself_and_change_nothing() -> None:
-    plain, num_plain = LoopingLaw().run(0)
-    assert num_plain == 60
-    for num_drafts in (1, 4, 8, 16):
-        assert LoopingLaw().run(num_drafts)[0] == plain
-    assert LoopingLaw().run(8)[1] < 40
-
-
-def test_drafts_change_no_bit_where_rows_do_not_depend_on_their_step(
-    checkpoint_factory: Factory,
-) -> None:
-    engine = load_engine(checkpoint_factory("qwen3"), reproducible=True)
-    ids, spec = prompts(8), BeamSpec(4)
-    plain, drafted = (
-        beam_search(engine, ids, spec, NUM_TOKENS, STOPS, num_drafts) for num_drafts in (0, 8)
-    )
-    for each, other in zip(plain, drafted, strict=True):
-        assert shown(each) == shown(other)
-        assert [one.score for one in each] == [one.score for one in other]
 
 
 def test_beams_that_die_free_their_pages(engine: Engine) -> None:

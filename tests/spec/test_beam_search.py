@@ -98,33 +98,3 @@ def test_alternatives_are_kept_where_they_were_asked_for() -> None:
     assert best.chosen.logprob == pytest.approx(float(law(()).max()))
     assert [token for token, _ in best.chosen.top] == order[0, :2].tolist()
     assert search(BeamSpec(2)).hypotheses[0].beam.chosen is None
-
-
-def second_step(seed: int, last: float | None) -> BeamSearch:
-    """A search of three beams after its second step.
-
-    last: all log-probabilities after the worst beam; None = they are not known."""
-    generator = np.random.default_rng(seed)
-    ids = np.tile(np.arange(6, dtype=np.int32), (3, 1))
-    rows = -np.sort(generator.exponential(2.0, (3, 6)).astype(np.float32))
-    found = BeamSearch(BeamSpec(3), 9, (STOP,))
-    found.advance(ids[:1], -np.sort(generator.exponential(2.0, (1, 6)).astype(np.float32)))
-    rows[2] = last or 0.0
-    found.advance(ids, rows, unknown=[2] if last is None else [])
-    return found
-
-
-def test_a_step_without_a_law_is_that_of_every_law_or_is_not_made() -> None:
-    num_made = 0
-    for seed in range(60):
-        found = second_step(seed, None)
-        num_made += found.num_steps == 2
-        for last in (-1e-3, -1.0, -50.0) if found.num_steps == 2 else ():
-            other = second_step(seed, last)
-            assert [(each.row, each.token_id, each.logprob) for each in found.beams] == [
-                (each.row, each.token_id, each.logprob) for each in other.beams
-            ]
-            assert [one.score for one in found.hypotheses] == [
-                one.score for one in other.hypotheses
-            ]
-    assert 5 < num_made < 55

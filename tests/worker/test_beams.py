@@ -65,15 +65,10 @@ def run(verifier: Verifier) -> tuple[Sequence[Verdict], int]:
     raise AssertionError("the search never ended")
 
 
-@pytest.mark.parametrize("num_drafts", [0, 8])
-def test_a_search_is_one_item_that_is_answered_after_many_steps(
-    engine: Engine, num_drafts: int
-) -> None:
+def test_a_search_is_one_item_that_is_answered_after_many_steps(engine: Engine) -> None:
     expected = searched(engine)
     verifier = Verifier(engine)
-    session = Session("a", PROMPT.tolist(), SEARCH)
-    session.record.draft_nodes = num_drafts
-    assert verifier.submit([session.item()]) == {}
+    assert verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()]) == {}
     (verdict,), num_steps = run(verifier)
     assert num_steps > 5
     assert texts_of(verdict) == expected

@@ -17,12 +17,10 @@ def beam_search(
     spec: BeamSpec,
     max_tokens: int,
     stop_token_ids: Sequence[int] = (),
-    num_drafts: int = 0,
 ) -> list[list[Hypothesis]]:
     """The best texts of every prompt, the best first; all are searched at once.
 
-    num_drafts: nodes that each draws up for a step.  The engine must have no other work.  Raises
-    RequestError for a prompt that it cannot serve."""
+    The engine must have no other work.  Raises RequestError for a prompt that it cannot serve."""
     runs = {
         f"beams-{index}": BeamRun(f"beams-{index}", ids, spec, max_tokens, stop_token_ids)
         for index, ids in enumerate(prompts)
@@ -37,7 +35,6 @@ def beam_search(
                 if run.is_done:
                     engine.release(run.request_id)
                 else:
-                    run.draft(num_drafts)
                     engine.submit(run.work())
     finally:
         for name in runs:
