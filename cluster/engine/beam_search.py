@@ -79,12 +79,7 @@ class BeamRun:
         """The work that the engine is to evaluate next."""
         delta = self._context[self._cached_len :]
         stop = self._next_stop()
-        tree = TokenTree.of(
-            [node.token_id for node in self._nodes[:stop]], self._parents[:stop]
-        )  # fmt: skip
-        is_complete = stop == len(self._nodes)
-        num_rows = stop - self._num_cached + (len(delta) > 0)
-        num_wanted = max(1, len(self._search.beams))
+        tree = TokenTree.of([node.token_id for node in self._nodes[:stop]], self._parents[:stop])
         return Work(
             self.request_id,
             self._cached_len,
@@ -92,8 +87,7 @@ class BeamRun:
             tree,
             self._num_cached,
             tenant=self._tenant,
-            num_top=self._num_top if is_complete else 0,
-            top_rows=tuple(range(num_rows - num_wanted, num_rows)) if is_complete else None,
+            num_top=self._num_top if stop == len(self._nodes) else 0,
             adapter=self._adapter,
         )
 
@@ -119,7 +113,9 @@ class BeamRun:
         if output.top is None:
             return  # more of what was lost is to be evaluated
         beams = self._search.beams
-        self._search.advance(output.top.token_ids, output.top.logprobs)
+        # Where the cache was lost, the shared text has a row too: the first.
+        newest = slice(-max(1, len(beams)), None)
+        self._search.advance(output.top.token_ids[newest], output.top.logprobs[newest])
         if not self._search.is_done:
             first = len(self._nodes) - len(beams)
             self._grow([first + beam.row if beams else -1 for beam in self._search.beams], engine)

@@ -141,7 +141,7 @@ def _command(reader: _Reader) -> Command:
 
 
 def _put_work(parts: list[bytes], work: Work) -> None:
-    # num_top and top_rows concern the leading rank alone, and adapters are served by one rank only.
+    # num_top concerns the leading rank alone, and adapters are served by one rank only.
     _put_text(parts, work.request_id)
     parts += (_NUMBER.pack(work.base_len), _NUMBER.pack(work.num_cached_nodes))
     for tokens in (work.delta, work.tree.token_ids, work.tree.parents):

@@ -86,7 +86,7 @@ class Limits:
 
 
 def unserved(work: Work, adapters: Container[int]) -> RequestError | None:
-    """The error for a work that asks for what no path serves, or for rows that it has not.
+    """The error for a work that asks for what no path serves.
 
     Only the leading rank knows what is asked for, so only that one may refuse it.  adapters: the
     indices that rows may have."""
@@ -95,12 +95,8 @@ def unserved(work: Work, adapters: Container[int]) -> RequestError | None:
             f"adapter {work.adapter} is asked for, which is not loaded; use 0 for none or the "
             "index of one that is"
         )
-    wrong = [row for row in work.top_rows or () if not 0 <= row < work.num_logit_rows]
-    if wrong or work.num_top < 0:
-        return RequestError(
-            f"num_top is {work.num_top} at the rows {list(work.top_rows or ())}; give a count from "
-            f"0 and rows from 0 to {work.num_logit_rows - 1}"
-        )
+    if work.num_top < 0:
+        return RequestError(f"num_top is {work.num_top}; give a count from 0")
     return None
 
 

@@ -28,8 +28,7 @@ class Work:
     Keys and values are an adapter's own: those of another are dropped.
 
     What follows is asked of the leading rank alone; the default is nothing, which costs nothing.
-    num_top: so many most probable tokens at each of `top_rows`, indices into the Output's rows of
-    logits (0 = after the context where delta is non-empty), None = at all of them.
+    num_top: so many most probable tokens at each of the Output's rows of logits.
     """
 
     request_id: str
@@ -40,7 +39,6 @@ class Work:
     prefix_hash: int | None = None
     tenant: bytes = b""
     num_top: int = 0
-    top_rows: tuple[int, ...] | None = None
     adapter: int = 0
 
     @property
@@ -53,11 +51,10 @@ class Work:
         logits: of its rows."""
         if not self.num_top:
             return None
-        rows = logits if self.top_rows is None else logits[list(self.top_rows)]
-        native = kernels.load() if rows.device.type == "cpu" else None
+        native = kernels.load() if logits.device.type == "cpu" else None
         if native is None or self.num_top > native.draws.max_ranked:
-            return top_tokens(rows, self.num_top)
-        return native.draws.top(rows, self.num_top)
+            return top_tokens(logits, self.num_top)
+        return native.draws.top(logits, self.num_top)
 
     @property
     def context_len(self) -> int:
@@ -77,7 +74,7 @@ class Output:
     have_len: the cache holds only so many committed tokens (lost, preempted, or another prefix);
     send the rest.  It equals base_len where only the cached nodes were lost: send the whole tree.
     error: this work can never be served as it is.
-    top: beside the logits where the work has num_top: of the rows it named, in its order.
+    top: beside the logits where the work has num_top: of the same rows.
     num_cached: tokens of the work that were found in the prefix cache.
     """
 

@@ -68,7 +68,7 @@ any_command = st.one_of(
 
 
 # No other rank computes or refuses anything on their account (`limits.unserved`).
-ASKED_OF_THE_LEADER = {"num_top", "top_rows", "adapter"}
+ASKED_OF_THE_LEADER = {"num_top", "adapter"}
 
 
 def plain(command: Command) -> object:
