@@ -109,7 +109,6 @@ class SpeculationOptions:
     drafters: names allowed for this request, None = those of its task.
     latency_class: a name in `coordinator.latency_classes`, which gives the weight of the request's
     speed when a step's nodes are distributed; None = weight 1.
-    min_tokens_per_s: the speed for which nodes are granted, None = `coordinator.min_tokens_per_s`.
     return_draft_sources: events say which drafters had proposed each token; return_draft_trees:
     they hold every step with the tree that it verified.
     law: how drafts are accepted, None = the first of `coordinator.laws`.
@@ -120,7 +119,6 @@ class SpeculationOptions:
     drafters: tuple[str, ...] | None = None
     latency_class: str | None = None
     return_draft_sources: bool = False
-    min_tokens_per_s: float | None = None
     law: Law | None = None
     return_draft_trees: bool = False
 

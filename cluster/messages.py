@@ -45,8 +45,8 @@ class Open:
 
     token_ids: prompt and output so far.  prefix_hash: poly64 of them.  drafters: names, in the
     order of their bits in trees and verdicts.  max_draft_tokens: limit for one step.
-    latency_class: gives the weight of its speed, "" = weight 1.  min_tokens_per_s: for which nodes
-    are granted.  max_len: limit for prompt and output.  return_draft_trees: verdicts have a step.
+    latency_class: gives the weight of its speed, "" = weight 1.  max_len: limit for prompt and
+    output.  return_draft_trees: verdicts have a step.
     is_audit: the text is given, as `forced_ids`, and its verdicts name the places where the target
     draws other tokens.
     """
@@ -64,7 +64,6 @@ class Open:
     drafters: tuple[str, ...] = ()
     max_draft_tokens: int = 0
     latency_class: str = ""
-    min_tokens_per_s: float = 0.0
     return_draft_trees: bool = False
     is_audit: bool = False
 

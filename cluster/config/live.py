@@ -29,7 +29,6 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "coordinator.max_queued_requests": (INGRESS, COORDINATOR),
     "coordinator.max_queued_tokens": (COORDINATOR,),
     "coordinator.max_draft_tokens": (INGRESS, COORDINATOR, TARGET),
-    "coordinator.min_tokens_per_s": (COORDINATOR,),
     "coordinator.audit": (COORDINATOR,),
     "coordinator.switchback": (COORDINATOR,),
     "coordinator.latency_classes": (INGRESS, COORDINATOR, TARGET),

@@ -261,6 +261,7 @@ class CoordinatorConfig:
         "max_draft_wait_ms": "a target's steps wait for no drafter, so remove it",
         "max_homogeneity_wait_ms": "no text waits for others of its kind, so remove it",
         "cohorts": "a target goes from step to step by itself, so remove it",
+        "min_tokens_per_s": "remove it, and weigh requests by coordinator.latency_classes",
     }
 
     replicas: PositiveInt = 1
@@ -283,10 +284,6 @@ class CoordinatorConfig:
     policy: str = ""
     """A file that says which task classes, segments and laws get drafts, as `drafthouse evaluate`
     writes one; read again whenever it changes. Empty = all get them. See policy.md."""
-    min_tokens_per_s: NonNegativeFloat = 0.0
-    """The speed of a request that names none in `speculation.min_tokens_per_s`. Where a text's
-    drafts can bring it there, they are verified before all others', with at most half of the time
-    that drafts may take. 0 = none."""
     max_slowdown: Share = 0.02
     """Share of plain decoding's time that speculation may cost while drafts are rejected."""
     slowdown_slack: Annotated[float, Range(0, 1000)] = 8.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -33,15 +32,11 @@ def check_request(
     _check_sampling(request.params, limits.vocab_size)
     _check_given(request, prompt_len, max_frame_tokens)
     options = request.speculation
-    for name, given in (
-        ("max_draft_tokens", options.max_draft_tokens),
-        ("min_tokens_per_s", options.min_tokens_per_s),
-    ):
-        if given is not None and not 0 <= given < math.inf:
-            param = f"speculation.{name}"
-            raise RequestError(
-                f"{param} is {given:g}; it must be a number of at least 0", param=param
-            )
+    if options.max_draft_tokens is not None and options.max_draft_tokens < 0:
+        param = "speculation.max_draft_tokens"
+        raise RequestError(
+            f"{param} is {options.max_draft_tokens}; it must be at least 0", param=param
+        )
     for name in options.drafters or ():
         _check_known("drafter", name, drafters, "speculation.drafters")
     if options.latency_class is not None:

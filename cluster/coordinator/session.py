@@ -163,7 +163,7 @@ class Session(Text):
             self.id, self.generation, tokens.token_ids.copy(), tokens.hash_at(len(tokens)),
             self.prompt_len, request.params, self._max_len, request.task, request.tenant,
             request.adapter, self.names, self.max_draft_tokens,
-            request.speculation.latency_class or "", self.min_tokens_per_s,
+            request.speculation.latency_class or "",
             request.speculation.return_draft_trees and self.is_drawn, self.is_audit,
         )  # fmt: skip
 

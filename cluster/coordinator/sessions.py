@@ -105,10 +105,6 @@ class SessionTable:
             if not session.is_off_by_policy and not session.is_taken:
                 session.max_draft_tokens = limit
                 session.help_by(self._eligible.helpers(request, rule))
-        rate = options.min_tokens_per_s
-        session.min_tokens_per_s = (
-            self._config.coordinator.min_tokens_per_s if rate is None else rate
-        )
         self.sessions[session_id] = session
         session.limit(self.limits)
         if session.remaining <= 0:  # resumed at its very end

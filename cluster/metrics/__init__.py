@@ -166,12 +166,6 @@ PLAIN_STEPS = Metric(
     "(coordinator.draft_length allows none), policy (coordinator.policy does).",
     ("why",),
 )
-UNATTAINABLE_RATES = Metric(
-    "drafthouse_unattainable_rates",
-    "counter",
-    "Steps of texts whose speculation.min_tokens_per_s the drafts at hand cannot bring, or only "
-    "with more than half of the time that drafts may take. They are granted nothing.",
-)
 BOOKKEEPING_FAULTS = Metric(
     "drafthouse_bookkeeping_faults",
     "counter",

@@ -18,17 +18,15 @@ Statistics = Mapping[str, float]
 TEXTS, PLACES, WAITING = "texts", "places", "waiting"
 # Tokens per second that the trees of all replicas bring, and those that one must bring, 0 = any.
 WORTH, PRICE = "worth", "price"
-# Shares: of one core, of the KV pages, of the commits that came before the tree for the one before,
-# of the texts whose speed is out of reach.
-CPU, KV_USE, LATE, MISSED = "cpu", "kv_use", "late", "missed"
+# Shares: of one core, of the KV pages, of the commits that came before the tree for the one before.
+CPU, KV_USE, LATE = "cpu", "kv_use", "late"
 
 # The mean of each share at which the replicas have as much to do as they should.
-_FAIR = {CPU: 0.7, KV_USE: 0.9, LATE: 0.5, MISSED: 0.05}
+_FAIR = {CPU: 0.7, KV_USE: 0.9, LATE: 0.5}
 _SAID = {
     CPU: "{:.0%} of a core in use",
     KV_USE: "{:.0%} of the KV pages in use",
     LATE: "{:.0%} of the trees late",
-    MISSED: "{:.0%} of the texts slower than promised",
 }
 # A share says that there is too much, not how much: at most so many times the replicas follow.
 _MOST = 2.0

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from cluster import metrics
 from cluster.config.schema import CoordinatorConfig
 from cluster.plan import step_choice
 from cluster.plan.draft_length import DraftLength
@@ -26,7 +25,6 @@ from cluster.plan.in_flight import Moment, Plan, Round
 from cluster.plan.load import Load, TargetModel
 from cluster.plan.offers import Offers, gather, in_flight_of, look_at, plain_items, set_aside
 from cluster.plan.resident import EVERYONE
-from cluster.plan.samples import Samples
 from cluster.plan.scores import DraftScores
 from cluster.plan.step_choice import StepChoice
 from cluster.plan.texts import Text
@@ -84,8 +82,7 @@ class Controller:
         self._config = config
         self._target = TargetModel(profile, draft_times)
         self._lengths = DraftLength(config.draft_length)
-        self._num_looks = self._num_told = 0
-        self.num_unserved = 0  # steps of texts whose rates are out of reach
+        self._num_looks = 0
         self._idle: _Idle | None = None
         self.scores = scores or DraftScores()
         self.acceptance = self.scores.acceptance
@@ -132,7 +129,6 @@ class Controller:
         for text, mask in zip(texts, plan.masks or [EVERYONE] * len(texts), strict=True):
             text.take_ask(plan.ask, mask, moment.residents)
         self._lengths.note(texts, plan.in_flight)
-        self.num_unserved += plan.num_unserved
         return plan
 
     def _plan(
@@ -156,11 +152,7 @@ class Controller:
         if not any(caps):
             load.asked, self._idle = NO_DRAFTS, None
             return Plan(plain_items(texts))
-        if (
-            offers is None
-            and not moment.residents
-            and not any(each.min_tokens_per_s for each in texts)
-        ):
+        if offers is None and not moment.residents:
             load.asked = NO_DRAFTS  # there is nothing to choose, and nobody to ask
             return Plan(plain_items(texts), why=PlainWhy.NO_DRAFTS)
         if offers is None and self._idle and self._idle.holds(load, texts, caps, moment):
@@ -171,10 +163,7 @@ class Controller:
             return Plan(plain_items(texts), why=PlainWhy.UNMEASURED)
         plan = choice.plan(offers)
         load.asked = plan.ask
-        is_idle = (
-            offers is None and choice.needed_s and not moment.prompt_rows
-            and not choice.service.rates.any()
-        )  # fmt: skip
+        is_idle = offers is None and choice.needed_s and not moment.prompt_rows
         self._idle = _Idle(choice, plan.why) if is_idle else None
         return plan
 
@@ -247,7 +236,7 @@ class Controller:
             )
             load.add(weighted, time_s)
         for text, num_tokens in zip(done.texts, done.num_tokens, strict=True):
-            text.emitted(num_tokens, time_s)
+            text.emitted(num_tokens)
             self._lengths.learn(text, num_tokens)
         if done.prompt_rows:
             return
@@ -261,13 +250,6 @@ class Controller:
     def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
         """Score the trees of `texts` whose outcome is known by now; ends: the texts are over."""
         self.scores.score(texts, ends=ends)
-
-    def record(self, samples: Samples) -> None:
-        """Export the scores of drafts as metrics; called outside of steps."""
-        self.scores.record(samples)
-        if self.num_unserved > self._num_told:
-            samples.add(metrics.UNATTAINABLE_RATES, self.num_unserved - self._num_told)
-            self._num_told = self.num_unserved
 
     def export(self) -> dict[str, Any]:
         """Return what was learned as a small record of plain values, to keep beside the model."""

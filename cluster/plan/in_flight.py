@@ -56,14 +56,12 @@ class Plan:
 
     ask: the drafts that residents are to make for each text after the step.  masks: the residents
     that are asked, as `Text.ask_mask`; empty = everyone for each text.
-    why: the reason why there is nothing to verify, if there is nothing.  num_unserved: the texts
-    whose `min_tokens_per_s` is out of reach.
+    why: the reason why there is nothing to verify, if there is nothing.
     """
 
     in_flight: list[InFlight]
     ask: Ask = NO_DRAFTS
     why: PlainWhy = PlainWhy.NONE
-    num_unserved: int = 0
     masks: Sequence[int] = ()
 
 

@@ -191,9 +191,9 @@ def plain_items(texts: Sequence[Text]) -> list[InFlight]:
     return [PLAIN] * len(texts)
 
 
-def in_flight_of(texts: Sequence[Text], offers: Offers | None, nodes: Indices) -> list[InFlight]:
+def in_flight_of(texts: Sequence[Text], offers: Offers, nodes: Indices) -> list[InFlight]:
     """Return an item for each text, with its nodes among the chosen ones."""
-    if offers is None or len(nodes) == 0:
+    if len(nodes) == 0:
         return plain_items(texts)
     is_chosen = np.zeros(offers.forest.num_nodes, dtype=np.bool_)
     is_chosen[nodes] = True

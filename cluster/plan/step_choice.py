@@ -12,14 +12,13 @@ from cluster.plan.arms import SIZES
 from cluster.plan.ensemble import Ensemble, draft_s
 from cluster.plan.in_flight import Moment, Plan
 from cluster.plan.load import ByModels, Load, TargetModel
-from cluster.plan.offers import Offers, in_flight_of
+from cluster.plan.offers import Offers, in_flight_of, plain_items
 from cluster.plan.texts import Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.budget import NO_DRAFTS, Ask, Prices, choose_nodes, ranking
 from cluster.spec.forest import Floats, Indices, ranked
-from cluster.spec.service import Service
 from cluster.spec.step_cost import EDGES
 
 # The gain over plain decoding that speculation must promise, as a share of a step: a smaller one
@@ -40,9 +39,9 @@ class StepChoice:
 
     caps: the most nodes of each text.  weights: the weight of each text's tokens.  plain_s: the
     seconds of a plain step.  masks: the residents of each text, look-ups alone and look-ups with
-    models.  draft_s: their seconds for trees of each of SIZES; None = not known yet.  service: the
-    speeds that texts are to have.  needed_s: drafts are asked for again once the guard allows a
-    round so much extra time; inf = none pay, 0 = at once.
+    models.  draft_s: their seconds for trees of each of SIZES; None = not known yet.  needed_s:
+    drafts are asked for again once the guard allows a round so much extra time; inf = none pay,
+    0 = at once.
     """
 
     target: TargetModel
@@ -56,7 +55,6 @@ class StepChoice:
     ensemble: Ensemble
     masks: ByModels[list[int]]
     draft_s: ByModels[Floats | None]
-    service: Service
     needed_s: float = 0.0
 
     @classmethod
@@ -75,11 +73,7 @@ class StepChoice:
         if times_s is None:
             return None
         plain_s = float(times_s[0])
-        service = Service(
-            np.array([text.min_tokens_per_s for text in texts]),
-            np.array([text.lag for text in texts]),
-        )
-        rate = load.rate(float(weights.sum()) / plain_s) + service.price(weights, plain_s)
+        rate = load.rate(float(weights.sum()) / plain_s)
         if moment.prompt_rows:
             times_s = target.steps.at_edges(len(texts), moment.prompt_rows)
             assert times_s is not None
@@ -95,7 +89,7 @@ class StepChoice:
         teams_s = None if look_ups_s is None or models_s is None else look_ups_s + models_s
         return cls(
             target, load, texts, np.array(caps), moment, weights, plain_s, prices, ensemble, masks,
-            (look_ups_s, teams_s), service,
+            (look_ups_s, teams_s),
         )  # fmt: skip
 
     def plan(self, offers: Offers | None) -> Plan:
@@ -103,45 +97,22 @@ class StepChoice:
         load = self.load
         self._learn_worth(offers)
         ask, masks, draft_s = self._ask()
-        granted, num_unserved = self._grants(offers, draft_s)
         if offers is None:
             no_worth = bool(self.moment.residents) and load.best == NO_DRAFTS
             why = PlainWhy.NOT_WORTH_IT if no_worth else PlainWhy.NO_DRAFTS
             if 0.0 < self.needed_s < math.inf:
                 why = PlainWhy.GUARD
             load.promised = 0.0, load.trust
-            plain = in_flight_of(self.texts, None, _NO_NODES)
-            return Plan(plain, ask, why, num_unserved, masks)
-        nodes, gains = self._ranking(offers, granted)
-        why, num_nodes = self._choose(gains, draft_s, len(granted))
-        promised = float(offers.survival[nodes[:num_nodes]].sum())
-        load.promised = promised, load.trust
-        in_flight = in_flight_of(self.texts, offers, nodes[:num_nodes])
-        return Plan(in_flight, ask, why, num_unserved, masks)
+            return Plan(plain_items(self.texts), ask, why, masks)
+        nodes, gains = self._ranking(offers)
+        why, num_nodes = self._choose(gains, draft_s)
+        nodes = nodes[:num_nodes]
+        load.promised = float(offers.survival[nodes].sum()), load.trust
+        return Plan(in_flight_of(self.texts, offers, nodes), ask, why, masks)
 
     # Nodes to verify
 
-    def _grants(self, offers: Offers | None, draft_s: float) -> tuple[Indices, int]:
-        """Return (the nodes that texts are granted for their rates, the texts not served)."""
-        if not self.service.rates.any():
-            return _NO_NODES, 0
-        tokens = np.zeros((len(self.texts), 1 + int(self.caps.max())))
-        tokens[:, 0] = 1.0
-        nodes = owners = ranks = _NO_NODES
-        if offers is not None:
-            forest = offers.forest
-            nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
-            owners = forest.owners[nodes]
-            is_open = ranks < self.caps[owners]
-            nodes, owners, ranks = nodes[is_open], owners[is_open], ranks[is_open]
-            tokens[owners, 1 + ranks] = self.load.trust.share * offers.survival[nodes]
-        counts, num_unserved = self.service.grants(
-            tokens.cumsum(axis=1), self.prices, self.plain_s + draft_s,
-            0.5 * (self.prices.max_extra_s - draft_s),
-        )  # fmt: skip
-        return nodes[ranks < counts[owners]], num_unserved
-
-    def _ranking(self, offers: Offers, granted: Indices) -> tuple[Indices, Floats]:
+    def _ranking(self, offers: Offers) -> tuple[Indices, Floats]:
         forest = offers.forest
         is_open = np.ones(forest.num_nodes, dtype=np.bool_)
         if (np.diff(forest.starts) > self.caps).any():
@@ -149,25 +120,21 @@ class StepChoice:
             is_open[nodes[ranks >= self.caps[forest.owners[nodes]]]] = False
         weights = self.load.trust.share * self.weights[forest.owners]
         nodes, gains = ranking(offers.survival, weights, is_open)
-        if len(granted):  # the others stand behind them
-            order = np.argsort(~np.isin(nodes, granted), kind="stable")
-            nodes, gains = nodes[order], gains[order]
         return nodes[: EDGES[-1]], gains[: EDGES[-1]]
 
-    def _choose(self, gains: Floats, draft_s: float, num_granted: int) -> tuple[PlainWhy, int]:
+    def _choose(self, gains: Floats, draft_s: float) -> tuple[PlainWhy, int]:
         """Return (the reason if no node is verified, how many of the best nodes are verified)."""
         load, prices = self.load, self.prices
         margin = _MARGIN * prices.rate * self.plain_s
-        free = choose_nodes(gains, replace(prices, max_extra_s=math.inf), 0.0, num_granted)
-        if free.value < margin and not num_granted:
+        free = choose_nodes(gains, replace(prices, max_extra_s=math.inf))
+        if free.value < margin:
             return PlainWhy.NOT_WORTH_IT, 0
         load.verify_s += evidence.RECENT * (free.extra_s - load.verify_s)
-        choice = choose_nodes(gains, prices, draft_s, num_granted)
-        if choice.value < margin and not num_granted:
+        choice = choose_nodes(gains, prices, draft_s)
+        if choice.value < margin:
             return PlainWhy.GUARD, 0
-        gain_s = _PLAIN_COST * self.plain_s if num_granted else choice.value / prices.rate
         # Where residents draft, a plain step is measured after a step that asked them for nothing.
-        if load.asked.num_nodes == 0 and self._takes_plain(1, gain_s):
+        if load.asked.num_nodes == 0 and self._takes_plain(1, choice.value / prices.rate):
             return PlainWhy.TIMED, 0
         return PlainWhy.NONE, choice.num_nodes
 
@@ -295,6 +262,3 @@ class StepChoice:
                 else:
                     has_read, draft_s = True, draft_s + read_s
         return masks, draft_s
-
-
-_NO_NODES: Indices = np.empty(0, dtype=np.int64)

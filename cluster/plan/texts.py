@@ -18,7 +18,7 @@ from cluster.plan.resident import EVERYONE, Resident
 from cluster.plan.standing import Standing
 from cluster.plan.trials import Trial
 from cluster.requests.acceptance_law import NO_LAWS, Laws
-from cluster.spec import evidence, service
+from cluster.spec import evidence
 from cluster.spec.acceptance import Group, Seen
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import Forest, Indices
@@ -101,9 +101,8 @@ class Text:
 
     group: its task class, and whether it is sampled; drafts fare alike within a group.
     max_draft_tokens: the most in one step; cap: what the schedule leaves of it for the next one.
-    latency_class: gives its speed a weight beside that of other texts.  min_tokens_per_s: the speed
-    for which nodes are granted, 0 = none; lag: tokens that it is behind that of late.  names: its
-    drafters, at most MAX_DRAFTERS.  weights: the trust in each of them when its tree was last
+    latency_class: gives its speed a weight beside that of other texts.  names: its drafters, at
+    most MAX_DRAFTERS.  weights: the trust in each of them when its tree was last
     merged.  held: the newest tree of each drafter.
     seen: trees whose outcome is not known yet.  num_steps: the steps of the text so far.
     ask, ask_mask: the drafts to make after its step, and by which residents: bit i stands for the
@@ -128,7 +127,6 @@ class Text:
         self.tokens = tokens
         self.max_draft_tokens = self.cap = 0
         self.latency_class = ""
-        self.min_tokens_per_s = self.lag = 0.0
         self.draft_len = self.verified_depth = 0
         self.fates: tuple[tuple[int, int], ...] = ()
         self.names: tuple[str, ...] = ()
@@ -195,11 +193,9 @@ class Text:
         """Count the steps since a draft of that drafter was last verified for this text."""
         return self.num_steps - self._used_at.get(drafter, 0)
 
-    def emitted(self, num_tokens: int, time_s: float) -> None:
-        """Note that a round of time_s has brought num_tokens tokens."""
+    def emitted(self, num_tokens: int) -> None:
+        """Note that a round has brought num_tokens tokens."""
         self.tokens_per_step += evidence.RECENT * (max(num_tokens, 1) - self.tokens_per_step)
-        due = service.AIM * self.min_tokens_per_s * time_s
-        self.lag += due - num_tokens - evidence.RECENT * self.lag
 
     def keep_newest(self, drafter: str, proposal: Proposal) -> HeldTree | None:
         """Hold a drafter's newest tree; returns None if a newer one has overtaken it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from cluster.client.generated import generation_pb2 as pb
 from cluster.core import SpeculationOptions, SpeculationStats
@@ -27,6 +28,8 @@ from cluster.rpc.generation import (
 
 _TURN = record_codec(ChatMessage, pb.ChatMessage)
 _PROMPTS = ("text", "chat", "tokens")
+# Fields of a SpeculationRequest that are gone, by their numbers, and what replaces them.
+_REMOVED = {6: ("speculation.min_tokens_per_s", "remove it; use speculation.latency_class")}
 
 
 def decode_prompt(message: Any) -> Any:
@@ -107,10 +110,13 @@ MODEL = record_codec(Model, pb.Model)
 
 
 def decode_request(message: pb.GenerateRequest) -> GenerationRequest:
-    """Raises RequestError where the prompt is absent.
+    """Raises RequestError where the prompt is absent, or a field is set that is gone.
 
     Ranges are not checked: those are the ingress's, the same for HTTP and gRPC.
     """
+    for field in UnknownFieldSet(message.speculation):
+        if field.field_number in _REMOVED:
+            raise RequestError.at(*_REMOVED[field.field_number])
     try:
         return REQUEST.decode(message)
     except ProtocolError as error:

@@ -53,8 +53,7 @@ class Choice:
     """A number of nodes to verify.
 
     num_nodes: so many of the ranking, best first.  value: weighted tokens beyond a plain step's,
-    less the price of the time; negative only where nodes are granted.  extra_s: the step's time
-    beyond a plain one's.
+    less the price of the time.  extra_s: the step's time beyond a plain one's.
     """
 
     num_nodes: int
@@ -62,28 +61,20 @@ class Choice:
     extra_s: float
 
 
-NOTHING = Choice(0, 0.0, 0.0)
-
-
-def choose_nodes(
-    gains: Floats, prices: Prices, spent_s: float = 0.0, num_granted: int = 0
-) -> Choice:
+def choose_nodes(gains: Floats, prices: Prices, spent_s: float = 0.0) -> Choice:
     """The best number of nodes to verify.
 
-    gains: float64[n], weighted survivals, best first after num_granted that are verified anyway.
+    gains: float64[n], weighted survivals, best first.
     spent_s: the round's time beside its step (drafting, waiting), which counts for the guard.
     """
     num_gains = len(gains)
-    if num_gains == 0:
-        return NOTHING
     counts = NODE_EDGES[: int(np.searchsorted(NODE_EDGES, num_gains))]
-    counts = np.append(counts, (num_gains, num_granted))
+    counts = np.append(counts, num_gains)
     sums = np.zeros(num_gains + 1)
     np.cumsum(gains, out=sums[1:])
     extra_s = np.interp(counts, NODE_EDGES, prices.extra_s)
     values = sums[counts] - prices.rate * extra_s
-    values[(extra_s + spent_s > prices.max_extra_s) & (counts > num_granted)] = -math.inf
-    values[counts < num_granted] = -math.inf
+    values[(extra_s + spent_s > prices.max_extra_s) & (counts > 0)] = -math.inf
     best = int(values.argmax())
     return Choice(int(counts[best]), float(values[best]), float(extra_s[best]))
 

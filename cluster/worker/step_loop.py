@@ -315,7 +315,7 @@ class StepLoop:
         samples, state = self._tally, dict[str, Any]()
         with self._scoring:
             self._controller.scores.roster.note_faults(self._residents.faults())
-            self._controller.record(samples)
+            self._controller.scores.record(samples)
             samples.set(metrics.DEFICIT, self._controller.deficit_s, target=self._worker_id)
             samples.set(metrics.SPEEDUP, self._controller.speedup, target=self._worker_id)
             state["scores"] = self._controller.acceptance.table()

@@ -69,7 +69,6 @@ class TargetWorker:
         self._silence_s, self._heartbeat_s = silence_s, heartbeat_s
         self._prepare = prepare
         self.swaps: Swaps | None = None  # of its residents
-        self._former = (0, 0)  # steps, and the unserved in them, when `statistics` was last asked
         self._mailbox = Mailbox()
         self._loop = StepLoop(
             verifier, residents, controller, self.streams, self._texts, self._mailbox,
@@ -113,17 +112,12 @@ class TargetWorker:
         return self._description
 
     def statistics(self) -> dict[str, float]:
-        """Return what its autoscaling is to know; shares are of the time since the last call."""
-        load, (former_steps, former_unserved) = self.streams.load, self._former
-        self._former = load.num_steps, self._controller.num_unserved
-        num_texts = load.num_running + load.num_waiting
-        num_steps = load.num_steps - former_steps
-        unserved = (self._former[1] - former_unserved) / max(num_steps, 1)  # texts in a step
+        """Return what its autoscaling is to know."""
+        load = self.streams.load
         return {
-            autoscaling.TEXTS: num_texts,
+            autoscaling.TEXTS: load.num_running + load.num_waiting,
             autoscaling.PLACES: self._description.max_running_sequences,
             autoscaling.KV_USE: load.pages_in_use / max(load.pages_total, 1),
-            autoscaling.MISSED: min(unserved / max(num_texts, 1), 1.0),
         }
 
     @property

@@ -58,7 +58,7 @@ class TargetText(Text):
         self.opened = opened
         self.params = params
         self.names = opened.drafters[:MAX_DRAFTERS]
-        self.latency_class, self.min_tokens_per_s = opened.latency_class, opened.min_tokens_per_s
+        self.latency_class = opened.latency_class
         self.in_flight: InFlight | None = None
         self.suspect = False
         self.was_decoding = False  # when the nodes in flight were chosen

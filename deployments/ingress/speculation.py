@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 from pydantic import Field
 
 from cluster.core import SpeculationOptions
 from cluster.errors import ForbiddenError, RequestError
 from cluster.requests.acceptance_law import Law
-from deployments.ingress.api.contract import Body, Read, supported, up_to
+from deployments.ingress.api.contract import Body, Read, refused, supported, up_to
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import Limits
 
@@ -50,8 +50,7 @@ class Speculation(Body):
     drafters: list[Drafter] | None = supported("names of those that may help", max_length=64)
     latency_class: Annotated[str, Field(max_length=64), Read(_latency_class)] | None = supported(
         "one of ingress.public_latency_classes")
-    min_tokens_per_s: Annotated[float, Field(ge=0, le=1e6)] | None = supported(
-        "the speed for which drafts are granted to this request before others are served")
+    min_tokens_per_s: Any = refused("remove it; use latency_class")
     law: LawName | None = supported(
         "how drafts are accepted, one of coordinator.laws; under all but coupled the text depends "
         "on the drafts")
@@ -64,6 +63,5 @@ class Speculation(Body):
             max_draft_tokens=self.max_draft_tokens,
             drafters=None if self.drafters is None else tuple(dict.fromkeys(self.drafters)),
             latency_class=self.latency_class or limits.default_class or None,
-            min_tokens_per_s=self.min_tokens_per_s,
             law=cast("Law | None", self.law or None),
         )

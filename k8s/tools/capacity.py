@@ -143,12 +143,6 @@ _PARTS = Row(
             {"{{part}}": or_zero(rate(metrics.BOOKKEEPING_FAULTS, "part"))},
             "Errors per second in code that only learns from rounds. Please report them.",
         ),
-        Graph(
-            "Rates that drafts cannot bring",
-            "short",
-            {"steps per second": rate(metrics.UNATTAINABLE_RATES)},
-            "Of texts whose speculation.min_tokens_per_s is out of reach.",
-        ),
     ],
 )
 

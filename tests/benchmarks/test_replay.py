@@ -5,8 +5,6 @@ The texts are made in code; what is measured on recorded ones stands in docs/ben
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from benchmarks.replay.grid import Bench, Cell, Found
@@ -15,8 +13,8 @@ from benchmarks.replay.rivals import Fixed
 from benchmarks.replay.synthetic import texts
 from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.schema import CoordinatorConfig
-from cluster.simulate.replay import Adaptive, Playing, Simulation, Step, Timed
-from cluster.simulate.world import Machine, Pool, recorded
+from cluster.simulate.replay import Adaptive, Simulation
+from cluster.simulate.world import Pool, recorded
 
 SCHEDULES = (
     DraftLengthConfig(kind="constant", num_tokens=2),
@@ -101,33 +99,3 @@ def test_no_schedule_is_much_faster_than_adaptive(bench: Bench, num_sequences: i
     for schedule in SCHEDULES:
         speed = bench.speed(cell, CoordinatorConfig(draft_length=schedule))
         assert adaptive > 0.96 * speed, schedule
-
-
-class Served(Timed):
-    """The target's own controller; every second text is to have a rate."""
-
-    def __init__(self, machine: Machine, pool: Pool, rate: float) -> None:
-        super().__init__(machine, pool)
-        self._rate = rate
-
-    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
-        for own in batch:
-            if int(own.text.id) % 2 == 0:
-                own.text.min_tokens_per_s = self._rate
-        return super().plan(batch, now, prompt_rows)
-
-    def missed(self, rate: float) -> float:
-        """Share of every second text that was slower, from its first token to its last."""
-        served = [(own, time_s) for own, time_s in self.ended if int(own.text.id) % 2 == 0]
-        return sum((own.position - 1) / time_s < rate for own, time_s in served) / len(served)
-
-
-def test_rates_below_plain_decodings_are_missed_half_as_often_at_little_cost(bench: Bench) -> None:
-    cell = Cell("cpu", "own-2", "good", "greedy", 16)
-    pool = bench.pool_of(cell)
-    rate = 0.95 / CPU.step_s(16, 16)
-    usual, served = Served(CPU, pool, 0.0), Served(CPU, pool, rate)
-    without, speed = (bench.play(cell, policy, 10.0).speed for policy in (usual, served))
-    assert usual.missed(rate) > 0.03
-    assert served.missed(rate) < 0.5 * usual.missed(rate)
-    assert speed > 0.97 * without

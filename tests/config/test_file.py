@@ -116,6 +116,10 @@ REMOVED = {
     "coordinator.max_draft_wait_ms": ("2.0", NO_WAIT),
     "coordinator.max_homogeneity_wait_ms": ("0.5", NO_KIND),
     "coordinator.cohorts": ("two", NO_COHORT),
+    "coordinator.min_tokens_per_s": (
+        "60",
+        "remove it, and weigh requests by coordinator.latency_classes",
+    ),
 }
 
 

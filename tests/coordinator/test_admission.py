@@ -61,14 +61,6 @@ CLASHES: dict[str, dict[str, Any]] = {
             RequestError,
             "max_draft_tokens is -1",
         ),
-        *(
-            (
-                request(speculation=SpeculationOptions(min_tokens_per_s=rate)),
-                RequestError,
-                f"min_tokens_per_s is {rate:g}; it must be a number of at least 0",
-            )
-            for rate in (-1.0, float("nan"), float("inf"))
-        ),
         (
             request(speculation=SpeculationOptions(latency_class="urgent")),
             NotFoundError,

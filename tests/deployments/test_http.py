@@ -135,7 +135,7 @@ def test_text_does_not_depend_on_speculation_or_drafter(served: Served) -> None:
     }  # fmt: skip
     choices = [
         {"enabled": False}, {}, {"drafters": ["lm"]}, {"drafters": ["lookup"]},
-        {"drafters": ["ngram"]}, {"max_draft_tokens": 1}, {"min_tokens_per_s": 1e5},
+        {"drafters": ["ngram"]}, {"max_draft_tokens": 1},
     ]  # fmt: skip
     texts = {
         post(served, "/v1/completions", **fields, speculation=choice).json()["choices"][0]["text"]

@@ -39,7 +39,6 @@ EDITS: Mapping[str, Any] = {
     "coordinator.max_queued_requests": 200,
     "coordinator.max_queued_tokens": 2**19,
     "coordinator.max_draft_tokens": 3,
-    "coordinator.min_tokens_per_s": 1.0,
     "coordinator.latency_classes": {"rush": 1.0, "batch": 0.5},
     "coordinator.budget": "adaptive",
     "coordinator.draft_length": {"kind": "constant", "num_tokens": 2},

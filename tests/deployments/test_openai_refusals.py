@@ -80,8 +80,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"speculation": {"drafters": ["llm"]}}, "speculation.drafters"),
     ({"speculation": {"latency_class": "urgent"}}, "speculation.latency_class"),
     ({"speculation": {"latency_class": 4}}, "speculation.latency_class"),
-    ({"speculation": {"min_tokens_per_s": -1}}, "speculation.min_tokens_per_s"),
-    ({"speculation": {"min_tokens_per_s": "60"}}, "speculation.min_tokens_per_s"),
+    ({"speculation": {"min_tokens_per_s": 60}}, "speculation.min_tokens_per_s"),
     ({"speculation": []}, "speculation"),
     ({"temprature": 1}, "temprature"),
 ]

@@ -171,17 +171,6 @@ def test_a_request_may_name_a_latency_class(sent: str, known: str | None) -> Non
     assert request.spec.speculation.latency_class == known
 
 
-@pytest.mark.parametrize("rate", [None, 0.0, 60.0])
-def test_a_request_may_name_the_speed_that_it_needs_and_none_is_not_zero(
-    rate: float | None,
-) -> None:
-    request = parse_completion(completion(speculation={"min_tokens_per_s": rate}), LIMITS)
-    assert request.spec.speculation.min_tokens_per_s == rate
-    options = SpeculationOptions(min_tokens_per_s=rate)
-    spec = to_spec(GenerationRequest("demo", "x", speculation=options), LIMITS)
-    assert spec.speculation.min_tokens_per_s == rate
-
-
 @pytest.mark.parametrize("face", ["http", "grpc"])
 def test_a_latency_class_that_is_not_open_to_requests_is_refused_by_name(face: str) -> None:
     def ask() -> None:

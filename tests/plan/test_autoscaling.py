@@ -31,8 +31,6 @@ def drafters(num: int, texts: int, waiting: int = 0, **more: float) -> list[Stat
         (2, [{"cpu": 0.9}, {"cpu": 0.8}], 3, "85% of a core in use"),
         (2, [{"cpu": 0.2}, {"cpu": 0.2}], 1, "20% of a core in use"),
         (1, [{"texts": 3, "places": 64, "kv_use": 1.0}], 2, "100% of the KV pages in use"),
-        (1, [{"texts": 3, "places": 64, "missed": 0.04}], 1, "4% of the texts slower"),
-        (1, [{"texts": 3, "places": 64, "missed": 0.5}], 2, "50% of the texts slower"),
         (1, [{"texts": 3, "places": 0}], 1, "nothing is known"),
     ],
 )

@@ -208,23 +208,3 @@ def test_nothing_is_drafted_after_a_prompt_whose_text_may_have_no_drafts() -> No
         for text in texts:
             stage.controller.first_ask(text, Moment(0.0, (LM,)))
         assert [text.ask.num_nodes for text in texts] == [0, 8]
-
-
-def test_a_text_with_a_rate_is_granted_nodes_that_do_not_pay() -> None:
-    """Of two texts with the same drafts, which bring less than their time costs."""
-    sizes: dict[float, list[int]] = {}
-    for rate in (0.0, 1.02 / STEP_S):
-        stage = Stage(2, budget="adaptive")
-        stage.controller = Controller(stage.config, StepProfile.of((1, 2, 8), (0.01, 0.01, 0.022)))
-        stage.conditionals = [0.3]
-        stage.depth = 0
-        stage.texts[0].min_tokens_per_s = rate
-        counts = np.zeros(2, dtype=int)
-        for _ in range(3):
-            for text in stage.texts:
-                stage.hold(text, 1)
-            plan = stage.controller.plan(stage.texts, [100] * 2, None, Moment(stage.now))
-            counts += [len(item.tree) for item in plan.in_flight]
-        sizes[rate] = counts.tolist()
-    assert sizes[0.0] == [0, 0]
-    assert sizes[1.02 / STEP_S] == [3, 0]

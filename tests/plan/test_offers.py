@@ -134,8 +134,7 @@ def test_what_is_chosen_goes_into_flight_with_its_bits() -> None:
         (1,): A, (1, 2): B,
     }  # fmt: skip
     assert (last.tree.token_ids.tolist(), last.sources.tolist()) == ([4], [RESIDENT])
-    assert in_flight_of([one, other], None, chosen) == [PLAIN, PLAIN]
-    assert in_flight_of([one], offers, chosen[:0]) == [PLAIN]
+    assert in_flight_of([one, other], offers, chosen[:0]) == [PLAIN, PLAIN]
 
 
 def test_nodes_of_the_pool_and_of_look_ups_are_told_apart() -> None:

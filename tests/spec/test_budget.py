@@ -42,14 +42,6 @@ def test_the_guard_bounds_the_whole_round() -> None:
     assert choose_nodes(gains, prices(1.0, 0.0), spent_s=0.002).num_nodes == 0
 
 
-def test_granted_nodes_are_verified_whatever_they_bring_and_others_beside_them() -> None:
-    gains = np.array([0.1, 0.2, 0.9, 0.3])
-    for rate, expected in ((250.0, 4), (500.0, 3), (950.0, 2)):
-        assert choose_nodes(gains, prices(rate), num_granted=2).num_nodes == expected
-    assert choose_nodes(gains, prices(950.0), num_granted=2).value < 0.0
-    assert choose_nodes(gains, prices(250.0, 0.001), num_granted=2).num_nodes == 2
-
-
 def test_every_beginning_of_the_ranking_is_closed_under_parents() -> None:
     generator = np.random.default_rng(3)
     parents = np.array([-1, 0, 1, -1, 3, 3, 0, 6])

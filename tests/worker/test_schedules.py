@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from cluster import metrics
 from cluster.config.draft_length import DraftLengthConfig, DraftLengthOverride
 from cluster.core import SamplingParams
 from cluster.requests.plain_why import PlainWhy
@@ -113,12 +112,3 @@ async def test_rules_go_by_the_clock_on_the_wall_the_class_the_task_and_the_load
         desk = target.desks[-1]
     assert [max(each) for each in (free, classed, coded, *crowd, noon)] == [16, 3, 2, 1, 1, 1, 0]
     assert {verdict.why for verdict in desk.verdicts["g"][1:-1]} == {PlainWhy.SCHEDULE}
-
-
-async def test_a_rate_that_no_drafts_bring_is_counted_and_changes_no_text() -> None:
-    greedy = SamplingParams(temperature=0.0, max_tokens=40)
-    async with steps(residents=[resident(GreedyOracle(4))], budget="adaptive") as target:
-        await num_nodes(target, "a", params=greedy, min_tokens_per_s=1e6)
-        samples = target.loop.report()[0].samples
-    (count,) = [each for each in samples if each.metric == metrics.UNATTAINABLE_RATES.name]
-    assert count.value >= 5

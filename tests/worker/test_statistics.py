@@ -46,15 +46,10 @@ async def test_a_commit_is_late_if_no_tree_came_since_the_last_one() -> None:
         assert running.worker.statistics()["late"] == 0.0, "nothing has come since"
 
 
-async def test_a_target_says_which_share_of_its_texts_is_slower_than_promised() -> None:
+async def test_a_target_says_how_full_it_is() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=40)
     async with stage(worker_of({"a": GreedyOracle(4)}, budget="adaptive")) as built:
-        peer = built.connect()
-        await peer.written(opened("slow", params=params))
-        assert built.worker.statistics()["missed"] == 0.0, "nothing was promised"
-        await peer.written(opened("fast", params=params, min_tokens_per_s=1e6))
+        await built.connect().written(opened(params=params))
         said = built.worker.statistics()
-        assert said["missed"] > 0.05
-        assert said["places"] == 64
-        assert 0.0 <= said["kv_use"] < 0.1
-        assert built.worker.statistics()["missed"] == 0.0, "no step has been made since"
+    assert (said["texts"], said["places"]) == (0, 64)
+    assert 0.0 <= said["kv_use"] < 0.1

@@ -170,13 +170,12 @@ class SamplingOptions(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[_Union[_common_pb2.Grammar, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., beam_search: _Optional[_Union[_common_pb2.BeamSearch, _Mapping]] = ...) -> None: ...
 
 class SpeculationRequest(_message.Message):
-    __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class", "return_draft_sources", "min_tokens_per_s", "law", "return_draft_trees")
+    __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class", "return_draft_sources", "law", "return_draft_trees")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
     RETURN_DRAFT_SOURCES_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     LAW_FIELD_NUMBER: _ClassVar[int]
     RETURN_DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
@@ -184,10 +183,9 @@ class SpeculationRequest(_message.Message):
     drafters: _common_pb2.DrafterNames
     latency_class: str
     return_draft_sources: bool
-    min_tokens_per_s: float
     law: _common_pb2.AcceptanceLaw
     return_draft_trees: bool
-    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[_common_pb2.DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ..., return_draft_sources: _Optional[bool] = ..., min_tokens_per_s: _Optional[float] = ..., law: _Optional[_Union[_common_pb2.AcceptanceLaw, str]] = ..., return_draft_trees: _Optional[bool] = ...) -> None: ...
+    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[_common_pb2.DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ..., return_draft_sources: _Optional[bool] = ..., law: _Optional[_Union[_common_pb2.AcceptanceLaw, str]] = ..., return_draft_trees: _Optional[bool] = ...) -> None: ...
 
 class ResumedChoice(_message.Message):
     __slots__ = ("index", "token_ids", "finished")

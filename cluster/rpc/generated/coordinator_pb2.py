@@ -26,7 +26,7 @@ from cluster.rpc.generated import target_pb2 as drafthouse_dot_internal_dot_v1_d
 from cluster.client.generated import common_pb2 as drafthouse_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(drafthouse/internal/v1/coordinator.proto\x12\x16\x64rafthouse.internal.v1\x1a#drafthouse/internal/v1/target.proto\x1a\x1a\x64rafthouse/v1/common.proto\"b\n\x0bSubmitFrame\x12\x31\n\x08requests\x18\x01 \x03(\x0b\x32\x1f.drafthouse.internal.v1.Request\x12\x11\n\tcancelled\x18\x02 \x03(\t\x12\r\n\x05\x65nded\x18\x03 \x03(\t\"\xac\x02\n\x07Request\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x01(\x0c\x12-\n\x06params\x18\x03 \x01(\x0b\x32\x1d.drafthouse.v1.SamplingParams\x12\x0c\n\x04task\x18\x04 \x01(\t\x12?\n\x0bspeculation\x18\x05 \x01(\x0b\x32*.drafthouse.internal.v1.SpeculationOptions\x12\x12\n\noutput_ids\x18\x06 \x01(\x0c\x12\x14\n\x0cwas_admitted\x18\x07 \x01(\x08\x12\x0e\n\x06tenant\x18\x08 \x01(\x0c\x12\x0f\n\x07\x61\x64\x61pter\x18\t \x01(\t\x12\x11\n\ttimeout_s\x18\n \x01(\x01\x12\x0f\n\x07segment\x18\x0b \x01(\t\x12\x14\n\x0c\x63ounts_steps\x18\x0c \x01(\x08\"\xee\x02\n\x12SpeculationOptions\x12\x0f\n\x07\x65nabled\x18\x01 \x01(\x08\x12\x1d\n\x10max_draft_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x32\n\x08\x64rafters\x18\x03 \x01(\x0b\x32\x1b.drafthouse.v1.DrafterNamesH\x01\x88\x01\x01\x12\x1a\n\rlatency_class\x18\x04 \x01(\tH\x02\x88\x01\x01\x12\x1c\n\x14return_draft_sources\x18\x05 \x01(\x08\x12\x1d\n\x10min_tokens_per_s\x18\x06 \x01(\x01H\x03\x88\x01\x01\x12.\n\x03law\x18\x07 \x01(\x0e\x32\x1c.drafthouse.v1.AcceptanceLawH\x04\x88\x01\x01\x12\x1a\n\x12return_draft_trees\x18\x08 \x01(\x08\x42\x13\n\x11_max_draft_tokensB\x0b\n\t_draftersB\x10\n\x0e_latency_classB\x13\n\x11_min_tokens_per_sB\x06\n\x04_law\"\xa3\x01\n\nEventFrame\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".drafthouse.internal.v1.TokenEvent\x12\x35\n\x08\x61\x64\x61pters\x18\x02 \x01(\x0b\x32#.drafthouse.internal.v1.AdapterList\x12*\n\x04load\x18\x03 \x01(\x0b\x32\x1c.drafthouse.internal.v1.Load\"\x9d\x04\n\nTokenEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12)\n\x08logprobs\x18\x04 \x01(\x0b\x32\x17.drafthouse.v1.Logprobs\x12\x32\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1b.drafthouse.v1.FinishReason\x12\x37\n\x05stats\x18\x06 \x01(\x0b\x32(.drafthouse.internal.v1.SpeculationStats\x12\x12\n\nerror_code\x18\x07 \x01(\t\x12\x15\n\rerror_message\x18\x08 \x01(\t\x12\x15\n\rretry_after_s\x18\t \x01(\x01\x12\x32\n\rdraft_sources\x18\n \x03(\x0b\x32\x1b.drafthouse.v1.DrafterNames\x12\x14\n\x0cqueue_time_s\x18\x0b \x01(\x01\x12\x12\n\nnum_cached\x18\x0c \x01(\r\x12%\n\x05\x62\x65\x61ms\x18\r \x03(\x0b\x32\x16.drafthouse.v1.BeamEnd\x12-\n\x0b\x64raft_steps\x18\x0e \x03(\x0b\x32\x18.drafthouse.v1.DraftStep\x12\x16\n\x0eprefill_time_s\x18\x0f \x01(\x01\x12\x30\n\x05steps\x18\x10 \x03(\x0b\x32!.drafthouse.internal.v1.StepCount\"\xd7\x01\n\tStepCount\x12,\n\x07sources\x18\x01 \x03(\x0b\x32\x1b.drafthouse.v1.DrafterNames\x12\x11\n\tnum_nodes\x18\x02 \x01(\r\x12\x41\n\x08verified\x18\x03 \x03(\x0b\x32/.drafthouse.internal.v1.StepCount.VerifiedEntry\x12\x15\n\rdecode_time_s\x18\x04 \x01(\x01\x1a/\n\rVerifiedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\x8d\x05\n\x10SpeculationStats\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x16\n\x0enum_spec_steps\x18\x02 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\x04\x12!\n\x19num_accepted_draft_tokens\x18\x04 \x01(\x04\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x06 \x03(\x04\x12\\\n\x13\x61\x63\x63\x65pted_by_drafter\x18\x07 \x03(\x0b\x32?.drafthouse.internal.v1.SpeculationStats.AcceptedByDrafterEntry\x12\x14\n\x0cidle_because\x18\x08 \x01(\t\x12\\\n\x13verified_by_drafter\x18\t \x03(\x0b\x32?.drafthouse.internal.v1.SpeculationStats.VerifiedByDrafterEntry\x12X\n\x11shared_by_drafter\x18\n \x03(\x0b\x32=.drafthouse.internal.v1.SpeculationStats.SharedByDrafterEntry\x12\x15\n\rdecode_time_s\x18\x0b \x01(\x01\x1a\x38\n\x16\x41\x63\x63\x65ptedByDrafterEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x38\n\x16VerifiedByDrafterEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x36\n\x14SharedByDrafterEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01J\x04\x08\x05\x10\x06\"\x0e\n\x0cWatchRequest\",\n\rWatchResponse\x12\r\n\x05\x65vent\x18\x01 \x01(\t\x12\x0c\n\x04json\x18\x02 \x01(\t\"\x10\n\x0eMetricsRequest\"\x1f\n\x0fMetricsResponse\x12\x0c\n\x04text\x18\x01 \x01(\x0c\"\x0f\n\rStatusRequest\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\t2\xc6\x03\n\x12\x43oordinatorService\x12K\n\x08\x44\x65scribe\x12\x1e.drafthouse.v1.DescribeRequest\x1a\x1f.drafthouse.v1.DescribeResponse\x12V\n\x07Session\x12#.drafthouse.internal.v1.SubmitFrame\x1a\".drafthouse.internal.v1.EventFrame(\x01\x30\x01\x12Z\n\x07Metrics\x12&.drafthouse.internal.v1.MetricsRequest\x1a\'.drafthouse.internal.v1.MetricsResponse\x12W\n\x06Status\x12%.drafthouse.internal.v1.StatusRequest\x1a&.drafthouse.internal.v1.StatusResponse\x12V\n\x05Watch\x12$.drafthouse.internal.v1.WatchRequest\x1a%.drafthouse.internal.v1.WatchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(drafthouse/internal/v1/coordinator.proto\x12\x16\x64rafthouse.internal.v1\x1a#drafthouse/internal/v1/target.proto\x1a\x1a\x64rafthouse/v1/common.proto\"b\n\x0bSubmitFrame\x12\x31\n\x08requests\x18\x01 \x03(\x0b\x32\x1f.drafthouse.internal.v1.Request\x12\x11\n\tcancelled\x18\x02 \x03(\t\x12\r\n\x05\x65nded\x18\x03 \x03(\t\"\xac\x02\n\x07Request\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x01(\x0c\x12-\n\x06params\x18\x03 \x01(\x0b\x32\x1d.drafthouse.v1.SamplingParams\x12\x0c\n\x04task\x18\x04 \x01(\t\x12?\n\x0bspeculation\x18\x05 \x01(\x0b\x32*.drafthouse.internal.v1.SpeculationOptions\x12\x12\n\noutput_ids\x18\x06 \x01(\x0c\x12\x14\n\x0cwas_admitted\x18\x07 \x01(\x08\x12\x0e\n\x06tenant\x18\x08 \x01(\x0c\x12\x0f\n\x07\x61\x64\x61pter\x18\t \x01(\t\x12\x11\n\ttimeout_s\x18\n \x01(\x01\x12\x0f\n\x07segment\x18\x0b \x01(\t\x12\x14\n\x0c\x63ounts_steps\x18\x0c \x01(\x08\"\xd2\x02\n\x12SpeculationOptions\x12\x0f\n\x07\x65nabled\x18\x01 \x01(\x08\x12\x1d\n\x10max_draft_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x32\n\x08\x64rafters\x18\x03 \x01(\x0b\x32\x1b.drafthouse.v1.DrafterNamesH\x01\x88\x01\x01\x12\x1a\n\rlatency_class\x18\x04 \x01(\tH\x02\x88\x01\x01\x12\x1c\n\x14return_draft_sources\x18\x05 \x01(\x08\x12.\n\x03law\x18\x07 \x01(\x0e\x32\x1c.drafthouse.v1.AcceptanceLawH\x03\x88\x01\x01\x12\x1a\n\x12return_draft_trees\x18\x08 \x01(\x08\x42\x13\n\x11_max_draft_tokensB\x0b\n\t_draftersB\x10\n\x0e_latency_classB\x06\n\x04_lawJ\x04\x08\x06\x10\x07R\x10min_tokens_per_s\"\xa3\x01\n\nEventFrame\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".drafthouse.internal.v1.TokenEvent\x12\x35\n\x08\x61\x64\x61pters\x18\x02 \x01(\x0b\x32#.drafthouse.internal.v1.AdapterList\x12*\n\x04load\x18\x03 \x01(\x0b\x32\x1c.drafthouse.internal.v1.Load\"\x9d\x04\n\nTokenEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12)\n\x08logprobs\x18\x04 \x01(\x0b\x32\x17.drafthouse.v1.Logprobs\x12\x32\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1b.drafthouse.v1.FinishReason\x12\x37\n\x05stats\x18\x06 \x01(\x0b\x32(.drafthouse.internal.v1.SpeculationStats\x12\x12\n\nerror_code\x18\x07 \x01(\t\x12\x15\n\rerror_message\x18\x08 \x01(\t\x12\x15\n\rretry_after_s\x18\t \x01(\x01\x12\x32\n\rdraft_sources\x18\n \x03(\x0b\x32\x1b.drafthouse.v1.DrafterNames\x12\x14\n\x0cqueue_time_s\x18\x0b \x01(\x01\x12\x12\n\nnum_cached\x18\x0c \x01(\r\x12%\n\x05\x62\x65\x61ms\x18\r \x03(\x0b\x32\x16.drafthouse.v1.BeamEnd\x12-\n\x0b\x64raft_steps\x18\x0e \x03(\x0b\x32\x18.drafthouse.v1.DraftStep\x12\x16\n\x0eprefill_time_s\x18\x0f \x01(\x01\x12\x30\n\x05steps\x18\x10 \x03(\x0b\x32!.drafthouse.internal.v1.StepCount\"\xd7\x01\n\tStepCount\x12,\n\x07sources\x18\x01 \x03(\x0b\x32\x1b.drafthouse.v1.DrafterNames\x12\x11\n\tnum_nodes\x18\x02 \x01(\r\x12\x41\n\x08verified\x18\x03 \x03(\x0b\x32/.drafthouse.internal.v1.StepCount.VerifiedEntry\x12\x15\n\rdecode_time_s\x18\x04 \x01(\x01\x1a/\n\rVerifiedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\x8d\x05\n\x10SpeculationStats\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x16\n\x0enum_spec_steps\x18\x02 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\x04\x12!\n\x19num_accepted_draft_tokens\x18\x04 \x01(\x04\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x06 \x03(\x04\x12\\\n\x13\x61\x63\x63\x65pted_by_drafter\x18\x07 \x03(\x0b\x32?.drafthouse.internal.v1.SpeculationStats.AcceptedByDrafterEntry\x12\x14\n\x0cidle_because\x18\x08 \x01(\t\x12\\\n\x13verified_by_drafter\x18\t \x03(\x0b\x32?.drafthouse.internal.v1.SpeculationStats.VerifiedByDrafterEntry\x12X\n\x11shared_by_drafter\x18\n \x03(\x0b\x32=.drafthouse.internal.v1.SpeculationStats.SharedByDrafterEntry\x12\x15\n\rdecode_time_s\x18\x0b \x01(\x01\x1a\x38\n\x16\x41\x63\x63\x65ptedByDrafterEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x38\n\x16VerifiedByDrafterEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x36\n\x14SharedByDrafterEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01J\x04\x08\x05\x10\x06\"\x0e\n\x0cWatchRequest\",\n\rWatchResponse\x12\r\n\x05\x65vent\x18\x01 \x01(\t\x12\x0c\n\x04json\x18\x02 \x01(\t\"\x10\n\x0eMetricsRequest\"\x1f\n\x0fMetricsResponse\x12\x0c\n\x04text\x18\x01 \x01(\x0c\"\x0f\n\rStatusRequest\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\t2\xc6\x03\n\x12\x43oordinatorService\x12K\n\x08\x44\x65scribe\x12\x1e.drafthouse.v1.DescribeRequest\x1a\x1f.drafthouse.v1.DescribeResponse\x12V\n\x07Session\x12#.drafthouse.internal.v1.SubmitFrame\x1a\".drafthouse.internal.v1.EventFrame(\x01\x30\x01\x12Z\n\x07Metrics\x12&.drafthouse.internal.v1.MetricsRequest\x1a\'.drafthouse.internal.v1.MetricsResponse\x12W\n\x06Status\x12%.drafthouse.internal.v1.StatusRequest\x1a&.drafthouse.internal.v1.StatusResponse\x12V\n\x05Watch\x12$.drafthouse.internal.v1.WatchRequest\x1a%.drafthouse.internal.v1.WatchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,35 +46,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REQUEST']._serialized_start=234
   _globals['_REQUEST']._serialized_end=534
   _globals['_SPECULATIONOPTIONS']._serialized_start=537
-  _globals['_SPECULATIONOPTIONS']._serialized_end=903
-  _globals['_EVENTFRAME']._serialized_start=906
-  _globals['_EVENTFRAME']._serialized_end=1069
-  _globals['_TOKENEVENT']._serialized_start=1072
-  _globals['_TOKENEVENT']._serialized_end=1613
-  _globals['_STEPCOUNT']._serialized_start=1616
-  _globals['_STEPCOUNT']._serialized_end=1831
-  _globals['_STEPCOUNT_VERIFIEDENTRY']._serialized_start=1784
-  _globals['_STEPCOUNT_VERIFIEDENTRY']._serialized_end=1831
-  _globals['_SPECULATIONSTATS']._serialized_start=1834
-  _globals['_SPECULATIONSTATS']._serialized_end=2487
-  _globals['_SPECULATIONSTATS_ACCEPTEDBYDRAFTERENTRY']._serialized_start=2311
-  _globals['_SPECULATIONSTATS_ACCEPTEDBYDRAFTERENTRY']._serialized_end=2367
-  _globals['_SPECULATIONSTATS_VERIFIEDBYDRAFTERENTRY']._serialized_start=2369
-  _globals['_SPECULATIONSTATS_VERIFIEDBYDRAFTERENTRY']._serialized_end=2425
-  _globals['_SPECULATIONSTATS_SHAREDBYDRAFTERENTRY']._serialized_start=2427
-  _globals['_SPECULATIONSTATS_SHAREDBYDRAFTERENTRY']._serialized_end=2481
-  _globals['_WATCHREQUEST']._serialized_start=2489
-  _globals['_WATCHREQUEST']._serialized_end=2503
-  _globals['_WATCHRESPONSE']._serialized_start=2505
-  _globals['_WATCHRESPONSE']._serialized_end=2549
-  _globals['_METRICSREQUEST']._serialized_start=2551
-  _globals['_METRICSREQUEST']._serialized_end=2567
-  _globals['_METRICSRESPONSE']._serialized_start=2569
-  _globals['_METRICSRESPONSE']._serialized_end=2600
-  _globals['_STATUSREQUEST']._serialized_start=2602
-  _globals['_STATUSREQUEST']._serialized_end=2617
-  _globals['_STATUSRESPONSE']._serialized_start=2619
-  _globals['_STATUSRESPONSE']._serialized_end=2649
-  _globals['_COORDINATORSERVICE']._serialized_start=2652
-  _globals['_COORDINATORSERVICE']._serialized_end=3106
+  _globals['_SPECULATIONOPTIONS']._serialized_end=875
+  _globals['_EVENTFRAME']._serialized_start=878
+  _globals['_EVENTFRAME']._serialized_end=1041
+  _globals['_TOKENEVENT']._serialized_start=1044
+  _globals['_TOKENEVENT']._serialized_end=1585
+  _globals['_STEPCOUNT']._serialized_start=1588
+  _globals['_STEPCOUNT']._serialized_end=1803
+  _globals['_STEPCOUNT_VERIFIEDENTRY']._serialized_start=1756
+  _globals['_STEPCOUNT_VERIFIEDENTRY']._serialized_end=1803
+  _globals['_SPECULATIONSTATS']._serialized_start=1806
+  _globals['_SPECULATIONSTATS']._serialized_end=2459
+  _globals['_SPECULATIONSTATS_ACCEPTEDBYDRAFTERENTRY']._serialized_start=2283
+  _globals['_SPECULATIONSTATS_ACCEPTEDBYDRAFTERENTRY']._serialized_end=2339
+  _globals['_SPECULATIONSTATS_VERIFIEDBYDRAFTERENTRY']._serialized_start=2341
+  _globals['_SPECULATIONSTATS_VERIFIEDBYDRAFTERENTRY']._serialized_end=2397
+  _globals['_SPECULATIONSTATS_SHAREDBYDRAFTERENTRY']._serialized_start=2399
+  _globals['_SPECULATIONSTATS_SHAREDBYDRAFTERENTRY']._serialized_end=2453
+  _globals['_WATCHREQUEST']._serialized_start=2461
+  _globals['_WATCHREQUEST']._serialized_end=2475
+  _globals['_WATCHRESPONSE']._serialized_start=2477
+  _globals['_WATCHRESPONSE']._serialized_end=2521
+  _globals['_METRICSREQUEST']._serialized_start=2523
+  _globals['_METRICSREQUEST']._serialized_end=2539
+  _globals['_METRICSRESPONSE']._serialized_start=2541
+  _globals['_METRICSRESPONSE']._serialized_end=2572
+  _globals['_STATUSREQUEST']._serialized_start=2574
+  _globals['_STATUSREQUEST']._serialized_end=2589
+  _globals['_STATUSRESPONSE']._serialized_start=2591
+  _globals['_STATUSRESPONSE']._serialized_end=2621
+  _globals['_COORDINATORSERVICE']._serialized_start=2624
+  _globals['_COORDINATORSERVICE']._serialized_end=3078
 # @@protoc_insertion_point(module_scope)

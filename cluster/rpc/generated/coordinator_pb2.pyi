@@ -47,13 +47,12 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., task: _Optional[str] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., output_ids: _Optional[bytes] = ..., was_admitted: _Optional[bool] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., timeout_s: _Optional[float] = ..., segment: _Optional[str] = ..., counts_steps: _Optional[bool] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class", "return_draft_sources", "min_tokens_per_s", "law", "return_draft_trees")
+    __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class", "return_draft_sources", "law", "return_draft_trees")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
     RETURN_DRAFT_SOURCES_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     LAW_FIELD_NUMBER: _ClassVar[int]
     RETURN_DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
@@ -61,10 +60,9 @@ class SpeculationOptions(_message.Message):
     drafters: _common_pb2.DrafterNames
     latency_class: str
     return_draft_sources: bool
-    min_tokens_per_s: float
     law: _common_pb2.AcceptanceLaw
     return_draft_trees: bool
-    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[_common_pb2.DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ..., return_draft_sources: _Optional[bool] = ..., min_tokens_per_s: _Optional[float] = ..., law: _Optional[_Union[_common_pb2.AcceptanceLaw, str]] = ..., return_draft_trees: _Optional[bool] = ...) -> None: ...
+    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[_common_pb2.DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ..., return_draft_sources: _Optional[bool] = ..., law: _Optional[_Union[_common_pb2.AcceptanceLaw, str]] = ..., return_draft_trees: _Optional[bool] = ...) -> None: ...
 
 class EventFrame(_message.Message):
     __slots__ = ("events", "adapters", "load")

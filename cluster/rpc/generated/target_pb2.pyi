@@ -82,7 +82,7 @@ class Load(_message.Message):
     def __init__(self, seats: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_steps: _Optional[int] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("request_id", "generation", "token_ids", "prefix_hash", "prompt_len", "params", "max_len", "task", "tenant", "adapter", "drafters", "max_draft_tokens", "latency_class", "min_tokens_per_s", "return_draft_trees", "is_audit")
+    __slots__ = ("request_id", "generation", "token_ids", "prefix_hash", "prompt_len", "params", "max_len", "task", "tenant", "adapter", "drafters", "max_draft_tokens", "latency_class", "return_draft_trees", "is_audit")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -96,7 +96,6 @@ class Open(_message.Message):
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     RETURN_DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
     IS_AUDIT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -112,10 +111,9 @@ class Open(_message.Message):
     drafters: _containers.RepeatedScalarFieldContainer[str]
     max_draft_tokens: int
     latency_class: str
-    min_tokens_per_s: float
     return_draft_trees: bool
     is_audit: bool
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., prefix_hash: _Optional[int] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_len: _Optional[int] = ..., task: _Optional[str] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., latency_class: _Optional[str] = ..., min_tokens_per_s: _Optional[float] = ..., return_draft_trees: _Optional[bool] = ..., is_audit: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., prefix_hash: _Optional[int] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_len: _Optional[int] = ..., task: _Optional[str] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., latency_class: _Optional[str] = ..., return_draft_trees: _Optional[bool] = ..., is_audit: _Optional[bool] = ...) -> None: ...
 
 class PoolTree(_message.Message):
     __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "token_ids", "parents", "survival", "sources", "weights")

@@ -89,7 +89,6 @@ speculation = st.builds(
     drafters=st.none() | st.lists(ids, max_size=3).map(tuple),
     latency_class=st.none() | ids,
     return_draft_sources=st.booleans(),
-    min_tokens_per_s=st.none() | doubles,
     law=st.none() | st.sampled_from(LAWS),
     return_draft_trees=st.booleans(),
 )
@@ -109,7 +108,7 @@ def logprobs(size: int) -> st.SearchStrategy[tuple[core.TokenLogprob, ...]]:
 opens = st.builds(
     messages.Open, ids, generations, tokens(1), hashes, lengths, params, lengths, texts,
     st.binary(max_size=16), texts, st.lists(ids, max_size=3).map(tuple), lengths, ids,
-    doubles, st.booleans(), st.booleans(),
+    st.booleans(), st.booleans(),
 )  # fmt: skip
 names = st.builds(messages.TextName, ids, generations)
 
