@@ -25,6 +25,9 @@ from cluster.requests.step_count import StepCount
 TokenArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
+# The task class of requests that name none that is configured.
+DEFAULT_TASK = "default"
+
 
 def token_array(token_ids: Iterable[int] | TokenArray) -> TokenArray:
     """Return `token_ids` as a contiguous int32 array; no copy when it is one already."""
@@ -139,7 +142,7 @@ class Request:
     id: str
     prompt_ids: TokenArray
     params: SamplingParams
-    task: str = "default"
+    task: str = DEFAULT_TASK
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     output_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
     was_admitted: bool = False
@@ -220,7 +223,7 @@ class Commit:
     token_ids: TokenArray
     prompt_len: int
     max_nodes: int
-    task: str = "default"
+    task: str = DEFAULT_TASK
     params: SamplingParams | None = None
     tenant: bytes = b""
 

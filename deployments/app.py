@@ -126,7 +126,7 @@ def _deployment(
 
 
 # Keys of files and folders that may also have a word, or a name below the repository.
-_BELOW_HERE = ("generation_config", "chat_template", "policy")
+_BELOW_HERE = ("generation_config", "chat_template")
 
 
 def resolved(arguments: Mapping[str, Any]) -> dict[str, Any]:

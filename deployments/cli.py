@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -153,10 +151,6 @@ def _run(arguments: argparse.Namespace) -> int:
         return EXIT_OK
     if arguments.verb == "simulate":
         return _simulate(Path(arguments.file))
-    if getattr(arguments, "policy", None):
-        # Coordinators may run in another folder.
-        policy = json.dumps(os.path.abspath(arguments.policy))
-        arguments.overrides.append(f"coordinator.policy={policy}")
     file = asked(arguments)
     # Ray takes seconds to import: only for those who need it.
     if arguments.verb in ("check", "plan"):
@@ -167,10 +161,9 @@ def _run(arguments: argparse.Namespace) -> int:
             print(text_of(file.config, arguments), end="")
         return EXIT_OK
     if arguments.verb == "evaluate":
-        command = shlex.join(("drafthouse", *sys.argv[1:]))
         with in_file(file.path):
             inspect(file.config, is_here=True)
-        print(evaluate_command.evaluate(file.config, arguments, command, say), end="")
+        print(evaluate_command.evaluate(file.config, arguments, say), end="")
         return EXIT_OK
     if arguments.verb == "apply":
         from deployments.applied import apply

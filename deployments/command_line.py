@@ -64,11 +64,6 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     serve.add_argument(
         "--address", help="join a running Ray cluster (`auto` or HOST:PORT) instead of starting one"
     )
-    serve.add_argument(
-        "--policy",
-        metavar="POLICY",
-        help="who gets drafts, as `drafthouse evaluate` writes it: coordinator.policy",
-    )
     check = verbs.add_parser("check", help="check a configuration and print the plan")
     _add_file(check)
     gpus.configure(check)
@@ -78,9 +73,7 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     )
     _add_file(forecast)
     plan_command.configure(forecast)
-    trial = verbs.add_parser(
-        "evaluate", help="measure where drafts pay, and write a policy for `serve --policy`"
-    )
+    trial = verbs.add_parser("evaluate", help="measure where drafts pay, and whose")
     _add_file(trial, nargs=None)
     evaluate_command.configure(trial)
     applied = verbs.add_parser(

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config.doors import ROLES
-from cluster.config.policy import read_policy
 from cluster.config.schema import Config, EngineConfig
 from cluster.cpp import mode as native_mode
 from cluster.draft import registry
@@ -127,8 +126,6 @@ def check_settings(config: Config, *, is_here: bool) -> None:
         read_template(config.answers.chat_template, is_below=True)
     if is_here or Path(config.access.keys_file).is_file():
         check_access(config)
-    if is_here or Path(config.coordinator.policy).is_file():
-        _check_policy(config)
     if is_here:
         native_mode()
         _check_doors(config)
@@ -154,14 +151,6 @@ def _check_doors(config: Config) -> None:
         files.load()
     for role in ROLES:
         trust_of(config.data_plane, role)
-
-
-def _check_policy(config: Config) -> None:
-    """Raise ConfigError for a policy that cannot be used."""
-    try:
-        read_policy(config)
-    except ConfigError as error:
-        raise ConfigError.at("coordinator.policy", error.message) from error
 
 
 def _check_made_of(config: Config, target: Inspected) -> None:

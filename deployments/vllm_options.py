@@ -55,6 +55,11 @@ ANSWERS: Mapping[str, str] = {
     "trust-remote-code": "no code of a checkpoint is run; leave it out, where transformers itself "
     "has the architecture",
 }
+# Options that were ours.
+GONE: Mapping[str, str] = {
+    "policy": "the control loop prices drafts in every step, so leave it out",
+    "out": "`evaluate` prints its table, or with --json its record, and writes no file",
+}
 
 # vLLM's methods that have a counterpart: the kind of drafter, and whether that has a model.
 METHODS: Mapping[str, tuple[str, bool]] = {
@@ -95,6 +100,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             add(f"--{option}", *short, help=told)
     for option, answer in ANSWERS.items():
         add(f"--{option}", nargs="?", const="", help=f"not here: {answer}")
+    for option in GONE:
+        add(f"--{option}", help=argparse.SUPPRESS)
     add("--lora-modules", nargs="+", metavar="NAME=FOLDER", help="target.engine.adapters")
     add("--served-model-name", nargs="+", metavar="NAME", help="model_name, and further names")
     add("--speculative-config", metavar="JSON", help="vLLM's, where that has a counterpart here")
@@ -128,7 +135,7 @@ def asked(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Return what the options say: drafts, and settings as overrides of the form key=value.
 
     Those of --set are the last, and so count."""
-    for option, answer in ANSWERS.items():
+    for option, answer in {**ANSWERS, **GONE}.items():
         if getattr(arguments, option.replace("-", "_")) is not None:
             raise ConfigError.at(f"--{option}", answer)
     drafts, settings = list(arguments.drafts), _settings_of(arguments)

@@ -26,7 +26,6 @@ import yaml
 from cluster.config.access import KeysFile
 from cluster.config.file import load, parse_arguments
 from cluster.config.parse import key_of, parse
-from cluster.config.policy import PolicyFile
 from cluster.config.schema import Config
 from cluster.errors import DrafthouseError
 from cluster.simulate.settings import Settings
@@ -168,8 +167,6 @@ def check_yaml(text: str, folder: Path) -> None:
         parse_arguments({**base, **document})
     elif keys <= {"keys", "classes"}:
         parse(KeysFile, document)
-    elif keys == {"rules"}:
-        parse(PolicyFile, document)
     elif "ratios" in keys:
         parse(Settings, document)
     elif "models" in keys:  # Continue's

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cluster.config.policy import DEFAULT_TASK
+from cluster.core import DEFAULT_TASK
 from cluster.plan.task_inference import NUM_JUDGED, TaskInference
 from cluster.plan.texts import Text
 from cluster.simulate.texts import RecordedText, load

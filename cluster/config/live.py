@@ -34,7 +34,6 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "coordinator.latency_classes": (INGRESS, COORDINATOR, TARGET),
     "coordinator.budget": (COORDINATOR, TARGET),
     "coordinator.draft_length": (TARGET,),
-    "coordinator.policy": (COORDINATOR,),
     "coordinator.max_slowdown": (TARGET,),
     "coordinator.slowdown_slack": (TARGET,),
     "ingress.replicas": (INGRESS,),

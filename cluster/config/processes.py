@@ -260,6 +260,7 @@ class CoordinatorConfig:
     REMOVED: ClassVar[Mapping[str, str]] = {
         "max_draft_wait_ms": "a target's steps wait for no drafter, so remove it",
         "max_homogeneity_wait_ms": "no text waits for others of its kind, so remove it",
+        "policy": "the control loop prices drafts in every step, so remove it",
         "cohorts": "a target goes from step to step by itself, so remove it",
         "min_tokens_per_s": "remove it, and weigh requests by coordinator.latency_classes",
     }
@@ -281,9 +282,6 @@ class CoordinatorConfig:
     """adaptive = verify as many draft tokens as pay, judged by measured step times and acceptance;
     fixed = always max_draft_tokens, or what draft_length leaves of it."""
     draft_length: DraftLengthConfig = field(default_factory=DraftLengthConfig)
-    policy: str = ""
-    """A file that says which task classes, segments and laws get drafts, as `drafthouse evaluate`
-    writes one; read again whenever it changes. Empty = all get them. See policy.md."""
     max_slowdown: Share = 0.02
     """Share of plain decoding's time that speculation may cost while drafts are rejected."""
     slowdown_slack: Annotated[float, Range(0, 1000)] = 8.0

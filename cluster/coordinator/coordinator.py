@@ -125,7 +125,7 @@ class Coordinator:
 
     def use(self, config: Config) -> None:
         """Go on with other values of the keys of `cluster.config.live`; what runs keeps its own."""
-        self._table.use(config)  # first: it raises for a policy that cannot be used
+        self._table.use(config)
         self._config, self._config_refused = config, ""
         self._scores.use(config)
 

@@ -1,43 +1,28 @@
-"""The drafters that a request may have, by its own wish, its task class and the policy."""
+"""The drafters that a request may have, by its own wish and its task class."""
 
 from __future__ import annotations
 
-from cluster.config.policy import DEFAULT_TASK, PolicyRule, read_policy
 from cluster.config.processes import RECORDER
-from cluster.config.reloaded import Reloaded
 from cluster.config.schema import Config
 from cluster.core import Request
 from cluster.draft.registry import has_laws
-from cluster.spec.acceptance import law_name
 
 
 class Eligible:
-    """Chooses them by one configuration, and by its policy as that file is now."""
+    """Chooses them by one configuration."""
 
     def __init__(self, config: Config) -> None:
-        """Read the policy; raises ConfigError for one that cannot be used."""
         self._config = config
         self._candidates = {each.replaces: name for name, each in config.rollouts.items()}
-        path = config.coordinator.policy
-        self._policy = Reloaded((path,) if path else (), lambda: read_policy(config))
-
-    def rule_for(self, request: Request) -> PolicyRule:
-        """Return the policy's rule for a request."""
-        task = request.task if request.task in self._config.tasks else DEFAULT_TASK
-        law = law_name(is_sampled=request.params.temperature > 0.0)
-        return self._policy.get().rule_for(task, request.segment, law)
 
     def names(self, request: Request) -> tuple[str, ...]:
         """Return the drafters that the request and its task allow, best first."""
         allowed = request.speculation.drafters
         return self._config.drafters_of(request.task) if allowed is None else allowed
 
-    def helpers(self, request: Request, rule: PolicyRule) -> tuple[str, ...]:
-        """Return those of them that are to draft for it by this rule."""
-        names = tuple(
-            name for name in self.names(request)
-            if (rule.drafters is None or name in rule.drafters) and self._may_help(name, request)
-        )  # fmt: skip
+    def helpers(self, request: Request) -> tuple[str, ...]:
+        """Return those of them that are to draft for it."""
+        names = tuple(name for name in self.names(request) if self._may_help(name, request))
         if not request.params.is_coupled:
             return self._one_of(names)
         # Who may come to replace a drafter is one of the text's wherever that one is.

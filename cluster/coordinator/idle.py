@@ -24,7 +24,6 @@ class IdleReason(enum.StrEnum):
     PAUSED = "paused"
     NOT_WORTH_IT = "not_worth_it"
     SCHEDULE = "schedule"
-    POLICY = "policy"
     SWITCHBACK = "switchback"
     TOO_SHORT = statistics.TOO_SHORT
 
@@ -42,8 +41,6 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "may",
         IdleReason.NOT_WORTH_IT: "making or verifying drafts would have cost more than it saves",
         IdleReason.SCHEDULE: "coordinator.draft_length allows such requests no drafts at this time",
-        IdleReason.POLICY: "coordinator.policy allows such requests no drafts: they did not pay "
-        "when they were measured",
         IdleReason.SWITCHBACK: "plain decoding is measured, by coordinator.switchback",
         IdleReason.TOO_SHORT: "the answer was over before a step could have had drafts",
     }

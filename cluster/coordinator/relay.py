@@ -77,7 +77,6 @@ class Relay:
             self._table.relocate(session, error)
             return
         position, reason = session.num_output_tokens, verdict.finish_reason
-        verdict = session.with_reason(verdict)
         if not verdict.beams:
             session.tokens.append(verdict.token_ids)
         with self._statistics:

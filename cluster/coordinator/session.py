@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -101,7 +101,6 @@ class Session(Text):
         self.first_at: float | None = None  # of its verdicts
         self.last_at = 0.0
         self.plain_steps: Counter[PlainWhy] = Counter()
-        self.is_off_by_policy = False  # it could have drafts, and the policy allows none
         self.queue_time_s: float | None = None  # until its first place at a target
         self.num_cached = 0  # tokens of the prompt, when it first came
         self._max_len = self.prompt_len + request.params.max_tokens
@@ -143,14 +142,6 @@ class Session(Text):
     def is_drawn(self) -> bool:
         """True if the target draws its tokens: it is neither scored nor searched for."""
         return not self.is_scored and self.request.params.beams is None
-
-    def with_reason(self, verdict: TextVerdict) -> TextVerdict:
-        """Return a verdict, before it is taken in, with the reason why its step had no drafts where
-        that is the policy, of which targets know nothing."""
-        could_draft = self.has_answered and self.remaining > 1
-        if not (self.is_off_by_policy and could_draft):
-            return verdict
-        return replace(verdict, why=PlainWhy.POLICY)
 
     def help_by(self, drafters: tuple[str, ...]) -> None:
         """These may draft for it."""

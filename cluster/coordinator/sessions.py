@@ -99,12 +99,10 @@ class SessionTable:
         if options.max_draft_tokens is not None:
             limit = min(limit, options.max_draft_tokens)
         if options.enabled and limit > 0 and session.is_drawn:
-            rule = self._eligible.rule_for(request)
-            session.is_off_by_policy = rule.drafts == "off"
-            session.is_taken = not session.is_off_by_policy and self.switchback.takes(request)
-            if not session.is_off_by_policy and not session.is_taken:
+            session.is_taken = self.switchback.takes(request)
+            if not session.is_taken:
                 session.max_draft_tokens = limit
-                session.help_by(self._eligible.helpers(request, rule))
+                session.help_by(self._eligible.helpers(request))
         self.sessions[session_id] = session
         session.limit(self.limits)
         if session.remaining <= 0:  # resumed at its very end
@@ -232,8 +230,6 @@ class SessionTable:
                 self.fail(session, UnavailableError(waited))
 
     def _idle_reason(self, session: Session) -> IdleReason:
-        if session.is_off_by_policy:
-            return IdleReason.POLICY
         names = self._eligible.names(session.request)
         has_some = bool(names) or not self._config.drafters
         now = self._clock()

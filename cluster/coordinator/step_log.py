@@ -22,7 +22,6 @@ from cluster.metrics.recorder import Recorder
 from cluster.models.engine_state import EngineState
 from cluster.plan.fence import Fence
 from cluster.plan.samples import enter
-from cluster.requests.plain_why import PlainWhy
 
 # Labels of gauges that describe one process, and go with it.
 _OF_A_PROCESS = frozenset({"worker", "target"})
@@ -148,8 +147,6 @@ class StepLog:
                 self._observe(metrics.ITL, metrics.SEGMENT_ITL, interval_s, request)
             if verdict.num_nodes:
                 attribution.add(request.task, session.names, verdict, request.segment)
-            elif verdict.why is PlainWhy.POLICY:  # targets tell of all other reasons themselves
-                recorder.add(metrics.PLAIN_STEPS, why="policy")
         attribution.record(recorder)
         if answers:
             self._enter_batch([answer.session.request.task for answer in answers])

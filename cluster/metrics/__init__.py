@@ -163,7 +163,7 @@ PLAIN_STEPS = Metric(
     "counter",
     "Steps without drafts of texts that could have had some.  why: guard (they have cost what they "
     "may), no_drafts, not_worth_it, timed (to know what drafts bring), unmeasured, fault, schedule "
-    "(coordinator.draft_length allows none), policy (coordinator.policy does).",
+    "(coordinator.draft_length allows none).",
     ("why",),
 )
 BOOKKEEPING_FAULTS = Metric(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from cluster.config.policy import DEFAULT_TASK
+from cluster.core import DEFAULT_TASK
 
 # A text belongs to a class from this posterior on.
 _LEAST_POSTERIOR = 0.9

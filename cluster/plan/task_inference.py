@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.config.policy import DEFAULT_TASK
 from cluster.config.schema import Config
+from cluster.core import DEFAULT_TASK
 from cluster.plan.guess import Guess
 from cluster.plan.texts import Text
 from cluster.spec import evidence

@@ -16,5 +16,4 @@ class PlainWhy(enum.IntEnum):
     UNMEASURED = 5  # step times are not known yet
     FAULT = 6  # the choice of nodes failed, or a step with drafts did
     SCHEDULE = 7  # the draft-length schedule allows the text none at this time
-    POLICY = 8  # the coordinator's policy allows the text none; targets do not say it
     SWITCHBACK = 9  # plain decoding is measured at this time

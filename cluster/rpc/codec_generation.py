@@ -5,7 +5,7 @@ Decoding a request raises RequestError naming the field: here the peer is a call
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -114,7 +114,7 @@ def decode_request(message: pb.GenerateRequest) -> GenerationRequest:
 
     Ranges are not checked: those are the ingress's, the same for HTTP and gRPC.
     """
-    for field in UnknownFieldSet(message.speculation):
+    for field in cast(Any, UnknownFieldSet(message.speculation)):
         if field.field_number in _REMOVED:
             raise RequestError.at(*_REMOVED[field.field_number])
     try:

@@ -1,4 +1,4 @@
-"""`drafthouse evaluate`: runs a configuration here, with drafts and without, and writes a policy.
+"""`drafthouse evaluate`: runs a configuration here, with drafts and without.
 
 Answers come in pairs, of which each has its own order.  Every drafter is also tried alone, in a
 cluster of its own, so that what the guard and the loop have learned of one tells nothing of others.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import itertools
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,11 +19,11 @@ from cluster.config.schema import Config
 from cluster.coordinator.idle import IdleReason
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import ConfigError
-from cluster.options import new_file, number, whole
+from cluster.options import number, whole
 from cluster.spec.acceptance import law_name
 from deployments.evaluate import verdicts
 from deployments.evaluate.prompts import Prompt, read_prompts
-from deployments.evaluate.verdicts import Cell, Decision, Pair
+from deployments.evaluate.verdicts import Cell, Judgement, Pair
 
 if TYPE_CHECKING:
     from cluster.local import LLM
@@ -54,8 +52,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("prompts", metavar="PROMPTS", type=Path,
         help="one JSON object a line: ours, Spec-Bench's or OpenAI bodies")  # fmt: skip
-    add("--out", metavar="POLICY", type=new_file, default=Path("policy.yaml"),
-        help="the file to write (%(default)s)")  # fmt: skip
     add(
         "--max-tokens",
         type=whole(8),
@@ -69,18 +65,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON")
 
 
-def evaluate(config: Config, arguments: argparse.Namespace, command: str, say: Say) -> str:
-    """Measure, write the policy, and return what the command prints.
+def evaluate(config: Config, arguments: argparse.Namespace, say: Say) -> str:
+    """Measure, and return what the command prints.
 
-    command: as it was typed, for the file.  Raises ConfigError for what cannot be measured."""
+    Raises ConfigError for what cannot be measured."""
     if not config.drafters:
         raise ConfigError.at("drafters", "there is none, so there is nothing to evaluate")
     prompts = read_prompts(arguments.prompts, config.tasks)
     cells = _cells(prompts, arguments)
     bench = _Bench(config, arguments.concurrency, say)
-    decisions = decide(cells, config, bench.pairs)
-    origin = f"{command}, {datetime.date.today()}: {config.model_name}"
-    _write(arguments.out, verdicts.policy_text(decisions, origin))
+    judgements = judge(cells, config, bench.pairs)
     if bench.num_unequal:
         say(
             f"{bench.num_unequal} of {bench.num_pairs} texts differ with and without drafts: near-"
@@ -88,41 +82,31 @@ def evaluate(config: Config, arguments: argparse.Namespace, command: str, say: S
             "the first"
         )
     if arguments.json:
-        return json.dumps([dataclasses.asdict(each) for each in decisions], indent=2) + "\n"
-    return verdicts.table(decisions) + f"written to {arguments.out}\n"
+        return json.dumps([dataclasses.asdict(each) for each in judgements], indent=2) + "\n"
+    return verdicts.table(judgements)
 
 
-def decide(cells: Cells, config: Config, measure: Measure) -> list[Decision]:
-    """Return a decision for each cell.  measure: pairs of answers with these drafters alone."""
+def judge(cells: Cells, config: Config, measure: Measure) -> list[Judgement]:
+    """Judge each cell.  measure: pairs of answers with these drafters alone."""
     together = measure(config.on_their_own, cells)
     alone: dict[str, Mapping[Cell, Sequence[Pair]]] = {}
     names_of = {cell: config.drafters_of(cell.task) for cell in cells}
     for name in config.on_their_own:
-        own = {cell: asked for cell, asked in cells.items()
-               if name in names_of[cell] and len(names_of[cell]) > 1}  # fmt: skip
+        own = {
+            cell: asked
+            for cell, asked in cells.items()
+            if name in names_of[cell] and len(names_of[cell]) > 1
+        }
         if own and name not in config.shadows.union(config.rollouts):
             alone[name] = measure((name,), own)
-    decisions = []
-    for cell, names in names_of.items():
-        pairs, found = together[cell], verdicts.speedup(together[cell])
-        apart = {name: alone[name][cell] for name in names if cell in alone.get(name, {})}
-        dropped = tuple(each for each in apart if verdicts.is_useless(each, apart[each]))
-        if len(names) == 1 and verdicts.is_useless(names[0], pairs):
-            dropped = names
-        kept = tuple(name for name in names if name not in dropped)
-        drafts = verdicts.verdict(found)
-        if dropped and kept:
-            # What is to be served is judged, not what was: the useless ones cost the others time.
-            again = (
-                measure(kept, {cell: cells[cell]})[cell] if len(kept) > 1 else apart.get(kept[0])
-            )
-            found = verdicts.speedup(again or pairs)
-            drafts = verdicts.verdict(found)
-        elif not kept:
-            drafts = "off"
-        by_name = {name: verdicts.speedup(each) for name, each in apart.items()}
-        decisions.append(Decision(cell, drafts, kept if dropped else None, found, by_name, dropped))
-    return decisions
+    judgements = []
+    for cell in cells:
+        found = verdicts.speedup(together[cell])
+        apart = {name: pairs[cell] for name, pairs in alone.items() if cell in pairs}
+        by_name = {name: verdicts.speedup(pairs) for name, pairs in apart.items()}
+        useless = tuple(name for name, pairs in apart.items() if verdicts.is_useless(name, pairs))
+        judgements.append(Judgement(cell, verdicts.verdict(found), found, by_name, useless))
+    return judgements
 
 
 def _cells(prompts: Sequence[Prompt], arguments: argparse.Namespace) -> Cells:
@@ -145,7 +129,7 @@ class _Bench:
     """Measures pairs, each set of drafters in a cluster of its own."""
 
     def __init__(self, config: Config, concurrency: int, say: Say) -> None:
-        pace = dataclasses.replace(config.coordinator, policy="", keep_learned=False)
+        pace = dataclasses.replace(config.coordinator, keep_learned=False)
         self._config = dataclasses.replace(config, coordinator=pace)
         self._concurrency = concurrency
         self._say = say
@@ -240,13 +224,3 @@ def _summed(counts: Iterable[Mapping[str, int]]) -> Mapping[str, int]:
     for each in counts:
         found.update(each)
     return dict(found)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write in one stroke: a coordinator may be reading the former file."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

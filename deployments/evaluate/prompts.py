@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.config.policy import DEFAULT_TASK
+from cluster.core import DEFAULT_TASK
 from cluster.errors import ConfigError, reason_of
 
 _FORMS = 'one JSON object with "prompt", "messages" or "turns"'

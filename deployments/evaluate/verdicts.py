@@ -1,22 +1,24 @@
-"""What pairs of answers, with drafts and without, say of a cell: on, off, or measure again."""
+"""What pairs of answers, with drafts and without, say of a cell: pays, slows, or cannot tell."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from cluster.config.policy import Drafts
 from cluster.spec.interval import Interval
 
 # Of plain decoding's speed.  The whole 95 % interval must be at or above the first, or below the
 # second.
-ON_FROM, OFF_BELOW = 1.05, 0.98
+PAYS_FROM, SLOWS_BELOW = 1.05, 0.98
+
+Verdict = Literal["pays", "slows", "cannot tell"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """Requests that a policy can tell apart.  law: greedy or sampled."""
+    """Requests that are judged together.  law: greedy or sampled."""
 
     task: str
     segment: str
@@ -44,18 +46,18 @@ def speedup(pairs: Sequence[Pair]) -> Interval:
     return Interval.of_ratios([[pair.rate / pair.plain_rate for pair in pairs]])
 
 
-def verdict(found: Interval) -> Drafts:
+def verdict(found: Interval) -> Verdict:
     """Return what the interval says; a single pair says nothing."""
-    if found.low is not None and found.low >= ON_FROM:
-        return "on"
-    if found.high is not None and found.high < OFF_BELOW:
-        return "off"
-    return "measure"
+    if found.low is not None and found.low >= PAYS_FROM:
+        return "pays"
+    if found.high is not None and found.high < SLOWS_BELOW:
+        return "slows"
+    return "cannot tell"
 
 
 def is_useless(name: str, pairs: Sequence[Pair]) -> bool:
     """True if the drafter, whose pairs are its own alone, slows its texts, or could not make them
-    as fast as it takes to be switched on even if drafting cost nothing.
+    as fast as it takes to pay even if drafting cost nothing.
 
     The loop verifies so little of a bad drafter that its cost is hard to see, but what it brings is
     plain: every accepted token saves one step at most.  One that had no drafts for these prompts,
@@ -64,62 +66,38 @@ def is_useless(name: str, pairs: Sequence[Pair]) -> bool:
     if not any(pair.had_drafts for pair in pairs):
         return False
     found = verdict(speedup(pairs))
-    if found != "measure":
-        return found == "off"
+    if found != "cannot tell":
+        return found == "slows"
     ceiling = Interval.of_ratios([
         [pair.num_tokens / max(pair.num_tokens - pair.accepted.get(name, 0), 1) for pair in pairs]
     ])  # fmt: skip
-    return ceiling.high is not None and ceiling.high < ON_FROM
+    return ceiling.high is not None and ceiling.high < PAYS_FROM
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """drafters: the only ones to be asked, None = all.  alone: the speed-up by each one alone."""
+class Judgement:
+    """found: the speed-up by all drafters of the cell; alone: by each one alone."""
 
     cell: Cell
-    drafts: Drafts
-    drafters: tuple[str, ...] | None
+    drafts: Verdict
     found: Interval
     alone: Mapping[str, Interval]
-    dropped: tuple[str, ...] = ()
+    useless: tuple[str, ...]
 
 
-def policy_text(decisions: Sequence[Decision], origin: str) -> str:
-    """Return the file for `coordinator.policy`.  origin: a line on where it comes from."""
-    return "\n".join([f"# {origin}", "rules:", *_rules(decisions)]) + "\n"
-
-
-def table(decisions: Sequence[Decision]) -> str:
-    """Return the decisions for people."""
+def table(judgements: Sequence[Judgement]) -> str:
+    """Return the judgements for people."""
     head = f"{'task':<16} {'segment':<12} {'law':<8} {'pairs':>5}  {'speed-up':<22} drafts"
     lines = [head]
-    for each in decisions:
+    for each in judgements:
         cell = each.cell
         place = f"{cell.task:<16} {cell.segment or '-':<12} {cell.law:<8} {each.found.count:>5}"
-        lines.append(f"{place}  {_shown(each.found):<22} {_words(each)}")
+        lines.append(f"{place}  {_shown(each.found):<22} {each.drafts}")
         lines += [
-            f"{'':<44}{_shown(found):<22} {name} alone{', useless' * (name in each.dropped)}"
+            f"{'':<44}{_shown(found):<22} {name} alone{', useless' * (name in each.useless)}"
             for name, found in each.alone.items()
         ]
     return "\n".join(lines) + "\n"
-
-
-def _rules(decisions: Sequence[Decision]) -> Iterator[str]:
-    # A rule for a segment stands before that of all segments: the first that fits holds.
-    for each in sorted(decisions, key=lambda each: (each.cell.task, not each.cell.segment)):
-        cell = each.cell
-        keys = [f"task: {cell.task}", *([f"segment: {cell.segment}"] if cell.segment else []),
-                f"law: {cell.law}", f'drafts: "{each.drafts}"']  # fmt: skip
-        if each.drafters is not None and each.drafts != "off":
-            keys.append(f"drafters: [{', '.join(each.drafters)}]")
-        found = f"{_shown(each.found)} of plain, {each.found.count} pairs"
-        yield f"  - {{{', '.join(keys)}}}  # {found}"
-
-
-def _words(each: Decision) -> str:
-    if each.drafters is None or each.drafts == "off":
-        return each.drafts
-    return f"{each.drafts}, {', '.join(each.drafters)}"
 
 
 def _shown(found: Interval) -> str:

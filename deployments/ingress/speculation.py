@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 from pydantic import Field
 
 from cluster.core import SpeculationOptions
 from cluster.errors import ForbiddenError, RequestError
 from cluster.requests.acceptance_law import Law
-from deployments.ingress.api.contract import Body, Read, refused, supported, up_to
+from deployments.ingress.api.contract import Body, Read, supported, up_to
+from deployments.ingress.api.wording import refused
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import Limits
 
@@ -50,11 +51,12 @@ class Speculation(Body):
     drafters: list[Drafter] | None = supported("names of those that may help", max_length=64)
     latency_class: Annotated[str, Field(max_length=64), Read(_latency_class)] | None = supported(
         "one of ingress.public_latency_classes")
-    min_tokens_per_s: Any = refused("remove it; use latency_class")
     law: LawName | None = supported(
         "how drafts are accepted, one of coordinator.laws; under all but coupled the text depends "
         "on the drafts")
     # fmt: on
+
+    unserved = refused("remove it; use latency_class", "min_tokens_per_s")
 
     def options(self, limits: Limits) -> SpeculationOptions:
         """As coordinators know it."""

@@ -16,7 +16,6 @@ from cluster import metrics
 from cluster.config.access import ClientKey, KeysFile, RateLimits
 from cluster.config.live import READ_BY
 from cluster.config.parse import key_of
-from cluster.config.policy import PolicyFile, PolicyRule
 from cluster.config.schema import Config, DrafterConfig
 from cluster.coordinator.watch import EVENTS, Drafts, Step
 from cluster.draft.registry import KINDS
@@ -29,8 +28,6 @@ _FILES = {
     "access.keys_file`": KeysFile,
     "access.keys_file`: `keys.NAME`": ClientKey,
     "access.keys_file`: `classes.NAME`": RateLimits,
-    "coordinator.policy`": PolicyFile,
-    "coordinator.policy`: `rules[]`": PolicyRule,
 }
 
 

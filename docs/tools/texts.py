@@ -59,7 +59,7 @@ applications:
 more drafters of another application, or leave them out again, and the `options` of one inside the
 target. Each drafter of the pool has a deployment `drafter-NAME` with `kind`, `options`, `max_nodes`
 and `max_requests`. [Either is made anew](models.md#another-drafter-without-a-restart). The clients'
-keys and the policy are read again whenever `access.keys_file` and `coordinator.policy` change.
+keys are read again whenever `access.keys_file` changes.
 
 Beside `user_config`, a deployment may have Serve's own keys `num_replicas`, `autoscaling_config`
 and `max_surge_percent`; they are live, but for the first or last `autoscaling_config`, which

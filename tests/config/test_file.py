@@ -109,12 +109,14 @@ def test_overrides_reach_our_settings_and_serves(file: Path) -> None:
 
 NO_WAIT = "a target's steps wait for no drafter, so remove it"
 NO_KIND = "no text waits for others of its kind, so remove it"
+ALL_PRICED = "the control loop prices drafts in every step, so remove it"
 NO_COHORT = "a target goes from step to step by itself, so remove it"
 ONE_LIBRARY = "llguidance compiles all grammars, so remove it"
 REMOVED = {
     "answers.grammar_backend": ("xgrammar", ONE_LIBRARY),
     "coordinator.max_draft_wait_ms": ("2.0", NO_WAIT),
     "coordinator.max_homogeneity_wait_ms": ("0.5", NO_KIND),
+    "coordinator.policy": ("policy.yaml", ALL_PRICED),
     "coordinator.cohorts": ("two", NO_COHORT),
     "coordinator.min_tokens_per_s": (
         "60",

@@ -196,5 +196,5 @@ def test_files_are_named_to_replicas_as_this_process_finds_them() -> None:
     found = resolved({"answers": {"chat_template": template}, "tape": {"folder": "a/b"}})
     assert found["answers"]["chat_template"] == str(Path(template).resolve())
     assert found["tape"] == {"folder": str(Path("a/b").resolve())}
-    words = {"target": {"generation_config": "auto"}, "coordinator": {"policy": ""}}
+    words = {"target": {"generation_config": "auto"}, "answers": {"chat_template": ""}}
     assert resolved(words) == words

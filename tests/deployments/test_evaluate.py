@@ -1,27 +1,24 @@
-"""`drafthouse evaluate`: from pairs of answers to a policy that serve can read."""
+"""`drafthouse evaluate`: from pairs of answers to a judgement of each cell."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from cluster.config.file import load
-from cluster.config.policy import read_policy
-from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
+from cluster.config.schema import Config, DrafterConfig
 from cluster.core import SamplingParams
 from cluster.errors import ConfigError
 from cluster.spec.interval import Interval
 from deployments.cli import main
-from deployments.evaluate.command import Asked, Cells, decide
+from deployments.evaluate.command import Asked, Cells, judge
 from deployments.evaluate.prompts import Prompt, read_prompts
-from deployments.evaluate.verdicts import Cell, Pair, is_useless, policy_text, table, verdict
+from deployments.evaluate.verdicts import Cell, Pair, is_useless, table, verdict
 
 CODE, CHAT = Cell("code", "", "greedy"), Cell("default", "trial", "sampled")
 CONFIG = Config(
@@ -41,10 +38,14 @@ def pairs(ratio: float, share: float = 0.5, drafter: str = "lm", *, had: bool = 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
-        (1.05, 1.3, "on"), (1.049, 1.9, "measure"), (0.9, 0.979, "off"), (0.5, 0.98, "measure"),
-        (0.97, 1.06, "measure"), (None, None, "measure"),
+        (1.05, 1.3, "pays"),
+        (1.049, 1.9, "cannot tell"),
+        (0.9, 0.979, "slows"),
+        (0.5, 0.98, "cannot tell"),
+        (0.97, 1.06, "cannot tell"),
+        (None, None, "cannot tell"),
     ],
-)  # fmt: skip
+)
 def test_the_whole_interval_must_lie_where_it_decides(
     low: float | None, high: float | None, expected: str
 ) -> None:
@@ -65,51 +66,29 @@ def asked() -> Sequence[Asked]:
     return [Asked(Prompt("once"), SamplingParams())]
 
 
-def test_useless_drafters_are_dropped_and_the_others_judged_without_them() -> None:
+def test_useless_drafters_are_named_by_what_each_does_alone() -> None:
     measured: list[tuple[tuple[str, ...], list[Cell]]] = []
     by_names = {
-        ("lm", "suffix", "random"): {CODE: pairs(1.0), CHAT: pairs(0.9)},
+        ("lm", "suffix", "random"): {CODE: pairs(1.5), CHAT: pairs(0.9)},
         ("lm",): {CODE: pairs(1.2)},
         ("suffix",): {CODE: pairs(1.1, 0.2, "suffix")},
         ("random",): {CODE: pairs(0.99, 0.0, "random")},
-        ("lm", "suffix"): {CODE: pairs(1.5)},
     }
 
     def measure(names: Sequence[str], cells: Cells) -> Mapping[Cell, Sequence[Pair]]:
         measured.append((tuple(names), list(cells)))
         return by_names[tuple(names)]
 
-    code, chat = decide({CODE: asked(), CHAT: asked()}, CONFIG, measure)
-    assert (code.drafts, code.drafters, code.dropped) == ("on", ("lm", "suffix"), ("random",))
+    code, chat = judge({CODE: asked(), CHAT: asked()}, CONFIG, measure)
+    assert (code.drafts, code.useless) == ("pays", ("random",))
     assert code.found.mean == pytest.approx(1.5, rel=0.01)
     assert set(code.alone) == {"lm", "suffix", "random"}
     # Its only drafter needs no trial of its own.
-    assert (chat.drafts, chat.alone) == ("off", {})
-    assert measured[1:] == [((n,), [CODE]) for n in ("lm", "suffix", "random")] + [
-        (("lm", "suffix"), [CODE])
-    ]
-
-
-def test_the_file_holds_the_decisions_and_says_where_they_come_from(tmp_path: Path) -> None:
-    def measure(names: Sequence[str], cells: Cells) -> Mapping[Cell, Sequence[Pair]]:
-        bad = pairs(0.9, 0.0, "random")
-        return {cell: bad if names == ("random",) else pairs(1.3) for cell in cells}
-
-    segment = replace(CODE, segment="trial")
-    cells = {CODE: asked(), segment: asked(), CHAT: asked()}
-    decisions = decide(cells, CONFIG, measure)
-    path = tmp_path / "policy.yaml"
-    path.write_text(policy_text(decisions, "drafthouse evaluate x"))
-    assert path.read_text().startswith("# drafthouse evaluate x\n")
-    assert "# 1.30 (1.28 to 1.32) of plain, 4 pairs" in path.read_text()
-    config = replace(CONFIG, coordinator=CoordinatorConfig(policy=str(path)))
-    policy = read_policy(config)
-    own = policy.rule_for("code", "trial", "greedy")
-    assert (own.segment, own.drafts, own.drafters) == ("trial", "on", ("lm", "suffix"))
-    assert policy.rule_for("code", "other", "greedy").segment == ""
-    assert policy.rule_for("default", "trial", "sampled").drafters is None
-    assert policy.rule_for("default", "trial", "greedy").drafts == "measure"
-    assert "random alone, useless" in table(decisions)
+    assert (chat.drafts, chat.alone) == ("slows", {})
+    assert measured[1:] == [((name,), [CODE]) for name in ("lm", "suffix", "random")]
+    shown = table([code, chat])
+    assert "1.50 (1.48 to 1.52)    pays" in shown
+    assert "random alone, useless" in shown
 
 
 def test_prompts_may_be_ours_spec_benchs_or_openai_bodies(tmp_path: Path) -> None:
@@ -140,7 +119,7 @@ def test_what_is_no_prompt_is_refused_with_its_line(tmp_path: Path, line: str) -
         read_prompts(tmp_path / "none", [])
 
 
-def test_a_configuration_is_run_and_its_random_drafter_dropped(
+def test_a_configuration_is_run_and_its_random_drafter_found_useless(
     llama_folder: Path, draft_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = {"device": "cpu", "threads": 1, "num_pages": 64}
@@ -157,23 +136,16 @@ def test_a_configuration_is_run_and_its_random_drafter_dropped(
         "coordinator": {"budget": "fixed", "max_draft_tokens": 4},
     }
     application = {"import_path": "deployments.app:build", "args": arguments}
-    file, prompts, out = (tmp_path / name for name in ("serve.yaml", "prompts.jsonl", "out.yaml"))
+    file, prompts = tmp_path / "serve.yaml", tmp_path / "prompts.jsonl"
     file.write_text(yaml.safe_dump({"applications": [application]}))
     tasks = ("code", "code", "code", "other")
     prompts.write_text("\n".join(json.dumps({"prompt": f"{n} once", "task": task})
                                  for n, task in enumerate(tasks)))  # fmt: skip
     options = "--max-tokens 24 --temperature 0 --json"
-    nowhere = str(tmp_path / "no" / "out.yaml")
-    assert main(["evaluate", str(file), str(prompts), "--out", nowhere]) == 2
-    assert f"--out: there is no folder {tmp_path / 'no'}" in capsys.readouterr().err
-    assert (
-        main(["evaluate", str(file), str(prompts), "--out", str(out), *shlex.split(options)]) == 0
-    )
-    decisions = json.loads(capsys.readouterr().out)
-    assert [each["cell"]["task"] for each in decisions] == ["code", "default"]
-    assert decisions[0]["found"]["count"] == 3
-    assert "random" in decisions[0]["dropped"]
-    config = load(file, [f"coordinator.policy={out}"]).config
-    for rule in read_policy(config).rules:
-        assert rule.law == "greedy"
-        assert "random" not in (rule.drafters or ())
+    assert main(["evaluate", str(file), str(prompts), "--out", "policy.yaml"]) == 2
+    assert "--out: `evaluate` prints its table" in capsys.readouterr().err
+    assert main(["evaluate", str(file), str(prompts), *shlex.split(options)]) == 0
+    judgements = json.loads(capsys.readouterr().out)
+    assert [each["cell"]["task"] for each in judgements] == ["code", "default"]
+    assert judgements[0]["found"]["count"] == 3
+    assert "random" in judgements[0]["useless"]

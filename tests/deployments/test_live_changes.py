@@ -193,10 +193,8 @@ def is_whole(live: Live) -> bool:
 def test_streams_survive_every_edit_and_a_wrong_one_leaves_all_as_it_was(
     live: Live, long_folder: Path, tmp_path: Path
 ) -> None:
-    assert set(map(known_as, EDITS)) == READ_BY.keys() - {"adapters", "coordinator.policy"}
-    policy = tmp_path / "policy.yaml"
-    policy.write_text("rules:\n  - {task: code, drafts: off}\n")
-    told = nested({**EDITS, "coordinator.policy": str(policy)})
+    assert set(map(known_as, EDITS)) == READ_BY.keys() - {"adapters"}
+    told = nested(EDITS)
     told["adapters"] = {"pirate": str(write_adapter(long_folder, tmp_path / "a"))}
     before, writers = live.pids(), live.writers()
     with writers.running():

@@ -65,6 +65,7 @@ def test_an_option_of_vllm_is_taken_or_answered_with_what_to_write_instead(tmp_p
         (["--quantization", "awq"], "--quantization: a checkpoint's own format is read"),
         (["--trust-remote-code"], "--trust-remote-code: no code of a checkpoint is run"),
         (["--pipeline-parallel-size", "2"], "set target.engine.device_map"),
+        (["--policy", "policy.yaml"], "--policy: the control loop prices drafts in every step"),
         (["--no-enable-chunked-prefill"], "it is always so here"),
         (["--tool-call-parser", "pythonic"], "answers.tool_parser: 'pythonic' is none of"),
     ):

@@ -110,7 +110,7 @@ def test_a_request_without_a_prompt_is_refused_by_name() -> None:
 
 def test_a_field_that_is_gone_is_refused_by_name() -> None:
     former = generation_pb2.SpeculationRequest.FromString(b"\x31" + bytes(8))  # double, number 6
-    with pytest.raises(RequestError, match="use speculation.latency_class") as raised:
+    with pytest.raises(RequestError, match=r"use speculation\.latency_class") as raised:
         decode_request(generation_pb2.GenerateRequest(text="a", speculation=former))
     assert raised.value.param == "speculation.min_tokens_per_s"
 

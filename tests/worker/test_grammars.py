@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -49,7 +49,7 @@ def backend() -> Waiting:
 
 @pytest.fixture
 def grammars(backend: Waiting) -> Grammars:
-    return Grammars(GrammarCompiler(cast(Any, lambda: backend), 100), 10, ())
+    return Grammars(GrammarCompiler(lambda: backend, 100), 10, ())
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ class PlainWhy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PLAIN_WHY_UNMEASURED: _ClassVar[PlainWhy]
     PLAIN_WHY_FAULT: _ClassVar[PlainWhy]
     PLAIN_WHY_SCHEDULE: _ClassVar[PlainWhy]
-    PLAIN_WHY_POLICY: _ClassVar[PlainWhy]
     PLAIN_WHY_SWITCHBACK: _ClassVar[PlainWhy]
 PLAIN_WHY_UNSPECIFIED: PlainWhy
 PLAIN_WHY_GUARD: PlainWhy
@@ -28,7 +27,6 @@ PLAIN_WHY_TIMED: PlainWhy
 PLAIN_WHY_UNMEASURED: PlainWhy
 PLAIN_WHY_FAULT: PlainWhy
 PLAIN_WHY_SCHEDULE: PlainWhy
-PLAIN_WHY_POLICY: PlainWhy
 PLAIN_WHY_SWITCHBACK: PlainWhy
 
 class StepFrame(_message.Message):
