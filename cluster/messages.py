@@ -288,7 +288,7 @@ class CommitFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProposalFrame:
-    """Drafter to coordinator.  pages_*: of its engine, or 0.  engine_faults: of another it asks."""
+    """Drafter to coordinator.  pages_*: of its engine, or 0."""
 
     proposals: tuple[Proposal, ...] = ()
     observations: tuple[Observation, ...] = ()
@@ -297,7 +297,6 @@ class ProposalFrame:
     pages_total: int = 0
     num_requests: int = 0
     draft_time_s: float = 0.0
-    engine_faults: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

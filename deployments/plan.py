@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.config.processes import OPENAI, RECORDER
+from cluster.config.processes import RECORDER
 from cluster.config.schema import Config, EngineConfig, PlacementConfig
 from cluster.draft import registry
 from deployments import gpus
@@ -69,7 +69,6 @@ def facts(config: Config, found: Mapping[str, Inspected]) -> dict[str, Any]:
         "drafters": {
             name: _place(config, name) + _rollout(config, name) for name in config.drafters
         },
-        "asked": {name: _asked(config, name) for name in config.drafters if _asks(config, name)},
         "access": [*access_lines(config)],
         "tasks": {task: [*config.drafters_of(task)] for task in config.tasks or ("default",)},
     }
@@ -146,11 +145,6 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     for name, place in plan["drafters"].items():
         yield f"drafter {name}: {place}"
-    for name, asked in plan["asked"].items():
-        yield (
-            f"drafter {name}: sends {asked['texts']} to {asked['url']}; whether anything answers "
-            "there is not checked here"
-        )
     yield ""
     yield from plan["access"]
     for task, names in plan["tasks"].items():
@@ -191,17 +185,6 @@ def _recorder(config: Config, name: str) -> str:
     where = Path(options.folder).absolute()
     kept = f"in {where}" if options.keep == "disk" else f"in memory, until asked for in {where}"
     return f"keeps the answers to {100 * options.share:.3g}% of {whose}, {kept}"
-
-
-def _asks(config: Config, name: str) -> bool:
-    return config.drafters[name].kind == OPENAI
-
-
-def _asked(config: Config, name: str) -> dict[str, str]:
-    """The server that a drafter asks, and whose texts it sends there."""
-    options = registry.check(name, config.drafters[name])
-    whose = "all texts" if options.sends_all else "texts with neither API key nor salt"
-    return {"url": options.endpoint, "texts": whose}
 
 
 def _rollout(config: Config, name: str) -> str:

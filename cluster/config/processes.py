@@ -29,7 +29,6 @@ from cluster.requests.acceptance_law import Law
 
 # The kind whose options name other drafters, and the one whose engine is another server.
 CASCADE = "cascade"
-OPENAI = "openai"
 # The kind that drafts nothing: it reads what others' drafts came to.
 RECORDER = "recorder"
 
@@ -224,10 +223,7 @@ class DrafterConfig:
 
     @property
     def device(self) -> str:
-        """The device that its engine names, or another server's address; auto where it names none,
-        or has no engine."""
-        if self.kind == OPENAI:
-            return str(self.options.get("url"))
+        """The device that its engine names; auto where it names none, or has no engine."""
         engine = self.options.get("engine")
         return str(engine.get("device", "auto")) if isinstance(engine, Mapping) else "auto"
 

@@ -17,7 +17,6 @@ from cluster.coordinator.replica import DrafterLink, DrafterReplica, Subscriptio
 from cluster.coordinator.replicas import DrafterReplicas
 from cluster.coordinator.session import Seat, Session
 from cluster.core import Observation, Proposal
-from cluster.draft.breaker import ENGINE_FAULT
 from cluster.messages import ProposalFrame, Refusal, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.plan.fence import Fence
@@ -154,8 +153,6 @@ class DrafterPool:
             self._observe(replica, observation, sessions, now)
         for refusal in frame.refusals:
             self._refused(replica, refusal, sessions, now)
-        if frame.engine_faults:
-            self.replicas.count_fault(replica.name, ENGINE_FAULT, frame.engine_faults)
         replica.record(self._recorder, frame)
 
     def _take_in(

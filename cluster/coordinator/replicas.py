@@ -99,10 +99,10 @@ class DrafterReplicas:
                 del self.breakers[key]
         return True
 
-    def count_fault(self, name: str, why: str, times: int = 1) -> None:
+    def count_fault(self, name: str, why: str) -> None:
         """Count a fault that says nothing of what comes next."""
-        self._recorder.add(metrics.DRAFTER_FAULTS, times, drafter=name, why=why)
-        self._faults.setdefault(name, Counter())[why] += times
+        self._recorder.add(metrics.DRAFTER_FAULTS, drafter=name, why=why)
+        self._faults.setdefault(name, Counter())[why] += 1
 
     def record_fault(self, replica: DrafterReplica, why: str, now: float, told: str = "") -> bool:
         """Count a fault.  True when the replica is to be left alone from now on.

@@ -53,8 +53,6 @@ class Drafter(Protocol):
     (`cluster.draft.inside.StepReader`), is told which requests have ended, and is asked nothing.
     Where it has a method `takes(request_id, tenant) -> bool`, the most probable tokens of others'
     steps need not be found for it.  Its method `begin()`, if any, is called once it is to serve.
-    One that asks another engine tells in `engine_faults` how often that has failed so far; it rests
-    by itself.
     """
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:

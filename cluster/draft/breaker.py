@@ -18,8 +18,6 @@ _LEAST_STALL_S = 0.1
 # until it is no more than this share.
 _STALL_SHARE = 0.02
 _STALL_SLACK_S = 0.25
-# The reason under which an engine's failures count, of drafters that ask one.
-ENGINE_FAULT = "engine"
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,11 +167,6 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
     def pages_total(self) -> int:
         return sum(stage.drafting.pages[1] for stage in self.stages)
 
-    @property
-    def engine_faults(self) -> int:
-        """See `Drafter`."""
-        return sum(stage.drafting.engine_faults for stage in self.stages)
-
     def interrupt(self) -> None:
         """See `Interruptible`."""
         for stage in self.stages:

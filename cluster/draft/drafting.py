@@ -20,7 +20,7 @@ from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft import answers as checks
 from cluster.draft.answers import MAX_COUNT, checked_observation, narrowed
 from cluster.draft.base import Drafter, HasPages, Interruptible, Waking
-from cluster.draft.breaker import ENGINE_FAULT, CircuitBreaker
+from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows, StepWants
 from cluster.draft.once_a_minute import OnceAMinute
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
@@ -68,7 +68,6 @@ class Drafting:
         self._has_failed = False  # since it was last told of something
         self._reported_s = 0.0  # of busy_s
         self._reported_faults: Counter[str] = Counter()
-        self._engine_faults = 0  # that are counted
         self._interruptible = drafter if isinstance(drafter, Interruptible) else None
         self._reader: StepReader | None = None
         self.wants = WANTS_NOTHING
@@ -92,14 +91,6 @@ class Drafting:
             return 0, 0
         in_use, total = (min(max(count, 0), MAX_COUNT) for count in found)
         return in_use, total
-
-    @property
-    def engine_faults(self) -> int:
-        """Return how often an engine that the drafter asks has failed; see `Drafter`."""
-        found = self._try(
-            "engine_faults", lambda: index(getattr(self._drafter, "engine_faults", 0))
-        )
-        return min(max(found or 0, 0), MAX_COUNT)
 
     def interrupt(self) -> None:
         """Ask the drafter to end its current slice soon, if it can.  Called from any thread."""
@@ -227,9 +218,6 @@ class Drafting:
             samples.add(metrics.DRAFT_TIME, busy_s, drafter=self.name)
         num_held = len(self.held)
         samples.set(metrics.DRAFTER_REQUESTS, num_held, drafter=self.name, worker=worker_id)
-        if (faults := self.engine_faults) > self._engine_faults:
-            self.breaker.faults[ENGINE_FAULT] += faults - self._engine_faults
-            self._engine_faults = faults
         for why, count in (self.breaker.faults - self._reported_faults).items():
             samples.add(metrics.DRAFTER_FAULTS, count, drafter=self.name, why=why)
         self._reported_faults = self.breaker.faults.copy()

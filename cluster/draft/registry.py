@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from cluster.config.parse import nearest, parse
-from cluster.config.processes import CASCADE, OPENAI, RECORDER
+from cluster.config.processes import CASCADE, RECORDER
 from cluster.config.schema import DrafterConfig
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.plugin import TextDrafter
@@ -100,10 +100,13 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "block": _kind("block_drafter", "Block", options_module="head_options", is_inside=True),
         "mtp": _kind("eagle3", "Mtp", options_module="head_options", is_inside=True),
         "grammar": _kind("grammar", "Grammar", is_inside=True),
-        OPENAI: _kind("openai", "OpenAI", options_module="openai_options"),
         CASCADE: _kind("cascade", "Cascade", options_module="cascade_options"),
         RECORDER: _kind("recorder", "Recorder", options_module="recorder_options", is_inside=True),
     }
+)
+# What replaces kinds that are gone.
+REMOVED: Mapping[str, str] = MappingProxyType(
+    {"openai": "serve a small model as kind: lm, or use the look-ups of kind: suffix"}
 )
 
 
@@ -122,6 +125,8 @@ def check(name: str, config: DrafterConfig) -> Any:
     else:
         if not config.kind:
             raise ConfigError.at(path, f"missing; known kinds: {', '.join(KINDS)}")
+        if config.kind in REMOVED:
+            raise ConfigError.at(path, f"this kind is gone; {REMOVED[config.kind]}")
         hint = nearest(config.kind, KINDS, "known kinds")
         raise ConfigError.at(path, f"unknown kind {config.kind!r} ({hint})")
     return parse(options, config.options, f"drafters.{name}.options")

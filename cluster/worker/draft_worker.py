@@ -85,8 +85,7 @@ class DraftWorker:
         self._requests: dict[str, _Request] = {}  # by the names within the drafter
         self._untold: list[tuple[DraftLease, Commit]] = []
         self._news: defaultdict[DraftLease, list[News]] = defaultdict(list)  # not put yet
-        # Of the drafter's computing time, and of its engine's faults: each is told to one link.
-        self._told_s, self._told_faults = 0.0, 0
+        self._told_s = 0.0  # of the drafter's computing time: each second is told to one link
         self._load = DrafterLoad()
         self._pace = (0, 0)  # commits, and those of them that were late
         self._drafting.wake_by(lambda: self._mailbox.call(self._grow_again))
@@ -254,11 +253,8 @@ class DraftWorker:
         for lease in self._leases.copy():
             # While trees grow, the pages in use change with each slice.
             if news[lease] or (is_idle and load != lease.load):
-                faults = max(drafting.engine_faults, self._told_faults)
-                lease.put(
-                    news[lease], load, drafting.busy_s - self._told_s, faults - self._told_faults
-                )
-                self._told_s, self._told_faults = drafting.busy_s, faults
+                lease.put(news[lease], load, drafting.busy_s - self._told_s)
+                self._told_s = drafting.busy_s
 
     def _forget(self, names: Sequence[str]) -> None:
         self._drafting.release(names)

@@ -45,7 +45,7 @@ class DraftLease(LinkEnd):
         self.number = number
         self.load = DrafterLoad()
         self._news: dict[tuple[type[News], str], News] = {}  # by kind and request
-        self._draft_time_s, self._engine_faults = 0.0, 0  # not told yet
+        self._draft_time_s = 0.0  # not told yet
 
     def named(self, commit: Commit) -> Commit:
         """The commit under its name within the drafter."""
@@ -64,12 +64,10 @@ class DraftLease(LinkEnd):
         self._wake.clear()
         news, self._news = self._news.values(), {}
         draft_time_s, self._draft_time_s = self._draft_time_s, 0.0
-        engine_faults, self._engine_faults = self._engine_faults, 0
         load = self.load
         return ProposalFrame(
             _of(Proposal, news), _of(Observation, news), _of(Refusal, news),
             load.pages_in_use, load.pages_total, load.num_requests, draft_time_s,
-            engine_faults,
         )  # fmt: skip
 
     def check_read(self) -> None:
@@ -77,15 +75,13 @@ class DraftLease(LinkEnd):
         if len(self._news) > _MAX_UNREAD:
             raise CapacityError(f"{len(self._news)} notices are unread; read what is sent")
 
-    def put(
-        self, news: Sequence[News], load: DrafterLoad, draft_time_s: float, engine_faults: int = 0
-    ) -> None:
+    def put(self, news: Sequence[News], load: DrafterLoad, draft_time_s: float) -> None:
         """Queue news; for each kind and request they replace those that are not sent yet.
 
-        draft_time_s, engine_faults: of the drafter, that no link was told of yet.
+        draft_time_s: of the drafter, that no link was told of yet.
         """
         self.load = load
-        self._call_soon(self._put, news, draft_time_s, engine_faults)
+        self._call_soon(self._put, news, draft_time_s)
 
     def withdraw(self, request_ids: Iterable[str]) -> None:
         """Drop unsent news about released requests, except refusals."""
@@ -97,9 +93,8 @@ class DraftLease(LinkEnd):
 
     # On the event loop
 
-    def _put(self, news: Sequence[News], draft_time_s: float, engine_faults: int) -> None:
+    def _put(self, news: Sequence[News], draft_time_s: float) -> None:
         self._draft_time_s += draft_time_s
-        self._engine_faults += engine_faults
         for each in news:
             if isinstance(each, Refusal):
                 self._withdraw([each.request_id])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from cluster.errors import RequestError, WorkerError
-from cluster.messages import CommitFrame, ProposalFrame
 from tests.coordinator.test_drafter_pool import RefusingDrafter
 from tests.support.coordinator.house import House, collect, house, request
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
@@ -45,22 +42,6 @@ async def test_another_model_in_a_drafters_place_does_not_inherit_its_open_break
         assert stage.coordinator.status()["left_alone"] == ["b"], "the same one, started anew"
         stage.add_drafter(ToyDrafter("b", oracle_chain(), model_hash="new"))
         assert stage.coordinator.status()["left_alone"] == []
-
-
-async def test_the_status_tells_of_an_engine_that_a_drafter_asks_and_that_fails() -> None:
-    class Asking(ToyDrafter):
-        def answer(self, frame: CommitFrame) -> ProposalFrame:
-            return replace(super().answer(frame), engine_faults=len(self.frames))
-
-    async with house(breaker_failures=1) as stage:
-        stage.add_target(ToyTarget())
-        drafter = Asking("b", oracle_chain())
-        stage.add_drafter(drafter)
-        await ask(stage, 2)
-        count = sum(range(len(drafter.frames) + 1))
-        status, metrics = stage.coordinator.status(), stage.coordinator.render_metrics().decode()
-    assert (status["faults"], status["left_alone"]) == ({"b": {"engine": count}}, [])
-    assert f'drafthouse_drafter_faults_total{{drafter="b",why="engine"}} {count}.0' in metrics
 
 
 async def test_a_request_that_a_drafter_cannot_serve_is_no_fault_of_it() -> None:

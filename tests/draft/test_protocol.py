@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,10 +15,7 @@ from hypothesis.stateful import (
 
 from cluster.core import Commit, DraftTask, Proposal, SamplingParams, token_array
 from cluster.draft.base import Drafter, DrafterContext
-from cluster.draft.completions import Answer, End, Verdict
 from cluster.draft.lm import LMDrafter
-from cluster.draft.openai import OpenAIDrafter
-from cluster.draft.openai_options import OpenAIOptions
 from cluster.draft.prediction import PredictionDrafter, PredictionOptions
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
@@ -214,34 +208,6 @@ def test_the_lm_drafter_follows_the_protocol(noisy_engine: Engine) -> None:
             assert noisy_engine.pages_in_use == 0
 
     run_state_machine_as_test(LMConversation, settings=FEW)
-
-
-class AtOnce:
-    """Another engine's words without a network, there as soon as it is asked; it knows three."""
-
-    def __init__(self) -> None:
-        self.words = itertools.cycle((("#$ % &", End.CUT), ("", End.STOPPED), ("! ", End.FAILED)))
-
-    def ask(self, prompt: str) -> Answer:
-        answer, (text, end) = Answer(), next(self.words)
-        answer.put(text, 100)
-        answer.receiving.set_result(Verdict(end))
-        return answer
-
-    def rest(self) -> None:
-        pass
-
-
-def test_a_drafter_that_asks_another_engine_follows_the_protocol(llama_folder: Path) -> None:
-    context = DrafterContext("d", MAX_NODES, MAX_REQUESTS, target_model=str(llama_folder))
-    drafter = OpenAIDrafter(context, OpenAIOptions(url="http://a", rest_s=0.0))
-
-    class PeerConversation(Conversation):
-        def make(self) -> Drafter:
-            drafter._engine = AtOnce()  # type: ignore[assignment]
-            return drafter
-
-    run_state_machine_as_test(PeerConversation, settings=FEW)
 
 
 MAKERS = {

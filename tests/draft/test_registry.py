@@ -12,7 +12,7 @@ from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm_options import LMOptions
-from cluster.draft.registry import KINDS, Kind, check, create
+from cluster.draft.registry import KINDS, REMOVED, Kind, check, create
 from cluster.draft.suffix import SuffixDrafter
 from cluster.errors import ConfigError
 
@@ -65,12 +65,18 @@ def test_an_unknown_kind_is_named_with_the_nearest_one() -> None:
         check("x", DrafterConfig())
 
 
+@pytest.mark.parametrize("kind", REMOVED)
+def test_a_kind_that_is_gone_says_what_replaces_it(kind: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check("x", DrafterConfig(kind=kind, options={"url": "http://a"}))
+    assert caught.value.message == f"drafters.x.kind: this kind is gone; {REMOVED[kind]}"
+
+
 # What has no default: which head it is, and which layers draft.
 REQUIRED: dict[str, dict[str, object]] = {
     **{key: {"model": "h"} for key in ("eagle3", "peagle", "medusa", "block", "mtp")},
     "early_exit": {"exit_layer": 1},
     "layer_skip": {"skip_layers": [1]},
-    "openai": {"url": "http://a"},
     "cascade": {"stages": ["suffix", "lm"]},
 }
 
@@ -163,7 +169,7 @@ def test_checking_and_count_based_drafting_need_no_torch() -> None:
         "import sys\n"
         "from cluster.config.schema import DrafterConfig\n"
         "from cluster.draft.base import DrafterContext\n"
-        "from cluster.draft.registry import KINDS, check, create\n"
+        "from cluster.draft.registry import KINDS, REMOVED, check, create\n"
         f"required = {REQUIRED}\n"
         "for kind in KINDS:\n"
         "    check('x', DrafterConfig(kind=kind, options=required.get(kind, {})))\n"

@@ -32,18 +32,6 @@ async def test_each_second_of_a_drafter_is_told_to_one_link() -> None:
     assert sum(frame.draft_time_s for frame in frames) == 10.0
 
 
-async def test_each_failure_of_an_engine_that_it_asks_is_told_to_one_link() -> None:
-    class Asking(CountingDrafter):
-        @property
-        def engine_faults(self) -> int:
-            return 2 * len(self.texts)
-
-    drafter = Asking(slices=1)
-    async with house(drafter) as running:
-        frames = await frames_of_two_links(running, drafter)
-    assert sum(frame.engine_faults for frame in frames) == 4
-
-
 async def test_time_that_was_not_told_yet_adds_up() -> None:
     lease = DraftLease(1)
     times = []

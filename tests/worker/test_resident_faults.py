@@ -325,21 +325,6 @@ async def test_a_stall_is_counted_and_the_text_goes_on_without_its_drafter() -> 
         assert faults_of(target) == {}  # they were said
 
 
-async def test_an_engine_that_a_resident_asks_is_counted_and_opens_no_breaker() -> None:
-    class Asking(GreedyOracle):
-        @property
-        def engine_faults(self) -> int:
-            return len(self.tasks)
-
-    drafter = Asking()
-    async with steps(residents=[resident(drafter, clock=FakeClock())]) as target:
-        assert await texts_of(target, [GREEDY]) == [plain()]
-        assert len(drafter.tasks) > 3
-        assert faults_of(target) == {"engine": len(drafter.tasks)}
-        assert target.loop.report()[1]["faults"] == {"a": {"engine": len(drafter.tasks)}}
-        assert target.loop.report()[1]["residents"] == {"a": "closed"}
-
-
 class BrokenClock(FakeClock):
     is_broken = False
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from cluster.client.generated import common_pb2 as drafthouse_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64rafthouse/v1/draft.proto\x12\rdrafthouse.v1\x1a\x1a\x64rafthouse/v1/common.proto\"G\n\x0b\x43ommitFrame\x12&\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x15.drafthouse.v1.Commit\x12\x10\n\x08released\x18\x02 \x03(\t\"\xde\x01\n\x06\x43ommit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\x11\n\ttoken_ids\x18\x05 \x03(\x0f\x12\x12\n\nprompt_len\x18\x06 \x01(\r\x12\x11\n\tmax_nodes\x18\x07 \x01(\r\x12\x0c\n\x04task\x18\x08 \x01(\t\x12-\n\x06params\x18\t \x01(\x0b\x32\x1d.drafthouse.v1.SamplingParams\x12\x0e\n\x06tenant\x18\n \x01(\x0c\"\x8b\x02\n\rProposalFrame\x12*\n\tproposals\x18\x01 \x03(\x0b\x32\x17.drafthouse.v1.Proposal\x12\x30\n\x0cobservations\x18\x02 \x03(\x0b\x32\x1a.drafthouse.v1.Observation\x12(\n\x08refusals\x18\x03 \x03(\x0b\x32\x16.drafthouse.v1.Refusal\x12\x14\n\x0cpages_in_use\x18\x04 \x01(\r\x12\x13\n\x0bpages_total\x18\x05 \x01(\r\x12\x14\n\x0cnum_requests\x18\x06 \x01(\r\x12\x14\n\x0c\x64raft_time_s\x18\x07 \x01(\x01\x12\x15\n\rengine_faults\x18\t \x01(\rJ\x04\x08\x08\x10\t\"\xb9\x01\n\x08Proposal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12&\n\x04tree\x18\x05 \x01(\x0b\x32\x18.drafthouse.v1.TokenTree\x12\x10\n\x08survival\x18\x06 \x03(\x02\x12\x0f\n\x07\x64rafter\x18\x07 \x01(\t\x12\x13\n\x0bis_complete\x18\x08 \x01(\x08\"W\n\x0bObservation\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08have_len\x18\x03 \x01(\rJ\x04\x08\x04\x10\x05R\x08log_loss2\xa4\x01\n\x0e\x44rafterService\x12K\n\x08\x44\x65scribe\x12\x1e.drafthouse.v1.DescribeRequest\x1a\x1f.drafthouse.v1.DescribeResponse\x12\x45\n\x05\x44raft\x12\x1a.drafthouse.v1.CommitFrame\x1a\x1c.drafthouse.v1.ProposalFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64rafthouse/v1/draft.proto\x12\rdrafthouse.v1\x1a\x1a\x64rafthouse/v1/common.proto\"G\n\x0b\x43ommitFrame\x12&\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x15.drafthouse.v1.Commit\x12\x10\n\x08released\x18\x02 \x03(\t\"\xde\x01\n\x06\x43ommit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\x11\n\ttoken_ids\x18\x05 \x03(\x0f\x12\x12\n\nprompt_len\x18\x06 \x01(\r\x12\x11\n\tmax_nodes\x18\x07 \x01(\r\x12\x0c\n\x04task\x18\x08 \x01(\t\x12-\n\x06params\x18\t \x01(\x0b\x32\x1d.drafthouse.v1.SamplingParams\x12\x0e\n\x06tenant\x18\n \x01(\x0c\"\x89\x02\n\rProposalFrame\x12*\n\tproposals\x18\x01 \x03(\x0b\x32\x17.drafthouse.v1.Proposal\x12\x30\n\x0cobservations\x18\x02 \x03(\x0b\x32\x1a.drafthouse.v1.Observation\x12(\n\x08refusals\x18\x03 \x03(\x0b\x32\x16.drafthouse.v1.Refusal\x12\x14\n\x0cpages_in_use\x18\x04 \x01(\r\x12\x13\n\x0bpages_total\x18\x05 \x01(\r\x12\x14\n\x0cnum_requests\x18\x06 \x01(\r\x12\x14\n\x0c\x64raft_time_s\x18\x07 \x01(\x01J\x04\x08\x08\x10\tJ\x04\x08\t\x10\nR\rengine_faults\"\xb9\x01\n\x08Proposal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12&\n\x04tree\x18\x05 \x01(\x0b\x32\x18.drafthouse.v1.TokenTree\x12\x10\n\x08survival\x18\x06 \x03(\x02\x12\x0f\n\x07\x64rafter\x18\x07 \x01(\t\x12\x13\n\x0bis_complete\x18\x08 \x01(\x08\"W\n\x0bObservation\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08have_len\x18\x03 \x01(\rJ\x04\x08\x04\x10\x05R\x08log_loss2\xa4\x01\n\x0e\x44rafterService\x12K\n\x08\x44\x65scribe\x12\x1e.drafthouse.v1.DescribeRequest\x1a\x1f.drafthouse.v1.DescribeResponse\x12\x45\n\x05\x44raft\x12\x1a.drafthouse.v1.CommitFrame\x1a\x1c.drafthouse.v1.ProposalFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,11 +37,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMIT']._serialized_start=146
   _globals['_COMMIT']._serialized_end=368
   _globals['_PROPOSALFRAME']._serialized_start=371
-  _globals['_PROPOSALFRAME']._serialized_end=638
-  _globals['_PROPOSAL']._serialized_start=641
-  _globals['_PROPOSAL']._serialized_end=826
-  _globals['_OBSERVATION']._serialized_start=828
-  _globals['_OBSERVATION']._serialized_end=915
-  _globals['_DRAFTERSERVICE']._serialized_start=918
-  _globals['_DRAFTERSERVICE']._serialized_end=1082
+  _globals['_PROPOSALFRAME']._serialized_end=636
+  _globals['_PROPOSAL']._serialized_start=639
+  _globals['_PROPOSAL']._serialized_end=824
+  _globals['_OBSERVATION']._serialized_start=826
+  _globals['_OBSERVATION']._serialized_end=913
+  _globals['_DRAFTERSERVICE']._serialized_start=916
+  _globals['_DRAFTERSERVICE']._serialized_end=1080
 # @@protoc_insertion_point(module_scope)

@@ -40,7 +40,7 @@ class Commit(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., max_nodes: _Optional[int] = ..., task: _Optional[str] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[bytes] = ...) -> None: ...
 
 class ProposalFrame(_message.Message):
-    __slots__ = ("proposals", "observations", "refusals", "pages_in_use", "pages_total", "num_requests", "draft_time_s", "engine_faults")
+    __slots__ = ("proposals", "observations", "refusals", "pages_in_use", "pages_total", "num_requests", "draft_time_s")
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
@@ -48,7 +48,6 @@ class ProposalFrame(_message.Message):
     PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TIME_S_FIELD_NUMBER: _ClassVar[int]
-    ENGINE_FAULTS_FIELD_NUMBER: _ClassVar[int]
     proposals: _containers.RepeatedCompositeFieldContainer[Proposal]
     observations: _containers.RepeatedCompositeFieldContainer[Observation]
     refusals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Refusal]
@@ -56,8 +55,7 @@ class ProposalFrame(_message.Message):
     pages_total: int
     num_requests: int
     draft_time_s: float
-    engine_faults: int
-    def __init__(self, proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., observations: _Optional[_Iterable[_Union[Observation, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ..., num_requests: _Optional[int] = ..., draft_time_s: _Optional[float] = ..., engine_faults: _Optional[int] = ...) -> None: ...
+    def __init__(self, proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., observations: _Optional[_Iterable[_Union[Observation, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ..., num_requests: _Optional[int] = ..., draft_time_s: _Optional[float] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "tree", "survival", "drafter", "is_complete")
