@@ -175,6 +175,10 @@ class GrpcConfig:
 class Config:
     """The keys beside the sections."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "infer_tasks": "requests name their task in metadata.task, so remove it",
+    }
+
     model_name: Line = ""
     """The name that clients ask for. Empty = the model's own: a folder's last part, a GGUF file's
     name without its ending, or the name on the hub or in `drafthouse models`."""
@@ -186,9 +190,6 @@ class Config:
     tasks: Mapping[Line, tuple[str, ...]] = field(default_factory=dict)
     """For each task class, the drafters that serve it, best first. The class `default` is for
     requests that name no class or an unknown one; without it, such requests have every drafter."""
-    infer_tasks: bool = False
-    """Infer the class of the texts of requests without one from whose drafts are right in them;
-    their drafts are then judged as those of that class. See rollout.md."""
     log_format: LogFormat = "text"
     """How every process writes its log. json = one object a line, with time, level, logger, message
     and, where it is known, request_id."""
@@ -309,9 +310,6 @@ class Config:
             reason = f"{len(segments)} names; name at most {MAX_SEGMENTS}, none of them `other`"
             raise ConfigError.at("ingress.segments", reason)
         check_tasks(self.tasks, self.drafters)
-        if self.infer_tasks and not {*self.tasks} - {"default"}:
-            reason = "there is no class but `default` to infer; name some in tasks, or remove this"
-            raise ConfigError.at("infer_tasks", reason)
         check_rollouts(self.tasks, self.drafters, self.residents)
 
     def check_ports(self) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from cluster.config.schema import Config
 from cluster.plan.roster import Roster
 from cluster.plan.scores import DraftScores
-from cluster.plan.task_inference import TaskInference
 from cluster.plan.texts import Text
 
 # Nodes that a pool drafter is asked for (and a target sent), of one text and of all of a target:
@@ -18,23 +17,21 @@ _POOL_NODES_OF_ALL = 512
 # Steps without a verified draft after which a drafter is told less.
 _UNUSED_STEPS = 8
 _MAX_LAG = 64  # tokens that a pool drafter may lack: they are read in one commit later
-_STATE_VERSION = 5  # of what `export` gives
+_STATE_VERSION = 6  # of what `export` gives
 
 
 class PoolScores(DraftScores):
     """Only the coordinator sees these drafters' trees, so it keeps their calibration."""
 
-    def __init__(
-        self, *, is_adaptive: bool, roster: Roster | None = None, tasks: TaskInference | None = None
-    ) -> None:
-        super().__init__(roster, tasks)
+    def __init__(self, *, is_adaptive: bool, roster: Roster | None = None) -> None:
+        super().__init__(roster)
         self.is_adaptive = is_adaptive
 
     @classmethod
     def of(cls, config: Config) -> PoolScores:
         return cls(
             is_adaptive=config.coordinator.budget == "adaptive",
-            roster=Roster.of(config, config.pool), tasks=TaskInference.of(config),
+            roster=Roster.of(config, config.pool),
         )  # fmt: skip
 
     def use(self, config: Config) -> None:

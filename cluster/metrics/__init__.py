@@ -261,11 +261,6 @@ ROLLOUT_LEAD = Metric(
 ROLLOUT_CHANGES = Metric(
     "drafthouse_rollout_changes", "counter", "Times that it came to a phase.", ("drafter", "phase")
 )
-INFERRED_TASKS = Metric(
-    "drafthouse_inferred_tasks", "counter",
-    "Texts without a task class that turned out to be of one, as auto:CLASS (or auto:default).",
-    ("task",),
-)  # fmt: skip
 DRAFTER_AGE = Metric(
     "drafthouse_drafter_age_seconds",
     "gauge",

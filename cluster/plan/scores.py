@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ from cluster import metrics
 from cluster.core import Proposal
 from cluster.plan.roster import Role, Roster
 from cluster.plan.samples import Samples
-from cluster.plan.task_inference import TaskInference
 from cluster.plan.texts import HeldTree, Text
 from cluster.spec.acceptance import AcceptanceModel, Fate, law_name
 
@@ -18,12 +16,9 @@ from cluster.spec.acceptance import AcceptanceModel, Fate, law_name
 class DraftScores:
     """Of the drafters whose trees one process sees: a target's residents, or the pool."""
 
-    def __init__(self, roster: Roster | None = None, tasks: TaskInference | None = None) -> None:
-        """tasks: None = those of texts without a class are not inferred."""
+    def __init__(self, roster: Roster | None = None) -> None:
         self.acceptance = AcceptanceModel()
         self.roster = roster or Roster()
-        self._tasks = tasks
-        self._num_inferred: Counter[str] = Counter()  # texts, by class
 
     def meet(self, drafter: str, model_hash: str) -> bool:
         """Judge a drafter by this model from now on, "" = it has none; True if that is another."""
@@ -59,10 +54,6 @@ class DraftScores:
             if accepted < 0:
                 continue
             text.standing.note(seen.drafter, seen.base_len, accepted)
-            if self._tasks is None or not text.is_coupled:
-                continue
-            if self._tasks.learn(text, seen.drafter, accepted):
-                self._num_inferred[text.group[0]] += 1
 
     def record(self, samples: Samples) -> None:
         """Export the scores of each drafter's trees, and what follows from them, as metrics."""
@@ -72,21 +63,12 @@ class DraftScores:
                 samples.set(metrics.CALIBRATION_ERROR, score.calibrator.expected_error(), **labels)
                 samples.set(metrics.EXPECTED_ACCEPTED, score.accepted_of_few(), **labels)
         self.roster.record(samples)
-        for task, count in self._num_inferred.items():
-            samples.add(metrics.INFERRED_TASKS, count, task=f"auto:{task}")
-        self._num_inferred.clear()
 
     def export(self) -> dict[str, Any]:
         """Return what was learned as plain values."""
-        return {
-            "scores": self.acceptance.export(),
-            "rollouts": self.roster.export(),
-            "tasks": self._tasks.export() if self._tasks else [],
-        }
+        return {"scores": self.acceptance.export(), "rollouts": self.roster.export()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a result of `export`; raises ValueError or LookupError for another form."""
         self.acceptance.restore(state["scores"])
         self.roster.restore(state.get("rollouts", {}))
-        if self._tasks:
-            self._tasks.restore(state.get("tasks", []))

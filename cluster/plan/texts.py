@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.core import FloatArray, Proposal, TokenArray, TokenTree
-from cluster.plan.guess import Guess
 from cluster.plan.resident import EVERYONE, Resident
 from cluster.plan.standing import Standing
 from cluster.plan.trials import Trial
@@ -109,8 +108,7 @@ class Text:
     target's i-th.  standing: how its drafters have fared in it.
     draft_len, fates, verified_depth: of `cluster.plan.draft_length`; the present length, 0 = none
     yet; accepted tokens and depth of the latest trees; the depth of the one under way.
-    is_coupled: its tokens do not depend on its drafts.  guess: of its task class, if its request
-    named none.
+    is_coupled: its tokens do not depend on its drafts.
     lot: of its request, for rollouts.  shadows, resting: those of its drafters that are scored
     only, or asked for nothing.  beside: the shadows that draft wherever another one does, with that
     one; asked: who was asked for the newest trees, None = all; trials: of such pairs.
@@ -145,7 +143,6 @@ class Text:
         self.beside: Mapping[str, str] = {}
         self.trials: dict[tuple[str, str], Trial] = {}
         self.asked: frozenset[str] | None = None
-        self.guess: Guess | None = None
         self._next_steps: dict[str, Indices] = {}
         self._used_at: dict[str, int] = {}  # by drafter, the last step that verified nodes of it
         self._asked_lens: dict[str, int] = {}  # by drafter, the length when it was asked last

@@ -246,8 +246,7 @@ class Adaptive:
         learned: Mapping[str, Any] | None = None,
         scores: DraftScores | None = None,
     ) -> None:
-        """learned: a state that another controller has exported.  scores: for rollouts, and where
-        tasks are inferred."""
+        """learned: a state that another controller has exported.  scores: for rollouts."""
         self._config = config or CoordinatorConfig()
         times = machine.draft_times(pool.residents)
         self._controller = Controller(self._config, machine.profile, times, scores)

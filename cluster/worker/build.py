@@ -97,13 +97,12 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     from cluster.plan.controller import Controller
     from cluster.plan.roster import Roster
     from cluster.plan.scores import DraftScores
-    from cluster.plan.task_inference import TaskInference
     from cluster.worker.target import TargetWorker
 
     settings, pace = config.target.engine, config.coordinator
     parts = target_parts(engine, config)
     residents = parts.residents
-    scores = DraftScores(Roster.of(config, residents.names), TaskInference.of(config))
+    scores = DraftScores(Roster.of(config, residents.names))
     own_state = _state_of(engine, parts.verifier)
     description = WorkerDescription(
         worker_id=worker_id or _unique("target"),

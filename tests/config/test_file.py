@@ -118,6 +118,7 @@ REMOVED = {
     "coordinator.max_homogeneity_wait_ms": ("0.5", NO_KIND),
     "coordinator.policy": ("policy.yaml", ALL_PRICED),
     "coordinator.cohorts": ("two", NO_COHORT),
+    "infer_tasks": ("true", "requests name their task in metadata.task, so remove it"),
     "coordinator.min_tokens_per_s": (
         "60",
         "remove it, and weigh requests by coordinator.latency_classes",

@@ -73,9 +73,3 @@ def test_a_recorder_is_no_stage_of_a_cascade() -> None:
 def test_a_candidate_stands_in_no_task() -> None:
     with pytest.raises(ConfigError, match="'new' takes the place of 'old' by itself"):
         checked({"old": OLD, "new": new()}, tasks={"code": ["old", "new"]})
-
-
-def test_classes_are_inferred_only_where_there_are_some() -> None:
-    with pytest.raises(ConfigError, match="infer_tasks: there is no class but"):
-        checked({"old": OLD}, infer_tasks=True, tasks={"default": ["old"]})
-    assert checked({"old": OLD}, infer_tasks=True, tasks={"code": ["old"]}).infer_tasks

@@ -90,8 +90,7 @@ class Cluster:
 
 def document(target: Path, drafter: Path, http_port: int) -> dict[str, Any]:
     """Two of everything on three nodes; no node has two of a kind.  The draft model has another
-    vocabulary, `suffix` may take the place of `lookup`, targets record what they serve, and the
-    class of a text is inferred."""
+    vocabulary, `suffix` may take the place of `lookup`, and targets record what they serve."""
     engine = {"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 1024}
 
     def on(slot: str) -> dict[str, Any]:
@@ -122,7 +121,6 @@ def document(target: Path, drafter: Path, http_port: int) -> dict[str, Any]:
             },
         },
         "tasks": {key: ["lm", "lookup"] for key in ("code", "default")},
-        "infer_tasks": True,
         # Fixed: whether drafts pay is a matter of timing, and these tests ask other questions.
         "coordinator": {"budget": "fixed", "replicas": 2, "placement": on("coordinator")},
         "ingress": {"replicas": 2, "placement": on("ingress")},

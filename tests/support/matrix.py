@@ -48,8 +48,8 @@ def other_vocabulary() -> Path:
 
 def config(num_pages: int = 256) -> Config:
     """A target with drafters of every sort that may change no text: models that are asked one by
-    one, one of another vocabulary, one that is tried in the place of another, look-ups, a recorder;
-    and texts whose class is inferred."""
+    one, one of another vocabulary, one that is tried in the place of another, look-ups, and a
+    recorder."""
     engine = EngineConfig(
         model=str(FOLDER), dtype="float32", device="cpu", num_pages=num_pages, page_size=16,
         max_context_len=512, max_batch_tokens=128, threads=1,
@@ -72,7 +72,6 @@ def config(num_pages: int = 256) -> Config:
             "recorder": DrafterConfig(kind="recorder", options=recorded),
         },
         tasks=dict.fromkeys(("code", "default"), ("lm", "other", "grammar", "suffix")),
-        infer_tasks=True,
         # A fixed budget verifies drafts in every step; the adaptive one may verify none here.
         coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=8, keep_learned=False),
     )

@@ -8,7 +8,6 @@ from cluster.config.rollout import RolloutConfig
 from cluster.core import SamplingParams
 from cluster.plan.candidate import Phase
 from cluster.plan.roster import Roster
-from cluster.plan.task_inference import TaskInference
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import Steps, steps
 from tests.support.worker.texts import LAWS, opened, plain
@@ -91,18 +90,3 @@ async def test_faults_of_a_canary_and_the_phase_are_reported() -> None:
         old, new = await stage.verified(target, SamplingParams(temperature=0.0, max_tokens=40))
     assert old > 0
     assert new == 0
-
-
-@LAWS
-async def test_inferring_classes_changes_no_text(params: SamplingParams) -> None:
-    tasks = TaskInference(("code", "letters"))
-    both = [resident(GreedyOracle(2, name), name) for name in NAMES]
-    async with steps(residents=both, tasks=tasks) as target:
-        desk = target.connect()
-        for number in range(40):
-            task = ("code", "letters", "default")[number % 3]
-            desk.post(opened(f"r{number}", (number % 30, 1), params, drafters=NAMES, task=task))
-        await target.run()
-    for number in range(40):
-        assert desk.text(f"r{number}") == plain((number % 30, 1), params)
-    assert tasks.export()

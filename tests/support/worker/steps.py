@@ -14,7 +14,6 @@ from cluster.messages import Open, PoolTree, StepFrame, TextName, VerdictFrame
 from cluster.plan.controller import Controller
 from cluster.plan.roster import Roster
 from cluster.plan.scores import DraftScores
-from cluster.plan.task_inference import TaskInference
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
 from cluster.worker.target_stream import Mailbox, TargetStream, TargetStreams
@@ -76,7 +75,6 @@ class Steps:
         max_texts: int = 64,
         max_rows: int = 512,
         roster: Roster | None = None,
-        tasks: TaskInference | None = None,
         clock: Callable[[], float] | None = None,
         wall: Callable[[], float] = lambda: 0.0,
         verifier: Verifier | None = None,
@@ -88,7 +86,7 @@ class Steps:
         config = config or CoordinatorConfig(**{"budget": "fixed", **settings})
         clock = clock or Clock()
         self.engine: Any = engine or ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
-        self.controller = Controller(config, scores=DraftScores(roster, tasks))
+        self.controller = Controller(config, scores=DraftScores(roster))
         self.residents = Residents(residents, clock)
         self.texts = TextTable(
             self.residents.names, self.engine.vocab_size, config.max_draft_tokens
