@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from cluster.config.parse import Folder, NonNegativeFloat, Range, Share
 from cluster.errors import ConfigError
@@ -31,6 +32,10 @@ class AuditConfig:
 class SwitchbackConfig:
     """Windows without drafts, in which plain decoding is measured; see docs/proof.md."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "request_share": "windows measure without the bias of shared batches; set period_s",
+    }
+
     period_s: Annotated[float, Range(0, 86_400)] = 0.0
     """In every period of this length there is one plain window, at the same time at all
     coordinators. 0 = none."""
@@ -38,9 +43,6 @@ class SwitchbackConfig:
     window_s: Annotated[float, Range(4, 3_600)] = 10.0
     """The length of a plain window; a sixth of the period at most, for it is compared with the time
     around it."""
-    request_share: Share = 0.0
-    """Share of the requests that get no drafts at all, and are counted apart. They share batches
-    with the others, so the windows are the fairer measure."""
 
     def check(self, path: str) -> None:
         """Raise ConfigError for windows that leave too little time around them."""

@@ -90,12 +90,9 @@ class Relay:
         session.redraws += verdict.redraws
         if not session.is_audit:
             self._log.note_verdict(session, verdict, now)
-            is_compared = session.max_draft_tokens > 0 or session.is_taken
-            if is_compared and session.last_event_at is not None:
+            if session.max_draft_tokens > 0 and session.last_event_at is not None:
                 wait_s = now - session.last_event_at
-                self._table.switchback.note(
-                    len(verdict.token_ids), wait_s, is_taken=session.is_taken
-                )
+                self._table.switchback.note(len(verdict.token_ids), wait_s)
         session.last_event_at = now
         if reason is not None:
             seat.ended(session)

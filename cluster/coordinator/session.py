@@ -80,7 +80,6 @@ class Session(Text):
         self.arrival = arrival
         self.arrived_at = now
         self.shunned_target = ""  # the one that failed it last
-        self.is_taken = False  # it has no drafts, for comparison
         self.is_audit = False  # its text is another one's, and nothing of it is counted
         self.redraws: list[Redraw] = []  # of an audit
         self.last_event_at: float | None = None

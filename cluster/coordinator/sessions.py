@@ -99,10 +99,8 @@ class SessionTable:
         if options.max_draft_tokens is not None:
             limit = min(limit, options.max_draft_tokens)
         if options.enabled and limit > 0 and session.is_drawn:
-            session.is_taken = self.switchback.takes(request)
-            if not session.is_taken:
-                session.max_draft_tokens = limit
-                session.help_by(self._eligible.helpers(request))
+            session.max_draft_tokens = limit
+            session.help_by(self._eligible.helpers(request))
         self.sessions[session_id] = session
         session.limit(self.limits)
         if session.remaining <= 0:  # resumed at its very end

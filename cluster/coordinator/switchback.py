@@ -7,13 +7,11 @@ side by side is biased.  In a window everybody is plain; it is compared with the
 from __future__ import annotations
 
 import time
-import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from cluster import metrics
 from cluster.config.schema import Config
-from cluster.core import Request
 from cluster.metrics.recorder import Recorder
 from cluster.spec.interval import Interval
 
@@ -24,7 +22,6 @@ _AROUND = 2
 # Fewer tokens tell of few texts, not of drafts.
 _MIN_TOKENS = 100
 _MAX_WINDOWS = 64
-_WINDOW, _REQUEST, _DRAFTS = "plain_windows", "plain_requests", "drafts"
 
 
 class Switchback:
@@ -46,7 +43,6 @@ class Switchback:
     def use(self, config: Config) -> None:
         """Go on by another configuration; what was measured by another one is forgotten."""
         settings = config.coordinator.switchback
-        self._request_share = settings.request_share
         self._period_s, self._window_s = int(settings.period_s), int(settings.window_s)
         self._tokens.clear()
         self._waits.clear()
@@ -56,25 +52,16 @@ class Switchback:
         """True in a window."""
         return self._is_plain(self._wall())
 
-    def takes(self, request: Request) -> bool:
-        """True if the request is one of those that get no drafts."""
-        share = zlib.crc32(request.id.encode()) / 2**32
-        return share < self._request_share
-
-    def note(self, num_tokens: int, wait_s: float, *, is_taken: bool) -> None:
-        """Note tokens of a running text that have come, and the time since those before them.
-
-        is_taken: the text is one of those without drafts.
-        """
-        if not self._period_s and not self._request_share:
+    def note(self, num_tokens: int, wait_s: float) -> None:
+        """Note tokens of a running text that have come, and the time since those before them."""
+        if not self._period_s:
             return
         at = self._wall()
-        arm = _REQUEST if is_taken else _WINDOW if self._is_plain(at) else _DRAFTS
+        arm = "plain_windows" if self._is_plain(at) else "drafts"
         self._recorder.add(metrics.ARM_TOKENS, num_tokens, arm=arm)
         self._recorder.add(metrics.ARM_SECONDS, wait_s, arm=arm)
-        if self._period_s and not is_taken:
-            self._tokens[int(at)] += num_tokens
-            self._waits[int(at)] += wait_s
+        self._tokens[int(at)] += num_tokens
+        self._waits[int(at)] += wait_s
 
     def tick(self) -> None:
         """Judge the last window, once the time after it is over; called twice a second."""

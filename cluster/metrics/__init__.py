@@ -40,7 +40,7 @@ AUDITED = Metric(
 ARM_TOKENS = Metric(
     "drafthouse_arm_tokens",
     "counter",
-    "Tokens behind a first one, by coordinator.switchback: drafts, plain_windows, plain_requests.",
+    "Tokens behind a first one, by coordinator.switchback: drafts, plain_windows.",
     ("arm",),
 )
 ARM_SECONDS = Metric(

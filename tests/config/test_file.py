@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from cluster.config.file import load, parse_arguments
+from cluster.config.proof import SwitchbackConfig
 from cluster.config.schema import AnswersConfig, CoordinatorConfig
 from cluster.errors import ConfigError
 
@@ -110,6 +111,7 @@ def test_overrides_reach_our_settings_and_serves(file: Path) -> None:
 NO_WAIT = "a target's steps wait for no drafter, so remove it"
 NO_KIND = "no text waits for others of its kind, so remove it"
 ALL_PRICED = "the control loop prices drafts in every step, so remove it"
+WINDOWS = "windows measure without the bias of shared batches; set period_s"
 NO_COHORT = "a target goes from step to step by itself, so remove it"
 ONE_LIBRARY = "llguidance compiles all grammars, so remove it"
 REMOVED = {
@@ -117,6 +119,7 @@ REMOVED = {
     "coordinator.max_draft_wait_ms": ("2.0", NO_WAIT),
     "coordinator.max_homogeneity_wait_ms": ("0.5", NO_KIND),
     "coordinator.policy": ("policy.yaml", ALL_PRICED),
+    "coordinator.switchback.request_share": ("0.1", WINDOWS),
     "coordinator.cohorts": ("two", NO_COHORT),
     "infer_tasks": ("true", "requests name their task in metadata.task, so remove it"),
     "coordinator.min_tokens_per_s": (
@@ -142,7 +145,12 @@ def test_a_key_that_is_gone_says_what_to_do_in_a_file_and_as_an_override(
 
 
 @pytest.mark.parametrize(
-    ("section", "kind"), [("answers", AnswersConfig), ("coordinator", CoordinatorConfig)]
+    ("section", "kind"),
+    [
+        ("answers", AnswersConfig),
+        ("coordinator", CoordinatorConfig),
+        ("coordinator.switchback", SwitchbackConfig),
+    ],
 )
 def test_a_key_that_is_gone_is_no_key_of_the_schema(section: str, kind: Any) -> None:
     assert {f"{section}.{key}" for key in kind.REMOVED} == {

@@ -13,7 +13,7 @@ from cluster.config.schema import Config, CoordinatorConfig
 from cluster.coordinator.switchback import Switchback
 from cluster.errors import ConfigError
 from cluster.metrics.recorder import Recorder
-from tests.support.coordinator.house import GREEDY, FakeClock, collect, house, request
+from tests.support.coordinator.house import FakeClock, collect, house, request
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
 PERIOD_S, WINDOW_S, NUM_PERIODS = 500, 10, 24
@@ -48,7 +48,7 @@ def test_a_true_ratio_is_found_though_the_load_drifts(truth: float) -> None:
         speed = plain * (1.0 if switchback.is_plain_now else truth)
         num_plain += switchback.is_plain_now
         for _ in range(8):
-            switchback.note(round(speed), round(speed) / speed, is_taken=False)
+            switchback.note(round(speed), round(speed) / speed)
         switchback.tick()
         clock.now += 1.0
     found = values(recorder, metrics.SWITCHBACK_SPEEDUP, "bound")
@@ -71,7 +71,7 @@ def test_too_few_tokens_tell_nothing() -> None:
     clock, recorder = FakeClock(), Recorder()
     switchback = Switchback(config(period_s=100), recorder, wall=lambda: clock.now)
     for _ in range(1000):
-        switchback.note(1, 0.5, is_taken=False)
+        switchback.note(1, 0.5)
         switchback.tick()
         clock.now += 1.0
     assert values(recorder, metrics.SWITCHBACK_SPEEDUP, "bound") == {}
@@ -93,21 +93,3 @@ async def test_in_a_window_texts_are_plain_and_say_why() -> None:
             assert last.stats is not None
             seen.append((last.stats.num_spec_steps > 0, last.stats.idle_because))
         assert seen == [(True, ""), (False, "switchback"), (True, "")]
-
-
-async def test_some_requests_have_no_drafts_at_all_and_are_counted_apart() -> None:
-    async with house(switchback=SwitchbackConfig(request_share=0.5)) as stage:
-        stage.add_target(ToyTarget())
-        stage.add_drafter(ToyDrafter("a", oracle_chain()))
-        speculated = []
-        for number in range(24):
-            asked = request((1, number), GREEDY, f"r{number}")
-            last = (await collect(stage.coordinator, asked))[-1]
-            again = (await collect(stage.coordinator, asked))[-1]
-            assert last.stats is not None
-            assert again.stats is not None
-            speculated.append(last.stats.num_spec_steps > 0)
-            assert (again.stats.num_spec_steps > 0) is speculated[-1]
-        assert 4 < sum(speculated) < 20
-        found = values(stage.coordinator.recorder, metrics.ARM_TOKENS, "arm")
-        assert set(found) == {"drafts", "plain_requests"}
