@@ -114,8 +114,7 @@ def overlaid(base: T, value: Any, path: str) -> T:
     value stands in place of the former."""
     kind = type(base)
     hints, names = _hints(kind), _names(kind)
-    section = mapping(value, path)
-    check_keys(section, names, path)
+    section = _section(kind, value, path)
     found: dict[str, Any] = {}
     for key, item in section.items():
         name, below = names[key], _below(path, key)
@@ -265,18 +264,27 @@ def _is_of_sections(hint: Any) -> bool:
 
 def _parse_dataclass(kind: type[Any], value: Any, path: str) -> Any:
     hints, fields = _hints(kind), _names(kind)
-    removed: Mapping[str, str] = getattr(kind, "REMOVED", {})
-    section = mapping(value, path)
-    for key in removed:
-        if key in section:
-            raise ConfigError.at(_below(path, key), f"this key is gone; {removed[key]}")
-    check_keys(section, fields, path)
+    section = _section(kind, value, path)
     found = {
         fields[key]: _parse(hints[fields[key]], item, _below(path, key))
         for key, item in section.items()
     }
     with ConfigError.below(path):  # its __post_init__ does not know its path
         return kind(**found)
+
+
+def _section(kind: type[Any], value: Any, path: str) -> Mapping[str, Any]:
+    """Return a section whose keys the dataclass `kind` has.
+
+    Raises ConfigError for others, and for keys and values (`key=value`) that are in its REMOVED."""
+    removed: Mapping[str, str] = getattr(kind, "REMOVED", {})
+    section = mapping(value, path)
+    for key, item in section.items():
+        for gone, named in ((key, "this key"), (f"{key}={item}", repr(item))):
+            if gone in removed:
+                raise ConfigError.at(_below(path, key), f"{named} is gone; {removed[gone]}")
+    check_keys(section, _names(kind), path)
+    return section
 
 
 def _below(path: str, key: object) -> str:

@@ -40,7 +40,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         IdleReason.PAUSED: "drafts have cost more time than they saved of late, as much as they "
         "may",
         IdleReason.NOT_WORTH_IT: "making or verifying drafts would have cost more than it saves",
-        IdleReason.SCHEDULE: "coordinator.draft_length allows such requests no drafts at this time",
+        IdleReason.SCHEDULE: "coordinator.draft_length allows such requests no drafts",
         IdleReason.SWITCHBACK: "plain decoding is measured, by coordinator.switchback",
         IdleReason.TOO_SHORT: "the answer was over before a step could have had drafts",
     }

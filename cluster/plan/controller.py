@@ -23,7 +23,7 @@ from cluster.plan.draft_length import DraftLength
 from cluster.plan.ensemble import Ensemble
 from cluster.plan.in_flight import Moment, Plan, Round
 from cluster.plan.load import Load, TargetModel
-from cluster.plan.offers import Offers, gather, in_flight_of, look_at, plain_items, set_aside
+from cluster.plan.offers import Offers, gather, in_flight_of, look_at, plain_items
 from cluster.plan.resident import EVERYONE
 from cluster.plan.scores import DraftScores
 from cluster.plan.step_choice import StepChoice
@@ -122,8 +122,7 @@ class Controller:
         max_nodes: limit for the whole batch, None = no limit.
         """
         self._num_looks += 1
-        set_aside(texts, self._lengths.resting(self.acceptance, self._num_looks))
-        self._lengths.set_caps(texts, moment.wall_s, len(texts))
+        self._lengths.set_caps(texts, len(texts))
         moment = moment.among(texts)
         plan = self._plan(texts, max_depths, max_nodes, moment)
         for text, mask in zip(texts, plan.masks or [EVERYONE] * len(texts), strict=True):
@@ -183,7 +182,7 @@ class Controller:
     def first_ask(self, text: Text, moment: Moment) -> None:
         """Ask for a text whose prompt is read; it is the ask for running texts."""
         now, moment = moment.now, moment.among([text])
-        self._lengths.set_caps([text], moment.wall_s)
+        self._lengths.set_caps([text])
         if self._config.budget == "fixed" or not text.cap:
             text.take_ask(Ask(text.cap), EVERYONE)
             return

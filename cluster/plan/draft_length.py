@@ -1,4 +1,4 @@
-"""Lowers how many nodes a step may verify for a text: by schedules, and by the operator's rules.
+"""Lowers how many nodes a step may verify for a text: by caps, and by the operator's rules.
 
 Nothing here raises a limit.  The planner chooses below these caps, and the guard stays under all.
 """
@@ -6,86 +6,51 @@ Nothing here raises a limit.  The planner chooses below these caps, and the guar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
-from datetime import datetime
-from zoneinfo import ZoneInfo
 
 from cluster.config.draft_length import DraftLengthConfig
 from cluster.plan.in_flight import InFlight
 from cluster.plan.texts import Text
-from cluster.spec import evidence
-from cluster.spec.acceptance import AcceptanceModel, Group
-from cluster.spec.schedule import BOUNDS, Rule, first_len, next_len
 from cluster.spec.tree import depths
 
-# Drafters that rest are tried in one step of so many: in the first turn their drafts are made, and
-# in the second verified.
-_TRIED_EVERY, _TURNS = 64, 2
+# For each kind that follows a text, its bounds where the configuration names none; None = what the
+# text may have.
+_BOUNDS: dict[str, tuple[int, int | None]] = {"heuristic": (1, None), "window": (3, 12)}
 
 
 class DraftLength:
-    """The schedule of a target.  Its state of a text lies in the `Text`."""
+    """The caps of a target.  Their state of a text lies in the `Text`."""
 
     def __init__(self, settings: DraftLengthConfig) -> None:
         self._settings = settings
-        self._rules = [Rule.of(each) for each in settings.overrides]
-        self._zone = ZoneInfo(settings.time_zone) if settings.time_zone else None
         self._num_sequences = 1
-        self._resting: AbstractSet[tuple[str, Group]] = frozenset()
-        self._idle: AbstractSet[Group] = frozenset()  # groups whose drafters all rest
 
-    def resting(self, acceptance: AcceptanceModel, turn: int) -> AbstractSet[tuple[str, Group]]:
-        """Return the drafters, each with a group, of which this turn verifies no drafts."""
-        settings, former = self._settings, self._resting
-        if settings.kind != "alpha":
-            return frozenset()
-        known = {(name, group): score for name, group, score in acceptance if score.num_trees}
-        self._resting = {
-            key for key, score in known.items()
-            if score.num_trees >= evidence.FEW and score.expected(0)[0]
-            < (settings.return_at if key in former else settings.stop_below)
-        }  # fmt: skip
-        is_tried = turn % _TRIED_EVERY < _TURNS
-        resting: AbstractSet[tuple[str, Group]] = frozenset() if is_tried else self._resting
-        self._idle = {group for _, group in resting} - {
-            group for _, group in known.keys() - resting
-        }
-        return resting
-
-    def set_caps(
-        self, texts: Sequence[Text], wall_s: float | None, num_sequences: int | None = None
-    ) -> None:
+    def set_caps(self, texts: Sequence[Text], num_sequences: int | None = None) -> None:
         """Set the caps of these texts.
 
-        wall_s: the time since the epoch.  num_sequences: of their step, None = as of the last one.
+        num_sequences: of their step, None = as of the last one.
         """
         self._num_sequences = num_sequences or self._num_sequences
-        known = wall_s is not None and bool(self._rules)
-        local = datetime.fromtimestamp(wall_s or 0.0, self._zone) if known else None
-        rules = [rule for rule in self._rules if rule.holds_at(local)]
         for text in texts:
-            text.cap = self._cap(text, rules)
+            text.cap = self._cap(text)
 
-    def _cap(self, text: Text, rules: Sequence[Rule]) -> int:
+    def _cap(self, text: Text) -> int:
         if text.is_plain:
             return 0
         settings, cap = self._settings, text.max_draft_tokens
         if settings.kind == "constant":
             cap = min(cap, settings.num_tokens)
-        elif settings.kind in BOUNDS:
+        elif settings.kind in _BOUNDS:
             text.draft_len = text.draft_len or first_len(settings, cap)
             cap = min(cap, text.draft_len)
-        elif text.group in self._idle:
-            cap = 0
         task = text.group[0].partition("@")[0]  # without its adapter
-        for rule in rules:
+        for rule in settings.overrides:
             if rule.is_for(text.latency_class, task, self._num_sequences):
-                return min(cap, rule.override.max_draft_tokens)
+                return min(cap, rule.max_draft_tokens)
         return cap
 
     def note(self, texts: Sequence[Text], in_flight: Sequence[InFlight]) -> None:
         """Note the trees that a step verifies."""
-        if self._settings.kind in BOUNDS:
+        if self._settings.kind in _BOUNDS:
             for text, item in zip(texts, in_flight, strict=True):
                 text.verified_depth = int(depths(item.tree.parents).max(initial=0))
 
@@ -98,3 +63,30 @@ class DraftLength:
             text.draft_len = next_len(
                 self._settings, text.draft_len, text.fates, text.max_draft_tokens
             )
+
+
+def first_len(settings: DraftLengthConfig, most: int) -> int:
+    """Return the draft length of a text's first step.  most: what the text may have."""
+    return _bounded(settings, settings.num_tokens, most)
+
+
+def next_len(
+    settings: DraftLengthConfig, draft_len: int, fates: Sequence[tuple[int, int]], most: int
+) -> int:
+    """Return a text's draft length after a step with drafts, which was draft_len before.
+
+    fates: of its latest steps with drafts, the newest last: accepted tokens, and the tree's depth.
+    """
+    if settings.kind == "heuristic":
+        accepted, depth = fates[-1]
+        draft_len += 2 if accepted == depth else -1
+    else:
+        share = sum(accepted for accepted, _ in fates) / sum(depth for _, depth in fates)
+        draft_len += (share > settings.raise_above) - (share < settings.lower_below)
+    return _bounded(settings, draft_len, most)
+
+
+def _bounded(settings: DraftLengthConfig, draft_len: int, most: int) -> int:
+    least, greatest = _BOUNDS[settings.kind]
+    upper = min(settings.max_tokens or greatest or most, most)
+    return min(max(draft_len, settings.min_tokens or least), upper)

@@ -33,14 +33,12 @@ PLAIN = InFlight()
 class Moment:
     """The circumstances under which a batch is planned.
 
-    residents: those that may be asked.  prompt_rows: rows of prompts in the same step.  wall_s: the
-    time since the epoch, None = not known.
+    residents: those that may be asked.  prompt_rows: rows of prompts in the same step.
     """
 
     now: float
     residents: tuple[Resident, ...] = ()
     prompt_rows: int = 0
-    wall_s: float | None = None
 
     def among(self, texts: Sequence[Text]) -> Moment:
         """Return it with the residents that one of these texts may ask: the others cost nothing."""

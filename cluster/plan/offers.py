@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,7 @@ from cluster.core import FloatArray
 from cluster.plan.in_flight import PLAIN, InFlight
 from cluster.plan.texts import POOL, HeldTree, Place, SourceBits, Text
 from cluster.records import record
-from cluster.spec.acceptance import LEAST_WEIGHT, AcceptanceModel, Group, Seen
+from cluster.spec.acceptance import LEAST_WEIGHT, AcceptanceModel, Seen
 from cluster.spec.forest import Forest, Indices, Mask
 from cluster.spec.held_trees import HeldTrees, MergedTrees
 from cluster.spec.merge_trees import merge_trees
@@ -110,14 +109,6 @@ def _remember(text: Text, name: str, tree: HeldTree) -> None:
     is_rest = tree.is_resident and not tree.is_look_up and tree.proposed_len < len(text.tokens)
     if tree.base_len <= len(text.tokens) and not is_rest:
         text.seen.append(Seen.of(name, text.group, tree.base_len, tree.tree, tree.survival))
-
-
-def set_aside(batch: Sequence[Text], resting: AbstractSet[tuple[str, Group]]) -> None:
-    """Take away the trees of drafters that rest: they are scored and not offered."""
-    if resting:
-        for text in batch:
-            for name in [name for name in text.held if (name, text.group) in resting]:
-                _remember(text, name, text.held.pop(name))
 
 
 def _held(rows: Sequence[_Row], num_groups: int, acceptance: AcceptanceModel) -> HeldTrees:

@@ -99,7 +99,7 @@ class Text:
     """One text that is being written.
 
     group: its task class, and whether it is sampled; drafts fare alike within a group.
-    max_draft_tokens: the most in one step; cap: what the schedule leaves of it for the next one.
+    max_draft_tokens: the most in one step; cap: what the caps leave of it for the next one.
     latency_class: gives its speed a weight beside that of other texts.  names: its drafters, at
     most MAX_DRAFTERS.  weights: the trust in each of them when its tree was last
     merged.  held: the newest tree of each drafter.

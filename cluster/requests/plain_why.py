@@ -15,5 +15,5 @@ class PlainWhy(enum.IntEnum):
     TIMED = 4  # a plain step was timed, to measure the gain of drafts
     UNMEASURED = 5  # step times are not known yet
     FAULT = 6  # the choice of nodes failed, or a step with drafts did
-    SCHEDULE = 7  # the draft-length schedule allows the text none at this time
+    SCHEDULE = 7  # coordinator.draft_length allows the text none
     SWITCHBACK = 9  # plain decoding is measured at this time

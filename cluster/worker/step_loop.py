@@ -61,9 +61,7 @@ class StepLoop:
         worker_id: str,
         max_batch_tokens: int,
         clock: Callable[[], float] = time.perf_counter,
-        wall: Callable[[], float] = time.time,
     ) -> None:
-        """wall: the clock that schedules by hours go by."""
         self._verifier = verifier
         self._residents = residents
         self._controller = controller
@@ -72,7 +70,7 @@ class StepLoop:
         self._mailbox = mailbox
         self._worker_id = worker_id
         self._max_rows = max_batch_tokens
-        self._clock, self._wall = clock, wall
+        self._clock = clock
         for drafter in residents:
             controller.scores.meet(drafter.name, drafter.model.model_hash)
         self._tally = Tally()
@@ -190,7 +188,7 @@ class StepLoop:
         )
         prompt_rows = min(lacking - len(decoding), room)
         now = self._clock()
-        moment = Moment(now, self._residents.usable(now), max(prompt_rows, 0), self._wall())
+        moment = Moment(now, self._residents.usable(now), max(prompt_rows, 0))
         with self._planning:
             plan = self._controller.plan(decoding, max_depths, room, moment)
             for text, in_flight in zip(decoding, plan.in_flight, strict=True):
@@ -246,7 +244,7 @@ class StepLoop:
         """Let the residents draft for the step that follows."""
         texts = []
         now = self._clock()
-        moment = Moment(now, self._residents.usable(now), wall_s=self._wall())
+        moment = Moment(now, self._residents.usable(now))
         for text in answered:
             if text.end is not None or not text.record.residents:
                 continue

@@ -22,7 +22,6 @@ SCHEDULES = (
     DraftLengthConfig(kind="heuristic"),
     DraftLengthConfig(kind="window"),
     DraftLengthConfig(kind="threshold"),
-    DraftLengthConfig(kind="alpha"),
 )
 
 

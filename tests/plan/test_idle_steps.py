@@ -76,8 +76,7 @@ def test_a_setting_that_changes_ends_it(choices: Callable[[], int]) -> None:
     assert choices() == before + 1
 
 
-def test_a_schedule_that_allows_nothing_for_a_while_ends_it(choices: Callable[[], int]) -> None:
-    """Else the few steps in which a drafter that rests is tried go by the plan before its rest."""
+def test_a_cap_that_allows_nothing_for_a_while_ends_it(choices: Callable[[], int]) -> None:
     played, moment = idle()
     played.text.max_draft_tokens = 0
     played.controller.plan([played.text], [100], None, moment)

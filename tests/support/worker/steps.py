@@ -76,7 +76,6 @@ class Steps:
         max_rows: int = 512,
         roster: Roster | None = None,
         clock: Callable[[], float] | None = None,
-        wall: Callable[[], float] = lambda: 0.0,
         verifier: Verifier | None = None,
         config: CoordinatorConfig | None = None,
         worker_id: str = "w",
@@ -96,7 +95,7 @@ class Steps:
         self.verifier = verifier or Verifier(self.engine, clock, wants=self.residents.wants)
         self.loop = StepLoop(
             self.verifier, self.residents, self.controller, self.streams, self.texts, self.mailbox,
-            worker_id=worker_id, max_batch_tokens=max_rows, clock=clock, wall=wall,
+            worker_id=worker_id, max_batch_tokens=max_rows, clock=clock,
         )  # fmt: skip
         self.desks: list[Desk] = []
 

@@ -1,15 +1,13 @@
-"""Draft-length schedules as pure functions: of a text's history, and of the clock on the wall."""
+"""Draft lengths as pure functions of a text's history, and the texts that a rule is for."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 
 from cluster.config.draft_length import DraftLengthConfig, DraftLengthOverride
-from cluster.spec.schedule import Rule, first_len, next_len
+from cluster.plan.draft_length import first_len, next_len
 
 MOST = 16
 
@@ -67,59 +65,10 @@ def test_no_length_is_above_what_the_text_may_have() -> None:
     assert first_len(DraftLengthConfig(**WINDOW), 0) == 0
 
 
-BERLIN = ZoneInfo("Europe/Berlin")
-# The clock goes from 2 to 3 on the first day, and from 3 back to 2 on the second.
-SPRING, AUTUMN = datetime(2026, 3, 29, tzinfo=BERLIN), datetime(2026, 10, 25, tzinfo=BERLIN)
-
-
-def hours_held(day: datetime, **conditions: Any) -> float:
-    """Hours of a day, as they go by, in which a rule holds."""
-    rule = Rule.of(DraftLengthOverride(**conditions))
-    begin, end = (each.astimezone(UTC) for each in (day, day + timedelta(days=1)))
-    quarters = int((end - begin) / timedelta(minutes=15))
-    moments = (begin + number * timedelta(minutes=15) for number in range(quarters))
-    return sum(rule.holds_at(moment.astimezone(BERLIN)) for moment in moments) / 4
-
-
-@pytest.mark.parametrize(
-    ("hours", "usual", "spring", "autumn"),
-    [
-        ("02-03", 1, 0, 2),
-        ("01-04", 3, 2, 4),
-        ("03-04", 1, 1, 1),
-        ("22-06", 8, 7, 9),
-        ("02:30-02:45", 0.25, 0, 0.5),
-        ("0-24", 24, 23, 25),
-        ("", 24, 23, 25),
-    ],
-)
-def test_hours_are_those_of_the_clock_on_the_wall_where_it_is_put_back_and_forward(
-    hours: str, usual: float, spring: float, autumn: float
-) -> None:
-    days = (SPRING + timedelta(days=30), SPRING, AUTUMN)
-    assert [hours_held(day, hours=hours) for day in days] == [usual, spring, autumn]
-
-
-def test_a_rule_holds_on_its_days_and_a_night_belongs_to_two() -> None:
-    friday = datetime(2026, 11, 27, tzinfo=BERLIN)
-    held = [hours_held(friday + timedelta(days=day), hours="22-06", days="fri") for day in (0, 1)]
-    assert held == [8, 0]
-    assert hours_held(friday, days="sat,sun") == 0
-    assert hours_held(friday, days="mon-fri") == 24
-
-
-@pytest.mark.parametrize("conditions", [{"hours": "0-24"}, {"days": "mon-sun"}])
-def test_at_an_unknown_time_only_rules_without_hours_and_days_hold(
-    conditions: dict[str, str],
-) -> None:
-    assert not Rule.of(DraftLengthOverride(**conditions)).holds_at(None)
-    assert Rule.of(DraftLengthOverride(load_from=8)).holds_at(None)
-
-
 def test_all_conditions_of_a_rule_must_hold() -> None:
-    rule = Rule.of(DraftLengthOverride(load_from=8, latency_class="throughput", task="code"))
+    rule = DraftLengthOverride(load_from=8, latency_class="throughput", task="code")
     assert rule.is_for("throughput", "code", 8)
     assert not rule.is_for("throughput", "code", 7)
     assert not rule.is_for("interactive", "code", 8)
     assert not rule.is_for("throughput", "default", 8)
-    assert Rule.of(DraftLengthOverride()).is_for("", "default", 1)
+    assert DraftLengthOverride().is_for("", "default", 1)
