@@ -1,12 +1,8 @@
-import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cluster.config.file import load, parse_arguments
-from cluster.config.proof import SwitchbackConfig
-from cluster.config.schema import AnswersConfig, CoordinatorConfig
 from cluster.errors import ConfigError
 
 DOCUMENT = """
@@ -106,57 +102,6 @@ def test_overrides_reach_our_settings_and_serves(file: Path) -> None:
     assert loaded.config.http.port == loaded.document["http_options"]["port"] == 8123
     assert loaded.config.grpc.port == loaded.document["grpc_options"]["port"] == 9123
     assert loaded.document["applications"][0]["args"]["target"]["engine"]["dtype"] == "float32"
-
-
-NO_WAIT = "a target's steps wait for no drafter, so remove it"
-NO_KIND = "no text waits for others of its kind, so remove it"
-ALL_PRICED = "the control loop prices drafts in every step, so remove it"
-WINDOWS = "windows measure without the bias of shared batches; set period_s"
-NO_COHORT = "a target goes from step to step by itself, so remove it"
-ONE_LIBRARY = "llguidance compiles all grammars, so remove it"
-REMOVED = {
-    "answers.grammar_backend": ("xgrammar", ONE_LIBRARY),
-    "coordinator.max_draft_wait_ms": ("2.0", NO_WAIT),
-    "coordinator.max_homogeneity_wait_ms": ("0.5", NO_KIND),
-    "coordinator.policy": ("policy.yaml", ALL_PRICED),
-    "coordinator.switchback.request_share": ("0.1", WINDOWS),
-    "coordinator.cohorts": ("two", NO_COHORT),
-    "infer_tasks": ("true", "requests name their task in metadata.task, so remove it"),
-    "coordinator.min_tokens_per_s": (
-        "60",
-        "remove it, and weigh requests by coordinator.latency_classes",
-    ),
-}
-
-
-@pytest.mark.parametrize("key", REMOVED)
-def test_a_key_that_is_gone_says_what_to_do_in_a_file_and_as_an_override(
-    tmp_path: Path, file: Path, key: str
-) -> None:
-    value, remedy = REMOVED[key]
-    *sections, last = key.split(".")
-    section = "".join(f"{each}: {{" for each in sections) + f"{last}: {value}" + "}" * len(sections)
-    text = f"applications:\n- args: {{target: {{engine: {{model: m}}}}, {section}}}"
-    for path, overrides in ((written(tmp_path, text), []), (file, [f"{key}={value}"])):
-        with pytest.raises(ConfigError) as caught:
-            load(path, overrides)
-        assert caught.value.message == f"{path}: {key}: this key is gone; {remedy}"
-        assert caught.value.param == key
-
-
-@pytest.mark.parametrize(
-    ("section", "kind"),
-    [
-        ("answers", AnswersConfig),
-        ("coordinator", CoordinatorConfig),
-        ("coordinator.switchback", SwitchbackConfig),
-    ],
-)
-def test_a_key_that_is_gone_is_no_key_of_the_schema(section: str, kind: Any) -> None:
-    assert {f"{section}.{key}" for key in kind.REMOVED} == {
-        key for key in REMOVED if key.rpartition(".")[0] == section
-    }
-    assert not set(kind.REMOVED) & {field.name for field in dataclasses.fields(kind)}
 
 
 def test_the_last_override_of_a_key_wins_and_a_value_may_hold_an_equals_sign(file: Path) -> None:
