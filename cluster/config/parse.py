@@ -280,7 +280,9 @@ def _section(kind: type[Any], value: Any, path: str) -> Mapping[str, Any]:
     removed: Mapping[str, str] = getattr(kind, "REMOVED", {})
     section = mapping(value, path)
     for key, item in section.items():
-        for gone, named in ((key, "this key"), (f"{key}={item}", repr(item))):
+        values = item if isinstance(item, list) else [item]
+        said = [(f"{key}={each}", repr(each)) for each in values]
+        for gone, named in ((key, "this key"), *said):
             if gone in removed:
                 raise ConfigError.at(_below(path, key), f"{named} is gone; {removed[gone]}")
     check_keys(section, _names(kind), path)

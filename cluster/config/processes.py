@@ -25,7 +25,7 @@ from cluster.config.placement import PlacementConfig
 from cluster.config.proof import AuditConfig, SwitchbackConfig
 from cluster.config.rollout import RolloutConfig
 from cluster.errors import ConfigError
-from cluster.requests.acceptance_law import Law
+from cluster.requests.acceptance_law import REMOVED_LAWS, Law
 
 # The kind whose options name other drafters, and the one whose engine is another server.
 CASCADE = "cascade"
@@ -259,6 +259,7 @@ class CoordinatorConfig:
         "policy": "the control loop prices drafts in every step, so remove it",
         "cohorts": "a target goes from step to step by itself, so remove it",
         "min_tokens_per_s": "remove it, and weigh requests by coordinator.latency_classes",
+        "laws=block": REMOVED_LAWS["block"],
     }
 
     replicas: PositiveInt = 1
@@ -296,7 +297,7 @@ class CoordinatorConfig:
     gets the first. Under every law texts follow the model's own law. coupled = a draft is accepted
     where it is what the model draws itself: the text is the same with any drafts. The others are
     the textbook's, and there the text depends on the drafts: rejection = speculative sampling of
-    chains, multi_step = of siblings drawn without replacement, block = block verification."""
+    chains, multi_step = of siblings drawn without replacement."""
     audit: AuditConfig = field(default_factory=AuditConfig)
     switchback: SwitchbackConfig = field(default_factory=SwitchbackConfig)
     keep_learned: bool = True

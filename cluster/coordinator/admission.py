@@ -9,7 +9,7 @@ from dataclasses import replace
 from cluster.coordinator.session import Limits, Session
 from cluster.core import Request, SamplingParams, TokenArray
 from cluster.errors import ContextLengthError, NotFoundError, RequestError, TooLargeError
-from cluster.requests.acceptance_law import Law
+from cluster.requests.acceptance_law import REMOVED_LAWS, Law
 from cluster.spec.params import check_params, clash_of_law
 
 _MAX_TOKEN_ID = 2**31 - 1
@@ -58,10 +58,8 @@ def with_law(request: Request, laws: Sequence[Law]) -> Request:
     """
     law = request.speculation.law or laws[0]
     if law not in laws:
-        raise RequestError(
-            f"speculation.law is {law!r}; allowed: {', '.join(laws)} (coordinator.laws)",
-            param="speculation.law",
-        )
+        remedy = REMOVED_LAWS.get(law) or f"allowed: {', '.join(laws)} (coordinator.laws)"
+        raise RequestError(f"speculation.law is {law!r}; {remedy}", param="speculation.law")
     if request.speculation.law is None and clash_of_law(request.params):
         law = "coupled"
     return replace(request, params=replace(request.params, law=law))

@@ -34,8 +34,8 @@ class LMOptions:
     """The best of them, which become nodes."""
     drawn_children: tuple[PositiveInt, ...] = (2, 1)
     """Under a request's law multi_step, the children of a node by its depth; the last number is for
-    all deeper nodes. Their number may not depend on what was drawn. The laws rejection and block
-    draft chains."""
+    all deeper nodes. Their number may not depend on what was drawn. The law rejection drafts
+    chains."""
     width: PositiveInt = 8
     """Nodes expanded per forward pass and request."""
     max_rows: PositiveInt = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from cluster.core import (
     EMPTY_TREE,
     FloatArray,
     Proposal,
-    SamplingParams,
     TokenTree,
 )
 from cluster.draft.candidates import RankedRows, Ranking, RowContext
@@ -24,7 +23,6 @@ from cluster.draft.drawn import DrawnTrees, laws_of
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.sharpness import Sharpness, conditionals
 from cluster.requests.acceptance_law import NO_LAWS
-from cluster.requests.seeds import derived_key
 
 # While a tree grows, it is sent only if it gains this many expected accepted tokens.
 _MIN_NEWS = 0.1
@@ -52,15 +50,9 @@ class TreeRequest(RequestState):
         """Tokens that the network reads of the text's first `length`."""
         return length - self.window_start
 
-    @property
-    def is_drawn_anew(self) -> bool:
-        """True if no draft is kept behind a commit: a block that was cut off tells of those behind
-        the cut."""
-        return self.params.law == "block" and not self.params.is_coupled
-
     def may_reroot(self, path: Sequence[int], num_tokens: int) -> bool:
         """True if the tree goes on behind so many committed tokens; path: its nodes of them."""
-        if self.is_drawn_anew or len(path) < num_tokens or self.tree is None:
+        if len(path) < num_tokens or self.tree is None:
             return False
         return self.tree.rankings[path[-1]] is not None
 
@@ -76,17 +68,9 @@ class TreeRequest(RequestState):
         else:
             drawn.learn(self.tree, path, token_ids, self.task, self.params)
 
-    @property
-    def noise_params(self) -> SamplingParams:
-        """The parameters with the key of the noise that ranks candidates."""
-        if not self.is_drawn_anew:
-            return self.params
-        root = self.root_len - self.prompt_len
-        return replace(self.params, seed=derived_key(self.params.noise_key, root))
-
     def row_context(self, node: int) -> RowContext:
         """The conditions of the target's draw at `node`."""
-        position, params = self.position_after(node), self.noise_params
+        position, params = self.position_after(node), self.params
         if not params.has_penalties:
             return RowContext(params, position)
         assert self.tree is not None
@@ -173,7 +157,7 @@ class TreeRequest(RequestState):
             laws = NO_LAWS
             if self.tree is not None and len(tree) and not self.params.is_coupled:
                 nodes = self.tree.best_nodes(max_nodes, min_survival)
-                laws = laws_of(self.tree, nodes, self.noise_params, self.next_position)
+                laws = laws_of(self.tree, nodes, self.params, self.next_position)
             former = Proposal(
                 self.request_id, self.generation, base_len, prefix_hash, tree, survival, drafter,
                 is_complete=not is_growing and len(tree) > 0, laws=laws,

@@ -12,9 +12,11 @@ from cluster.records import record
 
 # coupled: a draft is accepted where it is the target's own draw, so no draft changes the text.  The
 # others are the textbook's, by the ratio of probabilities, under which texts depend on drafts:
-# rejection: of chains.  multi_step: of siblings in turn.  block: the length of a chain at once.
-Law = Literal["coupled", "rejection", "multi_step", "block"]
+# rejection: of chains.  multi_step: of siblings in turn.
+Law = Literal["coupled", "rejection", "multi_step"]
 LAWS: tuple[Law, ...] = get_args(Law)
+# What to do about laws that were served once.
+REMOVED_LAWS: Mapping[str, str] = {"block": "rejection accepts as many drafts, so name that"}
 
 
 @record(frozen=True, slots=True, eq=False)

@@ -102,7 +102,6 @@ _LAW: Codec[Law] = enum_codec(
         "coupled": pb.ACCEPTANCE_LAW_UNSPECIFIED,
         "rejection": pb.ACCEPTANCE_LAW_REJECTION,
         "multi_step": pb.ACCEPTANCE_LAW_MULTI_STEP,
-        "block": pb.ACCEPTANCE_LAW_BLOCK,
     },
 )
 FINISH: Codec[FinishReason | None] = enum_codec(

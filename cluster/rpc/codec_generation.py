@@ -13,6 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from cluster.client.generated import generation_pb2 as pb
 from cluster.core import SpeculationOptions, SpeculationStats
 from cluster.errors import ProtocolError, RequestError
+from cluster.requests.acceptance_law import REMOVED_LAWS
 from cluster.rpc.codec import PARTS
 from cluster.rpc.codec_arrays import TOKENS
 from cluster.rpc.codec_records import ByHand, record_codec
@@ -30,6 +31,8 @@ _TURN = record_codec(ChatMessage, pb.ChatMessage)
 _PROMPTS = ("text", "chat", "tokens")
 # Fields of a SpeculationRequest that are gone, by their numbers, and what replaces them.
 _REMOVED = {6: ("speculation.min_tokens_per_s", "remove it; use speculation.latency_class")}
+# An AcceptanceLaw that is gone.
+_BLOCK = 3
 
 
 def decode_prompt(message: Any) -> Any:
@@ -110,13 +113,15 @@ MODEL = record_codec(Model, pb.Model)
 
 
 def decode_request(message: pb.GenerateRequest) -> GenerationRequest:
-    """Raises RequestError where the prompt is absent, or a field is set that is gone.
+    """Raises RequestError where the prompt is absent, or what is set is gone.
 
     Ranges are not checked: those are the ingress's, the same for HTTP and gRPC.
     """
     for field in cast(Any, UnknownFieldSet(message.speculation)):
         if field.field_number in _REMOVED:
             raise RequestError.at(*_REMOVED[field.field_number])
+    if message.speculation.law == _BLOCK:
+        raise RequestError.at("speculation.law", f"block is gone; {REMOVED_LAWS['block']}")
     try:
         return REQUEST.decode(message)
     except ProtocolError as error:

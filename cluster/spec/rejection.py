@@ -1,14 +1,14 @@
 """The textbook's laws of acceptance, by the ratio of the target's probability to the drafter's.
 
-    in turn    Leviathan et al. (2023), Chen et al. (2023) for chains; for siblings that were drawn
-               without replacement as in Sequoia (Chen et al. 2024), after SpecInfer's multi-step
-    block      Sun et al. (2024): the length of a chain that stands is decided for all of it
+Drafts of one place are tried in turn: a single one as in Leviathan et al. (2023) and Chen et al.
+(2023), siblings that were drawn without replacement as in Sequoia (Chen et al. 2024), after
+SpecInfer's multi-step.
 
 The text has the target's law but depends on the drafts, unlike under `cluster.spec.verify`.  It has
 that law only if a draft law is the very one that its drafts were drawn from, if nothing that shapes
-a tree looks at a drawn token, and if no number below is used again.  So the numbers are keyed by
-the step too: block verification looks at drafts behind the place where it stops, and such a place
-is drafted again.  Drafts without a law count as chosen: their law has all its mass on them.
+a tree looks at a drawn token, and if no number below is used again: a step looks at no place
+behind the one where it stops.  Drafts without a law count as chosen: their law has all its mass on
+them.
 """
 
 from __future__ import annotations
@@ -41,16 +41,14 @@ def uniforms(
     use: npt.ArrayLike,
     seed: npt.ArrayLike,
     stream: npt.ArrayLike,
-    root: npt.ArrayLike,
     position: npt.ArrayLike,
     rank: npt.ArrayLike = 0,
 ) -> Floats:
     """Return numbers in [0, 1), float64 of the arguments' broadcast shape.
 
-    root: the output position at which the step began.  rank: of a draft among its siblings.
+    position: of the output.  rank: of a draft among its siblings.
     """
-    step = (np.asarray(root, np.uint64) + np.uint64(1)) << np.uint64(2) | np.asarray(use, np.uint64)
-    high, low, _, _ = philox((rank, position, stream, step), split_seeds(seed))
+    high, low, _, _ = philox((rank, position, stream, use), split_seeds(seed))
     bits = (high >> np.uint64(5)) << np.uint64(26) | low >> np.uint64(6)
     return np.asarray(bits, dtype=np.float64) * 2.0**-53
 
@@ -75,42 +73,14 @@ def try_in_turn(
         passes = is_tried & (number * mass < np.take_along_axis(target, token, -1))
         accepted = np.where(passes[..., 0], rank, accepted)
         fails = is_tried & ~passes
-        target = np.where(fails, normalised(np.maximum(target - law, 0.0), target), target)
+        target = np.where(fails, _normalised(np.maximum(target - law, 0.0), target), target)
         if draft is not None:
             rest = law * (1.0 - _all_on(token, law))
-            draft = np.where(fails, normalised(rest, np.zeros_like(rest)), draft)
+            draft = np.where(fails, _normalised(rest, np.zeros_like(rest)), draft)
     return accepted, target
 
 
-def block_len(
-    target: Floats, draft: Floats, token_ids: Indices, numbers: Floats
-) -> tuple[Indices, Floats]:
-    """Decide how many drafts of a chain stand.  Leading axes are independent cases.
-
-    target, draft: float64[..., drafts, vocab], the laws at the place of each draft.  token_ids,
-    numbers: [..., drafts].  Returns (that length int64[...]; the share of the target's law that is
-    left after each length, float64[..., drafts + 1]).
-    """
-    num_drafts = token_ids.shape[-1]
-    tokens = token_ids[..., None]
-    mass = np.take_along_axis(draft, tokens, -1)
-    # Only rounding can leave a drawn token without mass; then it does not stand.
-    ratios = np.take_along_axis(target, tokens, -1) / np.where(mass > 0.0, mass, np.inf)
-    shares = np.ones((*token_ids.shape[:-1], num_drafts + 1))
-    length = np.zeros(token_ids.shape[:-1], dtype=np.int64)
-    for index in range(1, num_drafts + 1):
-        share = np.minimum(1.0, shares[..., index - 1] * ratios[..., index - 1, 0])
-        shares[..., index] = bound = share
-        if index < num_drafts:
-            left = share[..., None] * target[..., index, :] - draft[..., index, :]
-            excess = np.maximum(left, 0.0).sum(-1)
-            whole = excess + 1.0 - share
-            bound = np.where(whole > 0.0, excess / np.where(whole > 0.0, whole, 1.0), 1.0)
-        length = np.where(numbers[..., index - 1] <= bound, index, length)
-    return length, shares
-
-
-def normalised(weights: Floats, otherwise: Floats) -> Floats:
+def _normalised(weights: Floats, otherwise: Floats) -> Floats:
     """Return weights over their sum along the last axis; `otherwise` where that is nothing."""
     mass = weights.sum(-1, keepdims=True)
     has_mass = mass >= _LEAST_MASS
@@ -153,52 +123,15 @@ def walk_in_turn(
             weights = target
             break
         tokens = tree.token_ids[own].astype(np.int64)
-        part = _Part.of(target, laws.get(node), tokens)
-        siblings = np.array(own)
-        draft = part.draft if node in laws else None
-        accepted, rest = try_in_turn(part.target, draft, part.tokens, numbers[0][siblings])
+        part = _Part(target, laws.get(node), tokens)
+        accepted, rest = try_in_turn(part.target, part.draft, part.tokens, numbers[0][own])
         if accepted < 0:
             weights = part.widened(target, rest)
             break
         node = own[int(accepted)]
         path.append(node)
-    return _emitted(tree, path, draw_from(weights, numbers[1][len(path)]))
-
-
-def walk_block(
-    tree: TokenTree,
-    laws: Laws,
-    law_of: LawOf,
-    key: tuple[int, int, int],
-) -> tuple[TokenArray, TokenArray]:
-    """As `walk_in_turn` for a chain with at least one node, decided for all of it."""
-    targets = [law_of(node) for node in range(-1, len(tree) - 1)]
-    tokens = tree.token_ids.astype(np.int64)
-    parts = [
-        _Part.of(target, laws.get(node - 1), tokens[node : node + 1])
-        for node, target in enumerate(targets)
-    ]
-    numbers = _numbers(tree, key)
-    size = max(len(part.draft) for part in parts)
-    length, shares = block_len(
-        np.stack([_padded(part.target, size) for part in parts]),
-        np.stack([_padded(part.draft, size) for part in parts]),
-        np.concatenate([part.tokens for part in parts]),
-        numbers[0],
-    )
-    num_kept = int(length)
-    if num_kept == len(tree):
-        weights = law_of(num_kept - 1)
-    else:
-        part = parts[num_kept]
-        left = np.maximum(shares[num_kept] * part.target - part.draft, 0.0)
-        weights = part.widened(targets[num_kept], normalised(left, part.target))
-    return _emitted(tree, list(range(num_kept)), draw_from(weights, numbers[1][num_kept]))
-
-
-def is_chain(tree: TokenTree) -> bool:
-    """True if the tree has a node and no two of its nodes are siblings."""
-    return len(tree) > 0 and tree.parents.tolist() == list(range(-1, len(tree) - 1))
+    last = draw_from(weights, numbers[1][len(path)])
+    return token_array(path), token_array([*tree.token_ids[path].tolist(), last])
 
 
 class _Part:
@@ -208,21 +141,13 @@ class _Part:
     target, draft: float64[ids + 1].  tokens: the drafts' places.
     """
 
-    def __init__(self, target: Floats, ids: Indices, probs: Floats, tokens: Indices) -> None:
-        own = target[ids]
-        self._ids = ids
-        self.target = np.append(own, max(1.0 - own.sum(), 0.0))
-        self.draft = np.append(probs, 0.0)
-        self.tokens = np.array([int(np.flatnonzero(ids == token)[0]) for token in tokens.tolist()])
-
-    @classmethod
-    def of(cls, target: Floats, law: DraftLaw | None, tokens: Indices) -> _Part:
+    def __init__(self, target: Floats, law: DraftLaw | None, tokens: Indices) -> None:
         """tokens: the drafts at one place."""
-        if law is None:
-            chosen = np.zeros(len(tokens))
-            chosen[0] = 1.0
-            return cls(target, tokens, chosen, tokens)
-        return cls(target, law.token_ids, law.probs, tokens)
+        self._ids = ids = tokens if law is None else law.token_ids
+        own = target[ids]
+        self.target = np.append(own, max(1.0 - own.sum(), 0.0))
+        self.draft = None if law is None else np.append(law.probs, 0.0)
+        self.tokens = np.array([int(np.flatnonzero(ids == token)[0]) for token in tokens.tolist()])
 
     def widened(self, target: Floats, law: Floats) -> Floats:
         """Return the weights over the vocabulary that a law over the parts means."""
@@ -239,8 +164,8 @@ def _numbers(tree: TokenTree, key: tuple[int, int, int]) -> tuple[Floats, Floats
     num_lengths = int(deep.max(initial=0)) + 1
     uses = np.repeat([ACCEPTS, EMITS], [len(tree), num_lengths])
     behind = np.concatenate((deep - 1, np.arange(num_lengths)))
-    ranks = np.concatenate((_ranks(tree.parents.tolist()), np.zeros(num_lengths)))
-    found = uniforms(uses, seed, stream, root, root + behind, ranks.astype(np.uint64))
+    ranks = _ranks(tree.parents.tolist()) + [0] * num_lengths
+    found = uniforms(uses, seed, stream, root + behind, ranks)
     return found[: len(tree)], found[len(tree) :]
 
 
@@ -254,17 +179,8 @@ def _ranks(parents: Sequence[int]) -> list[int]:
     return ranks
 
 
-def _emitted(tree: TokenTree, path: list[int], last: int) -> tuple[TokenArray, TokenArray]:
-    tokens = tree.token_ids.tolist()
-    return token_array(path), token_array([*(tokens[node] for node in path), last])
-
-
 def _all_on(token: Indices, like: Floats) -> Floats:
     """Return the law with all its mass on one token.  token: int64[..., 1]."""
     law = np.zeros(np.broadcast_shapes(token.shape, like.shape))
     np.put_along_axis(law, token, 1.0, -1)
     return law
-
-
-def _padded(law: Floats, size: int) -> Floats:
-    return np.pad(law, (0, size - len(law)))

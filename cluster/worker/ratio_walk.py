@@ -8,7 +8,7 @@ import torch
 from cluster.core import TokenArray
 from cluster.requests.acceptance_law import NO_LAWS
 from cluster.spec.forest import Floats
-from cluster.spec.rejection import is_chain, walk_block, walk_in_turn
+from cluster.spec.rejection import walk_in_turn
 from cluster.spec.sampling import RowLaws, scale, survivors
 from cluster.worker.target_sequence import Evaluated, adjusted, no_law
 
@@ -43,6 +43,5 @@ def walk_by_ratio(entry: Evaluated) -> tuple[TokenArray, TokenArray]:
         weights = np.exp((values - maximum) / temperature)
         return np.asarray(weights / weights.sum(dtype=np.float64), dtype=np.float64)
 
-    # Any tree may be walked in turn, also one that somebody else has drafted under this law.
-    walk = walk_block if params.law == "block" and is_chain(entry.tree) else walk_in_turn
-    return walk(entry.tree, drawn, law_of, (sequence.seed, params.stream, text.output_len))
+    key = (sequence.seed, params.stream, text.output_len)
+    return walk_in_turn(entry.tree, drawn, law_of, key)

@@ -115,9 +115,6 @@ class TargetText(Text):
 
         why: the reason if no nodes were chosen."""
         in_flight, self.in_flight = self.in_flight or PLAIN, None
-        if self.params.law == "block":
-            # Where it was cut off tells of the drafts behind, so none of them is used again.
-            self.held.clear()
         if self.suspect:
             why = PlainWhy.FAULT
         elif not self.cap:

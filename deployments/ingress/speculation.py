@@ -9,7 +9,7 @@ from pydantic import Field
 
 from cluster.core import SpeculationOptions
 from cluster.errors import ForbiddenError, RequestError
-from cluster.requests.acceptance_law import Law
+from cluster.requests.acceptance_law import REMOVED_LAWS, Law
 from deployments.ingress.api.contract import Body, Read, supported, up_to
 from deployments.ingress.api.wording import refused
 from deployments.ingress.fields import shown
@@ -33,14 +33,16 @@ def _latency_class(name: str, limits: Limits) -> str:
     return name and _open(name, allowed, "ingress.public_latency_classes")
 
 
+def _law(name: str, limits: Limits) -> str:
+    if name in REMOVED_LAWS:
+        raise RequestError.at("", f"{name} is gone; {REMOVED_LAWS[name]}")
+    return name and _open(name, limits.laws, "coordinator.laws")
+
+
 Drafter = Annotated[
     str, Field(max_length=256), Read(lambda name, limits: _open(name, limits.drafters, "drafters"))
 ]
-LawName = Annotated[
-    str,
-    Field(max_length=64),
-    Read(lambda name, limits: name and _open(name, limits.laws, "coordinator.laws")),
-]
+LawName = Annotated[str, Field(max_length=64), Read(_law)]
 
 
 # fmt: off

@@ -148,7 +148,7 @@ def test_the_minimal_configuration_obeys_the_rules() -> None:
         ({"coordinator": {"laws": ["greedy"]}}, "coordinator.laws"),
         (
             {
-                "coordinator": {"laws": ["coupled", "block"]},
+                "coordinator": {"laws": ["coupled", "rejection"]},
                 "target": {"engine": {"model": "m", "reproducible": True}},
             },
             "coordinator.laws: only coupled goes with target.engine.reproducible",

@@ -16,6 +16,7 @@ NO_KIND = "no text waits for others of its kind, so remove it"
 ALL_PRICED = "the control loop prices drafts in every step, so remove it"
 WINDOWS = "windows measure without the bias of shared batches; set period_s"
 NO_COHORT = "a target goes from step to step by itself, so remove it"
+NO_BLOCKS = "rejection accepts as many drafts, so name that"
 ONE_LIBRARY = "llguidance compiles all grammars, so remove it"
 REMOVED = {
     "answers.grammar_backend": ("xgrammar", ONE_LIBRARY),
@@ -24,6 +25,7 @@ REMOVED = {
     "coordinator.policy": ("policy.yaml", ALL_PRICED),
     "coordinator.switchback.request_share": ("0.1", WINDOWS),
     "coordinator.cohorts": ("two", NO_COHORT),
+    "coordinator.laws=block": ("[coupled, block]", NO_BLOCKS),
     "infer_tasks": ("true", "requests name their task in metadata.task, so remove it"),
     "coordinator.min_tokens_per_s": (
         "60",
@@ -32,11 +34,13 @@ REMOVED = {
 }
 
 
-@pytest.mark.parametrize("key", REMOVED)
-def test_a_key_that_is_gone_says_what_to_do_in_a_file_and_as_an_override(
-    tmp_path: Path, key: str
+@pytest.mark.parametrize("entry", REMOVED)
+def test_a_key_or_value_that_is_gone_says_what_to_do_in_a_file_and_as_an_override(
+    tmp_path: Path, entry: str
 ) -> None:
-    value, remedy = REMOVED[key]
+    value, remedy = REMOVED[entry]
+    key, _, gone = entry.partition("=")
+    what = repr(gone) if gone else "this key"
     *sections, last = key.split(".")
     section = "".join(f"{each}: {{" for each in sections) + f"{last}: {value}" + "}" * len(sections)
     path, overrides = tmp_path / "serve.yaml", list[str]()
@@ -44,7 +48,7 @@ def test_a_key_that_is_gone_says_what_to_do_in_a_file_and_as_an_override(
         path.write_text(f"applications:\n- args: {{target: {{engine: {{model: m}}}}{rest}}}")
         with pytest.raises(ConfigError) as caught:
             load(path, overrides)
-        assert caught.value.message == f"{path}: {key}: this key is gone; {remedy}"
+        assert caught.value.message == f"{path}: {key}: {what} is gone; {remedy}"
         assert caught.value.param == key
         overrides = [f"{key}={value}"]
 

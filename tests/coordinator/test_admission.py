@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -26,12 +26,13 @@ from cluster.errors import (
     TooLargeError,
     UnavailableError,
 )
+from cluster.requests.acceptance_law import Law
 from cluster.requests.beam_spec import BeamSpec
 from tests.support.coordinator.house import GREEDY, FakeClock, collect, house, request, text_of
 from tests.support.coordinator.toys import ToyTarget, plain_text
 
 SAMPLED = replace(GREEDY, temperature=0.7)
-BLOCK = SpeculationOptions(law="block")
+REJECTION = SpeculationOptions(law="rejection")
 CLASHES: dict[str, dict[str, Any]] = {
     "prediction": {"prediction": (3, 4)},
     "forced_ids": {"forced_ids": (1,) * GREEDY.max_tokens},
@@ -67,18 +68,23 @@ CLASHES: dict[str, dict[str, Any]] = {
             "'urgent'; served are: throughput, interactive",
         ),
         (
-            request(speculation=SpeculationOptions(law="rejection")),
+            request(speculation=SpeculationOptions(law="multi_step")),
             RequestError,
-            r"law is 'rejection'; allowed: coupled, block \(coordinator.laws\)",
+            r"law is 'multi_step'; allowed: coupled, rejection \(coordinator.laws\)",
+        ),
+        (
+            request(speculation=SpeculationOptions(law=cast("Law", "block"))),
+            RequestError,
+            "law is 'block'; rejection accepts as many drafts, so name that",
         ),
         *(
             (
                 request(
                     params=replace(SAMPLED, **given),
-                    speculation=BLOCK,
+                    speculation=REJECTION,
                 ),
                 RequestError,
-                f"law is block, which does not go with {name}; remove one of both",
+                f"law is rejection, which does not go with {name}; remove one of both",
             )
             for name, given in CLASHES.items()
         ),
@@ -88,7 +94,7 @@ async def test_what_cannot_be_served_is_refused_with_the_value_before_any_work(
     asked: Request, error: type[DrafthouseError], message: str
 ) -> None:
     target = ToyTarget()
-    async with house(laws=("coupled", "block")) as stage:
+    async with house(laws=("coupled", "rejection")) as stage:
         stage.add_target(target, max_context_len=64)
         with pytest.raises(error, match=message):
             await collect(stage.coordinator, asked)
@@ -97,9 +103,9 @@ async def test_what_cannot_be_served_is_refused_with_the_value_before_any_work(
 
 
 def test_the_first_law_is_that_of_requests_that_name_none_and_can_have_it() -> None:
-    laws = ("block", "coupled")
+    laws = ("rejection", "coupled")
 
-    assert with_law(request(params=SAMPLED), laws).params.law == "block"
+    assert with_law(request(params=SAMPLED), laws).params.law == "rejection"
     assert with_law(request(speculation=SpeculationOptions(law="coupled")), laws).params.is_coupled
     for given in CLASHES.values():
         assert with_law(request(params=replace(SAMPLED, **given)), laws).params.law == "coupled"

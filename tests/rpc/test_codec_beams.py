@@ -80,9 +80,10 @@ def test_the_prompt_of_a_tokenize_request_is_a_text_or_a_chat() -> None:
     assert caught.value.param == "prompt"
 
 
-def test_a_law_that_nobody_knows_is_the_clients_mistake() -> None:
+@pytest.mark.parametrize(("number", "what"), [(9, "law is 9"), (3, "block is gone; rej")])
+def test_a_law_that_nobody_knows_is_the_clients_mistake(number: int, what: str) -> None:
     message = asked(None)
-    message.speculation.law = 9  # type: ignore[assignment]
-    with pytest.raises(RequestError, match=r"speculation\.law: law is 9") as raised:
+    message.speculation.law = number  # type: ignore[assignment]
+    with pytest.raises(RequestError, match=rf"speculation\.law: {what}") as raised:
         decode_request(message)
     assert raised.value.param == "speculation.law"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cluster.core import TokenTree
 from cluster.requests.acceptance_law import DraftLaw
 from cluster.spec.noise import gumbel
-from cluster.spec.rejection import draw_from, try_in_turn, walk_block, walk_in_turn
+from cluster.spec.rejection import draw_from, try_in_turn, walk_in_turn
 from tests.support.spec.ratio_world import (
     DRAFT,
     NUM_TOKENS,
@@ -87,18 +87,6 @@ def test_siblings_may_be_cut_off_by_their_rank() -> None:
     assert p_value(world.target, written(world, pruned_by_rank).judged) > PASS
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in WORLDS if "siblings" not in name and name != "mixed"]
-)
-def test_a_block_leaves_the_targets_law(name: str) -> None:
-    world = WORLDS[name]
-    chain = replace(world, widths=(1,) * max(len(world.widths), 3))
-
-    texts = written(chain, is_block=True, drafts_by_step=True)
-
-    assert p_value(chain.target, texts.judged) > PASS
-
-
 # ---- The same rules over trees and a whole vocabulary
 
 
@@ -134,11 +122,9 @@ def tree_of(world: World, seed: int, text: list[int], num_nodes: int) -> Drafted
 
 
 @pytest.mark.parametrize("name", ["chain, toy", "two siblings, toy", "chosen", "mixed"])
-@pytest.mark.parametrize("is_block", [False, True], ids=["in turn", "block"])
-def test_a_walk_down_a_tree_makes_the_same_texts(name: str, *, is_block: bool) -> None:
-    world = replace(WORLDS[name], widths=(1, 1, 1)) if is_block else WORLDS[name]
-    texts = written(world, is_block=is_block)
-    walk = walk_block if is_block else walk_in_turn
+def test_a_walk_down_a_tree_makes_the_same_texts(name: str) -> None:
+    world = WORLDS[name]
+    texts = written(world)
 
     for seed in range(100):
         text: list[int] = []
@@ -148,7 +134,7 @@ def test_a_walk_down_a_tree_makes_the_same_texts(name: str, *, is_block: bool) -
             def law_of(node: int, paths: list[list[int]] = drafted.paths) -> Floats:
                 return world.target[paths[node + 1][-1] if paths[node + 1] else 0]
 
-            path, token_ids = walk(drafted.tree, drafted.laws, law_of, (seed, 0, len(text)))
+            path, token_ids = walk_in_turn(drafted.tree, drafted.laws, law_of, (seed, 0, len(text)))
             assert token_ids[:-1].tolist() == drafted.tree.token_ids[path].tolist()
             text += token_ids.tolist()
         assert text == texts.tokens[seed, : texts.lens[seed]].tolist()
@@ -184,26 +170,6 @@ def test_a_chain_is_accepted_as_often_as_theory_says(num_drafts: int) -> None:
 
     theory = (1.0 - alpha ** (num_drafts + 1)) / (1.0 - alpha)
     assert abs(1.0 + mean - theory) < 2.0 * error
-
-
-def test_a_block_is_accepted_as_often_as_theory_says_and_more_often_than_a_chain() -> None:
-    texts = written(PAIR, is_block=True, drafts_by_step=True)
-
-    mean, error = mean_and_error(texts.accepted[0])
-
-    # Sun et al. (2024): the chain's length is at least i with probability
-    # sum over its first i tokens of min(share before, ...) = sum of the draws' own shares.
-    share = np.ones(1)
-    reached = np.ones(1)
-    theory = 0.0
-    ratio, draft = np.array(TARGET) / np.array(DRAFT), np.array(DRAFT)
-    for _ in PAIR.widths:
-        share = np.minimum(1.0, share[:, None] * ratio).ravel()
-        reached = (reached[:, None] * draft).ravel()
-        theory += float((share * reached).sum())
-    alpha = float(np.minimum(TARGET, DRAFT).sum())
-    assert abs(mean - theory) < 2.0 * error
-    assert theory > alpha + alpha**2 + alpha**3 + 0.01
 
 
 # ---- Rules that break a condition
@@ -297,10 +263,3 @@ def test_the_judge_convicts_a_drafter_that_knows_the_targets_noise() -> None:
     texts = written(PAIR, residual_with_the_shared_noise, shared_noise=True)
 
     assert p_value(PAIR.target, texts.judged) < CONVICT
-
-
-def test_the_judge_convicts_a_block_whose_numbers_are_used_by_two_steps() -> None:
-    world = replace(TOY, widths=(1, 1, 1, 1))
-    texts = written(world, is_block=True, numbers_by_step=False)
-
-    assert p_value(world.target, texts.judged) < CONVICT

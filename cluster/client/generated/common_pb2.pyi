@@ -12,7 +12,6 @@ class AcceptanceLaw(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACCEPTANCE_LAW_UNSPECIFIED: _ClassVar[AcceptanceLaw]
     ACCEPTANCE_LAW_REJECTION: _ClassVar[AcceptanceLaw]
     ACCEPTANCE_LAW_MULTI_STEP: _ClassVar[AcceptanceLaw]
-    ACCEPTANCE_LAW_BLOCK: _ClassVar[AcceptanceLaw]
 
 class EarlyStopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -30,7 +29,6 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 ACCEPTANCE_LAW_UNSPECIFIED: AcceptanceLaw
 ACCEPTANCE_LAW_REJECTION: AcceptanceLaw
 ACCEPTANCE_LAW_MULTI_STEP: AcceptanceLaw
-ACCEPTANCE_LAW_BLOCK: AcceptanceLaw
 EARLY_STOPPING_UNSPECIFIED: EarlyStopping
 EARLY_STOPPING_ALWAYS: EarlyStopping
 EARLY_STOPPING_NEVER: EarlyStopping

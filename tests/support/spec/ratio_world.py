@@ -15,14 +15,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from cluster.spec.noise import gumbel
-from cluster.spec.rejection import (
-    ACCEPTS,
-    EMITS,
-    block_len,
-    normalised,
-    try_in_turn,
-    uniforms,
-)
+from cluster.spec.rejection import ACCEPTS, EMITS, try_in_turn, uniforms
 
 # The judge convicts every wrong rule of its own tests with p < 1e-90.
 NUM_SEEDS = 60_000
@@ -59,26 +52,22 @@ class World:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One place of many steps: the seeds, the output position where each step began, and this
-    place's; the siblings there in their order, and the laws."""
+    """One place of many steps: the seeds, this place's output position, the siblings there in their
+    order, and the laws."""
 
     seeds: Ints
-    root: Ints
     position: Ints
     target: Floats
     draft: Floats | None
     token_ids: Ints
 
-    def numbers(self, root: Ints | None = None) -> Floats:
-        found = [
-            uniforms(ACCEPTS, self.seeds, 0, self.root if root is None else root, self.position, k)
-            for k in range(self.token_ids.shape[1])
-        ]
-        return np.stack(found, axis=1)
+    def numbers(self) -> Floats:
+        ranks = np.arange(self.token_ids.shape[1])
+        return uniforms(ACCEPTS, self.seeds[:, None], 0, self.position[:, None], ranks)
 
     def emitted(self, law: Floats) -> Ints:
         """Draw one token per seed by the law: int64[seeds]."""
-        return drawn(law, uniforms(EMITS, self.seeds, 0, self.root, self.position))
+        return drawn(law, uniforms(EMITS, self.seeds, 0, self.position))
 
 
 Rule = Callable[[Step], tuple[Ints, Ints]]  # -> the accepted sibling, -1 = none; else the token
@@ -120,25 +109,22 @@ def written(
     world: World,
     rule: Rule = in_turn,
     *,
-    is_block: bool = False,
     drafts_by_step: bool = False,
-    numbers_by_step: bool = True,
     shared_noise: bool = False,
 ) -> Texts:
     """Write texts of NUM_TOKENS tokens in steps.
 
     drafts_by_step: drafts at one place differ from step to step; otherwise a place that is drafted
     again under the same text gets the same drafts, as in a tree that is re-rooted.
-    numbers_by_step: of the target's numbers in block verification.  shared_noise: the drafter knows
-    the request's seed.
+    shared_noise: the drafter knows the request's seed.
     """
     seeds = np.arange(NUM_SEEDS)
     keys = seeds.astype(np.uint64) if shared_noise else draft_keys(seeds)
     room = NUM_TOKENS + len(world.widths) + 1
     texts = Texts(np.zeros((NUM_SEEDS, room), np.int64), np.zeros(NUM_SEEDS, np.int64))
     while len(active := np.flatnonzero(texts.lens < NUM_TOKENS)):
-        step = _Round(world, texts, active, keys, drafts_by_step, numbers_by_step)
-        texts.accepted.append(step.block() if is_block else step.in_turn(rule))
+        step = _Round(world, texts, active, keys, drafts_by_step)
+        texts.accepted.append(step.in_turn(rule))
     return texts
 
 
@@ -147,13 +133,12 @@ class _Round:
 
     def __init__(
         self, world: World, texts: Texts, active: Ints, keys: npt.NDArray[np.uint64],
-        drafts_by_step: bool, numbers_by_step: bool,
+        drafts_by_step: bool,
     ) -> None:  # fmt: skip
         self._world, self._texts, self._active = world, texts, active
         self._root = texts.lens[active]
         self._stream = self._root if drafts_by_step else np.zeros_like(self._root)
         self._keys = keys[active]
-        self._by_step = numbers_by_step
         before = texts.tokens[active, np.maximum(self._root - 1, 0)]
         self._last = np.where(self._root > 0, before, 0)
 
@@ -170,7 +155,7 @@ class _Round:
             )
         token_ids = np.argsort(-scores, axis=1, kind="stable")[:, :width]
         law = None if depth in self._world.chosen else draft
-        return Step(self._active[rows], self._root[rows], position, target, law, token_ids)
+        return Step(self._active[rows], position, target, law, token_ids)
 
     def in_turn(self, rule: Rule) -> Ints:
         rows, last = np.arange(len(self._active)), self._last
@@ -188,38 +173,6 @@ class _Round:
             num_kept[rows] += is_kept
             rows, last = rows[is_kept], token[is_kept]
         return num_kept
-
-    def block(self) -> Ints:
-        rows, last = np.arange(len(self._active)), self._last
-        steps: list[Step] = []
-        for depth in range(len(self._world.widths)):
-            steps.append(self._place(depth, rows, last))
-            last = steps[-1].token_ids[:, 0]
-        steps.append(self._place(len(steps), rows, last))
-        drafts = [
-            np.eye(step.target.shape[1])[step.token_ids[:, 0]] if step.draft is None else step.draft
-            for step in steps[:-1]
-        ]
-        targets, token_ids = (
-            np.stack([step.target for step in steps], 1),
-            np.stack([step.token_ids[:, 0] for step in steps[:-1]], 1),
-        )
-        root = None if self._by_step else np.zeros_like(self._root)
-        numbers = np.stack([step.numbers(root)[:, 0] for step in steps[:-1]], 1)
-        length, shares = block_len(targets[:, :-1], np.stack(drafts, 1), token_ids, numbers)
-        # Behind the whole chain there is no draft law to subtract.
-        drafts.append(np.zeros_like(drafts[0]))
-        each = np.arange(len(length))
-        target = targets[each, length]
-        left = shares[each, length][:, None] * target - np.stack(drafts, 1)[each, length]
-        law = normalised(np.maximum(left, 0.0), target)
-        root = self._root if self._by_step else np.zeros_like(self._root)
-        emits = uniforms(EMITS, self._active, 0, root, self._root + length)
-        for depth in range(len(steps) - 1):
-            is_kept = depth < length
-            self._append(rows[is_kept], token_ids[is_kept, depth])
-        self._append(rows, drawn(law, emits))
-        return length
 
     def _append(self, rows: Ints, token: Ints) -> None:
         texts, own = self._texts, self._active[rows]
@@ -250,4 +203,4 @@ def p_value(target: Floats, tokens: Ints) -> float:
 
 def uniforms_of(step: Step, use: int) -> Floats:
     """Numbers that no rule of the product uses: float64[seeds]."""
-    return uniforms(use, step.seeds, 1, step.root, step.position)
+    return uniforms(use, step.seeds, 1, step.position)
