@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from cluster.core import EMPTY_TREE, DraftTask, Proposal, SamplingParams
+from cluster.core import EMPTY_TREE, DraftTask, Proposal
 from tests.support.worker.draft_peer import CountingDrafter, extension, house, opening
-from tests.support.worker.residents import GreedyOracle
 from tests.support.worker.stage import stage, worker_of
-from tests.support.worker.texts import opened
 
 NOTHING = np.zeros(0, dtype=np.float32)
 
@@ -47,9 +45,5 @@ async def test_a_commit_is_late_if_no_tree_came_since_the_last_one() -> None:
 
 
 async def test_a_target_says_how_full_it_is() -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=40)
-    async with stage(worker_of({"a": GreedyOracle(4)}, budget="adaptive")) as built:
-        await built.connect().written(opened(params=params))
-        said = built.worker.statistics()
-    assert (said["texts"], said["places"]) == (0, 64)
-    assert 0.0 <= said["kv_use"] < 0.1
+    async with stage(worker_of({})) as built:
+        assert built.worker.statistics() == {"texts": 0, "places": 64, "kv_use": 0.0}
