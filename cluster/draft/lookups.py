@@ -24,6 +24,8 @@ from cluster.core import (
 from cluster.draft.coupling import count_conditionals, is_useful
 from cluster.draft.hit_rates import HitRates
 from cluster.draft.indexed_text import Context, IndexedText
+from cluster.spec.noise import gumbel
+from cluster.spec.params import divisor
 from cluster.spec.tree import edges
 
 
@@ -71,6 +73,18 @@ class CountedText(IndexedText):
     def set_law(self, params: SamplingParams) -> None:
         """Trees are from now on grown for these parameters."""
         self.params = params
+
+    def draws(self, position: int, token_ids: TokenArray, logprobs: FloatArray) -> list[int]:
+        """The target's draws at positions from this one on, each of the likely tokens there.
+
+        token_ids, logprobs: [positions, tokens], the most probable token first."""
+        params, best = self.params, np.zeros(len(token_ids), np.int64)
+        if params.temperature > 0.0 and position >= 0:
+            places = np.arange(position, position + len(token_ids))[:, None]
+            noise = gumbel(params.noise_key, places, token_ids, params.stream)
+            best = (logprobs.astype(np.float64) / divisor(params) + noise).argmax(axis=1)
+        said: list[int] = token_ids[np.arange(len(best)), best].tolist()
+        return said
 
 
 class Source(Protocol):

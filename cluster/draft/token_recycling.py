@@ -34,7 +34,6 @@ from cluster.draft.indexed_text import Continuations
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.lookups import CountedText
 from cluster.draft.native import lookups as native
-from cluster.spec.noise import gumbel
 from cluster.spec.params import divisor
 from cluster.spec.tree import edges
 
@@ -230,27 +229,13 @@ def _move_on(state: RecyclingState, rows: StepRows) -> None:
         path.append(node)
     drawn = len(rows.path) + 1
     # Guesses whose rows were not verified stay as they are.
-    kept = guesses[max(len(path), drawn) :]
-    state.guesses = _said(state, rows, path[drawn:], end - state.prompt_len + drawn) + kept
+    state.guesses = guesses[max(len(path), drawn) :]
     state.guessed_at = end + drawn
-
-
-def _said(state: RecyclingState, rows: StepRows, path: Sequence[int], position: int) -> list[int]:
-    """What the target draws behind nodes of a path, by their most probable tokens; position: output
-    position of the first of these draws."""
-    if not path:
-        return []
-    assert rows.top is not None
-    which = np.array(path) + 1
-    token_ids, scores = rows.top.token_ids[which], rows.top.logprobs[which]
-    params = state.params
-    if params.temperature > 0.0 and position >= 0:
-        positions = np.arange(position, position + len(path))[:, None]
-        noise = gumbel(params.noise_key, positions, token_ids, params.stream)
-        scores = scores / divisor(params) + noise
-    best = scores.argmax(axis=1)[:, None]
-    said: list[int] = np.take_along_axis(token_ids, best, axis=1)[:, 0].tolist()
-    return said
+    if which := [node + 1 for node in path[drawn:]]:
+        assert rows.top is not None
+        token_ids, logprobs = rows.top.token_ids[which], rows.top.logprobs[which]
+        said = state.counted.draws(end + drawn - state.prompt_len, token_ids, logprobs)
+        state.guesses = said + state.guesses
 
 
 def with_chain(

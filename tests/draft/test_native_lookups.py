@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.core import Commit, DraftTask, Proposal, SamplingParams, token_array
+from cluster.draft import lookups
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
 from cluster.draft.native import lookups as native
@@ -132,6 +133,20 @@ def test_both_ways_draft_the_same(kind: str, seed: int, monkeypatch: pytest.Monk
     for _ in range(150):
         writer.step()
     assert writer.num_nodes > 300
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("position", [-2, 0, 9])
+def test_both_ways_draw_the_same(temperature: float, position: int) -> None:
+    random, texts = np.random.default_rng(3), (lookups.CountedText(), native.CountedText(()))
+    token_ids = random.integers(0, 999, (40, 8)).astype(np.int32)
+    logprobs = np.sort(random.normal(-2, 1, (40, 8)).astype(np.float32))[:, ::-1]
+    for text in texts:
+        text.set_law(SamplingParams(temperature=temperature, seed=-5, stream=2))
+    ours, theirs = (text.draws(position, token_ids, logprobs) for text in texts)
+    assert ours == theirs
+    is_greedy = temperature == 0.0 or position < 0
+    assert (ours == token_ids[:, 0].tolist()) == is_greedy
 
 
 def test_a_store_forgets_alike() -> None:

@@ -25,6 +25,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "open_text": (_POINTER, _POINTER, _INT64),
     "close_text": (None, _POINTER),
     "set_law": (None, _POINTER, ctypes.c_uint64, _POINTER, _DOUBLE, _POINTER, _INT64),
+    "draws": (None, _POINTER, _INT64, _BYTES, _BYTES, _INT64, _INT64, _POINTER),
     "advance": (None, _INT64, _POINTER, _POINTER),
     "grow": (None, _INT64, _POINTER, _DOUBLE, *(4 * (_POINTER,))),
     "open_outputs": (_POINTER, _POINTER, _INT64, _INT64, _INT64),
@@ -97,6 +98,13 @@ class CountedText(_Owned):
             "set_law", self.address, params.noise_key, _at(limits), divisor(params), _at(stops),
             len(stops),
         )  # fmt: skip
+
+    def draws(self, position: int, token_ids: TokenArray, logprobs: FloatArray) -> list[int]:
+        """See there."""
+        said = _int64s(bytes(8 * len(token_ids)))
+        likely = token_ids.tobytes(), logprobs.tobytes()
+        _call("draws", self.address, position, *likely, *token_ids.shape, _at(said))
+        return said.tolist()
 
 
 class _Source(_Owned):

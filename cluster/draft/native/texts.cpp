@@ -1,5 +1,6 @@
 /* Texts with their n-grams, and what is learned from how they went on. */
 #include <algorithm>
+#include <cmath>
 
 #include "lookups.h"
 
@@ -134,6 +135,23 @@ void close_text(Text *text) { delete text; }
 /* numbers: stream, max_tokens, min_tokens. */
 void set_law(Text *text, uint64_t seed, const int64_t *numbers, double divisor, const int64_t *stops, int64_t count) {
     text->law = Law{seed, numbers[0], numbers[1], numbers[2], divisor, std::vector<int32_t>(stops, stops + count)};
+}
+
+/* tokens, logprobs: [count, width], the most probable token first.  said: int64[count]. */
+void draws(const Text *text, int64_t position, const int32_t *tokens, const float *logprobs, int64_t count,
+           int64_t width, int64_t *said) {
+    const Law &law = text->law;
+    const bool is_noisy = law.divisor != 0.0 && position >= 0;
+    for (int64_t row = 0; row < count; row++, tokens += width, logprobs += width) {
+        said[row] = tokens[0];
+        double most = -INFINITY;
+        for (int64_t i = 0; is_noisy && i < width; i++) {
+            const double score = logprobs[i] / law.divisor + gumbel(law.seed, position + row, tokens[i], law.stream);
+            if (score <= most) continue;
+            most = score;
+            said[row] = tokens[i];
+        }
+    }
 }
 
 /* rows: of each change the text, its rates, whether they learn from it, how many tokens of the text are kept
