@@ -18,6 +18,7 @@ from cluster.metrics.recorder import Recorder
 from cluster.plan.arms import ArmWorth
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
+from cluster.plan.scores import DraftScores
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.statistics import TextStatistics
@@ -29,7 +30,7 @@ from tests.support.worker.residents import GreedyOracle, resident
 # At the target, and at the coordinator.
 PARTS = [
     (Controller, "plan"), (Controller, "learn"), (Controller, "score"), (Controller, "first_ask"),
-    (Controller, "record"), (ArmWorth, "learn"),
+    (DraftScores, "record"), (ArmWorth, "learn"),
     (AcceptanceModel, "learn_all"), (Calibrator, "fit_if_due"), (DeficitGuard, "settle"),
     (TextStatistics, "take"), (Attribution, "add"), (PoolScores, "score"),
     (PoolScores, "ask"), (PoolScores, "commit_lag"), (PoolTrees, "_send"),
