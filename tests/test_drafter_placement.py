@@ -27,9 +27,6 @@ def engine(device: str) -> dict[str, Any]:
     return {"kind": "lm", "options": {"engine": {"model": "d", "device": device}}}
 
 
-ELSEWHERE = {"kind": "openai", "options": {"url": "http://10.0.0.7:8080"}}
-
-
 @pytest.mark.parametrize(
     ("drafter", "device", "why"),
     [
@@ -40,12 +37,6 @@ ELSEWHERE = {"kind": "openai", "options": {"url": "http://10.0.0.7:8080"}}
         (engine("cpu"), "cpu", "inside the target"),
         (engine("cuda:1") | {"placement": {"with": "target"}}, "cuda:0", "inside the target"),
         (engine("cuda:1"), "cuda:0", "in the pool (auto: its engine is on cuda:1, the target's on"),
-        (
-            ELSEWHERE,
-            "cpu",
-            "in the pool (auto: its engine is on http://10.0.0.7:8080, the target's",
-        ),
-        (ELSEWHERE | {"placement": {"with": "target"}}, "cpu", "inside the target"),
         ({"replicas": 2}, "auto", "in the pool (auto: it has replicas"),
         ({"nice": 19}, "auto", "in the pool (auto: it has replicas or nice"),
         ({"placement": {"num_cpus": 1}}, "auto", "in the pool, as placed"),
@@ -61,17 +52,6 @@ def test_a_drafter_is_in_one_place_and_the_plan_says_why(
     text = plan(checked, {})
     assert f"drafter a: {why}" in text
     assert ("drafter-a" in text) != is_resident
-
-
-def test_the_plan_says_which_texts_leave_for_where() -> None:
-    near = {**ELSEWHERE, "options": {"url": "http://127.0.0.1:8080/v1"}}
-    far, close = (plan(config(drafter), {}) for drafter in (ELSEWHERE, near))
-    assert (
-        "drafter a: sends texts with neither API key nor salt to "
-        "http://10.0.0.7:8080/v1/completions; whether anything answers there is not checked here\n"
-    ) in far
-    assert "drafter a: sends all texts to http://127.0.0.1:8080/v1/completions; " in close
-    assert "sends" not in plan(config({}), {})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ _POOL_NODES_OF_ALL = 512
 # Steps without a verified draft after which a drafter is told less.
 _UNUSED_STEPS = 8
 _MAX_LAG = 64  # tokens that a pool drafter may lack: they are read in one commit later
-_STATE_VERSION = 6  # of what `export` gives
+_STATE_VERSION = 5  # of what `export` gives
 
 
 class PoolScores(DraftScores):

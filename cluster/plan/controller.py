@@ -35,7 +35,7 @@ from cluster.spec.forest import depths, ranked, with_ancestors
 from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.survival import claimed_conditionals
 
-_STATE_VERSION = 7  # of the record that `export` returns
+_STATE_VERSION = 6  # of the record that `export` returns
 # Where no drafts pay, or the guard allows none, the plan of a step without any holds for so many
 # further steps of the same texts.  Planning takes a tenth of a step of a millisecond, and prices
 # change over tens of steps.
