@@ -53,7 +53,7 @@ def _section(verb: str, about: str) -> str:
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
     """Yield each argument as it is typed, and what it means."""
     for action in parser._actions:
-        if isinstance(action, argparse._HelpAction):
+        if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
             continue
         value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else "")
         takes_value = action.nargs != 0 and action.option_strings
