@@ -143,8 +143,9 @@ def stages(texts: Sequence[RecordedText], models: frozenset[str]) -> Iterator[tu
                 )
 
 
-def shares(stage: _Stage, seeds: int) -> dict[str, list[float]]:
-    """Return the speed without each mechanism in that with all: value, low end, high end."""
+def shares(stage: _Stage, seeds: int) -> dict[str, list[float | None]]:
+    """Return the speed without each mechanism in that with all: mean, and the ends of its interval,
+    which one seed alone does not have."""
     with_all = [stage.speed(seed) for seed in range(seeds)]
     found = {}
     for name in (*stage.mechanisms, "all"):
@@ -153,7 +154,7 @@ def shares(stage: _Stage, seeds: int) -> dict[str, list[float]]:
                 patches.enter_context(MECHANISMS[each]())
             speeds = [stage.speed(seed) for seed in range(seeds)]
         interval = Interval.of([own / whole for own, whole in zip(speeds, with_all, strict=True)])
-        found[name] = [round(each or 0.0, 4) for each in astuple(interval)[:3]]
+        found[name] = [None if each is None else round(each, 4) for each in astuple(interval)[:3]]
     return found
 
 
@@ -165,7 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cells", default="", help="those whose name begins so")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
-    record = Record(options.out, {"seeds": options.seeds}, free=("cells",))
+    settings = {"texts": options.texts.name, "models": options.models, "seeds": options.seeds}
+    record = Record(options.out, settings)
     texts = load_texts(options.texts)
     chosen = dict(stages(texts, frozenset(options.models.split(","))))
     for name, stage in tqdm(chosen.items(), file=sys.stderr):
