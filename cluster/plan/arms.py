@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cluster.spec import evidence
 from cluster.spec.budget import Prices
 from cluster.spec.forest import Floats, Indices
 from cluster.spec.step_cost import NODE_EDGES
@@ -74,17 +75,8 @@ class ArmWorth:
 
     def export(self) -> list[list[float]]:
         """Return what was learned as plain values."""
-        return [
-            self._nodes.ravel().tolist(), self._tokens.ravel().tolist(),
-            self._turns.astype(np.float64).tolist(),
-        ]  # fmt: skip
+        return evidence.exported(self._nodes, self._tokens, self._turns)
 
     def restore(self, state: Sequence[Sequence[float]]) -> None:
         """Continue from a result of `export`; raises ValueError if it has another form."""
-        nodes, tokens, turns = (np.array(each, dtype=np.float64) for each in state)
-        shape = self._nodes.shape
-        is_sound = nodes.size == tokens.size == self._nodes.size and turns.size == len(SIZES)
-        if not is_sound or not all(np.isfinite(each).all() for each in (nodes, tokens, turns)):
-            raise ValueError("the worth of drafting in another form")
-        self._nodes, self._tokens = nodes.reshape(shape), tokens.reshape(shape)
-        self._turns = turns.astype(np.int64)
+        evidence.restore(state, self._nodes, self._tokens, self._turns)

@@ -33,28 +33,20 @@ class Phase(enum.StrEnum):
 
 
 class Candidate:
-    """A drafter that may replace another one, in one of the phases."""
+    """A drafter with certain weights that may replace another one, in one of the phases."""
 
-    def __init__(
-        self, name: str, rollout: RolloutConfig, max_faults: int, num_faults: int = 0
-    ) -> None:
-        """max_faults: so many in one phase bring it down.  num_faults: it had so many before."""
-        self.name, self.rollout = name, rollout
-        self.model_hash: str | None = None  # None = it is not here
+    def __init__(self, name: str, max_faults: int) -> None:
+        """max_faults: so many in one phase bring it down."""
+        self.name = name
+        self.rollout = RolloutConfig("")
         self._max_faults = max_faults
-        self.num_faults = num_faults  # so far, in all
         self._begin(Phase.SHADOW)
 
     def _begin(self, phase: Phase) -> None:
         self.phase = phase
         self.num_places, self._lead = 0, Lead()
         self._latest: deque[Stretch] = deque(maxlen=_STRETCHES_TO_FALL)
-        self._faults_before = self.num_faults
-
-    @property
-    def key(self) -> str:
-        """The name under which its state is kept: other weights are another drafter."""
-        return f"{self.name}@{self.model_hash}"
+        self._num_faults = 0
 
     @property
     def lead(self) -> tuple[float, float]:
@@ -70,20 +62,16 @@ class Candidate:
         self._latest.append(stretch)
         return self._rise(calibration_error) or self._fall()
 
-    def note_faults(self, num_faults: int) -> str:
-        """Note how many faults it has had so far; returns as `enter`.
+    def note_faults(self, num_new: int) -> str:
+        """Note so many faults more; returns as `enter`.
 
         Of one that serves, its breaker has to tell: over days any worker has some."""
-        if num_faults < self.num_faults:
-            self._faults_before = 0  # another one under its name counts from zero
-        self.num_faults = num_faults
-        if self.phase is not Phase.CANARY:
-            return ""
-        num_new = num_faults - self._faults_before
-        if num_new < self._max_faults:
+        self._num_faults += num_new
+        num_faults = self._num_faults
+        if self.phase is not Phase.CANARY or num_faults < self._max_faults:
             return ""
         self._begin(Phase.RETIRED)
-        return f"{num_new} faults"
+        return f"{num_faults} faults"
 
     def _rise(self, calibration_error: float) -> str:
         mean, error = self.lead
@@ -112,10 +100,9 @@ class Candidate:
             "phase": self.phase.value, "places": self.num_places, "lead": self._lead.export(),
         }  # fmt: skip
 
-    def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a result of `export`, or anew; raises ValueError for another form."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a result of `export`; raises ValueError for another form."""
         lead = Lead()
-        if state:
-            lead.restore(state["lead"])
-        self._begin(Phase(state["phase"]) if state else Phase.SHADOW)
-        self.num_places, self._lead = int(state["places"]) if state else 0, lead
+        lead.restore(state["lead"])
+        self._begin(Phase(state["phase"]))
+        self.num_places, self._lead = int(state["places"]), lead

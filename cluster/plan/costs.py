@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from cluster.spec import evidence
 from cluster.spec.forest import Floats
 from cluster.spec.step_cost import EDGES
 from cluster.spec.step_profile import StepProfile
@@ -115,9 +116,9 @@ class RoundTimes:
         # The prior counts as further rounds, with the same features as those that were recorded.
         num_rounds = max(min(self.num_recorded, _MEMORY), 1.0)
         beliefs = _PRIOR_ROUNDS / num_rounds * self._products.diagonal() + 1e-12
-        evidence: Floats = self._products + np.diag(beliefs)
+        weighed: Floats = self._products + np.diag(beliefs)
         times: Floats = self._times + beliefs * self._prior
-        found: Floats = np.asarray(np.linalg.solve(evidence, times), dtype=np.float64)
+        found: Floats = np.asarray(np.linalg.solve(weighed, times), dtype=np.float64)
         # Above zero, for the next round is measured in units of its expected time.
         self._factors = np.maximum(found, _LEAST_SHARE * self._prior)
 
@@ -146,18 +147,18 @@ class RoundTimes:
     def export(self) -> list[list[float]]:
         """Return the measurements as plain values."""
         factors = [] if self._factors is None else self._factors.tolist()
-        return [factors, self._products.ravel().tolist(), self._times.tolist()]
+        return [factors, *evidence.exported(self._products, self._times)]
 
     def restore(self, state: Sequence[Sequence[float]]) -> None:
         """Continue from a result of `export`; raises ValueError if it has another form."""
-        factors, products, times = (np.array(each, dtype=np.float64) for each in state)
-        size = len(self._prior)
-        if not (products.size == size**2 and times.size == size and factors.size in (0, size)):
-            raise ValueError("times of rounds in another form")
-        is_sound = all(np.isfinite(each).all() for each in (factors, products, times))
-        if not is_sound or (factors <= 0.0).any() or (products < 0.0).any():
+        factors, *sums = state
+        found, products, times = (
+            np.ones_like(each) for each in (self._prior, self._products, self._times)
+        )
+        evidence.restore([factors or found.tolist(), *sums], found, products, times)
+        if (found <= 0.0).any() or (products < 0.0).any():
             raise ValueError("times of rounds that are none")
-        if factors.size:
-            self._factors = self._prior = factors
-        self._products, self._times = products.reshape(size, size), times
-        self.num_recorded = math.ceil(float(products[0])) if factors.size else 0
+        if factors:
+            self._factors = self._prior = found
+        self._products, self._times = products, times
+        self.num_recorded = math.ceil(float(products[0, 0])) if factors else 0

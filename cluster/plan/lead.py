@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from cluster.spec import evidence
+
 # Of the candidate, places and accepted tokens; of the former, places and accepted tokens.
 Stretch = tuple[float, float, float, float]
 
@@ -22,8 +24,8 @@ class Lead:
     """Sums over stretches."""
 
     def __init__(self, stretches: Iterable[Stretch] = ()) -> None:
-        self._sums = np.zeros(4)
-        self._squares = np.zeros((4, 4))
+        self._known = np.zeros(20)
+        self._sums, self._squares = self._known[:4], self._known[4:].reshape(4, 4)
         for each in stretches:
             self.add(each)
 
@@ -46,11 +48,8 @@ class Lead:
 
     def export(self) -> list[float]:
         """Return the sums as plain numbers."""
-        return [*self._sums.tolist(), *self._squares.ravel().tolist()]
+        return self._known.tolist()
 
     def restore(self, state: Sequence[float]) -> None:
         """Continue from a result of `export`; raises ValueError for another form."""
-        values = np.array(state, dtype=np.float64)
-        if values.shape != (20,) or not np.isfinite(values).all():
-            raise ValueError("a lead of another form")
-        self._sums, self._squares = values[:4], values[4:].reshape(4, 4)
+        evidence.restore([state], self._known)

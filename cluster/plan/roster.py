@@ -73,11 +73,13 @@ class Roster:
         a candidate down."""
         self.num_changes = 0
         self._max_faults = max_faults
-        self._here: dict[str, str] = {}  # the hashes of drafters' weights, by name
-        self._known: dict[str, Mapping[str, Any]] = {}  # states by key, of weights that were here
-        self._candidates: list[Candidate] = []
+        self._rollouts, self._shadows = rollouts or {}, shadows
+        self._here: set[str] = set()
+        self._hashes: dict[str, str] = {}  # of drafters' weights; the last ones of those not here
+        self._faults: dict[str, int] = {}  # so far, by drafter
+        self._known: dict[str, Candidate] = {}  # by name and weights: others are another drafter
         self._changed: Counter[tuple[str, Phase]] = Counter()  # since they were last told
-        self._take(rollouts or {}, shadows)
+        self._follow()
 
     @classmethod
     def of(cls, config: Config, names: Collection[str]) -> Roster:
@@ -88,45 +90,40 @@ class Roster:
 
     def use(self, config: Config, names: Collection[str]) -> None:
         """Go on by another configuration; what is known of the rollouts that stay is kept."""
-        own = {name: each for name, each in config.rollouts.items() if name in names}
-        self._take(own, config.shadows)
+        self._rollouts = {name: each for name, each in config.rollouts.items() if name in names}
+        self._shadows = config.shadows
+        self._follow()
 
-    def _take(self, rollouts: Mapping[str, RolloutConfig], shadows: frozenset[str]) -> None:
-        for each in self._candidates:
-            self._keep(each)
-        former = {each.name: each for each in self._candidates}
-        self._shadows, self._candidates = shadows, []
-        for name, rollout in rollouts.items():
-            own = former.get(name)
-            if own is None or own.rollout != rollout:
-                own = Candidate(name, rollout, self._max_faults, own.num_faults if own else 0)
-            self._candidates.append(own)
-        for each in self._candidates:
-            if each.name in self._here and each.model_hash is None:
-                each.model_hash = self._here[each.name]
-                each.restore(self._known.get(each.key))
-        self._by_name = {each.name: (each, 0) for each in self._candidates}
-        self._by_name |= {each.rollout.replaces: (each, 1) for each in self._candidates}
+    def _follow(self) -> None:
+        """Let drafters draft by the rollouts and by the weights that they have now."""
         self.num_changes += 1
+        self._by_name: dict[str, tuple[Candidate, int]] = {}
+        self._candidates: list[Candidate] = []
+        for name, rollout in self._rollouts.items():
+            candidate = self._candidate(f"{name}@{self._hashes.get(name, '')}")
+            candidate.rollout = rollout
+            self._candidates.append(candidate)
+            self._by_name |= {rollout.replaces: (candidate, 1), name: (candidate, 0)}
+
+    def _candidate(self, key: str) -> Candidate:
+        if key not in self._known:
+            self._known[key] = Candidate(key.rpartition("@")[0], self._max_faults)
+        return self._known[key]
 
     def met(self, name: str, model_hash: str) -> None:
         """A drafter is here, with these weights; "" = it has none."""
-        self._here[name] = model_hash
-        candidate = self._of(name)
-        if candidate is not None and candidate.model_hash != model_hash:
-            self._keep(candidate)
-            candidate.model_hash = model_hash
-            candidate.restore(self._known.get(candidate.key))
-            self.num_changes += 1
+        is_new = name not in self._here or self._hashes[name] != model_hash
+        self._here.add(name)
+        self._hashes[name] = model_hash
+        if is_new and name in self._rollouts:
+            self._follow()
 
     def left(self, name: str) -> None:
         """A drafter is not here any more; the one that it was to replace serves."""
-        self._here.pop(name, None)
-        candidate = self._of(name)
-        if candidate is not None and candidate.model_hash is not None:
-            self._keep(candidate)
-            candidate.model_hash = None
-            self.num_changes += 1
+        was_here = name in self._here
+        self._here.discard(name)
+        if was_here and name in self._rollouts:
+            self._follow()
 
     def role(self, name: str, text: Text) -> Role:
         """Return what a drafter is in a text."""
@@ -135,7 +132,7 @@ class Roster:
         candidate, place = self._by_name.get(name, (None, 0))
         if candidate is None:
             return Role.SERVES
-        is_here = candidate.model_hash is not None and candidate.name in text.names
+        is_here = candidate.name in self._here and candidate.name in text.names
         phase = candidate.phase if text.is_coupled and is_here else Phase.RETIRED
         in_sample, elsewhere = _ROLES[phase]
         return (in_sample if _in_sample(candidate, text) else elsewhere)[place]
@@ -198,8 +195,12 @@ class Roster:
         """Note the faults of drafters so far, by name and reason."""
         for candidate in self._candidates:
             total = sum(faults.get(candidate.name, {}).values())
+            num_new = total - self._faults.get(candidate.name, 0)
+            self._faults[candidate.name] = total
             former = candidate.phase, candidate.num_places
-            self._note(candidate, *former, candidate.note_faults(total))
+            # Another process under its name counts from zero.
+            why = candidate.note_faults(total if num_new < 0 else num_new)
+            self._note(candidate, *former, why)
 
     def record(self, samples: Samples) -> None:
         """Export the phases as metrics."""
@@ -216,7 +217,7 @@ class Roster:
         return [
             {
                 "drafter": each.name, "replaces": each.rollout.replaces, "phase": each.phase.value,
-                "is_here": each.model_hash is not None, "places": each.num_places,
+                "is_here": each.name in self._here, "places": each.num_places,
                 "lead": each.lead[0],
                 "error": each.lead[1] if math.isfinite(each.lead[1]) else None,
             }
@@ -225,25 +226,19 @@ class Roster:
 
     def export(self) -> dict[str, Any]:
         """Return what is known, as plain values by the candidate's name and weights."""
-        for each in self._candidates:
-            self._keep(each)
-        return dict(self._known)
+        return {key: each.export() for key, each in self._known.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a result of `export`; raises ValueError or LookupError for another form."""
-        self._known.update(state)
-        for each in self._candidates:
-            if each.model_hash is not None and not each.num_places:
-                each.restore(self._known.get(each.key))
+        for key, each in state.items():
+            candidate = self._candidate(key)
+            if not candidate.num_places:
+                candidate.restore(each)
         self.num_changes += 1
 
     def _of(self, name: str) -> Candidate | None:
         candidate, place = self._by_name.get(name, (None, 0))
         return candidate if place == 0 else None
-
-    def _keep(self, candidate: Candidate) -> None:
-        if candidate.model_hash is not None:
-            self._known[candidate.key] = candidate.export()
 
     def _note(self, candidate: Candidate, former: Phase, num_places: int, why: str) -> None:
         if not why:

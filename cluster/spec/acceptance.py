@@ -148,11 +148,8 @@ class Score:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a result of `export`; raises ValueError if it has another form."""
-        sums = np.array(state["sums"], dtype=np.float64)
-        if sums.shape != self.sums.shape or not np.isfinite(sums).all():
-            raise ValueError("scores of another form")
         self.calibrator.restore(state["calibrator"])
-        self.sums[:] = sums
+        evidence.restore([state["sums"]], self.sums)
 
 
 class AcceptanceModel:

@@ -1,9 +1,16 @@
-"""Constants of learning that all parts of the control loop share.
+"""What all that learns in the control loop shares: its constants, and how it is kept on disk.
 
-The parts read them as attributes of this module, so that `benchmarks.replay` can vary them here.
+The parts read the constants as attributes of this module, so that `benchmarks.replay` can vary them
+here.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 # The weight of the newest value in a running mean, which so covers about the last twenty values.
 RECENT = 0.05
@@ -11,3 +18,19 @@ RECENT = 0.05
 FEW = 16
 # So many first explorations of each kind may take more of the time, as nothing is known before.
 FIRST_TRIES = 4
+
+
+def exported(*arrays: npt.NDArray[Any]) -> list[list[float]]:
+    """Return arrays of what was learned as plain numbers."""
+    return [each.ravel().tolist() for each in arrays]
+
+
+def restore(state: Sequence[Sequence[float]], *arrays: npt.NDArray[Any]) -> None:
+    """Fill arrays with a result of `exported`; raises ValueError if it has another form."""
+    found = [np.array(each, dtype=np.float64) for each in state]
+    if [each.shape for each in found] != [(each.size,) for each in arrays]:
+        raise ValueError("what was learned is of another form")
+    if not all(np.isfinite(each).all() for each in found):
+        raise ValueError("what was learned has numbers that are none")
+    for own, values in zip(arrays, found, strict=True):
+        own[...] = values.reshape(own.shape)

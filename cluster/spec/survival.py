@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.core import FloatArray, TokenArray
+from cluster.spec import evidence
 from cluster.spec.forest import Floats, Indices
 from cluster.spec.isotonic import isotonic
 
@@ -113,6 +114,7 @@ class Calibrator:
         # Per bin of the prediction that was made before the outcome was known: count, sum of
         # predictions, sum of outcomes.
         self._forecasts = self.sums[3 * NUM_BINS : -1].reshape(3, NUM_FORECAST_BINS)
+        self._evidence = *bins, *self._forecasts
         self._unfitted = self.sums[-1:]  # number of nodes since the last fit
         self.slope = 1.0
         self.offset = 0.0
@@ -176,18 +178,11 @@ class Calibrator:
 
     def export(self) -> list[list[float]]:
         """Return what it has learned as plain numbers."""
-        sums = (self._num, self._accepted, self._claims, *self._forecasts)
-        return [each.tolist() for each in sums]
+        return evidence.exported(*self._evidence)
 
     def restore(self, state: Sequence[Sequence[float]]) -> None:
         """Continue from a result of `export`; raises ValueError if it has another form."""
-        arrays = [np.array(each, dtype=np.float64) for each in state]
-        lengths = [NUM_BINS] * 3 + [NUM_FORECAST_BINS] * 3
-        if [each.shape for each in arrays] != [(length,) for length in lengths]:
-            raise ValueError("a calibration of another form")
-        if not all(np.isfinite(each).all() for each in arrays):
-            raise ValueError("a calibration with numbers that are none")
-        self.sums[:-1] = np.concatenate(arrays)
+        evidence.restore(state, *self._evidence)
         self._fit()
 
     def _judge(self, predicted: Floats, outcomes: Floats, decay: float) -> None:
