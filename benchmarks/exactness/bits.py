@@ -10,7 +10,6 @@ same tokens.  The summary compares them with `bf16`: the weights as they were wi
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from tqdm import tqdm
 
 from benchmarks.support import prompts
 from benchmarks.support.options import parser_of, words
-from benchmarks.support.record import OUT, Record
+from benchmarks.support.record import OUT, Record, rows
 from cluster.config.parse import parse
 from cluster.config.schema import EngineConfig
 from cluster.core import TokenArray, TokenTree, token_array
@@ -69,7 +68,7 @@ def main() -> None:
     for name in options.only or FORMATS:
         if name not in record.results:
             record.add(name, _figures(options.model, options.rows, FORMATS[name], texts))
-    print(json.dumps(record.publish(with_differences(record.results)), indent=2))
+    print(rows(record.publish(with_differences(record.results))))
 
 
 def _figures(

@@ -17,7 +17,6 @@ Writes docs/benchmarks/gpu/DEVICE.{json,md}, or below --out.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import sys
@@ -37,7 +36,7 @@ from benchmarks.gpu.speed import WARM_UP_ROUNDS, Decoder, speculative_row
 from benchmarks.grown.layers import SHAPES, Shape
 from benchmarks.support.options import DEMO_DRAFT, DEMO_TARGET, parser_of
 from benchmarks.support.prompts import heldout
-from benchmarks.support.record import OUT
+from benchmarks.support.record import OUT, rows
 from cluster.config.schema import EngineConfig
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm import LMDrafter
@@ -231,7 +230,7 @@ def main() -> None:
     report["seconds"] = time.monotonic() - begin
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / f"{report['device']}.json"
-    path.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+    path.write_text(rows(report) + "\n", "utf-8")
     path.with_suffix(".md").write_text(markdown(report), "utf-8")
     print(path)
 

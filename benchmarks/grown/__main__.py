@@ -42,6 +42,7 @@ from safetensors.torch import save_file
 from benchmarks.grown.layers import DTYPES, SHAPES, Grower, Shape, Weights, logits_of
 from benchmarks.support.options import DEMO_TARGET, parser_of
 from benchmarks.support.prompts import heldout
+from benchmarks.support.record import rows
 
 TOLERANCE = 2e-3  # for float32 logits, whose range is a few tens
 _TEXT_LEN = 192
@@ -129,7 +130,7 @@ def _copy_other_files(source: Path, out: Path) -> None:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    path.write_text(rows(content) + "\n", "utf-8")
 
 
 def heldout_texts(source: Path, count: int = 4) -> list[list[int]]:
@@ -183,7 +184,7 @@ def main() -> None:
     except (ArithmeticError, ValueError) as error:
         raise SystemExit(f"error: {error}") from error
     print(f"{arguments.out}: {report['parameters'] / 1e6:.1f}M parameters, grown")
-    print(json.dumps(report, indent=2))
+    print(rows(report))
 
 
 if __name__ == "__main__":

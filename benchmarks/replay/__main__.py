@@ -11,7 +11,6 @@ controller in virtual time, and through plain decoding and fixed budgets of 1 to
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from tqdm import tqdm
 from benchmarks.replay.grid import BEHAVIOURS, LAWS, PLACES, SIZES, Bench, Found, cells
 from benchmarks.replay.machines import MACHINES
 from benchmarks.support.options import DEMO_CONFIG
+from benchmarks.support.record import rows
 from cluster.config.file import load as load_config
 from cluster.simulate.texts import load
 
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for each in found:
         print(row(each))
     if options.json:
-        options.json.write_text(json.dumps([each.record() for each in found], indent=1))
+        options.json.write_text(rows([each.record() for each in found]) + "\n")
     return 0
 
 

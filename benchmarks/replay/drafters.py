@@ -19,7 +19,6 @@ error of at most 0.05.  Exit status 1 if a drafter misses one.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ from benchmarks.replay.record import created, write_texts
 from benchmarks.spec_bench import questions as spec_bench
 from benchmarks.support.options import add_config_options, parser_of, sampling
 from benchmarks.support.page import head, number, row
-from benchmarks.support.record import OUT, Record
+from benchmarks.support.record import OUT, Record, rows
 from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.core import Proposal
@@ -140,7 +139,7 @@ def main(words: Sequence[str] | None = None) -> int:
             }
             record.add(name, found)
     report = record.results
-    print(json.dumps(record.publish(report), indent=2))
+    print(rows(record.publish(report)))
     print(table(report))
     lines = missed(report.get("greedy", {}))
     for line in lines:

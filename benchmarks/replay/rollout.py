@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.replay.machines import MACHINES
+from benchmarks.support.record import rows
 from cluster.config.rollout import RolloutConfig
 from cluster.core import TokenTree
 from cluster.plan.candidate import Phase
@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found += own
         print(row(own), flush=True)
     if options.json:
-        options.json.write_text(json.dumps([each.record() for each in found], indent=1) + "\n")
+        options.json.write_text(rows([each.record() for each in found]) + "\n")
     return int(not all(each.is_right for each in found))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import random
@@ -13,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.support.record import rows
 from tests.deployments.conftest import wait_until
 from tests.nodes.conftest import NUM_RANDOM, Cluster, wait_until_whole
 from tests.nodes.faults import EVERY_DAY, FAULTS, HEAD
@@ -44,14 +44,14 @@ def test_no_fault_changes_a_text(cluster: Cluster) -> None:
             wait_until_whole(cluster)
             repairs[kind].append(time.monotonic() - began)
             if RECORD:  # whatever comes after this fault
-                told = json.dumps(_record(seed, writers, pauses, repairs), indent=1)
+                told = rows(_record(seed, writers, pauses, repairs))
                 Path(RECORD).write_text(f"{told}\n")
     assert not writers.wrong, (seed, writers.wrong)
     url = cluster.url()
     wait_until(lambda: metric(url, "drafthouse_target_up") == 2 * 2)  # each coordinator has both
     if not NUM_RANDOM:  # of more faults, some may come too close to each other for a text
         assert metric(url, "drafthouse_requests_total", finish_reason="error") == 0
-    sys.stdout.write(f"{json.dumps(_record(seed, writers, pauses, repairs), indent=1)}\n")  # -rP
+    sys.stdout.write(f"{rows(_record(seed, writers, pauses, repairs))}\n")  # -rP
 
 
 def _record(

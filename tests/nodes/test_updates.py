@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.support.record import rows
 from cluster import messages
 from tests.deployments.conftest import wait_until
 from tests.nodes.conftest import CONFIG, MODEL, NUM_RANDOM, Cluster, wait_until_whole
@@ -76,7 +77,7 @@ def test_an_update_of_every_part_loses_no_text(
     assert len(counted) == len(set(counted)), "one coordinator counts a target's steps"
     if RECORD:
         record = json.loads(Path(RECORD).read_text())
-        Path(RECORD).write_text(json.dumps(record | {"update": found}, indent=1) + "\n")
+        Path(RECORD).write_text(rows(record | {"update": found}) + "\n")
     for pid in pids(cluster):
         assert str(release) in Path(f"/proc/{pid}/environ").read_text()
 

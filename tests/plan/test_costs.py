@@ -147,5 +147,5 @@ def test_what_was_measured_is_kept_as_plain_values() -> None:
     ],
 )
 def test_a_record_of_another_form_is_refused(state: list[list[float]]) -> None:
-    with pytest.raises(ValueError, match="another form|that are none"):
+    with pytest.raises(ValueError, match=r"another form|that are none"):
         steps().restore(state)
