@@ -30,7 +30,6 @@ from benchmarks.support.record import Record
 from cluster.plan import ensemble, load, standing
 from cluster.plan.arms import ArmWorth
 from cluster.plan.standing import Standing, Turn
-from cluster.plan.step_choice import StepChoice
 from cluster.simulate.replay import Adaptive, Simulation
 from cluster.simulate.texts import RecordedText
 from cluster.simulate.texts import load as load_texts
@@ -61,10 +60,6 @@ def _without(change: Callable[[load.TargetModel], None]) -> Any:
     return patch.object(load.TargetModel, "__init__", changed)
 
 
-def _never_reads(target: load.TargetModel) -> None:
-    target.first = _Never()
-
-
 def _never_tries(target: load.TargetModel) -> None:
     for law in target.laws:
         law.tried = _Never(), _Never()
@@ -89,15 +84,13 @@ MECHANISMS: dict[str, Patch] = {
     "change within a text": lambda: patch.object(standing, "_CHANGED_SHARE", 0.0),
     "weights of a merge": lambda: patch.object(Score, "weight", lambda self: 1.0),
     "histogram of worth": lambda: patch.object(ArmWorth, "values", _whole_turns),
-    "timed plain steps": lambda: patch.object(StepChoice, "_takes_plain", lambda *_: False),
     "tries of arms": lambda: _without(_never_tries),
     "tries of models": lambda: patch.object(ensemble.Ensemble, "add_tries", lambda *_: 0.0),
-    "first reading": lambda: _without(_never_reads),
     "more of first tries": lambda: patch.object(standing, "_FIRST_SHARE", 0.003),
 }
 # What one drafter does not need.
 _OF_MANY = ("trust", "outcomes in a text", "change within a text", "weights of a merge",
-            "tries of models", "first reading", "more of first tries")  # fmt: skip
+            "tries of models", "more of first tries")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

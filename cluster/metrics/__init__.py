@@ -162,7 +162,7 @@ PLAIN_STEPS = Metric(
     "drafthouse_plain_steps",
     "counter",
     "Steps without drafts of texts that could have had some.  why: guard (they have cost what they "
-    "may), no_drafts, not_worth_it, timed (to know what drafts bring), unmeasured, fault, schedule "
+    "may), no_drafts, not_worth_it, unmeasured, fault, schedule "
     "(coordinator.draft_length allows none).",
     ("why",),
 )

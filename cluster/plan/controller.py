@@ -181,7 +181,7 @@ class Controller:
 
     def first_ask(self, text: Text, moment: Moment) -> None:
         """Ask for a text whose prompt is read; it is the ask for running texts."""
-        now, moment = moment.now, moment.among([text])
+        moment = moment.among([text])
         self._lengths.set_caps([text])
         if self._config.budget == "fixed" or not text.cap:
             text.take_ask(Ask(text.cap), EVERYONE)
@@ -191,19 +191,15 @@ class Controller:
         if load is not None and load.guard.max_extra_s(1.0) <= 0.0:
             text.take_ask(NO_DRAFTS, EVERYONE)
             return
-        rate = 0.0 if load is None else load.rate(0.0)
+        rate, ask = (0.0, None) if load is None else (load.rate(0.0), load.best)
+        if ask is None:  # not known: look-ups draft, which need not read
+            ask = Ask(step_choice.FIRST_NODES, with_models=False)
         ensemble = Ensemble(target, self.acceptance, moment.residents, rate)
-        (mask,) = ensemble.teams([text], np.array([self._weight(text)]))
-        ask = None if load is None else load.best
-        if ask is None:  # not known: models draft for one text now and then
-            read_s = sum(
-                target.drafting[each.name].read_s for each in moment.residents if each.bit & mask
-            )
-            ask = Ask(step_choice.FIRST_NODES, target.first.is_due(now, read_s))
-        if not ask.with_models:
-            (mask,) = ensemble.look_ups([text])
-        elif ask.num_nodes:
-            target.first.take(now)
+        (mask,) = (
+            ensemble.teams([text], np.array([self._weight(text)]))
+            if ask.with_models
+            else ensemble.look_ups([text])
+        )
         text.take_ask(ask, mask, moment.residents)
 
     def learn(self, done: Round) -> None:

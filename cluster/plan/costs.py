@@ -80,7 +80,6 @@ class RoundTimes:
         # Sums over rounds, each round in units of its expected time.
         self._products, self._times = np.zeros((size, size)), np.zeros(size)
         self.num_recorded = 0
-        self._plain_at = 0
 
     def record(self, num_sequences: int, num_nodes: int, time_s: float) -> None:
         """Record the time of one round."""
@@ -91,8 +90,6 @@ class RoundTimes:
         expected_s = float(parts @ self._factors)
         scaled = parts / expected_s
         self.num_recorded += 1
-        if num_nodes == 0:
-            self._plain_at = self.num_recorded
         self._learn(scaled, time_s / expected_s)
 
     def record_rows(self, num_sequences: int, num_rows: int, time_s: float) -> None:
@@ -138,11 +135,6 @@ class RoundTimes:
             return None
         found: Floats = self._parts(num_sequences, num_others, num_nodes) @ self._factors
         return found
-
-    @property
-    def age(self) -> int:
-        """Number of rounds since the last plain one."""
-        return self.num_recorded - self._plain_at
 
     def export(self) -> list[list[float]]:
         """Return the measurements as plain values."""

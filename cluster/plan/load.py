@@ -85,7 +85,6 @@ class Load:
     asked: Ask = NO_DRAFTS
     best: Ask | None = None
     num_new: float = 0.0
-    plain: Turn = field(default_factory=Turn)
 
     def add(self, tokens: float, time_s: float) -> None:
         """Enter the weighted tokens and the time of a round."""
@@ -141,7 +140,6 @@ class TargetModel:
         )
         # By law and model, of those that are poor in all texts so far.
         self.tries: defaultdict[tuple[bool, str], Turn] = defaultdict(Turn)
-        self.first = Turn()  # reading of a prompt by models at a load without history
         self.laws: ByModels[Law] = (Law(), Law())  # greedy, sampled
         self.loads: dict[tuple[bool, int], Load] = {}
         for each in draft_times:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cluster.spec import evidence
 
-# The share of the time that each kind of exploration may take.  The kinds are plain steps, trees of
+# The share of the time that each kind of exploration may take.  The kinds are trees of
 # other sizes than the one that pays, and models that are not the best for a text.
 _EXPLORED_SHARE = 0.003
 # The same share for the first explorations of each kind.  It spreads them over a text, because the

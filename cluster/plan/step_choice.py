@@ -24,11 +24,6 @@ from cluster.spec.step_cost import EDGES
 # The gain over plain decoding that speculation must promise, as a share of a step: a smaller one
 # is within the error of the tables.
 _MARGIN = 0.01
-# Steps after which a plain one is worth timing again.
-_STALE_STEPS = 64
-# The assumed cost of a plain step in the place of a speculative one, as a share of its time:
-# speculation is seldom more than twice as fast.
-_PLAIN_COST = 0.5
 # Nodes that residents are asked for before the worth of their drafts is known.
 FIRST_NODES = 8
 
@@ -133,20 +128,7 @@ class StepChoice:
         choice = choose_nodes(gains, prices, draft_s)
         if choice.value < margin:
             return PlainWhy.GUARD, 0
-        # Where residents draft, a plain step is measured after a step that asked them for nothing.
-        if load.asked.num_nodes == 0 and self._takes_plain(1, choice.value / prices.rate):
-            return PlainWhy.TIMED, 0
         return PlainWhy.NONE, choice.num_nodes
-
-    def _takes_plain(self, least_age: int, cost_s: float) -> bool:
-        """True if a plain step is to be timed now: the last one was more than least_age steps ago,
-        and exploration may spend cost_s."""
-        plain, now = self.load.plain, self.moment.now
-        age = self.target.steps.age
-        if age <= least_age or not plain.is_due(now, cost_s):
-            return False
-        plain.take(now)
-        return True
 
     # Drafts to ask for
 
@@ -189,8 +171,6 @@ class StepChoice:
         """Return (the drafts to ask residents for after this step, the residents of each text, the
         seconds that they take)."""
         load, prices, now = self.load, self.prices, self.moment.now
-        if load.asked.num_nodes and self._takes_plain(_STALE_STEPS, _PLAIN_COST * self.plain_s):
-            return NO_DRAFTS, [], 0.0  # so that the next step measures a plain one
         best, best_value, best_s = NO_DRAFTS, _MARGIN * prices.rate * self.plain_s, 0.0
         most = int(self.caps.max())
         sizes = [size for size in SIZES if size <= most] or [most]

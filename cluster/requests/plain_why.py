@@ -12,7 +12,6 @@ class PlainWhy(enum.IntEnum):
     GUARD = 1  # drafts have lost as much time as the guard allows
     NO_DRAFTS = 2  # none were at hand
     NOT_WORTH_IT = 3  # verifying the drafts at hand, or making some, would not have paid
-    TIMED = 4  # a plain step was timed, to measure the gain of drafts
     UNMEASURED = 5  # step times are not known yet
     FAULT = 6  # the choice of nodes failed, or a step with drafts did
     SCHEDULE = 7  # coordinator.draft_length allows the text none

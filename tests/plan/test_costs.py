@@ -118,14 +118,6 @@ def test_a_call_its_texts_and_their_nodes_are_told_apart() -> None:
     assert drafting.estimate(16, 16) == pytest.approx(0.0175, rel=0.1)
 
 
-def test_the_age_is_that_of_the_last_plain_step() -> None:
-    times = steps()
-    record(times, 1, 0, 0.010, 3)
-    assert times.age == 0
-    record(times, 1, 4, 0.010, 5)
-    assert times.age == 5
-
-
 def test_what_was_measured_is_kept_as_plain_values() -> None:
     times, after = steps(), steps()
     record(times, 4, 0, 0.020, 20)

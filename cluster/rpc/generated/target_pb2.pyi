@@ -14,7 +14,6 @@ class PlainWhy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PLAIN_WHY_GUARD: _ClassVar[PlainWhy]
     PLAIN_WHY_NO_DRAFTS: _ClassVar[PlainWhy]
     PLAIN_WHY_NOT_WORTH_IT: _ClassVar[PlainWhy]
-    PLAIN_WHY_TIMED: _ClassVar[PlainWhy]
     PLAIN_WHY_UNMEASURED: _ClassVar[PlainWhy]
     PLAIN_WHY_FAULT: _ClassVar[PlainWhy]
     PLAIN_WHY_SCHEDULE: _ClassVar[PlainWhy]
@@ -23,7 +22,6 @@ PLAIN_WHY_UNSPECIFIED: PlainWhy
 PLAIN_WHY_GUARD: PlainWhy
 PLAIN_WHY_NO_DRAFTS: PlainWhy
 PLAIN_WHY_NOT_WORTH_IT: PlainWhy
-PLAIN_WHY_TIMED: PlainWhy
 PLAIN_WHY_UNMEASURED: PlainWhy
 PLAIN_WHY_FAULT: PlainWhy
 PLAIN_WHY_SCHEDULE: PlainWhy
