@@ -25,7 +25,6 @@ from cluster.models.made_for import MadeFor
 from cluster.train.chat_answers import AnswerSettings
 from cluster.train.generate import Answer
 
-LOSSES = ("kl", "acceptance")
 # How a draft model is written, the usual way first.
 WEIGHTS = ("bfloat16", "int8", "float32")
 # So many micro-batches are filled from one sorted part of the order.
@@ -34,7 +33,7 @@ _BATCHES_PER_POOL = 16
 
 @dataclass(frozen=True, slots=True)
 class HeadSettings:
-    """depth: drafts in a chain that training looks at.  loss: see `HeadLoss`.
+    """depth: drafts in a chain that training looks at.
     exit_layer: of an early exit, the target's layers that run; 0 = half of them.
     vocab_size: 0 = a drafter that goes on learning keeps its own.
     num_layers, weights: of a draft model, the layers that it takes of the target and how it is
@@ -43,7 +42,6 @@ class HeadSettings:
 
     depth: int = 4
     vocab_size: int = 8192
-    loss: str = LOSSES[0]
     num_answer_tokens: int = 600_000
     answers: AnswerSettings = field(default_factory=AnswerSettings)
     exit_layer: int = 0
@@ -220,42 +218,27 @@ _DEPTH_WEIGHT = 0.8
 
 
 class HeadLoss(nn.Module):
-    """The mean loss over the places of answers, summed over depths.
+    """The mean cross-entropy over the places of answers, summed over depths."""
 
-    kl: cross-entropy with the target's law over the draft vocabulary; without that law's constant
-    entropy it is the Kullback-Leibler divergence.  acceptance: -log of the probability that
-    rejection sampling accepts, sum min(p, q).
-    """
-
-    def __init__(self, learner: Learner, loss: str) -> None:
-        if loss not in LOSSES:
-            raise ConfigError(f"loss {loss!r}: unknown; known: {', '.join(LOSSES)}")
+    def __init__(self, learner: Learner) -> None:
         super().__init__()
         self.learner = learner
-        self._loss = loss
 
     def forward(self, batch: HeadBatch) -> torch.Tensor:
         total = torch.zeros((), device=batch.probs.device)
         for depth, (hidden, known) in enumerate(known_drafts(self.learner, batch)):
             if len(hidden):
                 logits = self.learner.logits(hidden)
-                total = total + _DEPTH_WEIGHT**depth * self.of(logits, batch, known)
+                total = total + _DEPTH_WEIGHT**depth * cross_entropy(logits, batch, known)
         return total
 
-    def of(self, logits: torch.Tensor, batch: HeadBatch, known: torch.Tensor) -> torch.Tensor:
-        """Of the drafts for the laws at `known`, bool[rows, width]."""
-        probs, ids = batch.probs[known], batch.candidates[known]
-        picked = torch.gather(torch.log_softmax(logits.float(), dim=-1), 1, ids)
-        if self._loss == "kl":
-            return -(probs * picked).sum() / len(probs)
-        return negative_log_acceptance(probs, picked)
 
-
-def negative_log_acceptance(probs: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
-    """The mean of -log sum min(p, q).  picked: log q of the tokens whose probability is `probs`."""
-    accepted = torch.minimum(probs, picked.exp()).sum(dim=-1)
-    # Where nothing would be accepted, the gradient must stay finite.
-    return -(accepted + 1e-4).log().mean()
+def cross_entropy(logits: torch.Tensor, batch: HeadBatch, known: torch.Tensor) -> torch.Tensor:
+    """The mean over drafts for the target's laws at `known`, bool[rows, width], over the draft
+    vocabulary; without a law's constant entropy it is the Kullback-Leibler divergence."""
+    probs, ids = batch.probs[known], batch.candidates[known]
+    picked = torch.gather(torch.log_softmax(logits.float(), dim=-1), 1, ids)
+    return -(probs * picked).sum() / len(probs)
 
 
 def known_drafts(learner: Learner, batch: HeadBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -275,7 +258,6 @@ def known_drafts(learner: Learner, batch: HeadBatch) -> list[tuple[torch.Tensor,
 @torch.no_grad()
 def evaluate(learner: Learner, order: HeadOrder, answers: Sequence[Answer]) -> HeldOut:
     """Measure a drafter along answers that it did not learn from."""
-    loss = HeadLoss(learner, "kl")
     device = next(learner.parameters()).device
     losses: list[list[float]] = []
     matches: list[list[NDArray[np.bool_]]] = []
@@ -288,7 +270,7 @@ def evaluate(learner: Learner, order: HeadOrder, answers: Sequence[Answer]) -> H
         coverages.append(float(batch.probs[batch.is_known].sum(dim=-1).mean()))
         for hidden, known in known_drafts(learner, batch):
             logits = learner.logits(hidden)
-            losses[-1].append(float(loss.of(logits, batch, known)))
+            losses[-1].append(float(cross_entropy(logits, batch, known)))
             is_written = batch.probs[..., 0][known] > 0.0
             is_first = logits.argmax(dim=-1) == batch.candidates[..., 0][known]
             matches[-1].append((is_first & is_written).cpu().numpy())

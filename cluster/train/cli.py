@@ -19,7 +19,7 @@ from cluster.train.heads import train_head
 from cluster.train.layer_skip import SearchSettings, find_layer_skip
 from cluster.train.options import FOLDERS, PUBLISHED, add, add_training
 from cluster.train.processes import processes, run_together
-from cluster.train.traffic import Traffic, learn_from_traffic
+from cluster.train.traffic import LOSSES, Traffic, learn_from_traffic
 from cluster.train.trainer import Budget
 
 HEADS = {
@@ -42,12 +42,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for kind, told in HEADS.items():
         head = verbs.add_parser(kind, help=told)
         head.add_argument("name", help="the folder of the new drafter")
-        add(head, "--target", "--depth", *_OF_ONE_KIND.get(kind, ()), "--vocab-size", "--loss")
+        add(head, "--target", "--depth", *_OF_ONE_KIND.get(kind, ()), "--vocab-size")
         add(head, "--answer-tokens", *FOLDERS)
         add_training(head)
         add(head, "--evaluate")
         if kind == "drafter":
-            add(head, "--from-traffic", "--starts-from", "--mix")
+            add(head, "--from-traffic", "--starts-from", "--mix", "--loss")
+        else:
+            head.add_argument("--loss", help=argparse.SUPPRESS)
     skip = verbs.add_parser(
         "layer-skip", help="find the layers that a target can leave out when it drafts for itself"
     )
@@ -95,6 +97,11 @@ def _budget(arguments: argparse.Namespace) -> Budget:
 
 def _head(arguments: argparse.Namespace) -> None:
     """Train a drafter, say how it does, and compare it with others if asked."""
+    if arguments.loss and not getattr(arguments, "from_traffic", None):
+        raise ConfigError(
+            f"--loss {arguments.loss}: this option is gone but for --from-traffic; drafters learn "
+            "by kl, so leave it out"
+        )
     questions, kind = questions_of(arguments), arguments.train_verb
     for option in ("models", "work"):
         _make_folder(f"--{option}", getattr(arguments, option))
@@ -152,7 +159,9 @@ def _from_traffic(arguments: argparse.Namespace, settings: HeadSettings) -> None
         )
     if arguments.num_layers:
         raise ConfigError(f"--layers: those of {arguments.starts_from} stay; leave it out")
-    traffic = Traffic(arguments.from_traffic, arguments.starts_from, arguments.mix)
+    traffic = Traffic(
+        arguments.from_traffic, arguments.starts_from, arguments.mix, arguments.loss or LOSSES[0]
+    )
     run_together(
         arguments.processes, _learn_from_traffic, arguments.target, traffic,
         arguments.work / arguments.name, arguments.models / arguments.name,

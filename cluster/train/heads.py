@@ -89,7 +89,7 @@ def train_head(
     ]
     del network
     trainer = Trainer(
-        HeadLoss(learner, settings.loss),
+        HeadLoss(learner),
         orders[:1],
         TrainSettings(budget, (_PHASE,), _PHASE.length * _CONVERSATIONS_PER_STEP, seed, _RATES),
         checkpoint=work / kind / "head.pt",

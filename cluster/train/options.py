@@ -9,8 +9,9 @@ from typing import Any
 
 from cluster.models.catalogue import REPOSITORY
 from cluster.options import new_file, positive, seed, share, whole
-from cluster.train.chat_heads import LOSSES, WEIGHTS
+from cluster.train.chat_heads import WEIGHTS
 from cluster.train.layer_skip import SearchSettings
+from cluster.train.traffic import LOSSES
 
 # The models of this repository.
 PUBLISHED = REPOSITORY / "models"
@@ -37,7 +38,6 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "--exit-layer": {"type": whole(), "help": "layers that run; default: half of them"},
     "--vocab-size": {"type": whole(), "help": "tokens it drafts"},
-    "--loss": {"choices": LOSSES},
     "--answer-tokens": {
         "dest": "num_answer_tokens", "type": whole(),
         "help": "tokens of answers that the target writes first",
@@ -72,6 +72,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "type": share, "default": 0.5, "help": "with --from-traffic: the share of answers to "
         "questions that the target asks itself, against forgetting",
     },
+    "--loss": {"choices": LOSSES, "help": "with --from-traffic; see docs/learning.md"},
     "--out": {"type": new_file, "help": "write the drafter's options there, as YAML"},
     "--tokens": {
         "type": whole(), "default": SearchSettings().num_tokens,

@@ -31,14 +31,13 @@ from cluster.models.resolve import resolve
 from cluster.train.chat_answers import HELD_OUT, draw_shards, known_and_held_out
 from cluster.train.chat_drafter import DraftModelLearner, frequent_vocabulary, smaller_copy
 from cluster.train.chat_heads import (
-    LOSSES,
     WEIGHTS,
     HeadBatch,
     HeadLoss,
     HeadOrder,
     HeadSettings,
+    cross_entropy,
     known_drafts,
-    negative_log_acceptance,
 )
 from cluster.train.generate import Answer
 from cluster.train.made_for import target_of
@@ -46,6 +45,9 @@ from cluster.train.processes import processes
 from cluster.train.trainer import Budget, Phase, Rates, Trainer, TrainSettings
 
 log = logging.getLogger(__name__)
+
+# `TrafficLoss` is the second.
+LOSSES = ("kl", "acceptance")
 
 # As of the specialists of the demonstration, which go on from a general drafter too.
 _RATES = Rates(muon=0.006, adamw=0.0012, warmup=0.05, decay=0.95)
@@ -62,12 +64,13 @@ class Traffic:
 
     folder: the recorder's, or one tenant's in it; None = there is no traffic.  starts_from: the
     drafter's folder.  mix: beside traffic, the share of the target's own answers to questions that
-    it asks itself.
+    it asks itself.  loss: one of LOSSES.
     """
 
     folder: Path | None
     starts_from: str
     mix: float = 0.5
+    loss: str = LOSSES[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +100,7 @@ class TrafficLoss(HeadLoss):
     """Cross-entropy with the target's law at all places, and the negative log of the acceptance at
     those where a step's drafts ended: there a better draft would have brought a token.
 
-    It stands for `--loss acceptance`; what it brings is not measured (docs/benchmarks/learning)."""
-
-    def __init__(self, learner: DraftModelLearner) -> None:
-        super().__init__(learner, LOSSES[0])
+    What it brings is not measured (docs/benchmarks/learning)."""
 
     def forward(self, batch: HeadBatch) -> torch.Tensor:
         total = torch.zeros((), device=batch.probs.device)
@@ -108,13 +108,15 @@ class TrafficLoss(HeadLoss):
             if not len(hidden):
                 continue
             logits = self.learner.logits(hidden)
-            total = total + self.of(logits, batch, known)
+            total = total + cross_entropy(logits, batch, known)
             is_rejected = batch.is_rejected[known]
             if is_rejected.any():
                 chosen = known & batch.is_rejected
                 probs, ids = batch.probs[chosen], batch.candidates[chosen]
                 picked = torch.log_softmax(logits[is_rejected].float(), dim=-1).gather(1, ids)
-                total = total + negative_log_acceptance(probs, picked)
+                accepted = torch.minimum(probs, picked.exp()).sum(dim=-1)
+                # Where nothing would be accepted, the gradient must stay finite.
+                total = total - (accepted + 1e-4).log().mean()
         return total
 
 
@@ -150,9 +152,9 @@ def learn_from_traffic(
     if settings.vocab_size:
         network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         learner = with_vocabulary(learner, known, network, settings.vocab_size)
-    is_plain = settings.loss == LOSSES[0]
+    loss = HeadLoss if traffic.loss == LOSSES[0] else TrafficLoss
     Trainer(
-        HeadLoss(learner, LOSSES[0]) if is_plain else TrafficLoss(learner),
+        loss(learner),
         [_order(learner, known, origin, seed)],
         TrainSettings(budget, (_PHASE,), _PHASE.length * _CONVERSATIONS_PER_STEP, seed, _RATES),
     ).run()

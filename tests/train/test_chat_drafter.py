@@ -166,7 +166,7 @@ def test_the_loss_is_least_where_the_drafter_has_the_targets_law(
     reduced = frequent_vocabulary(answers, model, VOCAB, "")
     batch = order_of(answers, reduced).batch(answers)
     exact, smaller = (
-        HeadLoss(DraftModelLearner(smaller_copy(model, reduced, num_layers), reduced), "kl")
+        HeadLoss(DraftModelLearner(smaller_copy(model, reduced, num_layers), reduced))
         for num_layers in (model.config.num_hidden_layers, 1)
     )
     entropy = -(batch.probs * batch.probs.clamp(min=1e-9).log()).sum() / batch.is_known.sum()

@@ -246,7 +246,7 @@ def _train_medusa(folder: Path, shards: Path, out: Path) -> None:
     learner = MedusaLearner(new_heads(network, 3), IDS, 3)
     answers = [shortest(each) for each in read_shards(shards) if len(each.token_ids) > 1]
     settings = TrainSettings(Budget(steps=4), (Phase(0.0, length=64, rows=1),), 4 * 64, seed=0)
-    Trainer(HeadLoss(learner, "kl"), [order_of(answers)], settings).run()
+    Trainer(HeadLoss(learner), [order_of(answers)], settings).run()
     if processes().is_main_process:
         torch.save(learner.head.blocks.state_dict(), out)
 
@@ -263,29 +263,12 @@ def test_two_processes_train_heads_as_one_does_though_some_have_nothing_to_learn
         torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def test_the_loss_of_acceptance_is_minus_the_log_of_what_two_laws_share(
-    network: PreTrainedModel, answers: list[Answer]
-) -> None:
-    batch = order_of(answers).batch(answers[:2])
-    learner = MedusaLearner(new_heads(network, 1), IDS, 3)
-    known = batch.is_known.clone()
-    known[:, 0] = False
-    logits = torch.full((int(known.sum()), len(IDS)), -30.0)
-    most, place = batch.probs[known].max(dim=1, keepdim=True)
-    logits.scatter_(1, batch.candidates[known].gather(1, place), 0.0)
-    expected = -(most + 1e-4).log().mean()
-    found = HeadLoss(learner, "acceptance").of(logits, batch, known)
-    assert float(found) == pytest.approx(float(expected), rel=1e-4)
-
-
-def test_answers_without_hidden_rows_and_unknown_losses_are_refused(
+def test_answers_without_hidden_rows_are_refused(
     network: PreTrainedModel, answers: list[Answer]
 ) -> None:
     plain = Answer(*(getattr(answers[0], name) for name in Answer.__slots__[:4]))
     with pytest.raises(ConfigError, match="draw them anew"):
         MedusaLearner(new_heads(network, 1), IDS, 3).drafts(order_of([plain]).batch([plain]), 0)
-    with pytest.raises(ConfigError, match="unknown; known: kl, acceptance"):
-        HeadLoss(MedusaLearner(new_heads(network, 1), IDS, 3), "least squares")
 
 
 def test_layers_that_the_target_does_not_have_are_refused_before_it_answers(

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.device import computes
 from cluster.train.chat_drafter import DraftModelLearner
-from cluster.train.chat_heads import HeadBatch, HeadLoss, Learner
+from cluster.train.chat_heads import HeadBatch, Learner, cross_entropy
 from cluster.train.demo import DistillationLoss
 from cluster.train.eagle3 import Eagle3Learner, new_head
 from cluster.train.early_exit import ExitLearner, new_exit
@@ -91,12 +91,12 @@ def _compute_on_another_device(index: int) -> None:
 
         heads = send_to_device(head_batch(), device)
         for learner in learners():
-            loss = placed(HeadLoss(learner, "kl"), device)
+            placed(learner, device)
             for ahead, hidden in enumerate(learner.drafts(heads, 3), 1):
                 probs, ids = (each[0, 3 + ahead :] for each in (heads.probs, heads.candidates))
                 rows = heads._replace(probs=probs, candidates=ids)
                 logits = learner.logits(hidden[0])
-                assert loss.of(logits, rows, slice(None)).device == device
+                assert cross_entropy(logits, rows, slice(None)).device == device
 
 
 def test_objectives_compute_where_they_and_their_batches_lie() -> None:
