@@ -86,16 +86,6 @@ class Interruptible(Protocol):
 
 
 @runtime_checkable
-class Waking(Protocol):
-    """Optional protocol for drafters whose trees grow by themselves, as those of another engine."""
-
-    def wake_by(self, call: Callable[[], object]) -> None:
-        """Have `call` called, from any thread, when `propose` may return more than it has.  Inside
-        a target nobody asks for that: each round asks for all trees."""
-        ...
-
-
-@runtime_checkable
 class Grafting(Protocol):
     """Optional protocol for models that judge another drafter's trees, all nodes in one pass."""
 

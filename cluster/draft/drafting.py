@@ -19,7 +19,7 @@ from cluster import metrics
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft import answers as checks
 from cluster.draft.answers import MAX_COUNT, checked_observation, narrowed
-from cluster.draft.base import Drafter, HasPages, Interruptible, Waking
+from cluster.draft.base import Drafter, HasPages, Interruptible
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows, StepWants
 from cluster.draft.once_a_minute import OnceAMinute
@@ -101,11 +101,6 @@ class Drafting:
             # It is not interrupted again, so its slices only take longer.
             self._interruptible = None
             self._log("interrupt", error)
-
-    def wake_by(self, call: Callable[[], object]) -> None:
-        """Have `call` called, from any thread, when a drafter that can tell has more to propose."""
-        drafter = self._drafter
-        self._try("wake_by", lambda: drafter.wake_by(call) if isinstance(drafter, Waking) else None)
 
     def tell(self, commits: Sequence[Commit]) -> list[Observation | Refusal]:
         """Tell the drafter of commits; returns one answer for each.

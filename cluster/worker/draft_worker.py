@@ -88,7 +88,6 @@ class DraftWorker:
         self._told_s = 0.0  # of the drafter's computing time: each second is told to one link
         self._load = DrafterLoad()
         self._pace = (0, 0)  # commits, and those of them that were late
-        self._drafting.wake_by(lambda: self._mailbox.call(self._grow_again))
 
     def describe(self) -> WorkerDescription:
         return self._description

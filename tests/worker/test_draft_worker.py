@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cluster.core import DraftTask, Observation, Proposal
@@ -46,28 +46,6 @@ async def test_growth_goes_on_until_the_tree_is_complete_and_then_sleeps() -> No
         await drafter.content()
         await running.idle()
         assert drafter.num_proposes == 12
-
-
-async def test_a_drafter_that_has_more_to_propose_wakes_its_worker() -> None:
-    """Without a commit, from a thread of its own, and as often as it likes."""
-
-    class Waking(CountingDrafter):
-        def wake_by(self, call: Callable[[], object]) -> None:
-            self.wake = call
-
-    drafter = Waking(slices=0)
-    async with house(drafter) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1, 2]))
-        await drafter.content()
-        await running.idle()
-        for size in (1, 2):
-            drafter.slices = size
-            await asyncio.to_thread(drafter.wake)
-            assert len((await peer.proposal("a")).tree) == size
-            await drafter.content()
-        await running.idle()
-    drafter.wake()  # the worker has ended
 
 
 async def test_two_links_may_use_the_same_request_id() -> None:
