@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cluster.draft.heads.layers import KeysValues
+from cluster.draft.heads.head import KeysValues
 from cluster.engine.types import AttentionOptions
 
 

@@ -8,22 +8,18 @@ that were written from those that were not, or for another text.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import LlamaConfig
 
 from cluster.core import TokenArray
 from cluster.draft.head_attention import Part, Span, SpanAttention
-from cluster.draft.heads.block import BlockHead
-from cluster.draft.heads.eagle3 import Eagle3Head
-from cluster.draft.heads.layers import KeysValues
-from cluster.draft.heads.mtp import MtpHead
+from cluster.draft.heads.head import Head, KeysValues, Sight
 from cluster.draft.inside import Host, IndexArray, StepRows, own_caches
 from cluster.engine.types import LayerSpec
 
@@ -31,20 +27,29 @@ from cluster.engine.types import LayerSpec
 _NUM_STAMPS = 255
 
 
-def layers_like(like: LayerSpec, shapes: Sequence[tuple[int, int]]) -> list[LayerSpec]:
-    """Layers of these (heads, dim) beside the target's, and last the stamps."""
+def kv_layers(layers: Any, like: LayerSpec, *, takes_before: bool) -> list[LayerSpec]:
+    """A head's layers beside the target's: its keys and values; where rows take those before them,
+    the fused hidden rows, one half as key, one as value; the stamps.
+
+    layers: the configuration of its decoder layers."""
+    shapes = [(layers.num_key_value_heads, layers.head_dim)] * layers.num_hidden_layers
+    if takes_before:
+        shapes.append((1, (layers.hidden_size + 1) // 2))
     return [LayerSpec(heads, dim, like.dtype, like.device) for heads, dim in (*shapes, (1, 1))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextContext:
-    """Keys and values for rows behind a text.
+    """What rows behind a text draft from.
 
-    positions: int64[rows], those that are held.  layers: of each, keys and values.
+    positions: int64[rows], those that are held.  layers: of each, keys and values.  hidden:
+    [hidden], what the first row takes: that of the last token that has a row; of no use to heads
+    whose rows take none.
     """
 
     positions: IndexArray
-    layers: tuple[KeysValues, ...]
+    layers: Sequence[KeysValues]
+    hidden: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,16 +64,22 @@ class Places:
     before: int | None
 
 
-class TextCache(ABC):
-    """Keys, values and stamps by slot."""
+class TextCache:
+    """Keys, values and stamps by slot, and the target's fused hidden rows for heads whose rows take
+    those before them.
 
-    def __init__(self, host: Host, dtype: torch.dtype, num_layers: int, context: int) -> None:
-        """dtype: that the drafter computes in.  num_layers: with keys and values.  context: tokens
-        before a row that it attends to at most."""
+    In the slot of position p lie that row of p, and the head's key and value of its row for p: that
+    of token p and of the hidden row before it, or of the fused row of p alone."""
+
+    def __init__(self, host: Host, head: Head, dtype: torch.dtype, context: int) -> None:
+        """dtype: that the head computes in.  context: tokens before a row that it attends to at
+        most."""
         self._host = host
+        self._head = head
         self._context_len = context
         self._dtype = dtype
-        self._layers = own_caches(host)[:num_layers]
+        self._layers = own_caches(host)[: len(head.layers)]
+        self._hidden = host.caches[len(head.layers)]  # of heads that take none, the stamps
 
     @cached_property
     def _stamps(self) -> torch.Tensor:
@@ -76,16 +87,66 @@ class TextCache(ABC):
         takes says nothing to it."""
         return self._host.caches[-1].zero_()
 
-    @abstractmethod
     def write(self, rows: Sequence[StepRows]) -> None:
-        """Keep the rows of texts that a step computed."""
-
-    def _rows_of(self, rows: Sequence[StepRows]) -> tuple[list[Places], torch.Tensor]:
-        """The rows of texts that have taps: where they belong, and the taps side by side."""
+        """Keep the rows of texts that a step computed, as far as they have taps."""
         tapped = [(each, each.taps) for each in rows if each.taps is not None]
+        if not tapped:
+            return
+        places = [self._places(each) for each, _ in tapped]
         taps = [each[torch.from_numpy(of.text_rows).to(each.device)] for of, each in tapped]
-        side_by_side = torch.cat(taps).flatten(1).to(self._dtype) if taps else torch.empty(0)
-        return [self._places(each) for each, _ in tapped], side_by_side
+        fused = hidden = self._head.fuse(torch.cat(taps).flatten(1).to(self._dtype))
+        token_ids, positions, slots = (
+            np.concatenate([getattr(each, name) for each in places])
+            for name in ("token_ids", "positions", "slots")
+        )
+        rotated, attending = positions, list[Part]()
+        if self._head.takes_before:
+            parts = torch.split(fused, [len(each.slots) for each in places])
+            shifted = zip(places, parts, strict=True)
+            hidden = torch.cat(
+                [torch.cat((self._before(place, own), own[:-1])) for place, own in shifted]
+            )
+            rotated = np.maximum(positions - 1, 0)
+            attending = [self._part(each) for each in places] if len(self._layers) > 1 else []
+        found = self._head.keys_values(
+            self._index(token_ids), hidden, self._index(rotated), SpanAttention(attending)
+        )
+        where = self._index(slots)
+        for layer, (keys, values) in zip(self._layers, found, strict=True):
+            layer[where] = torch.stack((keys, values), dim=1).to(layer.dtype)
+        stamps = torch.from_numpy(_stamps_of(token_ids, positions)).to(self._stamps)
+        self._stamps[where] = stamps.view(-1, 2, 1, 1)
+        if self._head.takes_before:
+            half = self._hidden.shape[-1]
+            halves = torch.nn.functional.pad(fused, (0, 2 * half - fused.shape[1]))
+            self._hidden[where] = halves.view(-1, 2, 1, half).to(self._hidden.dtype)
+
+    def read(self, request_id: str, token_ids: TokenArray) -> TextContext | None:
+        """The start of drafts behind a text; None where its last row is missing.
+
+        token_ids: the text, of which the last token has no row yet.  What is missing further up is
+        left out.
+        """
+        length = len(token_ids) - 1
+        slots = self._host.slots(request_id)
+        if length < 1 or len(slots) != length:
+            return None
+        # Of rows that take those before them the first token has none, and so no key.
+        first = max(int(self._head.takes_before), length - self._context_len)
+        positions = np.arange(min(first, length - 1), length)
+        is_there = self._is_there(slots, token_ids, positions)
+        if not is_there[-1]:
+            return None
+        positions = positions[is_there & (positions >= first)]
+        hidden = self._read_hidden(slots[-1:])[0]
+        return TextContext(positions, self._held(slots[positions]), hidden)
+
+    def nothing(self) -> TextContext:
+        """The context of no text, for warming up: everything is zero, and no key is held."""
+        spec = self._head.spec
+        size, device = len(spec.taps) * spec.target_hidden_size, self._host.device
+        taps, none = torch.zeros(1, size, dtype=self._dtype, device=device), np.empty(0, np.int64)
+        return TextContext(none, self._held(none), self._head.fuse(taps)[0])
 
     def _places(self, rows: StepRows) -> Places:
         token_ids = rows.token_ids[rows.text_rows].astype(np.int64)
@@ -95,36 +156,28 @@ class TextCache(ABC):
         before = int(slots[first - 1]) if first else None
         return Places(rows.request_id, token_ids, np.arange(first, stop), slots[first:stop], before)
 
-    def _keep(self, places: Sequence[Places], found: Sequence[KeysValues]) -> torch.Tensor:
-        """Write the keys and values of each layer; returns the rows' slots."""
-        token_ids, positions, slots = (
-            np.concatenate([getattr(each, name) for each in places])
-            for name in ("token_ids", "positions", "slots")
-        )
-        where = self._index(slots)
-        for layer, (keys, values) in zip(self._layers, found, strict=True):
-            layer[where] = torch.stack((keys, values), dim=1).to(layer.dtype)
-        stamps = torch.from_numpy(_stamps_of(token_ids, positions)).to(self._stamps)
-        self._stamps[where] = stamps.view(-1, 2, 1, 1)
-        return where
+    def _part(self, places: Places) -> Part:
+        """A text's rows, which attend to those before them."""
+        first = int(places.positions[0])
+        slots = self._host.slots(places.request_id)
+        positions = np.arange(max(1, first - self._context_len), max(1, first))
+        is_there = self._is_there(slots, self._host.token_ids(places.request_id), positions)
+        positions = positions[is_there]
+        keys, rows = np.concatenate((positions, places.positions)), places.positions[:, None]
+        is_seen = (keys >= 1) & (keys <= rows) & (keys >= rows - self._context_len)
+        # The text's first token has no row; it sees itself, so that it sees something.
+        is_seen |= keys == rows
+        mask = torch.from_numpy(is_seen).to(self._host.device)
+        return Part(Span(self._held(slots[positions])), len(rows), [mask] * len(self._layers))
 
-    def _context(self, request_id: str, token_ids: TokenArray, first: int) -> TextContext | None:
-        """Keys and values for rows behind a text; None where its last row is missing.
+    def _before(self, place: Places, own: torch.Tensor) -> torch.Tensor:
+        """The hidden row before the first: [1, hidden]; any for the text's first token."""
+        return own[:1] if place.before is None else self._read_hidden(np.array([place.before]))
 
-        token_ids: the text, of which the last token has no row yet.  first: the first position that
-        has keys.  What is missing further up is left out.
-        """
-        length = len(token_ids) - 1
-        slots = self._host.slots(request_id)
-        if length < 1 or len(slots) != length:
-            return None
-        first = max(first, length - self._context_len)
-        positions = np.arange(min(first, length - 1), length)
-        is_there = self._is_there(slots, token_ids, positions)
-        if not is_there[-1]:
-            return None
-        positions = positions[is_there & (positions >= first)]
-        return TextContext(positions, self._held(slots[positions]))
+    def _read_hidden(self, slots: IndexArray) -> torch.Tensor:
+        """[rows, hidden]."""
+        rows = self._hidden[self._index(slots)].flatten(1)
+        return rows[:, : self._head.embed_tokens.embedding_dim].to(self._dtype)
 
     def _is_there(
         self, slots: IndexArray, token_ids: TokenArray, positions: IndexArray
@@ -142,7 +195,7 @@ class TextCache(ABC):
         return tuple((each[:, 0], each[:, 1]) for each in rows)
 
     def _index(self, values: IndexArray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._stamps.device)
+        return torch.from_numpy(values).to(self._host.device)
 
 
 def _stamps_of(token_ids: TokenArray | IndexArray, positions: IndexArray) -> IndexArray:
@@ -152,108 +205,40 @@ def _stamps_of(token_ids: TokenArray | IndexArray, positions: IndexArray) -> Ind
     return np.stack((first, second), axis=1) % _NUM_STAMPS + 1
 
 
-def layers(layer: LlamaConfig, like: LayerSpec, num_layers: int = 1) -> list[LayerSpec]:
-    """The head's keys and values; hidden rows, one half as key, one as value; stamps."""
-    half = (layer.hidden_size + 1) // 2
-    own = (layer.num_key_value_heads, layer.head_dim)
-    return layers_like(like, [*[own] * num_layers, (1, half)])
+def block_rows(
+    head: Head, texts: Sequence[TokenArray], contexts: Sequence[TextContext], size: int
+) -> torch.Tensor:
+    """One pass of `Head.block` behind each of these texts: [texts, drafts, hidden]."""
+    hidden = torch.stack([each.hidden for each in contexts])
+    device, parts = hidden.device, list[Part]()
+    for text, context in zip(texts, contexts, strict=True):
+        places = len(text) - 1 + np.arange(size)
+        masks = {
+            sight: _mask(sight, context.positions, places, device) for sight in set(head.sights)
+        }
+        parts.append(Part(Span(context.layers), size, [masks[sight] for sight in head.sights]))
+    return head.block(
+        torch.tensor([int(text[-1]) for text in texts], device=device),
+        hidden,
+        # A row stands where the hidden row that it takes does.
+        torch.tensor([len(text) - 1 - head.takes_before for text in texts], device=device),
+        size,
+        SpanAttention(parts),
+    )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadContext(TextContext):
-    """And what the first row behind a text takes: [hidden], of the last token that has a row."""
+def _mask(
+    sight: Sight, held: IndexArray, places: IndexArray, device: torch.device
+) -> torch.Tensor | None:
+    """Whom rows at `places` see: bool[rows, held and rows]; None = all.
 
-    hidden: torch.Tensor
-
-
-class HeadCache(TextCache):
-    """That of EAGLE heads: beside keys and values, the target's fused hidden rows.
-
-    In the slot of position p lie that row of p, and the head's key and value of its row for p: that
-    of token p and of the hidden row before it."""
-
-    def __init__(
-        self, host: Host, head: Eagle3Head | MtpHead, dtype: torch.dtype, context: int
-    ) -> None:
-        super().__init__(host, dtype, head.num_layers, context)
-        self._head = head
-        self._hidden_size = head.spec.layer.hidden_size
-        self._hidden = host.caches[head.num_layers]
-
-    def write(self, rows: Sequence[StepRows]) -> None:
-        """See `TextCache`."""
-        places, taps = self._rows_of(rows)
-        if not places:
-            return
-        fused = self._head.fuse(taps)
-        parts = torch.split(fused, [len(each.slots) for each in places])
-        before = torch.cat(
-            [
-                torch.cat((self._before(place, own), own[:-1]))
-                for place, own in zip(places, parts, strict=True)
-            ]
-        )
-        token_ids = np.concatenate([each.token_ids for each in places])
-        positions = np.concatenate([each.positions for each in places])
-        attending = [self._part(each) for each in places] if self._head.num_layers > 1 else []
-        found = self._head.keys_values(
-            self._index(token_ids), before, self._index(np.maximum(positions - 1, 0)),
-            SpanAttention(attending),
-        )  # fmt: skip
-        slots, half = self._keep(places, found), self._hidden.shape[-1]
-        halves = torch.nn.functional.pad(fused, (0, 2 * half - self._hidden_size))
-        self._hidden[slots] = halves.view(-1, 2, 1, half).to(self._hidden.dtype)
-
-    def _part(self, places: Places) -> Part:
-        """A text's rows, which attend to those before them."""
-        first = int(places.positions[0])
-        slots = self._host.slots(places.request_id)
-        positions = np.arange(max(1, first - self._context_len), max(1, first))
-        is_there = self._is_there(slots, self._host.token_ids(places.request_id), positions)
-        positions = positions[is_there]
-        keys, rows = np.concatenate((positions, places.positions)), places.positions[:, None]
-        is_seen = (keys >= 1) & (keys <= rows) & (keys >= rows - self._context_len)
-        # The text's first token has no row; it sees itself, so that it sees something.
-        is_seen |= keys == rows
-        mask = torch.from_numpy(is_seen).to(self._stamps.device)
-        return Part(Span(self._held(slots[positions])), len(rows), [mask] * self._head.num_layers)
-
-    def _before(self, place: Places, own: torch.Tensor) -> torch.Tensor:
-        """The hidden row before the first: [1, hidden]; any for the text's first token."""
-        return own[:1] if place.before is None else self._read_hidden(np.array([place.before]))
-
-    def read(self, request_id: str, token_ids: TokenArray) -> HeadContext | None:
-        """The start of drafts behind a text; None where its last row is missing.
-
-        token_ids: the text, of which the last token has no row yet.
-        """
-        # The first token has no key: no hidden row is before it.
-        found = self._context(request_id, token_ids, first=1)
-        if found is None:
-            return None
-        hidden = self._read_hidden(self._host.slots(request_id)[-1:])[0]
-        return HeadContext(found.positions, found.layers, hidden)
-
-    def _read_hidden(self, slots: IndexArray) -> torch.Tensor:
-        """[rows, hidden]."""
-        rows = self._hidden[self._index(slots)].flatten(1)
-        return rows[:, : self._hidden_size].to(self._dtype)
-
-
-class BlockCache(TextCache):
-    """Keys and values of the target's fused hidden rows, which depend on one position each."""
-
-    def __init__(self, host: Host, head: BlockHead, dtype: torch.dtype, context: int) -> None:
-        super().__init__(host, dtype, len(head.spec.sights), context)
-        self._head = head
-
-    def write(self, rows: Sequence[StepRows]) -> None:
-        """See `TextCache`."""
-        places, taps = self._rows_of(rows)
-        if places:
-            positions = self._index(np.concatenate([each.positions for each in places]))
-            self._keep(places, self._head.keys_values(self._head.fuse(taps), positions))
-
-    def read(self, request_id: str, token_ids: TokenArray) -> TextContext | None:
-        """The keys and values for a block behind a text; None where its last row is missing."""
-        return self._context(request_id, token_ids, first=0)
+    held: int64[n], positions of the text."""
+    if sight.window is None and not sight.is_causal:
+        return None
+    distance = places[:, None] - np.concatenate((held, places))
+    mask = np.ones_like(distance, dtype=np.bool_)
+    if sight.window is not None:
+        mask &= distance < sight.window
+    if sight.is_causal:
+        mask &= distance >= 0
+    return torch.from_numpy(mask).to(device)

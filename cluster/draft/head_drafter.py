@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,32 +16,68 @@ import torch
 from cluster.core import Commit, DraftTask, Proposal, SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
+from cluster.draft.candidates import RankedRows, rank_rows
 from cluster.draft.committed_text import CommittedTextDrafter, common_len
-from cluster.draft.head_cache import TextCache
-from cluster.draft.heads.layers import HeadModule
-from cluster.draft.heads.load import ReadyHead
-from cluster.draft.inside import StepRows
+from cluster.draft.head_attention import Part, Span
+from cluster.draft.head_cache import TextCache, kv_layers
+from cluster.draft.heads.head import HeadModule
+from cluster.draft.heads.load import layers_of, ready_head
+from cluster.draft.inside import Host, StepRows, StepWants, host_of
+from cluster.draft.live_tree import LiveTree
 from cluster.draft.sharpness import Sharpness
 from cluster.draft.tree_request import TreeRequest, learn_draws
+from cluster.engine.types import LayerSpec
 
 # Positions that a head may draft for: it has no limit of its own.
 NO_LIMIT = 1 << 62
 
 Head = TypeVar("Head", bound=HeadModule)
-# What a pass takes of one text.
-Input = TypeVar("Input")
+
+
+@dataclass(slots=True, eq=False)
+class Growth:
+    """The head's rows of one request's round.
+
+    span: rows of the text, then those of the places: the root is place 0, the node of slot i place
+    i + 1.  first: [hidden], what the root takes.  handed_on: [hidden] by place, what its children
+    take.  seen: the places that each one sees.
+    """
+
+    span: Span
+    first: torch.Tensor
+    handed_on: list[torch.Tensor] = field(default_factory=list)
+    seen: list[list[int]] = field(default_factory=list)
+
+    def part(self, places: Sequence[int]) -> Part:
+        """Rows of a pass, those of the next places, each of which sees the text and its path."""
+        num_held = self.span.num_held
+        mask = torch.zeros(len(places), num_held + places[-1] + 1, dtype=torch.bool)
+        mask[:, :num_held] = True
+        for row, place in enumerate(places):
+            mask[row, [num_held + each for each in self.seen[place]]] = True
+        return Part(self.span, len(places), [mask.to(self.first.device)])
 
 
 @dataclass(slots=True, eq=False)
 class HeadRequest(TreeRequest):
-    """failed_len: the length of the text of which the head made nothing but NaN."""
+    """failed_len: the length of the text of which the head made nothing but NaN.  growth: of a
+    round that takes several passes; None where there is no tree."""
 
     failed_len: int = -1
+    growth: Growth | None = None
 
     @property
     def can_begin(self) -> bool:
         """True if a tree behind the text may be of use."""
         return self.can_use_drafts and self.failed_len != len(self.text)
+
+    def begin(self) -> LiveTree:
+        """A new tree behind the text."""
+        self.tree, self.root_len = LiveTree(), len(self.text)
+        return self.tree
+
+    def drop_tree(self) -> None:
+        self.tree = self.growth = None
 
     def fail(self) -> None:
         """End the round of this text."""
@@ -49,79 +85,102 @@ class HeadRequest(TreeRequest):
         self.failed_len = len(self.text)
 
 
-State = TypeVar("State", bound=HeadRequest)
+# A request without a tree, how many nodes at most it is asked for, and what they begin from.
+Begun = tuple[HeadRequest, int, Any]
 
 
-class HeadDrafter(CommittedTextDrafter[State], Generic[State, Head]):
-    """Keeps the requests' texts, and learns from each commit how sure the head is."""
+def sound(requests: Sequence[HeadRequest], logits: torch.Tensor) -> list[int]:
+    """The rows of requests that have no row of NaN; the rounds of the others end.
 
-    _cache: TextCache
+    logits: float32[rows, ...], one row or more of each request."""
+    is_finite = torch.isfinite(logits.flatten(1).sum(dim=1)).tolist()
+    failed = {request for request, fine in zip(requests, is_finite, strict=True) if not fine}
+    for request in failed:
+        request.fail()
+    return [row for row, request in enumerate(requests) if request not in failed]
 
-    def __init__(
-        self, context: DrafterContext, ready: ReadyHead[Head], state: type[State], num_fits: int
-    ) -> None:
-        """state: of a request.  num_fits: depths, the last of them for all below it, that are
-        calibrated each by itself."""
-        super().__init__(context, state.opened_by)
-        self._state = state
-        self._head, self._vocabulary, self._dtype = ready.head, ready.vocabulary, ready.dtype
+
+class HeadDrafter(CommittedTextDrafter[HeadRequest], Generic[Head]):
+    """See `Drafter` and `StepReader`.  Keeps the requests' texts, and learns from each commit how
+    sure the head is."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, context: DrafterContext, options: Any) -> None:
+        super().__init__(context, HeadRequest.opened_by)
+        host = host_of(context.target, context.name, self.kind)
+        ready = ready_head(self.kind, options.model, host)
+        self._options = options
+        self._head: Head = ready.head
+        self._vocabulary, self._dtype = ready.vocabulary, ready.dtype
         self.made_for = ready.made_for
+        self.wants = StepWants(ready.head.spec.taps)
+        self._cache = self._cache_in(host)
+        num_fits = self._num_positions
         self._sharpness: Bounded[list[Sharpness]] = Bounded(
             lambda: [Sharpness() for _ in range(num_fits)]
         )
+        # First calls take longer than all that follow.
+        request = HeadRequest(0, 1, "", SamplingParams(temperature=1.0, seed=0))
+        request.text.append(np.zeros(2, np.int32))
+        with torch.inference_mode():
+            self._draft([(request, 1, self._cache.nothing())])
+
+    @classmethod
+    def kv_layers(cls, options: Any, like: LayerSpec) -> Sequence[LayerSpec]:
+        """See `StepReader`."""
+        layers = layers_of(cls.kind, options.model)
+        return kv_layers(layers, like, takes_before=cls.kind != "block")
+
+    @property
+    def _num_positions(self) -> int:
+        """Positions ahead, the last of them for all behind it, that are calibrated each by itself:
+        those further ahead are less sure."""
+        return 1
+
+    def _cache_in(self, host: Host) -> Any:
+        """What is kept of the texts, as `TextCache` does it."""
+        return TextCache(host, cast("Any", self._head), self._dtype, self._options.context)
+
+    @abstractmethod
+    def _draft(self, begun: Sequence[Begun]) -> Sequence[Proposal]:
+        """One pass; texts of which the head makes nothing but NaN `fail`."""
 
     @torch.inference_mode()
     def read(self, rows: Sequence[StepRows]) -> None:
-        """See `StepReader`: everything is kept in the target's pages."""
+        """See `StepReader`."""
         self._cache.write(rows)
-
-    def _request_of_nobody(self) -> State:
-        """For warming up: first calls take longer than all that follow."""
-        request = self._state(0, 1, "", SamplingParams(temperature=1.0, seed=0))
-        request.text.append(np.zeros(2, np.int32))
-        return request
-
-    def _forget_tree(self, request: State) -> None:
-        request.drop_tree()
-
-    def _advance(self, request: State, commit: Commit) -> None:
-        kept = common_len(request.text, commit)
-        request.cut(kept)
-        request.text.append(commit.token_ids[kept - commit.base_len :])
-        self._learn(request)
-        request.drop_tree()
-
-    def _learn(self, request: State) -> None:
-        """Fit to the draws that the tree foresaw."""
-        tree = request.tree
-        if tree is not None:
-            token_ids = request.text.token_ids[request.root_len :].tolist()
-            learn_draws(self._fits_of(request), tree, tree.walk(token_ids), token_ids)
-
-    def _fits_of(self, request: State) -> list[Sharpness]:
-        # Greedy and sampled requests of a task class are calibrated separately.
-        return self._sharpness.of((request.task, request.params.temperature == 0.0))
-
-
-class OnePassDrafter(HeadDrafter[HeadRequest, Head], Generic[Head, Input]):
-    """A tree is complete after one pass over all requests."""
-
-    @abstractmethod
-    def _input(self, request: HeadRequest) -> Input | None:
-        """The input of a pass behind the text; None where it is not there."""
-
-    @abstractmethod
-    def _drafted(self, asked: Sequence[tuple[HeadRequest, int, Input]]) -> Sequence[Proposal]:
-        """One pass.  asked: each with how many nodes at most; those that make nothing but NaN are
-        to `fail`."""
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         """See `Drafter.propose`."""
-        asked = [
+        begun = self._begun(self._asked(tasks))
+        return self._draft(begun) if begun else []
+
+    def _begun(self, asked: Sequence[tuple[HeadRequest, int]]) -> list[Begun]:
+        """Those behind whose text a tree can begin, with what it begins from."""
+        return [
             (request, max_nodes, given)
-            for request, max_nodes in self._asked(tasks)
+            for request, max_nodes in asked
             if request.tree is None and request.can_begin
-            if (given := self._input(request)) is not None
+            if (given := self._cache.read(request.request_id, request.text.token_ids)) is not None
         ]
-        return self._drafted(asked) if asked else []
+
+    def _ranked(self, logits: torch.Tensor, rows: Sequence[Any]) -> RankedRows:
+        return rank_rows(logits, rows, self._options.num_candidates, self._vocabulary)
+
+    def _forget_tree(self, request: HeadRequest) -> None:
+        request.drop_tree()
+
+    def _advance(self, request: HeadRequest, commit: Commit) -> None:
+        kept = common_len(request.text, commit)
+        request.cut(kept)
+        request.text.append(commit.token_ids[kept - commit.base_len :])
+        if (tree := request.tree) is not None:  # fit to the draws that it foresaw
+            token_ids = request.text.token_ids[request.root_len :].tolist()
+            learn_draws(self._fits_of(request), tree, tree.walk(token_ids), token_ids)
+        request.drop_tree()
+
+    def _fits_of(self, request: HeadRequest) -> list[Sharpness]:
+        # Greedy and sampled requests of a task class are calibrated separately.
+        return self._sharpness.of((request.task, request.params.temperature == 0.0))

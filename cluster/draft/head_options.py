@@ -13,13 +13,24 @@ HEAD_KINDS = ("eagle3", "peagle", "medusa", "block", "early_exit")
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle3Options:
-    """An EAGLE-3 head, and how its trees grow."""
+class HeadOptions:
+    """A draft head."""
 
     model: str = ""
-    """The head's folder, or its name on the Hugging Face hub, owner/name@revision."""
+    """The folder of the head or heads, or its name on the Hugging Face hub, owner/name@revision."""
     num_candidates: PositiveInt = 32
-    """The most probable tokens of a node that are ranked with the target's noise."""
+    """The most probable tokens of a position that are ranked with the target's noise."""
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError.at("model", "missing; name the draft head's folder")
+        check_children(getattr(self, "num_children", 0), self.num_candidates)
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Options(HeadOptions):
+    """An EAGLE-3 head, and how its trees grow."""
+
     num_children: PositiveInt = 4
     """The best of them, which become nodes."""
     width: PositiveInt = 8
@@ -30,10 +41,6 @@ class Eagle3Options:
     """Nodes less likely than this are neither expanded nor proposed."""
     context: PositiveInt = 2048
     """Last tokens of a text that the head attends to; it was trained on texts about as long."""
-
-    def __post_init__(self) -> None:
-        _check_model(self.model)
-        check_children(self.num_children, self.num_candidates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +54,17 @@ class MtpOptions(Eagle3Options):
 
 
 @dataclass(frozen=True, slots=True)
-class ProductOptions:
-    """A head that drafts several positions in one pass, and the trees of their products."""
+class MedusaOptions(HeadOptions):
+    """Medusa heads, and the trees of their products."""
 
-    model: str = ""
-    """The folder of the head or heads, or its name on the Hugging Face hub, owner/name@revision."""
-    num_candidates: PositiveInt = 32
-    """The most probable tokens of a position that are ranked with the target's noise."""
     num_children: PositiveInt = 6
     """The best of them, which become children of every node before it."""
     min_survival: OpenShare = 0.01
     """Less likely nodes are left out."""
 
-    def __post_init__(self) -> None:
-        _check_model(self.model)
-        check_children(self.num_children, self.num_candidates)
-
 
 @dataclass(frozen=True, slots=True)
-class MedusaOptions(ProductOptions):
-    """Medusa heads, and the trees of their products."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeagleOptions(ProductOptions):
+class PeagleOptions(MedusaOptions):
     """A P-EAGLE head, and the trees of the product of its rows."""
 
     num_drafts: NonNegativeInt = 0
@@ -80,20 +74,8 @@ class PeagleOptions(ProductOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockOptions:
+class BlockOptions(HeadOptions):
     """A DFlash or DSpark drafter, which drafts a block in one pass."""
 
-    model: str = ""
-    """The drafter's folder, or its name on the Hugging Face hub, owner/name@revision."""
-    num_candidates: PositiveInt = 32
-    """The most probable tokens of a row that are ranked with the target's noise."""
     context: PositiveInt = 4096
     """Last tokens of a text that the block attends to."""
-
-    def __post_init__(self) -> None:
-        _check_model(self.model)
-
-
-def _check_model(model: str) -> None:
-    if not model:
-        raise ConfigError.at("model", "missing; name the draft head's folder")

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.heads.exit import ExitHead
-from cluster.draft.heads.load import load_head_of, target_shape
+from cluster.draft.heads.load import load_draft_head, target_shape
 from cluster.draft.inside import Host, host_of
 from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_options import LMOptions
@@ -69,7 +69,9 @@ class EarlyExitDrafter(OwnLayersDrafter):
         if options.model:
             host = host_of(context.target, context.name, self.kind)
             folder = resolve_head(options.model)
-            self._exit = load_head_of(ExitHead, folder, target_shape(host), host.weight)
+            self._exit = load_draft_head(
+                folder, target_shape(host), host.weight, wanted="early_exit"
+            )
             if options.exit_layer not in (0, self._exit.exit_layer):
                 path = f"drafters.{context.name}.options.exit_layer"
                 raise ConfigError.at(

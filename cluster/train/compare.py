@@ -23,7 +23,7 @@ from cluster.config.schema import (
     TargetConfig,
 )
 from cluster.core import SamplingParams, SpeculationStats
-from cluster.draft.heads.checkpoint import read_config
+from cluster.draft.heads.checkpoint import HeadConfig
 from cluster.draft.heads.load import format_of
 from cluster.errors import ConfigError
 from cluster.local import LLM
@@ -150,7 +150,7 @@ def _spread(texts: Sequence[str], count: int) -> list[str]:
 
 def _drafter_in(folder: Path) -> DrafterConfig:
     try:
-        kind = format_of(folder, read_config(folder))
+        kind = format_of(HeadConfig(folder))
     except ConfigError:  # an ordinary model
         model = {"model": str(folder), "memory_fraction": _MEMORY_SHARE}
         return DrafterConfig(kind="lm", options={"engine": model})

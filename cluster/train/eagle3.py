@@ -22,7 +22,6 @@ _SHARED = (
 
 
 _NOT_SAVED = ("embed_tokens.weight", "token_map")
-_OUTSIDE_THE_LAYER = ("fc", "fc_norm", "input_norm", "norm", "lm_head")
 
 
 class Eagle3Learner(Learner):
@@ -128,32 +127,28 @@ def new_head(
     known = {name: value for name, value in shared.items() if value is not None}
     layer = LlamaConfig(**known, vocab_size=config.vocab_size, num_hidden_layers=1)
     hidden = layer.hidden_size
-    spec = Eagle3Spec(layer, hidden, len(target_ids), taps)
+    spec = Eagle3Spec(
+        layers=layer, target_hidden_size=hidden, draft_vocab_size=len(target_ids), taps=taps
+    )
     embedding = network.get_input_embeddings().weight.detach()
     head = Eagle3Head(spec, embedding)
     weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
     prefix = f"model.layers.{config.num_hidden_layers - 1}."
+    last = {
+        name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)
+    }
+    last["hidden_norm.weight"] = last["input_layernorm.weight"]
+    for part in ("q_proj", "k_proj", "v_proj"):
+        name = f"self_attn.{part}.weight"
+        last[name] = torch.cat([last[name], last[name]], dim=1)
     with torch.no_grad():
         head.token_map.copy_(target_ids)
         head.lm_head.weight.copy_(network.get_output_embeddings().weight[target_ids])
-        head.norm.weight.copy_(weights["model.norm.weight"])
+        head.norm.get_parameter("weight").copy_(weights["model.norm.weight"])
         head.fc.weight.zero_()
         head.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
-        for part in ("q_proj", "k_proj", "v_proj"):
-            mine = getattr(head.self_attn, part).weight
-            theirs = weights[f"{prefix}self_attn.{part}.weight"]
-            mine.zero_()
-            mine[:, hidden:].copy_(theirs)
-            mine[:, :hidden].copy_(theirs)
-        head.self_attn.o_proj.weight.copy_(weights[f"{prefix}self_attn.o_proj.weight"])
-        for part in ("gate_proj", "up_proj", "down_proj"):
-            getattr(head.mlp, part).weight.copy_(weights[f"{prefix}mlp.{part}.weight"])
-        for mine, theirs in (
-            (head.hidden_norm, "input_layernorm"),
-            (head.input_layernorm, "input_layernorm"),
-            (head.post_attention_layernorm, "post_attention_layernorm"),
-        ):
-            mine.weight.copy_(weights[f"{prefix}{theirs}.weight"])
+        for name, mine in head.get_submodule("layers.0").named_parameters():
+            mine.copy_(last[name])
     return head.train()
 
 
@@ -162,9 +157,9 @@ def save_eagle3(head: Eagle3Head, folder: Path, made_for: MadeFor) -> None:
 
     The embedding is left out: it is the target's.
     """
-    spec, layer = head.spec, head.spec.layer
+    spec, layer = head.spec, head.spec.layers
     tensors = {
-        _file_name(name): tensor
+        name.replace("layers.0.", "midlayer."): tensor
         for name, tensor in head.state_dict().items()
         if name not in _NOT_SAVED
     }
@@ -184,9 +179,3 @@ def save_eagle3(head: Eagle3Head, folder: Path, made_for: MadeFor) -> None:
         },
     }
     save_head(folder, tensors, config, made_for)
-
-
-def _file_name(name: str) -> str:
-    """The authors' name of a tensor of the head."""
-    part = name.partition(".")[0]
-    return name if part in _OUTSIDE_THE_LAYER else f"midlayer.{name}"

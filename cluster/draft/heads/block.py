@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3DecoderLayer,
     Qwen3RMSNorm,
     Qwen3RotaryEmbedding,
 )
 
-from cluster.draft.heads.layers import HeadModule, KeysValues, keys_values, planned
+from cluster.draft.heads.head import Head, HeadSpec, KeysValues, Sight, keys_values, planned
 from cluster.engine.attention.seam import LayerPlan
 
 # vanilla: of the token before alone.  gated: the row says how much of it counts.  rnn: of all
@@ -99,35 +99,15 @@ class ConfidenceHead(nn.Module):
         return torch.sigmoid(self.proj(hidden)[:, 0])
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """The reach of a layer's rows.
-
-    window: a key is visible iff query position - key position < window; None = no limit.
-    is_causal: a block's rows do not see those behind them.
-    """
-
-    window: int | None = None
-    is_causal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BlockSpec:
-    """A folder's description of its drafter.
-
-    layers: sizes, norms and rotary embedding.  sights: of each layer.
-    taps: the hidden rows it takes; tap i is transformers' hidden_states[i], the input of layer i.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSpec(HeadSpec):
+    """sights: of each layer.
     predicts_next: a row drafts the token behind it; else the one in its place, the first row none.
     markov, has_confidence, confidence_sees_token: DSpark's heads, as far as it has them.
     """
 
-    layers: Qwen3Config
     sights: tuple[Sight, ...]
-    target_hidden_size: int
-    draft_vocab_size: int
-    taps: tuple[int, ...]
     block_size: int
-    mask_token_id: int
     predicts_next: bool
     markov: MarkovSpec | None = None
     has_confidence: bool = False
@@ -139,28 +119,21 @@ class BlockSpec:
         return self.block_size if self.predicts_next else self.block_size - 1
 
 
-class BlockHead(HeadModule):
-    """The drafter's weights and its forward.
+class BlockHead(Head):
+    """The target's rows are shown to every layer as keys and values; a block's own rows take
+    embeddings alone."""
 
-    embedding: [vocab, hidden], output: [draft_vocab, hidden], the target's own where the file has
-    none.
-    """
+    spec: BlockSpec
+    takes_before = False
 
     def __init__(self, spec: BlockSpec, embedding: torch.Tensor, output: torch.Tensor) -> None:
-        super().__init__()
-        self.spec = spec
-        config = spec.layers
+        config = planned(spec.layers)
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.embed_tokens = nn.Embedding(len(embedding), hidden, _weight=embedding, _freeze=True)
+        layers = (Qwen3DecoderLayer(config, index) for index in range(len(spec.sights)))
+        rotary, norm = Qwen3RotaryEmbedding(config), Qwen3RMSNorm(hidden, eps)
+        super().__init__(spec, embedding, output, layers, rotary, norm)
         self.fc = nn.Linear(len(spec.taps) * spec.target_hidden_size, hidden, bias=False)
         self.hidden_norm = Qwen3RMSNorm(hidden, eps)
-        self.layers = nn.ModuleList(
-            Qwen3DecoderLayer(planned(config), index) for index in range(len(spec.sights))
-        )
-        self.rotary = Qwen3RotaryEmbedding(config)
-        self.norm = Qwen3RMSNorm(hidden, eps)
-        self.lm_head = nn.Linear(hidden, spec.draft_vocab_size, bias=False, device="meta")
-        self.lm_head.weight = nn.Parameter(output, requires_grad=False)
         self.markov_head = (
             MarkovHead(spec.markov, hidden, len(embedding), spec.draft_vocab_size)
             if spec.markov
@@ -168,42 +141,38 @@ class BlockHead(HeadModule):
         )
         rank = spec.markov.rank if spec.markov and spec.confidence_sees_token else 0
         self.confidence_head = ConfidenceHead(hidden, rank) if spec.has_confidence else None
-        self.register_buffer("token_map", torch.arange(spec.draft_vocab_size))
 
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:
-        """The target's rows as the layers take them: [rows, taps * target hidden] -> [rows,
-        hidden].  taps: in the order of `spec.taps`."""
+        """See `Head`."""
         fused: torch.Tensor = self.hidden_norm(self.fc(taps))
         return fused
 
-    def keys_values(self, fused: torch.Tensor, positions: torch.Tensor) -> list[KeysValues]:
-        """The keys and values that blocks behind these rows attend to, of every layer."""
-        rotation = self.rotary(fused, positions[None])
-        return [keys_values(layer.self_attn, fused, rotation) for layer in self.layers]
-
-    def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, plan: LayerPlan
+    def entered(
+        self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """One block each behind the texts' last tokens, which stand at `positions`, int64[blocks].
-
-        plan: of all blocks' rows, over the context and each block's own.  Returns the rows that
-        draft, in the order of the drafts: [blocks, num_drafts, hidden].
-        """
-        size, num_blocks = self.spec.block_size, len(token_ids)
-        ids = token_ids.new_full((num_blocks, size), self.spec.mask_token_id)
-        ids[:, 0] = token_ids
-        places = positions[:, None] + torch.arange(size, device=positions.device)
-        hidden = self.embed_tokens(ids.flatten())[None]
-        rotation = self.rotary(hidden, places.flatten()[None])
-        for layer in self.layers:
-            hidden = layer(hidden, position_embeddings=rotation, plan=plan)
-        rows: torch.Tensor = self.norm(hidden[0]).view(num_blocks, size, -1)
-        return rows[:, size - self.spec.num_drafts :]
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[..., hidden] as `forward` returned it -> [..., draft_vocab], without the Markov head."""
-        found: torch.Tensor = self.lm_head(hidden)
+        """See `Head`."""
+        found: torch.Tensor = self.embed_tokens(token_ids)
         return found
+
+    def keys_values(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        plan: LayerPlan,
+    ) -> list[KeysValues]:
+        """See `Head`: each depends on its own fused row alone."""
+        rotation = self.rotary(hidden, positions[None])
+        return [keys_values(layer.self_attn, hidden, rotation) for layer in self.layers]
+
+    def block(self, *given: Any) -> torch.Tensor:
+        """See `Head`."""
+        return super().block(*given)[:, -self.spec.num_drafts :]
+
+    @property
+    def sights(self) -> Sequence[Sight]:
+        """See `Head`."""
+        return self.spec.sights
 
     @property
     def outputs(self) -> Sequence[nn.Linear]:

@@ -17,6 +17,8 @@ from torch import nn
 
 from cluster.errors import ConfigError
 
+# Block drafters' keys stand in these in some folders.
+_TABLES = ("dflash_config", "dspark_config")
 # So many names in one message; a wrong file would name hundreds.
 _MAX_NAMED = 6
 
@@ -106,6 +108,29 @@ class Tensors:
         if self.device.type != "meta":
             head.load_state_dict({**state, **given}, strict=False, assign=assign)
 
+    def token_map(self, size: int, target: TargetShape) -> torch.Tensor:
+        """Target ids of a head's `size` outputs: `d2t` holds offsets, target id = i + d2t[i]."""
+        offsets = self.take_if_there("d2t", (size,))
+        self.take_if_there("t2d", (target.vocab_size,))  # says the same the other way round
+        ids = torch.arange(size)
+        if offsets is None:
+            if size != target.vocab_size:
+                raise refused(
+                    self.folder,
+                    f"its {size} tokens are not the target's {target.vocab_size}, and it has no "
+                    "d2t to tell which they are",
+                )
+            return ids
+        ids = ids + offsets.to(torch.int64)
+        found = ids.tolist()
+        if min(found) < 0 or max(found) >= target.vocab_size or len(set(found)) != size:
+            raise refused(
+                self.folder,
+                "d2t does not lead to as many different tokens of the target; it must hold "
+                "offsets: target id = i + d2t[i]",
+            )
+        return ids
+
     def check(self) -> None:
         """Raise ConfigError that names the tensors missing and left over, if there are any."""
         problems = []
@@ -117,8 +142,67 @@ class Tensors:
             raise refused(self.folder, "; ".join(problems))
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a folder; raises ConfigError where there is none."""
+class HeadConfig:
+    """config.json of a head's folder; raises ConfigError where there is none.
+
+    data: all of it.  words: lower-case architectures and speculators' kind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.data = _read_json(folder)
+        self.architectures = " ".join(map(str, self.data.get("architectures") or ()))
+        self.is_speculators = "speculators_model_type" in self.data
+        kind = self.data.get("speculators_model_type", "")
+        self.words = f"{self.architectures} {kind}".lower()
+
+    @property
+    def layers(self) -> Mapping[str, Any]:
+        """The part that is about the layers, in the authors' or speculators' form."""
+        own = self.data.get("transformer_layer_config") if self.is_speculators else self.data
+        if not isinstance(own, Mapping):
+            raise self.refused("config.json has no transformer_layer_config")
+        return own
+
+    def said(self, *keys: str, default: Any = None) -> Any:
+        """The value of the first of these keys that has one, at the top or in a table."""
+        for key in keys:
+            for table in (self.data, *(self.data.get(name) or {} for name in _TABLES)):
+                if table.get(key) is not None:
+                    return table[key]
+        return default
+
+    def size(self, name: str, value: Any, target_value: int) -> int:
+        """A size, as a number; raises ConfigError where it differs from the target's."""
+        if int(value) != target_value:
+            raise self.refused(f"its {name} is {int(value)}, the target's {target_value}")
+        return target_value
+
+    def taps(self, found: Iterable[Any], target: TargetShape) -> tuple[int, ...]:
+        """Raises ConfigError for taps that the target has not."""
+        taps = tuple(map(int, found))
+        outside = [tap for tap in taps if not 0 <= tap <= target.num_layers]
+        if outside:
+            raise self.refused(
+                f"it taps layers {outside}; the target has {target.num_layers} layers"
+            )
+        return taps
+
+    @property
+    def proposed(self) -> int | None:
+        """The number of tokens that speculators' default method, or the first, proposes."""
+        said = self.data.get("speculators_config") or {}
+        methods = said.get("proposal_methods") or [{}]
+        default = said.get("default_proposal_method")
+        chosen = [each for each in methods if each.get("proposal_type") == default] or methods
+        found: int | None = chosen[0].get("speculative_tokens")
+        return found
+
+    def refused(self, reason: str) -> ConfigError:
+        """The error that says why a folder is no head for this target."""
+        return refused(self.folder, reason)
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         data = json.loads(path.read_text("utf-8"))
@@ -146,6 +230,15 @@ def read_shapes(folder: Path, rename: Callable[[str], str] = str) -> Tensors:
 
 # Reads a folder's tensors: `read_tensors`, or `read_shapes` to see whether a head would fit.
 TensorReader = Callable[[Path, Callable[[str], str]], Tensors]
+
+
+@dataclass(frozen=True, slots=True)
+class Into:
+    """What a head is read for.  weight: asked for what its folder leaves out."""
+
+    target: TargetShape
+    weight: TargetWeight
+    read: TensorReader = read_tensors
 
 
 def _read(
@@ -203,29 +296,6 @@ def _load_torch(folder: Path, file: Path) -> Mapping[str, torch.Tensor]:
     ):
         raise refused(folder, f"{file.name} is no table of tensors; convert it to safetensors")
     return loaded
-
-
-def check_size(folder: Path, name: str, value: int, target_value: int) -> None:
-    """Raise ConfigError where a size differs from the target's."""
-    if value != target_value:
-        raise refused(folder, f"its {name} is {value}, the target's {target_value}")
-
-
-def check_taps(folder: Path, taps: Sequence[int], num_layers: int) -> None:
-    """Raise ConfigError for taps that a target of so many layers has not."""
-    outside = [tap for tap in taps if not 0 <= tap <= num_layers]
-    if outside:
-        raise refused(folder, f"it taps layers {outside}; the target has {num_layers} layers")
-
-
-def layer_part(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that is about the layers, in the authors' or speculators' form;
-    raises ConfigError where there is none."""
-    is_speculators = "speculators_model_type" in config
-    own = config.get("transformer_layer_config") if is_speculators else config
-    if not isinstance(own, Mapping):
-        raise refused(folder, "config.json has no transformer_layer_config")
-    return own
 
 
 def refused(folder: Path, reason: str) -> ConfigError:

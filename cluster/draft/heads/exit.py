@@ -8,21 +8,10 @@ not trained).  All of it is linear, so that it is served as an output layer of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import nn
 
-from cluster.draft.heads.checkpoint import (
-    TargetShape,
-    TargetWeight,
-    TensorReader,
-    check_size,
-    read_tensors,
-    refused,
-)
+from cluster.draft.heads.checkpoint import HeadConfig, Into
 
 ARCHITECTURE = "EarlyExit"
 
@@ -53,22 +42,19 @@ class ExitHead(nn.Module):
         return (both * self.scale.to(wide)).to(torch.bfloat16).to(weight.dtype)
 
 
-def load(
-    folder: Path, config: Mapping[str, Any], target: TargetShape, weight: TargetWeight,
-    read: TensorReader = read_tensors,
-) -> ExitHead:  # fmt: skip
-    """The exit of a folder; raises ConfigError where it does not fit the target.
-
-    weight: not asked for anything: an exit brings all that it has."""
-    exit_layer, size = int(config.get("exit_layer", 0)), int(config.get("hidden_size", 0))
-    check_size(folder, "hidden_size", size, target.hidden_size)
-    check_size(folder, "vocab_size", int(config.get("vocab_size", 0)), target.vocab_size)
+def load(config: HeadConfig, into: Into) -> ExitHead:
+    """The exit of a folder, which brings all that it has; raises ConfigError where it does not fit
+    the target."""
+    said, target = config.data, into.target
+    size = config.size("hidden_size", said.get("hidden_size", 0), target.hidden_size)
+    config.size("vocab_size", said.get("vocab_size", 0), target.vocab_size)
+    exit_layer = int(said.get("exit_layer", 0))
     if not 0 < exit_layer < target.num_layers:
-        raise refused(
-            folder, f"its exit_layer {exit_layer} does not lie between the target's "
-            f"{target.num_layers} layers",
-        )  # fmt: skip
-    tensors = read(folder, str)
+        raise config.refused(
+            f"its exit_layer {exit_layer} does not lie between the target's {target.num_layers} "
+            "layers"
+        )
+    tensors = into.read(config.folder, str)
     with tensors.device:
         head = ExitHead(exit_layer, size)
     tensors.fill(head, {})

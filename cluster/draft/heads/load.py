@@ -6,33 +6,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
-from torch import nn
 
-from cluster.draft.heads import block_files, eagle3, exit, medusa, peagle
-from cluster.draft.heads.block import BlockHead
+from cluster.draft.heads import block_files, eagle3, exit, medusa, mtp
 from cluster.draft.heads.checkpoint import (
+    HeadConfig,
+    Into,
     TargetShape,
     TargetWeight,
     TensorReader,
-    read_config,
     read_shapes,
     read_tensors,
-    refused,
 )
-from cluster.draft.heads.layers import HeadModule
+from cluster.draft.heads.head import HeadModule
 from cluster.draft.inside import Host
 from cluster.draft.vocabulary import DraftVocabulary, written_vocabulary
 from cluster.engine.cpu.packed_linear import choose_kernels, pack_linears
 from cluster.engine.loading.model_config import BAD_VALUES, keys_in, reason_of
 from cluster.models.made_for import MadeFor, folder_made_for
-from cluster.models.resolve import resolve_head
-
-Head = TypeVar("Head", bound=nn.Module)
-Module = TypeVar("Module", bound=HeadModule)
-DraftHead = eagle3.Eagle3Head | medusa.MedusaHead | BlockHead | exit.ExitHead
+from cluster.models.resolve import resolve, resolve_head
 
 # Architectures and keys of heads that we know by name and do not serve.
 _REFUSED = {
@@ -40,108 +34,100 @@ _REFUSED = {
     "domino": "a Domino block drafter",
     "jetspec": "a JetSpec block drafter",
 }
-_Load = Callable[[Path, Mapping[str, Any], TargetShape, TargetWeight, TensorReader], DraftHead]
-# By the drafters that load a head's folder: the head, what reads it, and what it is called.
-_KINDS: Mapping[str, tuple[type[nn.Module], _Load, str]] = {
-    "eagle3": (eagle3.Eagle3Head, eagle3.load, "EAGLE-3 head"),
-    "peagle": (peagle.ParallelHead, peagle.load, "P-EAGLE head"),
-    "medusa": (medusa.MedusaHead, medusa.load, "Medusa heads"),
-    "block": (BlockHead, block_files.load, "DFlash or DSpark drafter"),
-    "early_exit": (exit.ExitHead, exit.load, "early exit"),
+# By the drafters that load a head's folder: what reads it, and what it is called.
+_KINDS: Mapping[str, tuple[Callable[[HeadConfig, Into], Any], str]] = {
+    "eagle3": (eagle3.load, "EAGLE-3 head"),
+    "peagle": (eagle3.load, "P-EAGLE head"),
+    "medusa": (medusa.load, "Medusa heads"),
+    "block": (block_files.load, "DFlash or DSpark drafter"),
+    "early_exit": (exit.load, "early exit"),
 }
 _OF_DFLASH_2 = ("candidate_selector", "selector_rank")
 
 
-def format_of(folder: Path, config: Mapping[str, Any]) -> str:
+def format_of(config: HeadConfig) -> str:
     """The kind of a folder, one of _KINDS; raises ConfigError for others, by their names."""
-    architectures = " ".join(map(str, config.get("architectures") or ()))
-    said = f"{architectures} {config.get('speculators_model_type', '')}".lower()
-    block = config.get("dflash_config") or {}
-    said += f" {config.get('projector_type', block.get('projector_type', ''))}".lower()
+    data, words = config.data, config.words
+    block = data.get("dflash_config") or {}
+    said = f"{words} {data.get('projector_type', block.get('projector_type', ''))}".lower()
     for word, name in _REFUSED.items():
-        if word in said or f"{word}_config" in config:
-            raise refused(folder, f"it is {name}, which is not served")
-    if any(key in each for key in _OF_DFLASH_2 for each in (config, block)):
-        raise refused(folder, "it is a DFlash-2 block drafter, which is not served")
-    if exit.ARCHITECTURE in architectures:
+        if word in said or f"{word}_config" in data:
+            raise config.refused(f"it is {name}, which is not served")
+    if any(key in each for key in _OF_DFLASH_2 for each in (data, block)):
+        raise config.refused("it is a DFlash-2 block drafter, which is not served")
+    if exit.ARCHITECTURE in config.architectures:
         return "early_exit"
     if "dflash" in said or "dspark" in said:
         return "block"
     if "eagle3" in said or "peagle" in said:
-        return "peagle" if peagle.is_parallel(config) else "eagle3"
+        return "peagle" if eagle3.is_parallel(config) else "eagle3"
     if "eagle" in said:
-        raise refused(
-            folder, "it is an EAGLE head of the first or second kind, which is not served"
+        raise config.refused("it is an EAGLE head of the first or second kind, which is not served")
+    if data.get("speculators_model_type") == "mtp" or "mtp_num_hidden_layers" in data:
+        raise config.refused(
+            "it is a layer for multi-token prediction apart from its target; such a layer is "
+            "drafted from (kind: mtp) where it lies in the target's own checkpoint"
         )
-    if config.get("speculators_model_type") == "mtp" or "mtp_num_hidden_layers" in config:
-        raise refused(
-            folder, "it is a layer for multi-token prediction apart from its target; such a layer "
-            "is drafted from (kind: mtp) where it lies in the target's own checkpoint",
-        )  # fmt: skip
-    if "medusa_num_heads" in config or "medusa" in said or config.get("model_type") == "medusa":
+    if "medusa_num_heads" in data or "medusa" in said or data.get("model_type") == "medusa":
         return "medusa"
-    if config.get("num_hidden_layers") == 1:
+    if data.get("num_hidden_layers") == 1:
         # Such folders have the configuration of an ordinary model.
-        raise refused(
-            folder, "it is a model of one layer, as EAGLE heads of the first and second kind are, "
-            "which are not served; EAGLE-3 and Medusa folders are",
-        )  # fmt: skip
-    raise refused(
-        folder,
-        f"it is no draft head that we know (architectures: {architectures or 'none'}); "
-        "EAGLE-3, Medusa, DFlash and DSpark folders are",
+        raise config.refused(
+            "it is a model of one layer, as EAGLE heads of the first and second kind are, which "
+            "are not served; EAGLE-3 and Medusa folders are"
+        )
+    raise config.refused(
+        f"it is no draft head that we know (architectures: {config.architectures or 'none'}); "
+        "EAGLE-3, Medusa, DFlash and DSpark folders are"
     )
 
 
 def load_draft_head(
-    folder: Path, target: TargetShape, weight: TargetWeight, read: TensorReader = read_tensors
-) -> DraftHead:
+    folder: Path,
+    target: TargetShape,
+    weight: TargetWeight,
+    read: TensorReader = read_tensors,
+    wanted: str = "",
+) -> Any:
     """The draft head of a folder, checked against the target.
 
     weight: asked for what a folder leaves out.  read: `read_shapes` gives a head without weights,
-    to see whether it would fit.  Raises ConfigError that names the folder and what does not fit: a
-    size, a vocabulary, a tensor missing or left over.
+    to see whether it would fit.  wanted: the one kind that it may be of, "" = any.  Raises
+    ConfigError that names the folder and what does not fit: a kind, a size, a vocabulary, a tensor
+    missing or left over.
     """
-    config = read_config(folder)
+    config = HeadConfig(folder)
     try:
-        _, load, _ = _KINDS[format_of(folder, config)]
-        return load(folder, config, target, weight, read)
+        kind = format_of(config)
+        load, _ = _KINDS[kind]
+        head = load(config, Into(target, weight, read))
     except BAD_VALUES as error:
-        named = "".join(f"{key}: " for key in keys_in(str(error), config))
-        raise refused(folder, f"config.json: {named}{reason_of(error)}") from error
-
-
-def load_head_of(
-    kind: type[Head], folder: Path, target: TargetShape, weight: TargetWeight,
-    read: TensorReader = read_tensors,
-) -> Head:  # fmt: skip
-    """`load_draft_head` of a folder that must hold this kind of head."""
-    head = load_draft_head(folder, target, weight, read)
-    # A P-EAGLE head is of EAGLE-3's class too, but draws nothing of use one token at a time.
-    if type(head) is not kind:
-        form = format_of(folder, read_config(folder))
-        wanted = next(name for each, _, name in _KINDS.values() if each is kind)
-        raise refused(folder, f"it holds no {wanted}; it is read by the kind of drafter {form}")
+        named = "".join(f"{key}: " for key in keys_in(str(error), config.data))
+        raise config.refused(f"config.json: {named}{reason_of(error)}") from error
+    if kind != (wanted or kind):
+        raise config.refused(
+            f"it holds no {_KINDS[wanted][1]}; it is read by the kind of drafter {kind}"
+        )
     return head
 
 
 def check_draft_head(kind: str, folder: Path, target: TargetShape) -> None:
-    """Raise ConfigError as `load_head_of` would, from configuration, headers and vocabulary maps.
+    """Raise ConfigError as loading it would, from configuration, headers and vocabulary maps.
 
     kind: of the drafter, as the configuration names it.
     """
     shape = (target.vocab_size, target.hidden_size)
-    load_head_of(
-        _KINDS[kind][0], folder, target, lambda name: torch.empty(shape, device="meta"), read_shapes
+    load_draft_head(
+        folder, target, lambda name: torch.empty(shape, device="meta"), read_shapes, kind
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReadyHead(Generic[Module]):
+class ReadyHead:
     """dtype: that the head computes in.  vocabulary: of its logits' columns; None = the target's
     own.  made_for: see `folder_made_for`."""
 
-    head: Module
+    head: Any
     vocabulary: DraftVocabulary | None
     dtype: torch.dtype
     made_for: MadeFor
@@ -152,16 +138,26 @@ def target_shape(host: Host) -> TargetShape:
     return TargetShape(host.hidden_size, host.vocab_size, host.num_layers)
 
 
-def ready_head(kind: type[Module], model: str, host: Host) -> ReadyHead[Module]:
-    """The head of a drafter's `model`: a folder, or its name on a hub.
+def layers_of(kind: str, model: str) -> Any:
+    """The configuration of the decoder layers of a drafter's `model`."""
+    if kind == "mtp":
+        return mtp.layer_of(resolve(model))
+    of = block_files if kind == "block" else eagle3
+    return of.layers_of(HeadConfig(resolve_head(model)))
 
-    Raises ConfigError where it is none of this kind, or does not fit."""
+
+def ready_head(kind: str, model: str, host: Host) -> ReadyHead:
+    """The head of a drafter's `model`; raises ConfigError where it is none of this kind, or does
+    not fit."""
+    target = target_shape(host)
+    if kind == "mtp":  # it lies in the target's own folder
+        return made_ready(mtp.load(resolve(model), target, host.weight), host, MadeFor())
     folder = resolve_head(model)
-    head = load_head_of(kind, folder, target_shape(host), host.weight)
+    head = load_draft_head(folder, target, host.weight, wanted=kind)
     return made_ready(head, host, folder_made_for(folder))
 
 
-def made_ready(head: Module, host: Host, made_for: MadeFor) -> ReadyHead[Module]:
+def made_ready(head: HeadModule, host: Host, made_for: MadeFor) -> ReadyHead:
     """The head on the target's device, in the numbers that it computes in there.
 
     On a CPU that is float32, which is nowhere emulated; its weights are packed as the target's are,

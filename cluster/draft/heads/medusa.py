@@ -7,24 +7,14 @@ that the target draws from the same row.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from cluster.draft.heads.checkpoint import (
-    TargetShape,
-    TargetWeight,
-    TensorReader,
-    Tensors,
-    check_size,
-    read_tensors,
-    refused,
-)
-from cluster.draft.heads.layers import HeadModule
+from cluster.draft.heads.checkpoint import HeadConfig, Into, Tensors
+from cluster.draft.heads.head import HeadModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +29,7 @@ class MedusaSpec:
     has_bias: bool = True
     shares_head: bool = False
     uses_target_head: bool = False
+    taps: tuple[int, ...] = (-1,)
 
 
 class _Residual(nn.Module):
@@ -86,20 +77,15 @@ class MedusaHead(HeadModule):
         return torch.stack(found, dim=1)
 
 
-def load(
-    folder: Path, config: Mapping[str, Any], target: TargetShape, weight: TargetWeight,
-    read: TensorReader = read_tensors,
-) -> MedusaHead:  # fmt: skip
-    """The heads of a folder; raises ConfigError where they do not fit the target.
-
-    weight: the target's, whose output layer some files draft by."""
-    check_size(
-        folder, "hidden_size", int(config.get("hidden_size", target.hidden_size)),
-        target.hidden_size,
-    )  # fmt: skip
-    tensors = read(folder, lambda name: name.removeprefix("medusa_heads."))
+def load(config: HeadConfig, into: Into) -> MedusaHead:
+    """The heads of a folder, of which some draft by the target's output layer; raises ConfigError
+    where they do not fit the target."""
+    folder, data, target = config.folder, config.data, into.target
+    size = data.get("hidden_size", target.hidden_size)
+    config.size("hidden_size", size, target.hidden_size)
+    tensors = into.read(folder, lambda name: name.removeprefix("medusa_heads."))
     is_vllm_form = any(name.startswith("blocks.") for name in tensors.held)
-    num_heads, num_layers = _counted(folder, tensors, _VLLM if is_vllm_form else _AUTHORS)
+    num_heads, num_layers = _counted(config, tensors, _VLLM if is_vllm_form else _AUTHORS)
     shares = is_vllm_form and "lm_head.weight" in tensors.held
 
     def name_of(own: str) -> str:
@@ -115,22 +101,21 @@ def load(
         target.vocab_size if first is None else len(first),
         has_bias=name_of("blocks.0.layers.0.bias") in tensors.held,
         shares_head=shares,
-        uses_target_head=is_vllm_form and not shares and bool(config.get("original_lm_head")),
+        uses_target_head=is_vllm_form and not shares and bool(data.get("original_lm_head")),
     )  # fmt: skip
     with tensors.device:
-        head = MedusaHead(spec, weight("output") if spec.uses_target_head else None)
+        head = MedusaHead(spec, into.weight("output") if spec.uses_target_head else None)
     token_map = tensors.take_if_there("token_map", (spec.draft_vocab_size,))
     kept = ["lm_heads.0.weight"] if spec.uses_target_head else []
     ids = head.token_map if token_map is None else token_map.to(torch.int64)
     tensors.fill(head, {"token_map": ids}, kept, name_of)
     if token_map is None and spec.draft_vocab_size != target.vocab_size:
-        raise refused(
-            folder,
+        raise config.refused(
             f"its {spec.draft_vocab_size} tokens are not the target's {target.vocab_size}, and it "
-            "has no token_map",
+            "has no token_map"
         )
     if token_map is not None and not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
-        raise refused(folder, "token_map leads outside the target's vocabulary")
+        raise config.refused("token_map leads outside the target's vocabulary")
     return head.eval()
 
 
@@ -138,11 +123,11 @@ def load(
 _AUTHORS, _VLLM = "{head}.{layer}.linear.weight", "blocks.{head}.layers.{layer}.weight"
 
 
-def _counted(folder: Path, tensors: Tensors, form: str) -> tuple[int, int]:
+def _counted(config: HeadConfig, tensors: Tensors, form: str) -> tuple[int, int]:
     """Heads and their layers, counted by the tensors whose names are of this form: published
     configurations state wrong numbers."""
     pattern = re.escape(form).replace(r"\{head\}", r"(\d+)").replace(r"\{layer\}", r"(\d+)")
     found = [match for name in tensors.held if (match := re.fullmatch(pattern, name))]
     if not found:
-        raise refused(folder, f"it has no tensors of Medusa heads ({form})")
+        raise config.refused(f"it has no tensors of Medusa heads ({form})")
     return max(int(each[1]) for each in found) + 1, max(int(each[2]) for each in found) + 1

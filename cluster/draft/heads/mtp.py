@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 from cluster.draft.heads.checkpoint import (
+    HeadConfig,
     TargetShape,
     TargetWeight,
     Tensors,
-    check_size,
     refused,
 )
-from cluster.draft.heads.layers import HeadModule, KeysValues, Noting
+from cluster.draft.heads.head import Head, HeadSpec, KeysValues, Noting, Rotation
 from cluster.engine.attention import seam
 
 
@@ -54,115 +54,79 @@ class Layout:
 _NEXTN = Layout(
     "model.layers.{}.",
     {
-        "embedding_norm.weight": "enorm.weight", "hidden_norm.weight": "hnorm.weight",
-        "joint.weight": "eh_proj.weight", "norm.weight": "shared_head.norm.weight",
-        "lm_head.weight": "shared_head.head.weight", "embed_tokens.weight": "embed_tokens.weight",
+        "embedding_norm.weight": "enorm.weight",
+        "hidden_norm.weight": "hnorm.weight",
+        "joint.weight": "eh_proj.weight",
+        "norm.weight": "shared_head.norm.weight",
+        "lm_head.weight": "shared_head.head.weight",
+        "embed_tokens.weight": "embed_tokens.weight",
     },
-    "", skips_first_embedding=True, hands_on_normed=False,
-)  # fmt: skip
+    "",
+    skips_first_embedding=True,
+    hands_on_normed=False,
+)
 # Qwen3-Next and Qwen3.5: apart from the layers; the embedding and the output are the target's.
 _MTP = Layout(
     "mtp.",
     {
         "embedding_norm.weight": "pre_fc_norm_embedding.weight",
         "hidden_norm.weight": "pre_fc_norm_hidden.weight",
-        "joint.weight": "fc.weight", "norm.weight": "norm.weight",
+        "joint.weight": "fc.weight",
+        "norm.weight": "norm.weight",
     },
-    "layers.0.", skips_first_embedding=False, hands_on_normed=True,
-)  # fmt: skip
+    "layers.0.",
+    skips_first_embedding=False,
+    hands_on_normed=True,
+)
 LAYOUTS = (_NEXTN, _MTP)
 
 
-@dataclass(frozen=True, slots=True)
-class MtpSpec:
-    """layer: the target's text configuration, with this as its only layer.  taps: what it takes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpSpec(HeadSpec):
+    """layers: the target's text configuration, with this as its only layer."""
 
-    layer: Any
-    layout: Layout
-    taps: tuple[int, ...] = (-1,)
-
-    @property
-    def target_hidden_size(self) -> int:
-        return int(self.layer.hidden_size)
+    skips_first_embedding: bool
 
 
-class MtpHead(HeadModule):
-    """The layer's weights and its forward; it writes the target's whole vocabulary."""
+class MtpHead(Head):
+    """It writes the target's whole vocabulary."""
 
-    num_layers = 1
+    spec: MtpSpec
 
     def __init__(self, spec: MtpSpec, embedding: torch.Tensor, output: torch.Tensor) -> None:
-        super().__init__()
         from transformers import AutoModel
 
         seam.register()
-        self.spec = spec
-        config = spec.layer
+        config = spec.layers
         with torch.device("meta"):
             model = AutoModel.from_config(config, attn_implementation=seam.IMPLEMENTATION)
-        # Its tables are no weights, so that they have to be computed.
-        self.rotary = type(model.rotary_emb)(config)
-        self.block = model.layers[0]
         norm, size, eps = type(model.norm), config.hidden_size, config.rms_norm_eps
+        # Its tables are no weights, so that they have to be computed.
+        rotary = type(model.rotary_emb)(config)
+        super().__init__(spec, embedding, output, [model.layers[0]], rotary, norm(size, eps))
         self.embedding_norm, self.hidden_norm = norm(size, eps), norm(size, eps)
         self.joint = nn.Linear(2 * size, size, bias=False)
-        self.norm = norm(size, eps)
-        self.embed_tokens = nn.Embedding(len(embedding), size, _weight=embedding, _freeze=True)
-        self.lm_head = nn.Linear(size, len(output), bias=False, device="meta")
-        self.lm_head.weight = nn.Parameter(output, requires_grad=False)
-        self.register_buffer("token_map", torch.arange(len(output)), persistent=False)
 
-    def fuse(self, taps: torch.Tensor) -> torch.Tensor:
-        """The target's rows as the layer takes them: they are."""
-        return taps
-
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
-        plan: seam.LayerPlan,
-    ) -> torch.Tensor:
-        """See `Eagle3Head.forward`."""
-        joint = self._joined(token_ids, hidden, positions)[None]
-        rotation = self.rotary(joint, positions[None])
-        found: torch.Tensor = self.block(joint, position_embeddings=rotation, plan=plan)
-        return found[0]
-
-    def keys_values(
-        self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor,
-        plan: seam.LayerPlan,
-    ) -> list[KeysValues]:  # fmt: skip
-        """See `Eagle3Head.keys_values`."""
-        block: Any = self.block
-        joint, noting = self._joined(token_ids, hidden, positions)[None], Noting()
-        block.self_attn(
-            hidden_states=block.input_layernorm(joint), attention_mask=None, plan=noting,
-            position_embeddings=self.rotary(joint, positions[None]),
-        )  # fmt: skip
-        return noting.noted
-
-    def _joined(
+    def entered(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
+        """See `Head`."""
         embedded = self.embed_tokens(token_ids)
-        if self.spec.layout.skips_first_embedding:
+        if self.spec.skips_first_embedding:
             embedded = embedded.masked_fill((positions == 0)[:, None], 0.0)
         both = torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), dim=-1)
         joint: torch.Tensor = self.joint(both)
         return joint
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] as `forward` returned it -> [rows, vocab]."""
-        found: torch.Tensor = self.lm_head(self.norm(hidden))
-        return found
-
-    def handed_on(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Eagle3Head.handed_on`."""
-        if not self.spec.layout.hands_on_normed:
-            return hidden
-        found: torch.Tensor = self.norm(hidden)
-        return found
+    def _kept(self, layer: Any, rows: torch.Tensor, rotation: Rotation) -> KeysValues:
+        noting = Noting()
+        layer.self_attn(
+            hidden_states=layer.input_layernorm(rows),
+            attention_mask=None,
+            plan=noting,
+            position_embeddings=rotation,
+        )
+        return noting.noted[0]
 
 
 def layer_of(folder: Path) -> Any:
@@ -183,24 +147,30 @@ def load(folder: Path, target: TargetShape, weight: TargetWeight) -> MtpHead:
 
     Raises ConfigError where the checkpoint has none, or one that does not fit the target.
     """
-    config = layer_of(folder)
-    check_size(folder, "hidden_size", config.hidden_size, target.hidden_size)
-    check_size(folder, "vocab_size", config.vocab_size, target.vocab_size)
+    layer, config = layer_of(folder), HeadConfig(folder)
+    config.size("hidden_size", layer.hidden_size, target.hidden_size)
+    config.size("vocab_size", layer.vocab_size, target.vocab_size)
     layout, tensors = _stored(folder, target.num_layers)
-    has_experts = any(name.startswith("block.mlp.experts.") for name in tensors.held)
+    has_experts = any(name.startswith("layers.0.mlp.experts.") for name in tensors.held)
     # Which layers have experts is told by their numbers, and this one's is another now.
-    config.first_k_dense_replace = 0 if has_experts else 1
-    config.mlp_only_layers = [] if has_experts else [0]
-    config.decoder_sparse_step = 1
-    shape, kept = (target.vocab_size, target.hidden_size), ("embed_tokens.weight", "lm_head.weight")
-    weights = (
-        tensors.take_or_share(name, shape, weight, shared)
-        for name, shared in zip(kept, ("embedding", "output"), strict=True)
+    layer.first_k_dense_replace = 0 if has_experts else 1
+    layer.mlp_only_layers = [] if has_experts else [0]
+    layer.decoder_sparse_step = 1
+    spec = MtpSpec(
+        layers=layer,
+        target_hidden_size=target.hidden_size,
+        draft_vocab_size=target.vocab_size,
+        norms_output=layout.hands_on_normed,
+        skips_first_embedding=layout.skips_first_embedding,
     )
-    head = MtpHead(MtpSpec(config, layout), *weights)
+    shape = (target.vocab_size, target.hidden_size)
+    shared = {"embed_tokens.weight": "embedding", "lm_head.weight": "output"}
+    head = MtpHead(
+        spec, *(tensors.take_or_share(name, shape, weight, like) for name, like in shared.items())
+    )
     for name in head.state_dict():
         _join_experts(tensors, name)
-    tensors.fill(head, {}, kept, assign=True)
+    tensors.fill(head, {"token_map": head.token_map}, shared, assign=True)
     return head.requires_grad_(False).eval()
 
 
@@ -217,7 +187,7 @@ def _stored(folder: Path, num_layers: int) -> tuple[Layout, Tensors]:
                 for key in file.keys():  # noqa: SIM118 - the file is no mapping
                     if key.startswith(prefix):
                         rest = key.removeprefix(prefix)
-                        own = f"block.{rest.removeprefix(layout.block)}"
+                        own = f"layers.0.{rest.removeprefix(layout.block)}"
                         held[ours.get(rest, own)] = file.get_tensor(key)
         if "joint.weight" in held:
             return layout, Tensors(folder, held)

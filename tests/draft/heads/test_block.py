@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.support.draft.block_forms import (
     DSPARK,
     EMBEDDING,
     HEADS,
+    HIDDEN,
     KV_HEADS,
     LAYERS,
     MASK,
@@ -32,54 +32,39 @@ from tests.support.draft.block_forms import (
     tensors,
 )
 from tests.support.draft.heads import ByRows
+from tests.support.draft.plain import (
+    Held,
+    attend,
+    behind_attention,
+    part_of,
+    projected,
+    rms,
+    rotated,
+)
+
+ALL = torch.ones(BLOCK, CONTEXT + BLOCK, dtype=torch.bool)
 
 
-def rms(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return rows * (rows.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
-
-
-def rotated(rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    angles = positions[:, None] / THETA ** (torch.arange(0, DIM, 2) / DIM)
-    cos, sin = (torch.cat([f(angles)] * 2, 1)[:, None] for f in (torch.cos, torch.sin))
-    first, second = rows[..., : DIM // 2], rows[..., DIM // 2 :]
-    return rows * cos + torch.cat([-second, first], -1) * sin
-
-
-def plain_rows(held: Mapping[str, torch.Tensor], visible: torch.Tensor) -> torch.Tensor:
-    """All of a block's rows: [block, hidden].  visible: bool[layers, block, context + block]."""
+def plain_rows(held: Held) -> torch.Tensor:
+    """All of a block's rows: [block, hidden]."""
     context = rms(TAPS @ held["fc.weight"].T, held["hidden_norm.weight"])
     hidden = EMBEDDING[torch.tensor([TOKENS[0]] + [MASK] * (BLOCK - 1))]
     places = torch.arange(CONTEXT + BLOCK)
     for layer in range(LAYERS):
-        of = {
-            name.removeprefix(f"layers.{layer}."): tensor
-            for name, tensor in held.items()
-            if name.startswith(f"layers.{layer}.")
-        }
-
-        def projected(name: str, rows: torch.Tensor, of: dict[str, torch.Tensor] = of) -> Any:
-            bias = of.get(f"self_attn.{name}_proj.bias", torch.zeros(1))
-            return rows @ of[f"self_attn.{name}_proj.weight"].T + bias
-
+        of = part_of(held, f"layers.{layer}.")
         normed = rms(hidden, of["input_layernorm.weight"])
         both = torch.cat((context, normed))
-        query = rms(projected("q", normed).view(BLOCK, HEADS, DIM), of["self_attn.q_norm.weight"])
-        key = rms(projected("k", both).view(-1, KV_HEADS, DIM), of["self_attn.k_norm.weight"])
-        value = projected("v", both).view(-1, KV_HEADS, DIM)
-        query, key = rotated(query, places[CONTEXT:]), rotated(key, places)
-        key, value = (each.repeat_interleave(HEADS // KV_HEADS, dim=1) for each in (key, value))
-        scores = torch.einsum("qhd,khd->hqk", query, key) / DIM**0.5
-        weights = scores.masked_fill(~visible[layer], -torch.inf).softmax(-1)
-        attended = torch.einsum("hqk,khd->qhd", weights, value).reshape(BLOCK, -1)
-        hidden = hidden + projected("o", attended)
-        inner = rms(hidden, of["post_attention_layernorm.weight"])
-        gate = torch.nn.functional.silu(inner @ of["mlp.gate_proj.weight"].T)
-        up = inner @ of["mlp.up_proj.weight"].T
-        hidden = hidden + (gate * up) @ of["mlp.down_proj.weight"].T
+        query = rms(
+            projected(of, "q", normed).view(BLOCK, HEADS, DIM), of["self_attn.q_norm.weight"]
+        )
+        key = rms(projected(of, "k", both).view(-1, KV_HEADS, DIM), of["self_attn.k_norm.weight"])
+        value = projected(of, "v", both).view(-1, KV_HEADS, DIM)
+        query, key = rotated(query, places[CONTEXT:], THETA), rotated(key, places, THETA)
+        hidden = behind_attention(of, hidden, attend(query, key, value, ALL))
     return rms(hidden, held["norm.weight"])
 
 
-def plain_bias(held: Mapping[str, torch.Tensor], kind: str, rows: torch.Tensor) -> torch.Tensor:
+def plain_bias(held: Held, kind: str, rows: torch.Tensor) -> torch.Tensor:
     """What the Markov head adds to the logits of rows whose tokens before are TOKENS."""
     state, biases = torch.zeros(RANK), []
     for row, token in zip(rows, TOKENS, strict=False):
@@ -97,24 +82,19 @@ def plain_bias(held: Mapping[str, torch.Tensor], kind: str, rows: torch.Tensor) 
     return torch.stack(biases)
 
 
-def found_rows(head: BlockHead, visible: torch.Tensor) -> torch.Tensor:
+def found_rows(head: BlockHead) -> torch.Tensor:
     """The head's drafting rows of one block, its context kept as a cache would keep it."""
-    kept = head.keys_values(head.fuse(TAPS), torch.arange(CONTEXT))
+    places, none = torch.arange(CONTEXT), ByRows(lambda layer, *rows: rows[0])
+    kept = head.keys_values(places, head.fuse(TAPS), places, none)
 
-    def attend(
+    def see(
         layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         keys, values = torch.cat((kept[layer][0], key)), torch.cat((kept[layer][1], value))
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            query.transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1),
-            attn_mask=visible[layer], enable_gqa=True,
-        )  # fmt: skip
-        return attended.transpose(0, 1)
+        return attend(query, keys, values, ALL)
 
-    return head(torch.tensor(TOKENS[:1]), torch.tensor([CONTEXT]), ByRows(attend))[0]
-
-
-ALL = torch.ones(LAYERS, BLOCK, CONTEXT + BLOCK, dtype=torch.bool)
+    last, place = torch.tensor(TOKENS[:1]), torch.tensor([CONTEXT])
+    return head.block(last, torch.zeros(1, HIDDEN), place, BLOCK, ByRows(see))[0]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -122,11 +102,11 @@ ALL = torch.ones(LAYERS, BLOCK, CONTEXT + BLOCK, dtype=torch.bool)
 def test_logits_and_confidence_equal_a_plain_implementation(variant: str, tmp_path: Path) -> None:
     config = VARIANTS[variant]
     held, head = tensors(config), loaded(tmp_path, config)
-    rows = plain_rows(held, ALL)[BLOCK - head.spec.num_drafts :]
+    rows = plain_rows(held)[BLOCK - head.spec.num_drafts :]
     output = held.get("lm_head.weight", OUTPUT)
     expected = rows @ output.T
-    found = found_rows(head, ALL)
-    torch.testing.assert_close(head.logits(found), expected, rtol=1e-4, atol=1e-4)
+    found = found_rows(head)
+    torch.testing.assert_close(head.lm_head(found), expected, rtol=1e-4, atol=1e-4)
     if config.get("markov_rank"):
         assert head.markov_head is not None
         expected = expected + plain_bias(held, head.markov_head.spec.kind, rows)
@@ -134,7 +114,7 @@ def test_logits_and_confidence_equal_a_plain_implementation(variant: str, tmp_pa
         for row, token in zip(found, TOKENS, strict=False):
             before = head.markov_head.embedded(torch.tensor([token]))
             bias, state = head.markov_head(before, row[None], state)
-            logits.append(head.logits(row) + bias[0])
+            logits.append(head.lm_head(row) + bias[0])
             if head.confidence_head is not None:
                 surenesses.append(head.confidence_head(row[None], before))
         torch.testing.assert_close(torch.stack(logits), expected, rtol=1e-4, atol=1e-4)
@@ -179,4 +159,4 @@ def test_whether_the_first_row_drafts_depends_on_the_form(
 ) -> None:
     head = loaded(tmp_path, config)
     assert head.spec.num_drafts == num_drafts
-    assert len(found_rows(head, ALL)) == num_drafts
+    assert len(found_rows(head)) == num_drafts

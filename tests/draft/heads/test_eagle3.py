@@ -13,50 +13,81 @@ from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.eagle3 import Eagle3Head, default_taps
 from cluster.draft.heads.load import load_draft_head
 from cluster.errors import ConfigError
-from tests.support.draft.heads import ByRows
+from tests.support.draft.plain import (
+    CAUSAL,
+    Held,
+    attend,
+    behind_attention,
+    part_of,
+    projected,
+    rms,
+    rotated,
+)
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER = 32, 4, 2, 8, 48
 VOCAB, DRAFT_VOCAB, LAYERS, ROWS = 50, 20, 9, 7
+NUM_LAYERS = 3  # of a P-EAGLE head
 TARGET = TargetShape(HIDDEN, VOCAB, LAYERS)
 LAYER = {
-    "hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS, "vocab_size": VOCAB, "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0, "max_position_embeddings": 64,
-}  # fmt: skip
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "vocab_size": VOCAB,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 64,
+}
 AUTHORS = {
-    "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
-    "draft_vocab_size": DRAFT_VOCAB, **LAYER,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "draft_vocab_size": DRAFT_VOCAB,
+    **LAYER,
+}
 SPECULATORS = {
-    "speculators_model_type": "eagle3", "speculators_version": "0.9",
-    "transformer_layer_config": LAYER, "draft_vocab_size": DRAFT_VOCAB,
-}  # fmt: skip
+    "speculators_model_type": "eagle3",
+    "speculators_version": "0.9",
+    "transformer_layer_config": LAYER,
+    "draft_vocab_size": DRAFT_VOCAB,
+}
 
 
-def tensors(prefix: str, **extra: torch.Tensor) -> dict[str, torch.Tensor]:
+def tensors(
+    prefix: str, *, num_layers: int = 1, has_bias: bool = False, **extra: torch.Tensor
+) -> Held:
+    """prefix: of the first layer, which is twice as wide as those after it."""
     generator = torch.Generator().manual_seed(1)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
 
-    return {
+    held = {
         "fc.weight": drawn(HIDDEN, 3 * HIDDEN),
         "norm.weight": drawn(HIDDEN) + 1,
         "lm_head.weight": drawn(DRAFT_VOCAB, HIDDEN),
         "d2t": torch.arange(DRAFT_VOCAB),  # target id = 2 i
         "t2d": torch.zeros(VOCAB, dtype=torch.bool),
-        f"{prefix}input_layernorm.weight": drawn(HIDDEN) + 1,
         f"{prefix}hidden_norm.weight": drawn(HIDDEN) + 1,
-        f"{prefix}post_attention_layernorm.weight": drawn(HIDDEN) + 1,
-        f"{prefix}self_attn.q_proj.weight": drawn(HEADS * DIM, 2 * HIDDEN),
-        f"{prefix}self_attn.k_proj.weight": drawn(KV_HEADS * DIM, 2 * HIDDEN),
-        f"{prefix}self_attn.v_proj.weight": drawn(KV_HEADS * DIM, 2 * HIDDEN),
-        f"{prefix}self_attn.o_proj.weight": drawn(HIDDEN, HEADS * DIM),
-        f"{prefix}mlp.gate_proj.weight": drawn(INNER, HIDDEN),
-        f"{prefix}mlp.up_proj.weight": drawn(INNER, HIDDEN),
-        f"{prefix}mlp.down_proj.weight": drawn(HIDDEN, INNER),
-        **extra,
     }
+    for layer in range(num_layers):
+        own, wide = f"layers.{layer}." if layer else prefix, HIDDEN if layer else 2 * HIDDEN
+        shapes = {
+            "self_attn.q": (HEADS * DIM, wide),
+            "self_attn.k": (KV_HEADS * DIM, wide),
+            "self_attn.v": (KV_HEADS * DIM, wide),
+            "self_attn.o": (HIDDEN, HEADS * DIM),
+            "mlp.gate": (INNER, HIDDEN),
+            "mlp.up": (INNER, HIDDEN),
+            "mlp.down": (HIDDEN, INNER),
+        }
+        for name, shape in shapes.items():
+            held[f"{own}{name}_proj.weight"] = drawn(*shape)
+            if has_bias and name.startswith("self_attn"):
+                held[f"{own}{name}_proj.bias"] = drawn(shape[0])
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            held[f"{own}{name}.weight"] = drawn(HIDDEN) + 1
+    return held | extra
 
 
 def written(folder: Path, config: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> Path:
@@ -76,58 +107,35 @@ TOKENS = torch.tensor([3, 1, 4, 1, 5, 9, 2])
 TAPS = torch.randn(ROWS, 3 * HIDDEN, generator=torch.Generator().manual_seed(3))
 
 
-def attend_causally(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    repeats = query.shape[1] // key.shape[1]
-    keys, values = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
-    scores = torch.einsum("qhd,khd->hqk", query, keys) / query.shape[-1] ** 0.5
-    mask = torch.ones(scores.shape[-2:]).tril().bool()
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", weights, values)
-
-
-CAUSAL = ByRows(lambda layer, *rows: attend_causally(*rows))
-
-
-def rms(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return rows * (rows.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
-
-
-def plain_logits(
-    held: Mapping[str, torch.Tensor], prefix: str, config: Mapping[str, Any]
-) -> torch.Tensor:
-    """The head written out once more, with nothing shared."""
-    taps = TAPS
+def fused(held: Held, taps: torch.Tensor, config: Mapping[str, Any]) -> torch.Tensor:
     if config.get("norm_before_fc"):
         taps = rms(taps, held["input_norm.weight"])
     if config.get("fc_norm"):
-        parts = [
-            rms(taps[:, i * HIDDEN : (i + 1) * HIDDEN], held[f"fc_norm.{i}.weight"])
-            for i in range(3)
-        ]
-        taps = torch.cat(parts, dim=1)
-    hidden = taps @ held["fc.weight"].T
-    normed = rms(hidden, held[f"{prefix}hidden_norm.weight"])
-    embedded = rms(EMBEDDING[TOKENS], held[f"{prefix}input_layernorm.weight"])
-    both = torch.cat([embedded, normed], dim=1)
+        parts = enumerate(taps.split(HIDDEN, dim=1))
+        taps = torch.cat([rms(part, held[f"fc_norm.{i}.weight"]) for i, part in parts], dim=1)
+    return taps @ held["fc.weight"].T
 
-    def heads(name: str) -> torch.Tensor:
-        rows = both @ held[f"{prefix}self_attn.{name}_proj.weight"].T
-        return rows.view(ROWS, -1, DIM)
 
-    angles = torch.arange(ROWS)[:, None] / 10000.0 ** (torch.arange(0, DIM, 2) / DIM)
-    cos, sin = (torch.cat([f(angles)] * 2, 1)[:, None] for f in (torch.cos, torch.sin))
-
-    def rotated(rows: torch.Tensor) -> torch.Tensor:
-        first, second = rows[..., : DIM // 2], rows[..., DIM // 2 :]
-        return rows * cos + torch.cat([-second, first], -1) * sin
-
-    attended = attend_causally(rotated(heads("q")), rotated(heads("k")), heads("v"))
-    residual = normed if config.get("norm_before_residual") else hidden
-    hidden = residual + attended.reshape(ROWS, -1) @ held[f"{prefix}self_attn.o_proj.weight"].T
-    inner = rms(hidden, held[f"{prefix}post_attention_layernorm.weight"])
-    gate = torch.nn.functional.silu(inner @ held[f"{prefix}mlp.gate_proj.weight"].T)
-    up = inner @ held[f"{prefix}mlp.up_proj.weight"].T
-    hidden = hidden + (gate * up) @ held[f"{prefix}mlp.down_proj.weight"].T
+def plain_logits(
+    held: Held, config: Mapping[str, Any], ids: torch.Tensor, taps: torch.Tensor
+) -> torch.Tensor:
+    """Of all rows, by all layers that are there."""
+    hidden, places = fused(held, taps, config), torch.arange(len(ids))
+    names = {name.replace("midlayer.", "layers.0."): each for name, each in held.items()}
+    for layer in range(NUM_LAYERS):
+        of = part_of(names, f"layers.{layer}.")
+        if "mlp.up_proj.weight" not in of:
+            break
+        residual, given = hidden, rms(hidden, of["input_layernorm.weight"])
+        if layer == 0:
+            normed = rms(hidden, of["hidden_norm.weight"])
+            given = torch.cat([rms(EMBEDDING[ids], of["input_layernorm.weight"]), normed], dim=1)
+            residual = normed if config.get("norm_before_residual") else hidden
+        query, key, value = (
+            projected(of, name, given).view(len(ids), -1, DIM) for name in ("q", "k", "v")
+        )
+        attended = attend(rotated(query, places), rotated(key, places), value)
+        hidden = behind_attention(of, residual, attended)
     return rms(hidden, held["norm.weight"]) @ held["lm_head.weight"].T
 
 
@@ -159,7 +167,9 @@ def test_logits_equal_a_plain_implementation(
     with torch.no_grad():
         hidden = head(TOKENS, head.fuse(TAPS), torch.arange(ROWS), CAUSAL)
         found = head.logits(hidden)
-    torch.testing.assert_close(found, plain_logits(held, prefix, config), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        found, plain_logits(held, config, TOKENS, TAPS), rtol=1e-4, atol=1e-4
+    )
     assert torch.equal(head.token_map, 2 * torch.arange(DRAFT_VOCAB))
 
 
@@ -215,7 +225,8 @@ def test_an_embedding_of_its_own_is_used(tmp_path: Path) -> None:
         (AUTHORS, {"norm.weight": torch.zeros(3)}, r"norm.weight has the shape \[3\]"),
         (
             {**AUTHORS, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 12]}},
-            {}, r"taps layers \[12\]; the target has 9",
+            {},
+            r"taps layers \[12\]; the target has 9",
         ),
         ({**AUTHORS, "eagle_config": {"use_aux_hidden_state": False}}, {}, "last layer alone"),
         ({**AUTHORS, "use_aux_hidden_state": False}, {}, "last layer alone"),
@@ -223,18 +234,20 @@ def test_an_embedding_of_its_own_is_used(tmp_path: Path) -> None:
         ({**AUTHORS, "eagle_config": [2, 4, 6]}, {}, r"eagle_config is \[2, 4, 6\]"),
         (
             {**AUTHORS, "eagle_config": {"eagle_aux_hidden_state_layer_ids": []}},
-            {}, r"fc.weight has the shape",
+            {},
+            r"fc.weight has the shape",
         ),
         ({"architectures": ["JetSpecModel"]}, {}, "JetSpec block drafter"),
         ({"architectures": ["LlamaForCausalLM"]}, {}, "no draft head that we know"),
         (
-            {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}, {},
+            {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1},
+            {},
             "EAGLE heads of the first and second kind",
         ),
         ({"architectures": ["EagleLlamaForCausalLM"]}, {}, "EAGLE head of the first or second"),
         ({"speculators_model_type": "mtp"}, {}, "multi-token prediction"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused_by_name(
     config: dict[str, Any], change: dict[str, torch.Tensor | None], said: str, tmp_path: Path
 ) -> None:

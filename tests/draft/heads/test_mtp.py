@@ -11,10 +11,10 @@ import torch
 from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.mtp import MtpHead, load
 from cluster.errors import ConfigError
-from tests.draft.heads.test_eagle3 import CAUSAL, attend_causally
 from tests.support.checkpoints import DEFAULT_VOCAB_SIZE, tiny_checkpoint
 from tests.support.draft.heads import ByRows
 from tests.support.draft.mtp import DIM, EXPERTS, FAMILIES, HEADS, LAYERS, SIZE, with_mtp
+from tests.support.draft.plain import CAUSAL, attend
 from tests.support.engine.driver import load_engine
 
 TARGET = TargetShape(SIZE, DEFAULT_VOCAB_SIZE, LAYERS)
@@ -79,7 +79,7 @@ def plain(held: Held, family: str) -> tuple[torch.Tensor, torch.Tensor]:
         turned = rotated(key_turned[:, None], 8, by_pairs=True).expand(-1, HEADS, -1)
         key = torch.cat((turned, key), dim=-1)
         query = torch.cat((rotated(query[..., 8:], 8, by_pairs=True), query[..., :8]), dim=-1)
-        attended = attend_causally(query, key, value).reshape(ROWS, -1)
+        attended = attend(query, key, value).reshape(ROWS, -1)
     else:
         query = times(f"{own}q_proj", inner).view(ROWS, HEADS, -1)
         gate = query[..., DIM:].reshape(ROWS, -1).sigmoid() if is_qwen else 1.0
@@ -87,7 +87,7 @@ def plain(held: Held, family: str) -> tuple[torch.Tensor, torch.Tensor]:
         key = normed(f"{own}k_norm", times(f"{own}k_proj", inner).view(ROWS, -1, DIM))
         value = times(f"{own}v_proj", inner).view(ROWS, -1, DIM)
         size = DIM // 4 if is_qwen else DIM // 2
-        attended = attend_causally(rotated(query, size), rotated(key, size), value)
+        attended = attend(rotated(query, size), rotated(key, size), value)
         attended = attended.reshape(ROWS, -1) * gate
     rows = rows + times(f"{own}o_proj", attended)
     inner = normed(f"{block}post_attention_layernorm", rows)
@@ -140,12 +140,12 @@ def test_the_keys_and_values_kept_are_those_that_rows_attend_to(
     head, positions = loaded(tmp_path), torch.arange(ROWS)
     seen: list[tuple[torch.Tensor, ...]] = []
 
-    def attend(layer: int, *rows: torch.Tensor) -> torch.Tensor:
+    def see(layer: int, *rows: torch.Tensor) -> torch.Tensor:
         seen.append(rows[1:])
-        return attend_causally(*rows)
+        return attend(*rows)
 
-    head(TOKENS, HIDDEN, positions, ByRows(attend))
-    (held,) = head.keys_values(TOKENS, HIDDEN, positions, ByRows(attend))
+    head(TOKENS, HIDDEN, positions, ByRows(see))
+    (held,) = head.keys_values(TOKENS, HIDDEN, positions, ByRows(see))
     for kept, used in zip(held, seen[0], strict=True):
         assert torch.equal(kept, used)
 
@@ -185,7 +185,7 @@ def test_a_checkpoint_may_leave_embedding_and_output_to_the_target(tmp_path: Pat
         ({"eh_proj__weight": None}, r"prediction layer \(a tensor model.layers.3.eh_proj"),
         ({"hnorm__weight": None}, "it lacks hidden_norm.weight"),
         ({"mlp__experts__3__up_proj__weight": None}, "experts.gate_up_proj has the shape"),
-        ({"mlp__gate__weight_scale_inv": torch.ones(1)}, "nothing is known of block.mlp.gate"),
+        ({"mlp__gate__weight_scale_inv": torch.ones(1)}, "nothing is known of layers.0.mlp.gate"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_by_name(
@@ -238,4 +238,4 @@ def test_what_routes_and_turns_is_not_rounded_with_the_weights(tmp_path: Path) -
     assert narrow.joint.weight.dtype is torch.bfloat16
     assert torch.equal(narrow.rotary.inv_freq, frequencies)
     bias = held["mlp.gate.e_score_correction_bias"]
-    assert torch.equal(narrow.block.mlp.gate.e_score_correction_bias, bias)
+    assert torch.equal(narrow.layers[0].mlp.gate.e_score_correction_bias, bias)

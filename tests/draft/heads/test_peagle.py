@@ -9,61 +9,31 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.draft.heads.load import load_draft_head
-from cluster.draft.heads.peagle import DEFAULT_DRAFTS, ParallelHead
+from cluster.draft.heads.eagle3 import DEFAULT_DRAFTS, Eagle3Head
 from cluster.errors import ConfigError
 from tests.draft.heads.test_eagle3 import (
     AUTHORS,
-    CAUSAL,
-    DIM,
-    EMBEDDING,
-    HEADS,
     HIDDEN,
-    INNER,
-    KV_HEADS,
     LAYER,
+    NUM_LAYERS,
     ROWS,
     SPECULATORS,
     TAPS,
-    TARGET,
     TOKENS,
     VARIANTS,
     VOCAB,
-    attend_causally,
+    loaded,
     norms,
-    rms,
+    plain_logits,
     tensors,
     written,
 )
 from tests.support.draft.heads import ByRows
+from tests.support.draft.plain import CAUSAL
+from tests.support.draft.plain import attend as attend_all
 
-MASK_TOKEN, NUM_LAYERS, NUM_DRAFTS = 7, 3, 4
+MASK_TOKEN, NUM_DRAFTS = 7, 4
 Tensors = dict[str, torch.Tensor]
-
-
-def deeper_tensors(num_layers: int, *, has_bias: bool) -> Tensors:
-    """Layers after the first, and the biases of all."""
-    generator = torch.Generator().manual_seed(5)
-
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
-
-    found: Tensors = {}
-    sizes = {"q": HEADS * DIM, "k": KV_HEADS * DIM, "v": KV_HEADS * DIM, "o": HIDDEN}
-    for layer in range(num_layers):
-        prefix = f"layers.{layer}."
-        for name, size in sizes.items():
-            if has_bias:
-                found[f"{prefix}self_attn.{name}_proj.bias"] = drawn(size)
-            columns = HEADS * DIM if name == "o" else HIDDEN
-            found[f"{prefix}self_attn.{name}_proj.weight"] = drawn(size, columns)
-        for name, shape in (("gate", (INNER, HIDDEN)), ("up", (INNER, HIDDEN))):
-            found[f"{prefix}mlp.{name}_proj.weight"] = drawn(*shape)
-        found[f"{prefix}mlp.down_proj.weight"] = drawn(HIDDEN, INNER)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            found[f"{prefix}{name}.weight"] = 1 + drawn(HIDDEN)
-    kept = {name: each for name, each in found.items() if not name.startswith("layers.0.")}
-    return kept | {name: each for name, each in found.items() if name.endswith("bias")}
 
 
 def folder_of(
@@ -85,71 +55,21 @@ def folder_of(
             },
         }  # fmt: skip
     mask = torch.randn(3 * HIDDEN, generator=torch.Generator().manual_seed(6))
-    deeper = deeper_tensors(num_layers, has_bias=True)
-    first = {name.replace("layers.0.", prefix): each for name, each in deeper.items()}
-    held = {**tensors(prefix), **first, "mask_hidden": mask.view(mask_shape), **extra}
+    extra = {"mask_hidden": mask.view(mask_shape), **extra}
+    held = tensors(prefix, num_layers=num_layers, has_bias=True, **extra)
     config = {**config, **(keys or {})}
     return written(folder, config, held), config, held
 
 
-def loaded(folder: Path) -> ParallelHead:
-    head = load_draft_head(folder, TARGET, {"embedding": EMBEDDING}.__getitem__)
-    assert isinstance(head, ParallelHead)
-    return head
-
-
 def plain_drafts(held: Tensors, config: Mapping[str, Any]) -> torch.Tensor:
-    """The head written out once more, over a text of ROWS rows whose last one is the first of the
-    pass: its logits of all rows of the pass."""
+    """Behind a text of ROWS rows, whose last one is the first of the pass: its logits of all rows
+    of the pass."""
     ids = torch.cat((TOKENS, torch.full((NUM_DRAFTS - 1,), MASK_TOKEN)))
     taps = torch.cat((TAPS, held["mask_hidden"].flatten().expand(NUM_DRAFTS - 1, -1)))
-    if config.get("norm_before_fc"):
-        taps = rms(taps, held["input_norm.weight"])
-    if config.get("fc_norm"):
-        parts = taps.split(HIDDEN, dim=1)
-        taps = torch.cat([rms(p, held[f"fc_norm.{i}.weight"]) for i, p in enumerate(parts)], 1)
-    hidden = taps @ held["fc.weight"].T
-    count = len(ids)
-    angles = torch.arange(count)[:, None] / 10000.0 ** (torch.arange(0, DIM, 2) / DIM)
-    cos, sin = (torch.cat([f(angles)] * 2, 1)[:, None] for f in (torch.cos, torch.sin))
-
-    def rotated(rows: torch.Tensor) -> torch.Tensor:
-        first, second = rows[..., : DIM // 2], rows[..., DIM // 2 :]
-        return rows * cos + torch.cat([-second, first], -1) * sin
-
-    for layer in range(int(config.get("num_hidden_layers", NUM_LAYERS))):
-        prefix = f"layers.{layer}."
-        if f"{prefix}input_layernorm.weight" not in held:
-            prefix = "midlayer."
-
-        def of(name: str, prefix: str = prefix) -> torch.Tensor:
-            return held[f"{prefix}{name}"]
-
-        residual = hidden
-        if layer == 0:
-            normed = rms(hidden, of("hidden_norm.weight"))
-            given = torch.cat([rms(EMBEDDING[ids], of("input_layernorm.weight")), normed], dim=1)
-            residual = normed if config.get("norm_before_residual") else hidden
-        else:
-            given = rms(hidden, of("input_layernorm.weight"))
-        query, key, value = (
-            (given @ of(f"self_attn.{n}_proj.weight").T + of(f"self_attn.{n}_proj.bias")).view(
-                count, -1, DIM
-            )
-            for n in ("q", "k", "v")
-        )
-        attended = attend_causally(rotated(query), rotated(key), value).reshape(count, -1)
-        out = attended @ of("self_attn.o_proj.weight").T + of("self_attn.o_proj.bias")
-        hidden = residual + out
-        inner = rms(hidden, of("post_attention_layernorm.weight"))
-        gate = torch.nn.functional.silu(inner @ of("mlp.gate_proj.weight").T)
-        hidden = (
-            hidden + (gate * (inner @ of("mlp.up_proj.weight").T)) @ of("mlp.down_proj.weight").T
-        )
-    return (rms(hidden, held["norm.weight"]) @ held["lm_head.weight"].T)[ROWS - 1 :]
+    return plain_logits(held, config, ids, taps)[ROWS - 1 :]
 
 
-def drafted(head: ParallelHead) -> torch.Tensor:
+def drafted(head: Eagle3Head) -> torch.Tensor:
     """What the head drafts behind the same text, whose rows are read first."""
     with torch.no_grad():
         fused = head.fuse(TAPS)
@@ -163,15 +83,12 @@ def drafted(head: ParallelHead) -> torch.Tensor:
             layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         ) -> torch.Tensor:
             keys, values = held[layer]
-            padding = query.new_zeros(len(keys), *query.shape[1:])
-            found = attend_causally(
-                torch.cat((padding, query)), torch.cat((keys, key)), torch.cat((values, value))
-            )
-            return found[len(keys) :]
+            return attend_all(query, torch.cat((keys, key)), torch.cat((values, value)))
 
         place, plan = torch.tensor([ROWS - 1]), ByRows(attend)
-        rows = head.draft(TOKENS[-1:], fused[-1:], place, NUM_DRAFTS, plan)
-        return head.logits(rows[0])
+        rows = head.block(TOKENS[-1:], fused[-1:], place, NUM_DRAFTS, plan)
+        logits: torch.Tensor = head.lm_head(rows[0])
+        return logits
 
 
 @pytest.mark.parametrize("form", ["authors", "speculators"])
@@ -197,19 +114,19 @@ def test_the_row_of_a_mask_is_fused_as_the_targets_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["pard_token", "ptd_token_id", "mask_token_id"])
 def test_the_mask_token_is_found_under_every_name(key: str, tmp_path: Path) -> None:
     keys = {"ptd_token_id": None, "parallel_drafting": True, key: 9}
-    assert loaded(folder_of(tmp_path, keys=keys)[0]).mask_token_id == 9
+    assert loaded(folder_of(tmp_path, keys=keys)[0]).spec.mask_token_id == 9
 
 
 def test_a_head_of_one_layer_needs_no_number_of_layers(tmp_path: Path) -> None:
     folder, _, _ = folder_of(tmp_path, num_layers=1)
-    assert loaded(folder).num_layers == 1
+    assert len(loaded(folder).layers) == 1
 
 
 def test_the_folder_says_how_many_tokens_a_pass_drafts(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    assert loaded(folder_of(tmp_path / "a", "speculators")[0]).num_drafts == NUM_DRAFTS
-    assert loaded(folder_of(tmp_path / "b")[0]).num_drafts == DEFAULT_DRAFTS
+    assert loaded(folder_of(tmp_path / "a", "speculators")[0]).spec.num_drafts == NUM_DRAFTS
+    assert loaded(folder_of(tmp_path / "b")[0]).spec.num_drafts == DEFAULT_DRAFTS
 
 
 def test_a_norm_that_deeper_layers_do_not_use_may_be_there(tmp_path: Path) -> None:
@@ -228,8 +145,8 @@ def test_a_norm_that_deeper_layers_do_not_use_may_be_there(tmp_path: Path) -> No
             r"names no mask token \(pard_token, ptd_token_id, mask_token_id\)",
         ),
         ({"ptd_token_id": VOCAB}, {}, "mask token 50 is none of the target's 50"),
-        ({"num_hidden_layers": 2}, {}, r"nothing is known of deeper\.1"),
-        ({"num_hidden_layers": 4}, {}, r"it lacks deeper\.2"),
+        ({"num_hidden_layers": 2}, {}, r"nothing is known of layers\.2"),
+        ({"num_hidden_layers": 4}, {}, r"it lacks layers\.3"),
         ({}, {"mask_hidden": torch.zeros(HIDDEN)}, r"mask_hidden has the shape \[32\]"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, {}, "sliding window"),
     ],

@@ -1,0 +1,174 @@
+"""The contract of all drafters with a draft head: what they keep of a text, when they draft, what
+that saves, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.config.schema import DrafterConfig
+from cluster.core import SamplingParams
+from cluster.draft.base import DrafterContext
+from cluster.draft.registry import check, drafter_class
+from cluster.errors import ConfigError
+from tests.support.draft.heads import cyclic_target, right_eagle3
+from tests.support.draft.inside import GREEDY, LAWS, SAMPLED, Inside, config_of, mean_accepted
+from tests.support.draft.kinds import KINDS, check_kept
+from tests.support.engine.driver import load_oracle, prompt
+from tests.support.worker.rounds import Session
+
+ALL = pytest.mark.parametrize("name", KINDS)
+# Those that keep something in the target's pages.
+KEEPING = tuple(name for name in KINDS if name != "medusa")
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        ("eagle3", "llama"),
+        ("eagle3", "mistral-sliding"),
+        ("eagle3", "gemma2"),
+        ("peagle", "llama"),
+        ("peagle", "mistral-sliding"),
+        ("dspark", "llama"),
+        ("dspark", "mistral-sliding"),
+        ("mtp", "llama"),
+    ],
+)
+@pytest.mark.parametrize("settings", [{}, {"num_pages": 20}, {"prefix_cache": False}])
+def test_what_it_keeps_is_right_after_chunks_hits_accepted_paths_and_preemptions(
+    name: str,
+    architecture: str,
+    settings: dict[str, Any],
+    tmp_path: Path,
+    checkpoint_factory: Callable[..., Path],
+) -> None:
+    """A deeper layer's keys depend on all rows before them, of earlier steps and of pages that
+    another request wrote."""
+    if "num_pages" in settings and name in ("mtp", "dspark"):
+        settings = {"num_pages": 44}
+    inside = KINDS[name].inside(
+        checkpoint_factory(architecture), tmp_path, max_batch_tokens=24, **settings
+    )
+    target = tmp_path if name == "mtp" else checkpoint_factory(architecture)
+    oracle = load_oracle(target)
+    sessions = inside.decode_checked(
+        lambda rows, text: check_kept(inside, oracle, rows.request_id, text)
+    )
+    if settings == {"num_pages": 20} and (name, architecture) == ("eagle3", "llama"):
+        assert sum(session.num_misses for session in sessions) > 0
+
+
+@ALL
+def test_without_the_last_row_nothing_is_drafted(
+    name: str, llama_folder: Path, tmp_path: Path
+) -> None:
+    """What is missing further up is left out."""
+    inside = KINDS[name].inside(llama_folder, tmp_path, max_batch_tokens=16)
+    session = Session("a", prompt(40).tolist(), GREEDY)
+    inside.lose_steps(2, 5)
+    inside.draw(session)
+    if name in KEEPING:
+        cache, tokens = inside.drafter._cache, np.array(session.tokens, np.int32)
+        first = int(inside.drafter._head.takes_before)
+        held = [*range(first, 16), *range(32, 40)]
+        assert cache.read("a", tokens).positions.tolist() == held
+        cache._context_len = 6
+        assert cache.read("a", tokens).positions.tolist() == held[-6:]
+        cache._context_len = 2048
+    lengths = [len(inside.tree(session, 8))]
+    for _ in range(3):
+        inside.draw(session)
+        lengths.append(len(inside.tree(session, 8)))
+    assert lengths[2] == 0
+    assert min(lengths[:2] + lengths[3:]) > 0
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "dflash"])
+@LAWS
+def test_a_head_that_is_right_saves_steps(
+    name: str, params: SamplingParams, tmp_path: Path
+) -> None:
+    kind = KINDS[name]
+    head = kind.right(tmp_path / "head")
+    target = head if name == "mtp" else cyclic_target(tmp_path / "target")
+    inside = Inside(config_of(target, kind.kind, head))
+    session = Session("a", [5, 6, 7, 8], params)
+    inside.decode([session], 120)
+    assert mean_accepted(session) > kind.least[params is SAMPLED]
+
+
+@LAWS
+def test_with_a_reduced_vocabulary_a_path_ends_before_what_the_head_cannot_write(
+    params: SamplingParams, tmp_path: Path
+) -> None:
+    head = right_eagle3(tmp_path / "head", reduced=20)
+    inside = Inside(config_of(cyclic_target(tmp_path / "target"), "eagle3", head))
+    session = Session("a", [5, 6, 7, 8], params)
+    inside.decode([session], 120)
+    assert mean_accepted(session) > (1.5 if params is SAMPLED else 2.5)
+
+
+@ALL
+def test_one_of_a_random_head_saves_hardly_any(
+    name: str, llama_folder: Path, tmp_path: Path
+) -> None:
+    inside = KINDS[name].inside(llama_folder, tmp_path)
+    session = Session("a", prompt(9).tolist(), SAMPLED)
+    inside.decode([session], 60)
+    assert any(len(tree) for tree in inside.trees)
+    assert sum(len(verdict.path) for verdict in session.verdicts) < 15
+
+
+@ALL
+def test_a_head_of_nan_drafts_nothing(name: str, llama_folder: Path, tmp_path: Path) -> None:
+    KINDS[name].inside(llama_folder, tmp_path, fill=float("nan")).check_silent()
+
+
+@pytest.mark.parametrize("other", ["eagle3", "peagle", "medusa", "dspark"])
+@pytest.mark.parametrize("name", ["eagle3", "peagle", "medusa", "dspark"])
+def test_a_head_of_another_kind_is_refused_by_name(
+    name: str, other: str, llama_folder: Path, tmp_path: Path
+) -> None:
+    """An EAGLE-3 drafter would run a P-EAGLE head one token at a time, as it was never trained."""
+    kind = KINDS[name]
+    head = KINDS[other].random(tmp_path, llama_folder)
+    if name == other:
+        Inside(config_of(llama_folder, kind.kind, head))
+        return
+    said = f"it holds no {kind.called}; it is read by the kind of drafter {KINDS[other].kind}"
+    with pytest.raises(ConfigError, match=said):
+        Inside(config_of(llama_folder, kind.kind, head))
+
+
+@ALL
+def test_outside_of_a_target_it_says_where_it_belongs(name: str) -> None:
+    kind = KINDS[name].kind
+    options = check("head", DrafterConfig(kind=kind, options={"model": "x"}))
+    with pytest.raises(ConfigError, match=r"drafters\.head\.placement: .* \{with: target\}"):
+        drafter_class(kind)(DrafterContext("head", 8, 8), options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        *((name, {}, "model: missing") for name in KINDS),
+        *((name, {"num_candidates": 0}, "num_candidates: 0 is out of range") for name in KINDS),
+        *((name, {"context": 0}, "context: 0 is out of range") for name in KEEPING),
+        *((name, {"depth": 3}, "depth: unknown key") for name in KINDS),
+        *(
+            (name, {"num_children": 40}, "num_children: 40 exceeds")
+            for name in ("eagle3", "peagle", "medusa", "mtp")
+        ),
+        ("eagle3", {"width": 0}, "width: 0 is out of range"),
+        ("peagle", {"num_drafts": -1}, "num_drafts: -1 is out of range"),
+    ],
+)
+def test_bad_options_are_named(name: str, options: dict[str, Any], message: str) -> None:
+    given = {"model": "x", **options} if options else {}
+    with pytest.raises(ConfigError, match=rf"drafters\.head\.options\.{message}"):
+        check("head", DrafterConfig(kind=KINDS[name].kind, options=given))
