@@ -6,27 +6,29 @@ it answered (`cluster.train.chat_answers`).  The module that is trained is the o
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 from torch import nn
 
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor
 from cluster.train.chat_answers import AnswerSettings
 from cluster.train.generate import Answer
+from cluster.train.trainer import Budget, Phase, Rates, TrainSettings, train
 
 # How a draft model is written, the usual way first.
 WEIGHTS = ("bfloat16", "int8", "float32")
+# Conversations one by one, cut to so many tokens: nothing is padded.
+PHASE = Phase(0.0, length=768, rows=1)
+_CONVERSATIONS_PER_STEP = 4
 # So many micro-batches are filled from one sorted part of the order.
 _BATCHES_PER_POOL = 16
 
@@ -105,6 +107,8 @@ class HeldOut:
     loss_nats: per depth.  agreement: per depth, places where the most likely tokens are the same,
     given that all drafts before are right.  chain_len: mean acceptance length of greedy chains
     along greedy answers.  coverage: of the target's law by the draft vocabulary.
+    acceptance, excess_nats: of the first drafts, the means of sum min(p, q) and of sum p log(p / q)
+    over the target's recorded candidates that the drafter can write.
     """
 
     num_answers: int
@@ -112,6 +116,8 @@ class HeldOut:
     agreement: list[float]
     chain_len: float
     coverage: float
+    acceptance: float
+    excess_nats: float
 
 
 class HeadOrder:
@@ -189,32 +195,62 @@ class HeadOrder:
         return HeadBatch(
             torch.from_numpy(token_ids),
             None if states is None else torch.from_numpy(states).view(torch.bfloat16),
-            torch.from_numpy(candidates),
-            torch.from_numpy(probs),
-            torch.from_numpy(is_known),
-            torch.from_numpy(is_greedy),
-            torch.from_numpy(is_rejected),
+            *map(torch.from_numpy, (candidates, probs, is_known, is_greedy, is_rejected)),
         )
-
-
-def save_head(
-    folder: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], made_for: MadeFor
-) -> None:
-    """Write a head's folder: model.safetensors, whose weights are rounded to bfloat16, and
-    config.json with the target that it was made for."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rounded = {
-        name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous()
-        for name, tensor in tensors.items()
-    }
-    save_file(rounded, folder / "model.safetensors")
-    noted = made_for.written_into({**config, "torch_dtype": "bfloat16"})
-    text = json.dumps(noted, indent=2, sort_keys=True)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
 # A draft counts so much less than the one before it: it matters only where that one was right.
 _DEPTH_WEIGHT = 0.8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drafts:
+    """Those of one depth at the places whose law is recorded.
+
+    logits: [n, draft vocabulary].  probs, candidates: [n, k], of the laws.  log_probs: [n, k], the
+    learner's of these candidates.  is_rejected: bool[n].
+    """
+
+    logits: torch.Tensor
+    probs: torch.Tensor
+    candidates: torch.Tensor
+    log_probs: torch.Tensor
+    is_rejected: torch.Tensor
+
+    @property
+    def cross_entropy(self) -> torch.Tensor:
+        """The mean over the draft vocabulary; without the laws' constant entropy it is the
+        Kullback-Leibler divergence."""
+        return -(self.probs * self.log_probs).sum() / len(self.probs)
+
+    @property
+    def acceptance(self) -> torch.Tensor:
+        """The probability that rejection sampling accepts, sum min(p, q): [n]."""
+        return torch.minimum(self.probs, self.log_probs.exp()).sum(dim=-1)
+
+    @property
+    def excess(self) -> torch.Tensor:
+        """sum p log(p / q): [n]."""
+        return (self.probs * (self.probs.clamp(min=1e-9).log() - self.log_probs)).sum(dim=-1)
+
+    @property
+    def is_right(self) -> torch.Tensor:
+        """True where the most likely tokens are the same: bool[n]."""
+        is_written = self.probs[:, 0] > 0.0
+        return (self.logits.argmax(dim=-1) == self.candidates[:, 0]) & is_written
+
+
+def known_drafts(learner: Learner, batch: HeadBatch) -> Iterator[Drafts]:
+    """The drafts of each depth."""
+    first_known = int(batch.is_known.any(dim=0).int().argmax())
+    first = max(first_known - learner.depth, 0)
+    for ahead, hidden in enumerate(learner.drafts(batch, first), 1):
+        known = batch.is_known.clone()
+        known[:, : first + ahead] = False
+        logits = learner.logits(hidden[known[:, first + ahead :]])
+        candidates = batch.candidates[known]
+        picked = torch.log_softmax(logits.float(), dim=-1).gather(1, candidates)
+        yield Drafts(logits, batch.probs[known], candidates, picked, batch.is_rejected[known])
 
 
 class HeadLoss(nn.Module):
@@ -226,33 +262,23 @@ class HeadLoss(nn.Module):
 
     def forward(self, batch: HeadBatch) -> torch.Tensor:
         total = torch.zeros((), device=batch.probs.device)
-        for depth, (hidden, known) in enumerate(known_drafts(self.learner, batch)):
-            if len(hidden):
-                logits = self.learner.logits(hidden)
-                total = total + _DEPTH_WEIGHT**depth * cross_entropy(logits, batch, known)
+        for depth, drafts in enumerate(known_drafts(self.learner, batch)):
+            if len(drafts.probs):
+                total = total + _DEPTH_WEIGHT**depth * drafts.cross_entropy
         return total
 
 
-def cross_entropy(logits: torch.Tensor, batch: HeadBatch, known: torch.Tensor) -> torch.Tensor:
-    """The mean over drafts for the target's laws at `known`, bool[rows, width], over the draft
-    vocabulary; without a law's constant entropy it is the Kullback-Leibler divergence."""
-    probs, ids = batch.probs[known], batch.candidates[known]
-    picked = torch.gather(torch.log_softmax(logits.float(), dim=-1), 1, ids)
-    return -(probs * picked).sum() / len(probs)
-
-
-def known_drafts(learner: Learner, batch: HeadBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each depth the rows that draft by a recorded law, [n, hidden], and which laws these are,
-    bool[rows, width]."""
-    depth = learner.depth
-    first_known = int(batch.is_known.any(dim=0).int().argmax())
-    first = max(first_known - depth, 0)
-    found: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for ahead, hidden in enumerate(learner.drafts(batch, first), 1):
-        known = batch.is_known.clone()
-        known[:, : first + ahead] = False
-        found.append((hidden[known[:, first + ahead :]], known))
-    return found
+def learn(
+    loss: HeadLoss,
+    order: HeadOrder,
+    budget: Budget,
+    rates: Rates,
+    seed: int,
+    checkpoint: Path | None = None,
+) -> None:
+    """Train a learner to the end of its budget."""
+    num_tokens = PHASE.length * _CONVERSATIONS_PER_STEP
+    train(loss, [order], TrainSettings(budget, (PHASE,), num_tokens, seed, rates), checkpoint)
 
 
 @torch.no_grad()
@@ -261,28 +287,26 @@ def evaluate(learner: Learner, order: HeadOrder, answers: Sequence[Answer]) -> H
     device = next(learner.parameters()).device
     losses: list[list[float]] = []
     matches: list[list[NDArray[np.bool_]]] = []
-    chains: list[float] = []
-    coverages: list[float] = []
+    chains, coverages = list[float](), list[float]()
+    accepted, excess = list[torch.Tensor](), list[torch.Tensor]()
     for answer in answers:
         batch = send_to_device(order.batch([answer]), device)
-        losses.append([])
-        matches.append([])
+        found = list(known_drafts(learner, batch))
+        losses.append([float(each.cross_entropy) for each in found])
+        matches.append([each.is_right.cpu().numpy() for each in found])
+        accepted.append(found[0].acceptance)
+        excess.append(found[0].excess)
         coverages.append(float(batch.probs[batch.is_known].sum(dim=-1).mean()))
-        for hidden, known in known_drafts(learner, batch):
-            logits = learner.logits(hidden)
-            losses[-1].append(float(cross_entropy(logits, batch, known)))
-            is_written = batch.probs[..., 0][known] > 0.0
-            is_first = logits.argmax(dim=-1) == batch.candidates[..., 0][known]
-            matches[-1].append((is_first & is_written).cpu().numpy())
         if bool(batch.is_greedy[0]):
             chains.append(mean_chain_len(matches[-1]))
-    depths = range(len(losses[0]))
+    means = (float(torch.cat(each).double().mean()) for each in (accepted, excess))
     return HeldOut(
         len(answers),
-        [float(np.mean([each[depth] for each in losses])) for depth in depths],
-        [float(np.concatenate([each[depth] for each in matches]).mean()) for depth in depths],
+        [float(np.mean(each)) for each in zip(*losses, strict=True)],
+        [float(np.concatenate(each).mean()) for each in zip(*matches, strict=True)],
         float(np.mean(chains)) if chains else float("nan"),
         float(np.mean(coverages)),
+        *means,
     )
 
 

@@ -19,20 +19,19 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFas
 from cluster.errors import ConfigError
 from cluster.models.made_for import write_made_for
 from cluster.train.bits import BitsPerByte, bits_per_byte, sample_documents
-from cluster.train.corpus import KINDS, Tokens, conversations, encode_documents, load_corpus
+from cluster.train.corpus import (
+    KINDS,
+    Tokens,
+    WindowOrder,
+    conversations,
+    encode_documents,
+    load_corpus,
+)
 from cluster.train.made_for import target_of
 from cluster.train.networks import DRAFTER, TARGET, Shape, build, load, save
 from cluster.train.processes import processes, run_together
 from cluster.train.tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer
-from cluster.train.trainer import (
-    Budget,
-    LanguageLoss,
-    Phase,
-    Rates,
-    Trainer,
-    TrainSettings,
-    window_orders,
-)
+from cluster.train.trainer import Budget, LanguageLoss, Phase, Rates, TrainSettings, train
 
 log = logging.getLogger(__name__)
 
@@ -148,11 +147,8 @@ def train_model(recipe: Recipe, work: Path, models: Path, budget: Budget, seed: 
     streams: list[Tokens] = [
         np.load(work / "data" / f"{name}.npy", mmap_mode="r") for name in recipe.streams
     ]
-    trainer = Trainer(
-        objective, window_orders(streams, settings), settings, work / f"{recipe.name}.pt"
-    )
-    trainer.resume()
-    trainer.run()
+    orders = [WindowOrder(streams, phase.length, seed) for phase in recipe.phases]
+    train(objective, orders, settings, work / f"{recipe.name}.pt")
     if processes().is_main_process:
         save(network, tokenizer, models / recipe.name)
         if not is_target:

@@ -23,26 +23,24 @@ from cluster.train.chat_drafter import (
     smaller_copy,
 )
 from cluster.train.chat_heads import (
+    PHASE,
     HeadLoss,
     HeadOrder,
     HeadSettings,
     HeldOut,
     Learner,
     evaluate,
+    learn,
 )
 from cluster.train.eagle3 import Eagle3Learner, new_head
-from cluster.train.early_exit import ExitLearner, new_exit
+from cluster.train.fixed_output import ExitLearner, MedusaLearner, new_exit, new_heads
 from cluster.train.made_for import target_of
-from cluster.train.medusa import MedusaLearner, new_heads
 from cluster.train.other_vocabulary import OtherVocabularyLearner, Rereading
 from cluster.train.processes import processes
-from cluster.train.trainer import Budget, Phase, Rates, Trainer, TrainSettings
+from cluster.train.trainer import Budget, Rates
 
 # Lower rates than from scratch: the weights start from good ones.
 _RATES = Rates(muon=0.015, adamw=0.003, warmup=0.03, decay=0.97)
-# Conversations one by one, cut to so many tokens: nothing is padded.
-_PHASE = Phase(0.0, length=768, rows=1)
-_CONVERSATIONS_PER_STEP = 4
 
 
 def train_head(
@@ -76,40 +74,35 @@ def train_head(
     reading = None
     if settings.tokenizer:
         reading = Rereading(source, resolve(settings.tokenizer), network)
-    known, held_out = known_and_held_out(shards, _PHASE.length - 2, reading)
+    known, held_out = known_and_held_out(shards, PHASE.length - 2, reading)
     if reading:
         vocabulary = reading.vocabulary
     else:
         vocabulary = kept_vocabulary(work / kind, known, network, settings.vocab_size, source)
     torch.manual_seed(seed)
-    learner = _learner(kind, network, vocabulary, taps, settings, reading)
+    learner = new_learner(kind, network, vocabulary, taps, settings, reading)
     orders = [
-        HeadOrder(each, vocabulary.target_ids, len(vocabulary.draft_ids), _PHASE.length, seed)
+        HeadOrder(each, vocabulary.target_ids, len(vocabulary.draft_ids), PHASE.length, seed)
         for each in (known, held_out)
     ]
     del network
-    trainer = Trainer(
-        HeadLoss(learner),
-        orders[:1],
-        TrainSettings(budget, (_PHASE,), _PHASE.length * _CONVERSATIONS_PER_STEP, seed, _RATES),
-        checkpoint=work / kind / "head.pt",
-    )
-    trainer.resume()
-    trainer.run()
+    loss = HeadLoss(learner)
+    learn(loss, orders[0], budget, _RATES, seed, checkpoint=work / kind / "head.pt")
     if processes().is_main_process:
         learner.save(folder, target_of(target))
     learner.depth = settings.depth  # chains are measured, even where one draft is learnt
     return evaluate(learner, orders[1], held_out)
 
 
-def _learner(
+def new_learner(
     kind: str,
     network: PreTrainedModel,
     vocabulary: DraftVocabulary,
     taps: tuple[int, ...],
     settings: HeadSettings,
-    reading: Rereading | None,
+    reading: Rereading | None = None,
 ) -> Learner:
+    """One of a kind, that has learned nothing yet.  taps: of the recorded states."""
     if reading:
         smaller = smaller_copy(reading.renamed(network), vocabulary, settings.num_layers)
         return OtherVocabularyLearner(smaller, reading, settings.weights)
@@ -118,10 +111,10 @@ def _learner(
         return DraftModelLearner(smaller, vocabulary, settings.weights)
     target_ids = torch.from_numpy(vocabulary.target_ids).long()
     if kind == "medusa":
-        return MedusaLearner(new_heads(network, settings.depth), target_ids, len(taps) - 1)
+        return MedusaLearner(network, new_heads(network, settings.depth), target_ids, len(taps) - 1)
     if kind == "early-exit":
         exit_head = new_exit(network, settings.exit_layer)
         column = taps.index(settings.exit_layer)
-        return ExitLearner(exit_head, network, target_ids, column)
+        return ExitLearner(network, exit_head, target_ids, column)
     head = new_head(network, taps[:-1], target_ids)
     return Eagle3Learner(head, settings.depth, tuple(range(len(taps) - 1)))

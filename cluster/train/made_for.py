@@ -1,6 +1,14 @@
-"""A trained drafter's note of its target."""
+"""A trained drafter's note of its target, and a head's folder with it."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
 
 from cluster.models.fingerprint import model_hash
 from cluster.models.made_for import MadeFor
@@ -11,3 +19,19 @@ from cluster.models.resolve import resolve
 def target_of(model: str) -> MadeFor:
     """The target of a training, by its name or folder."""
     return MadeFor(served_name(model), model_hash(resolve(model)))
+
+
+def save_head(
+    folder: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], made_for: MadeFor
+) -> None:
+    """Write a head's folder: model.safetensors, whose weights are rounded to bfloat16, and
+    config.json with the target that it was made for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rounded = {
+        name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in tensors.items()
+    }
+    save_file(rounded, folder / "model.safetensors")
+    noted = made_for.written_into({**config, "torch_dtype": "bfloat16"})
+    text = json.dumps(noted, indent=2, sort_keys=True)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")

@@ -9,6 +9,7 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from cluster.errors import ConfigError
+from cluster.train.chat_drafter import save_network
 from cluster.train.processes import processes
 from cluster.train.tokenizer import END, END_OF_TEXT, VOCAB_SIZE, save_tokenizer
 
@@ -68,15 +69,10 @@ def load(folder: Path) -> LlamaForCausalLM:
 
 
 def save(network: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write an ordinary Hugging Face folder with bfloat16 weights; the network is not changed."""
+    """Write an ordinary Hugging Face folder with bfloat16 weights."""
     stop_ids = [tokenizer.convert_tokens_to_ids(token) for token in (END_OF_TEXT, END)]
-    copy = LlamaForCausalLM(network.config)
-    copy.load_state_dict(network.state_dict())
-    copy.tie_weights()
-    copy = copy.to(torch.bfloat16)
-    copy.generation_config = GenerationConfig(
+    network.generation_config = GenerationConfig(
         bos_token_id=stop_ids[0], eos_token_id=stop_ids, pad_token_id=stop_ids[0]
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    copy.save_pretrained(folder)
+    save_network(network, folder, "bfloat16")
     save_tokenizer(tokenizer, folder)

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from accelerate.utils import send_to_device
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from cluster.draft.recorded import Origin, RecordedAnswer, read_folder
@@ -31,18 +30,21 @@ from cluster.models.resolve import resolve
 from cluster.train.chat_answers import HELD_OUT, draw_shards, known_and_held_out
 from cluster.train.chat_drafter import DraftModelLearner, frequent_vocabulary, smaller_copy
 from cluster.train.chat_heads import (
+    PHASE,
     WEIGHTS,
     HeadBatch,
     HeadLoss,
     HeadOrder,
     HeadSettings,
-    cross_entropy,
+    HeldOut,
+    evaluate,
     known_drafts,
+    learn,
 )
 from cluster.train.generate import Answer
 from cluster.train.made_for import target_of
 from cluster.train.processes import processes
-from cluster.train.trainer import Budget, Phase, Rates, Trainer, TrainSettings
+from cluster.train.trainer import Budget, Rates
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +53,6 @@ LOSSES = ("kl", "acceptance")
 
 # As of the specialists of the demonstration, which go on from a general drafter too.
 _RATES = Rates(muon=0.006, adamw=0.0012, warmup=0.05, decay=0.95)
-_PHASE = Phase(0.0, length=768, rows=1)
-_CONVERSATIONS_PER_STEP = 4
 # A drafter is not written where it would accept so much less than the one that it starts from.
 _LARGEST_FALL = 0.01
 _HASH_DIGITS = 12
@@ -74,26 +74,13 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Along:
-    """A drafter along answers that it did not learn from.
-
-    acceptance: the mean of sum min(p, q).  excess_nats: the mean of sum p log(p / q).  Both over
-    the target's recorded candidates that the drafter can write.
-    """
-
-    num_answers: int
-    acceptance: float
-    excess_nats: float
-
-
-@dataclass(frozen=True, slots=True)
 class Learned:
     """before, after: by what the held-out answers are, traffic or originals."""
 
     folder: Path
     num_tokens: int
-    before: dict[str, Along]
-    after: dict[str, Along]
+    before: dict[str, HeldOut]
+    after: dict[str, HeldOut]
 
 
 class TrafficLoss(HeadLoss):
@@ -104,19 +91,13 @@ class TrafficLoss(HeadLoss):
 
     def forward(self, batch: HeadBatch) -> torch.Tensor:
         total = torch.zeros((), device=batch.probs.device)
-        for hidden, known in known_drafts(self.learner, batch):
-            if not len(hidden):
-                continue
-            logits = self.learner.logits(hidden)
-            total = total + cross_entropy(logits, batch, known)
-            is_rejected = batch.is_rejected[known]
-            if is_rejected.any():
-                chosen = known & batch.is_rejected
-                probs, ids = batch.probs[chosen], batch.candidates[chosen]
-                picked = torch.log_softmax(logits[is_rejected].float(), dim=-1).gather(1, ids)
-                accepted = torch.minimum(probs, picked.exp()).sum(dim=-1)
-                # Where nothing would be accepted, the gradient must stay finite.
-                total = total - (accepted + 1e-4).log().mean()
+        for drafts in known_drafts(self.learner, batch):
+            if len(drafts.probs):
+                total = total + drafts.cross_entropy
+                if drafts.is_rejected.any():
+                    accepted = drafts.acceptance[drafts.is_rejected]
+                    # Where nothing would be accepted, the gradient must stay finite.
+                    total = total - (accepted + 1e-4).log().mean()
         return total
 
 
@@ -144,7 +125,7 @@ def learn_from_traffic(
     if wanted or not traffic.folder:
         most = min(wanted or settings.num_answer_tokens, settings.num_answer_tokens)
         draw_shards(source, work / "answers", most, seed, settings.answers)
-        originals, held["originals"] = known_and_held_out(work / "answers", _PHASE.length - 2)
+        originals, held["originals"] = known_and_held_out(work / "answers", PHASE.length - 2)
         known = [*known, *_so_many(originals, wanted)] if wanted else originals
     torch.manual_seed(seed)
     learner = load_drafter(current, origin, settings.weights)
@@ -153,11 +134,7 @@ def learn_from_traffic(
         network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         learner = with_vocabulary(learner, known, network, settings.vocab_size)
     loss = HeadLoss if traffic.loss == LOSSES[0] else TrafficLoss
-    Trainer(
-        loss(learner),
-        [_order(learner, known, origin, seed)],
-        TrainSettings(budget, (_PHASE,), _PHASE.length * _CONVERSATIONS_PER_STEP, seed, _RATES),
-    ).run()
+    learn(loss(learner), _order(learner, known, origin, seed), budget, _RATES, seed)
     if not processes().is_main_process:
         return None
     unfinished = folder.with_name(f"{folder.name}.unfinished")
@@ -228,41 +205,24 @@ def _order(
     learner: DraftModelLearner, answers: Sequence[Answer], origin: Origin, seed: int
 ) -> HeadOrder:
     target_ids = learner.vocabulary.target_ids
-    return HeadOrder(answers, target_ids, origin.vocab_size, _PHASE.length, seed)
+    return HeadOrder(answers, target_ids, origin.vocab_size, PHASE.length, seed)
 
 
 def _measured(
     learner: DraftModelLearner, held: dict[str, Sequence[Answer]], origin: Origin
-) -> dict[str, Along]:
+) -> dict[str, HeldOut]:
     """By what the answers are; empty in all processes but the main one."""
     if not processes().is_main_process:
         return {}
     return {
-        name: measure(learner, _order(learner, answers, origin, 0), answers)
+        name: evaluate(learner, _order(learner, answers, origin, 0), answers)
         for name, answers in held.items()
     }
 
 
-@torch.no_grad()
-def measure(learner: DraftModelLearner, order: HeadOrder, answers: Sequence[Answer]) -> Along:
-    """How a drafter does along answers."""
-    device = next(learner.parameters()).device
-    accepted, excess = [], []
-    for answer in answers:
-        batch = send_to_device(order.batch([answer]), device)
-        ((hidden, known),) = known_drafts(learner, batch)
-        probs, ids = batch.probs[known], batch.candidates[known]
-        picked = torch.log_softmax(learner.logits(hidden).float(), dim=-1).gather(1, ids)
-        accepted.append(torch.minimum(probs, picked.exp()).sum(dim=-1).cpu().numpy())
-        gained = probs * (probs.clamp(min=1e-9).log() - picked)
-        excess.append(gained.sum(dim=-1).cpu().numpy())
-    means = (float(np.concatenate(each).mean()) for each in (accepted, excess))
-    return Along(len(answers), *means)
-
-
-def _check(before: dict[str, Along], after: dict[str, Along]) -> None:
-    for name, along in before.items():
-        was, now = along.acceptance, after[name].acceptance
+def _check(before: dict[str, HeldOut], after: dict[str, HeldOut]) -> None:
+    for name, earlier in before.items():
+        was, now = earlier.acceptance, after[name].acceptance
         if now < was * (1.0 - _LARGEST_FALL):
             raise ConfigError(
                 f"acceptance on held-out {name} would fall from {was:.4f} to {now:.4f}, by more "
@@ -292,7 +252,7 @@ def split(folder: Path, origin: Origin) -> tuple[list[Answer], list[Answer]]:
 
 def _fitting(recorded: RecordedAnswer) -> Answer:
     """An answer as training reads it: of a long prompt its end."""
-    room = max(_PHASE.length - len(recorded.token_ids), _PHASE.length // 2)
+    room = max(PHASE.length - len(recorded.token_ids), PHASE.length // 2)
     return Answer(
         recorded.prompt[-room:], recorded.token_ids, recorded.candidates, recorded.log_probs,
         rejected=recorded.first_rejected,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from accelerate.utils import broadcast, send_to_device
@@ -18,7 +18,6 @@ from torch import nn
 from tqdm import tqdm
 
 from cluster.errors import ConfigError
-from cluster.train.corpus import Tokens, WindowOrder
 from cluster.train.processes import new_accelerator
 
 log = logging.getLogger(__name__)
@@ -57,42 +56,36 @@ class Optimizers:
         self._parameters = hidden + others
         self._rates = rates
         # Each Newton-Schulz iteration costs about 2 % of a step on two cores; four nearly converge.
-        self._muon = torch.optim.Muon(
-            hidden, lr=rates.muon, weight_decay=0.03, momentum=0.95, ns_steps=4
-        )
-        self._adamw = torch.optim.AdamW(
+        muon = torch.optim.Muon(hidden, lr=rates.muon, weight_decay=0.03, momentum=0.95, ns_steps=4)
+        adamw = torch.optim.AdamW(
             others, lr=rates.adamw, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0
         )
+        self._both: Mapping[str, tuple[torch.optim.Optimizer, float]] = {
+            "muon": (muon, rates.muon),
+            "adamw": (adamw, rates.adamw),
+        }
 
     def step(self, progress: float) -> None:
         """Apply the accumulated gradients with the rates at `progress`, and clear them."""
-        scale = self._rates.scale(progress)
-        for group in self._muon.param_groups:
-            group["lr"] = self._rates.muon * scale
-        for group in self._adamw.param_groups:
-            group["lr"] = self._rates.adamw * scale
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
-        self._muon.step()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-        self._adamw.step()
-        self._muon.zero_grad(set_to_none=True)
-        self._adamw.zero_grad(set_to_none=True)
+        for optimizer, rate in self._both.values():
+            for group in optimizer.param_groups:
+                group["lr"] = rate * self._rates.scale(progress)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"muon": self._muon.state_dict(), "adamw": self._adamw.state_dict()}
+        return {name: optimizer.state_dict() for name, (optimizer, _) in self._both.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._muon.load_state_dict(state["muon"])
-        self._adamw.load_state_dict(state["adamw"])
+        for name, (optimizer, _) in self._both.items():
+            optimizer.load_state_dict(state[name])
 
 
-Batch = TypeVar("Batch")
-Batch_co = TypeVar("Batch_co", covariant=True)
-
-
-class Order(Protocol[Batch_co]):
+class Order(Protocol):
     """The order of reading, fixed by a seed: a resumed run needs only how much it has read."""
 
-    def read(self, first: int, count: int) -> Batch_co:
+    def read(self, first: int, count: int) -> Any:
         """Rows `first` to `first + count` of the endless order."""
         ...
 
@@ -163,12 +156,7 @@ class Position:
     windows_read: list[int] = field(default_factory=list)
 
 
-def window_orders(streams: Sequence[Tokens], settings: TrainSettings) -> list[WindowOrder]:
-    """Windows of token streams in the length of each phase."""
-    return [WindowOrder(streams, phase.length, settings.seed) for phase in settings.phases]
-
-
-class Trainer(Generic[Batch]):
+class Trainer:
     """Minimises an objective over what the orders give, one for each phase, to the budget's end.
 
     objective: maps a batch to its mean loss.  What it holds is moved to this process's device; its
@@ -178,7 +166,7 @@ class Trainer(Generic[Batch]):
     def __init__(
         self,
         objective: nn.Module,
-        orders: Sequence[Order[Batch]],
+        orders: Sequence[Order],
         settings: TrainSettings,
         checkpoint: Path | None = None,
     ) -> None:
@@ -280,6 +268,18 @@ class Trainer(Generic[Batch]):
     def _of_main_process(self, value: float) -> float:
         shared = torch.tensor(value, dtype=torch.float64, device=self._accelerator.device)
         return float(broadcast(shared))
+
+
+def train(
+    objective: nn.Module,
+    orders: Sequence[Order],
+    settings: TrainSettings,
+    checkpoint: Path | None = None,
+) -> None:
+    """The whole of a training, or what is left of it; see `Trainer`."""
+    trainer = Trainer(objective, orders, settings, checkpoint)
+    trainer.resume()
+    trainer.run()
 
 
 def _compiled(objective: nn.Module) -> nn.Module:

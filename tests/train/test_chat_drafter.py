@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from benchmarks.replay.along import Recording, replay
 from cluster.core import token_array
-from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
+from cluster.draft.vocabulary import DraftVocabulary
 from cluster.errors import ConfigError
-from cluster.train import chat_answers, heads
+from cluster.train import chat_answers
 from cluster.train.chat_answers import AnswerSettings, ChatModel, draw_shards, read_shards
 from cluster.train.chat_drafter import (
     DraftModelLearner,
@@ -24,17 +23,12 @@ from cluster.train.chat_drafter import (
     save_drafter,
     smaller_copy,
 )
-from cluster.train.chat_heads import HeadLoss, HeadOrder, HeadSettings, evaluate
+from cluster.train.chat_heads import HeadLoss, HeadOrder
 from cluster.train.generate import Answer
-from cluster.train.heads import train_head
-from cluster.train.trainer import Budget
 from tests.support.draft.author import GREEDY, draft_engine, lm_drafter
 
 VOCAB = 288
 ANSWERS = AnswerSettings(6, max_question_tokens=10, max_answer_tokens=12, follow_up_share=0.5)
-SETTINGS = HeadSettings(
-    depth=2, vocab_size=150, num_answer_tokens=200, answers=ANSWERS, num_layers=2
-)
 
 
 @pytest.fixture(scope="module")
@@ -183,38 +177,6 @@ def test_every_answer_is_read_once_in_an_epoch(folder: Path, shards: Path) -> No
     assert order._epoch(0, 4).tolist() != order._epoch(1, 4).tolist()
     again = order.read(3, 4)
     assert torch.equal(order.read(3, 4).token_ids, again.token_ids)
-
-
-def test_training_lowers_the_loss_resumes_to_the_bit_and_gives_a_drafter(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    budget = Budget(steps=30)
-    target = folder.as_posix()
-    whole = train_head("drafter", target, tmp_path / "a", tmp_path / "one", SETTINGS, budget)
-    answers = read_shards(tmp_path / "a" / "answers")
-    reduced = load_draft_vocabulary(tmp_path / "one")
-    assert reduced is not None
-    untrained = DraftModelLearner(smaller_copy(network(folder), reduced, 2), reduced)
-    before = evaluate(untrained, order_of(answers[::20], reduced), answers[::20])
-    assert whole.num_answers == len(answers[::20])
-    assert len(whole.loss_nats) == 2, "chains are measured"
-    assert whole.loss_nats[0] < before.loss_nats[0]
-    assert 0.0 < whole.coverage < 1.0
-
-    # The same in two parts.
-    run = heads.Trainer.run
-    monkeypatch.setattr(heads.Trainer, "run", lambda trainer: run(trainer, max_steps=11))
-    train_head("drafter", target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
-    monkeypatch.setattr(heads.Trainer, "run", run)
-    train_head("drafter", target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
-    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-    drafter = lm_drafter(draft_engine(tmp_path / "one"))
-    greedy = next(each for each in answers if len(each.token_ids) > 8)
-    params = dataclasses.replace(GREEDY, max_tokens=64)
-    recording = Recording(token_array(greedy.prompt), token_array(greedy.token_ids), params)
-    assert replay(drafter, recording, 8).num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])

@@ -17,7 +17,7 @@ from cluster.draft.heads.load import load_draft_head
 from cluster.draft.vocabulary import load_draft_vocabulary
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor, folder_made_for
-from cluster.train import heads
+from cluster.train import heads, trainer
 from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
 from cluster.train.chat_heads import (
     HeadBatch,
@@ -28,9 +28,9 @@ from cluster.train.chat_heads import (
     mean_chain_len,
 )
 from cluster.train.eagle3 import Eagle3Learner, new_head
+from cluster.train.fixed_output import MedusaLearner, new_heads
 from cluster.train.generate import Answer
 from cluster.train.heads import train_head
-from cluster.train.medusa import MedusaLearner, new_heads
 from cluster.train.processes import processes, run_together
 from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings
 from tests.support.draft.heads import ByRows
@@ -40,7 +40,9 @@ VOCAB, TAPS = 288, (2, 1, 0, 3)
 ANSWERS = AnswerSettings(
     6, max_question_tokens=10, max_answer_tokens=12, follow_up_share=0.5, taps=TAPS
 )
-SETTINGS = HeadSettings(depth=3, vocab_size=150, num_answer_tokens=200, answers=ANSWERS)
+SETTINGS = HeadSettings(
+    depth=3, vocab_size=150, num_answer_tokens=200, answers=ANSWERS, exit_layer=2
+)
 IDS = torch.arange(0, VOCAB, 2)
 
 
@@ -179,7 +181,7 @@ def test_what_is_saved_is_what_was_trained(
     assert "embed_tokens.weight" not in load_file(tmp_path / "eagle" / "model.safetensors")
     assert folder_made_for(tmp_path / "eagle") == MADE_FOR
 
-    medusa = MedusaLearner(new_heads(network, 3), IDS, 3)
+    medusa = MedusaLearner(network, new_heads(network, 3), IDS, 3)
     with torch.no_grad():
         for parameter in medusa.head.parameters():
             if parameter.requires_grad:
@@ -197,7 +199,7 @@ def test_what_is_saved_is_what_was_trained(
         torch.testing.assert_close(logits[: len(each), depth], each, rtol=3e-2, atol=3e-1)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+@pytest.mark.parametrize("kind", ["drafter", "eagle3", "medusa", "early-exit"])
 def test_training_lowers_the_loss_and_resumes_to_the_bit(
     folder: Path,
     network: PreTrainedModel,
@@ -205,27 +207,25 @@ def test_training_lowers_the_loss_and_resumes_to_the_bit(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    budget = Budget(steps=24)
-    target = folder.as_posix()
+    budget, target = Budget(steps=24), folder.as_posix()
     whole = train_head(kind, target, tmp_path / "a", tmp_path / "one", SETTINGS, budget)
     held_out = read_shards(tmp_path / "a" / "answers")[::20]
     vocabulary = load_draft_vocabulary(tmp_path / "a" / kind)
     assert vocabulary is not None
-    ids = torch.from_numpy(vocabulary.target_ids).long()
-    untrained = (
-        Eagle3Learner(new_head(network, TAPS[:3], ids), 3, (0, 1, 2))
-        if kind == "eagle3"
-        else MedusaLearner(new_heads(network, 3), ids, 3)
-    )
+    taps = () if kind == "drafter" else TAPS
+    untrained = heads.new_learner(kind, network, vocabulary, taps, SETTINGS)
+    untrained.depth = SETTINGS.depth
     order = HeadOrder(held_out, vocabulary.target_ids, VOCAB, 512, 0)
     before = evaluate(untrained, order, held_out)
     assert whole.num_answers == before.num_answers == len(held_out)
+    assert len(whole.loss_nats) == 3, "chains are measured, even where one draft is learnt"
     assert sum(whole.loss_nats) < sum(before.loss_nats)
+    assert 0.0 < whole.coverage < 1.0
 
-    run = heads.Trainer.run
-    monkeypatch.setattr(heads.Trainer, "run", lambda trainer: run(trainer, max_steps=7))
+    run = trainer.Trainer.run
+    monkeypatch.setattr(trainer.Trainer, "run", lambda own: run(own, max_steps=7))
     train_head(kind, target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
-    monkeypatch.setattr(heads.Trainer, "run", run)
+    monkeypatch.setattr(trainer.Trainer, "run", run)
     train_head(kind, target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -243,7 +243,7 @@ def shortest(answer: Answer) -> Answer:
 
 def _train_medusa(folder: Path, shards: Path, out: Path) -> None:
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    learner = MedusaLearner(new_heads(network, 3), IDS, 3)
+    learner = MedusaLearner(network, new_heads(network, 3), IDS, 3)
     answers = [shortest(each) for each in read_shards(shards) if len(each.token_ids) > 1]
     settings = TrainSettings(Budget(steps=4), (Phase(0.0, length=64, rows=1),), 4 * 64, seed=0)
     Trainer(HeadLoss(learner), [order_of(answers)], settings).run()
@@ -266,9 +266,10 @@ def test_two_processes_train_heads_as_one_does_though_some_have_nothing_to_learn
 def test_answers_without_hidden_rows_are_refused(
     network: PreTrainedModel, answers: list[Answer]
 ) -> None:
+    learner = MedusaLearner(network, new_heads(network, 1), IDS, 3)
     plain = Answer(*(getattr(answers[0], name) for name in Answer.__slots__[:4]))
     with pytest.raises(ConfigError, match="draw them anew"):
-        MedusaLearner(new_heads(network, 1), IDS, 3).drafts(order_of([plain]).batch([plain]), 0)
+        learner.drafts(order_of([plain]).batch([plain]), 0)
 
 
 def test_layers_that_the_target_does_not_have_are_refused_before_it_answers(

@@ -22,11 +22,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.device import computes
 from cluster.train.chat_drafter import DraftModelLearner
-from cluster.train.chat_heads import HeadBatch, Learner, cross_entropy
+from cluster.train.chat_heads import Drafts, HeadBatch, Learner
 from cluster.train.demo import DistillationLoss
 from cluster.train.eagle3 import Eagle3Learner, new_head
-from cluster.train.early_exit import ExitLearner, new_exit
-from cluster.train.medusa import MedusaLearner, new_heads
+from cluster.train.fixed_output import ExitLearner, MedusaLearner, new_exit, new_heads
 from cluster.train.trainer import LanguageLoss
 
 VOCAB, WIDTH, HIDDEN, K = 64, 12, 32, 4
@@ -56,8 +55,8 @@ def learners() -> list[Learner]:
     return [
         DraftModelLearner(network(), DraftVocabulary(every, every)),
         Eagle3Learner(new_head(network(), (1, 2, 3), ids), 2, (0, 1, 2)),
-        MedusaLearner(new_heads(network(), 2), ids, 3),
-        ExitLearner(new_exit(target, 2), target, ids, 0, depth=2),
+        MedusaLearner(target, new_heads(target, 2), ids, 3),
+        ExitLearner(target, new_exit(target, 2), ids, 0, depth=2),
     ]
 
 
@@ -94,9 +93,10 @@ def _compute_on_another_device(index: int) -> None:
             placed(learner, device)
             for ahead, hidden in enumerate(learner.drafts(heads, 3), 1):
                 probs, ids = (each[0, 3 + ahead :] for each in (heads.probs, heads.candidates))
-                rows = heads._replace(probs=probs, candidates=ids)
                 logits = learner.logits(hidden[0])
-                assert cross_entropy(logits, rows, slice(None)).device == device
+                picked = logits.log_softmax(dim=-1).gather(1, ids)
+                drafts = Drafts(logits, probs, ids, picked, heads.is_rejected[0, 3 + ahead :])
+                assert drafts.cross_entropy.device == device
 
 
 def test_objectives_compute_where_they_and_their_batches_lie() -> None:

@@ -18,16 +18,12 @@ from cluster.core import SamplingParams, token_array
 from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.exit import ExitHead
 from cluster.draft.heads.load import load_draft_head
-from cluster.draft.vocabulary import load_draft_vocabulary
 from cluster.engine.cpu import kernels
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor, folder_made_for
-from cluster.train import heads
-from cluster.train.chat_answers import AnswerSettings, read_shards
-from cluster.train.chat_heads import HeadOrder, HeadSettings, evaluate
-from cluster.train.early_exit import ExitLearner, new_exit
-from cluster.train.heads import train_head
-from cluster.train.trainer import Budget
+from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
+from cluster.train.chat_heads import HeadOrder
+from cluster.train.fixed_output import ExitLearner, new_exit
 from tests.draft.test_early_exit import recorded
 from tests.support.draft.heads import random_medusa
 from tests.support.draft.inside import Inside, config_of
@@ -38,9 +34,6 @@ from tests.support.worker.rounds import Session
 GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
 VOCAB, EXIT = 288, 2
 ANSWERS = AnswerSettings(6, max_question_tokens=10, max_answer_tokens=12, follow_up_share=0.5)
-SETTINGS = HeadSettings(
-    depth=3, vocab_size=150, num_answer_tokens=200, answers=ANSWERS, exit_layer=EXIT
-)
 
 
 def random_exit(folder: Path, network: PreTrainedModel, exit_layer: int = EXIT) -> Path:
@@ -50,7 +43,7 @@ def random_exit(folder: Path, network: PreTrainedModel, exit_layer: int = EXIT) 
         for parameter in head.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter += 0.3 * noise / (parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 1)
-    learner = ExitLearner(head, network, torch.arange(VOCAB), 0)
+    learner = ExitLearner(network, head, torch.arange(VOCAB), 0)
     learner.save(folder, MadeFor("target", "0123"))
     return folder
 
@@ -63,54 +56,25 @@ def loaded(folder: Path, network: PreTrainedModel) -> ExitHead:
     return head
 
 
-def test_training_begins_at_the_exit_without_training_and_lowers_its_loss(
-    folder: Path, network: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And a run that was interrupted gives the same exit to the bit."""
-    budget, target = Budget(steps=24), folder.as_posix()
-    whole = train_head("early-exit", target, tmp_path / "a", tmp_path / "one", SETTINGS, budget)
-    held_out = read_shards(tmp_path / "a" / "answers")[::20]
-    vocabulary = load_draft_vocabulary(tmp_path / "a" / "early-exit")
-    assert vocabulary is not None
-    ids = torch.from_numpy(vocabulary.target_ids).long()
-    untrained = ExitLearner(new_exit(network, EXIT), network, ids, 0, depth=3)
-    order = HeadOrder(held_out, vocabulary.target_ids, VOCAB, 512, 0)
-    before = evaluate(untrained, order, held_out)
-    assert whole.num_answers == before.num_answers == len(held_out)
-    assert sum(whole.loss_nats) < sum(before.loss_nats)
-    assert len(whole.agreement) == 3
-    batch, answer = order.batch(held_out[:1]), held_out[0]
-    text = np.concatenate([answer.prompt, answer.token_ids])[:-1]
-    with torch.no_grad():
-        rows = untrained.logits(untrained.drafts(batch, 0)[0][0])
-    expected = plain(folder, range(EXIT), token_array(text))[ids]
-    torch.testing.assert_close(rows[len(text) - 2], expected, rtol=3e-2, atol=6e-2)
-
-    run = heads.Trainer.run
-    monkeypatch.setattr(heads.Trainer, "run", lambda trainer: run(trainer, max_steps=7))
-    train_head("early-exit", target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
-    monkeypatch.setattr(heads.Trainer, "run", run)
-    train_head("early-exit", target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    assert set(one) == {"scale", "translator.weight"}
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert loaded(tmp_path / "one", network).exit_layer == EXIT
-
-
-def test_the_second_draft_of_a_chain_reads_the_row_of_the_first(
+def test_it_begins_as_the_untrained_exit_and_drafts_from_the_rows_of_drafts(
     folder: Path, network: PreTrainedModel, tmp_path: Path
 ) -> None:
     """Behind right drafts the rows are the text's: depth d is depth 0, d tokens later."""
-    settings = replace(ANSWERS, taps=(EXIT,))
-    heads.draw_shards(folder, tmp_path, 60, 0, settings)
+    draw_shards(folder, tmp_path, 60, 0, replace(ANSWERS, taps=(EXIT,)))
     answers = read_shards(tmp_path)
     ids = np.arange(VOCAB, dtype=np.int32)
     batch = HeadOrder(answers, ids, VOCAB, 512, 0).batch(answers[:1])
-    learner = ExitLearner(new_exit(network, EXIT), network, torch.from_numpy(ids).long(), 0, 3)
-    first, second, third = learner.drafts(batch, 4)
+    head = new_exit(network, EXIT)
+    learner = ExitLearner(network, head, torch.from_numpy(ids).long(), 0, depth=3)
+    with torch.no_grad():
+        first, second, third = learner.drafts(batch, 4)
+        logits = learner.logits(first[0])
     assert first.shape[1] == batch.token_ids.shape[1] - 1 - 4
     assert torch.equal(first[:, 1:], second)
     assert torch.equal(first[:, 2:], third)
+    text = np.concatenate([answers[0].prompt, answers[0].token_ids])[:-1]
+    expected = plain(folder, range(EXIT), token_array(text))
+    torch.testing.assert_close(logits[len(text) - 6], expected, rtol=3e-2, atol=6e-2)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])

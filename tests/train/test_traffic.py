@@ -182,8 +182,8 @@ def test_places_where_drafts_ended_count_by_what_would_be_accepted(
         plain = HeadLoss(learner)(batch)
         assert TrafficLoss(learner)(nowhere) == plain
         found = TrafficLoss(learner)(batch)
-        ((hidden, known),) = traffic.known_drafts(learner, batch)
-        laws = torch.softmax(learner.logits(hidden).float(), dim=-1)[batch.is_rejected[known]]
+        (drafts,) = traffic.known_drafts(learner, batch)
+        laws = torch.softmax(drafts.logits.float(), dim=-1)[drafts.is_rejected]
     shared = torch.minimum(
         batch.probs[batch.is_rejected], laws.gather(1, batch.candidates[batch.is_rejected])
     ).sum(dim=1)

@@ -22,7 +22,6 @@ from cluster.train.trainer import (
     Rates,
     Trainer,
     TrainSettings,
-    window_orders,
 )
 
 VOCAB = 64
@@ -40,6 +39,11 @@ def token_streams() -> list[Tokens]:
     return [counting.astype(np.uint16), (counting[:1000] ** 2 % VOCAB).astype(np.uint16)]
 
 
+def orders_of(settings: TrainSettings) -> list[WindowOrder]:
+    streams = token_streams()
+    return [WindowOrder(streams, phase.length, settings.seed) for phase in settings.phases]
+
+
 class NoisyLoss(LanguageLoss):
     """With dropout's noise."""
 
@@ -54,10 +58,10 @@ def tiny_trainer(
     checkpoint: Path | None,
     objective: type[LanguageLoss] = LanguageLoss,
     tokens_per_step: int = 128,
-) -> Trainer[torch.Tensor]:
+) -> Trainer:
     phases = (Phase(0.0, 16, 4), Phase(0.5, 32, 2))
     settings = TrainSettings(Budget(steps=steps), phases, tokens_per_step, seed=5)
-    orders = window_orders(token_streams(), settings)
+    orders = orders_of(settings)
     return Trainer(objective(network), orders, settings, checkpoint)
 
 
@@ -101,7 +105,7 @@ def test_time_budget_ends_by_the_clock() -> None:
     now_s = iter(range(0, 10_000, 20))
     settings = TrainSettings(Budget(minutes=2.0), (Phase(0.0, 16, 4),), tokens_per_step=64, seed=5)
     network = tiny_network(seed=1)
-    trainer = Trainer(LanguageLoss(network), window_orders(token_streams(), settings), settings)
+    trainer = Trainer(LanguageLoss(network), orders_of(settings), settings)
     trainer.run(clock=lambda: float(next(now_s)))
     assert trainer.position.num_steps == 6
 
