@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -21,11 +21,10 @@ from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import Drafter, DrafterContext, Grafting
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.cascade_options import CascadeOptions
-from cluster.draft.committed_text import CommittedTextDrafter, RequestState, common_len
+from cluster.draft.committed_text import CommittedTextDrafter, RequestState
 from cluster.draft.drafting import Drafting
-from cluster.draft.inside import StepRows, StepWants
+from cluster.draft.inside import WANTS_NOTHING, StepRows
 from cluster.models.made_for import MadeFor, made_for_of
-from cluster.spec.token_log import TokenLog
 
 # The share of a stage's nodes that the next one keeps: weight of the newest tree, and of so many
 # judged trees the first one that counts.  A stage that is not judged is tried again after so many.
@@ -69,65 +68,57 @@ class CascadeRequest(RequestState):
         self.stage, self.best, self.num_judged = 0, None, 0
 
 
-class Stage:
-    """One drafter of a cascade, contained."""
+class Stage(Drafting):
+    """One drafter of a cascade, contained.  judges: it, where it can judge another one's trees."""
 
     def __init__(self, name: str, drafter: Drafter, clock: Callable[[], float]) -> None:
         limits = CoordinatorConfig()
-        self.breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
-        self.drafter = drafter
-        self.drafting = Drafting(drafter, name, self.breaker, clock)
-        self._clock = clock
+        breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
+        super().__init__(drafter, name, breaker, clock)
+        self.judges = drafter if isinstance(drafter, Grafting) else None
 
-    def tell(self, requests: Sequence[CascadeRequest]) -> None:
+    def follow(self, requests: Sequence[CascadeRequest]) -> None:
         """Tell it what it lacks of these texts, unless it is left alone."""
         # Twice, for of a text that was cut or that it has lost it lacks more than it seems.
         for _ in range(2):
-            short = [each for each in requests if not self.holds(each)]
+            short = [each for each in requests if not self._holds(each)]
             if short and self.breaker.allows(self._clock()):
-                self.drafting.tell([self._commit(request) for request in short])
+                self.tell([self._commit(request) for request in short])
 
-    def holds(self, request: CascadeRequest) -> bool:
+    def _holds(self, request: CascadeRequest) -> bool:
         """True if it has all of the text, of the present generation."""
-        known = self.drafting.held.get(request.request_id)
-        return (
-            known is not None
-            and known.have_len == len(request.text)
-            and known.generation == request.generation
-        )
+        known = self.held.get(request.request_id)
+        wanted = len(request.text), request.generation
+        return known is not None and (known.have_len, known.generation) == wanted
 
     def _commit(self, request: CascadeRequest) -> Commit:
-        text, known = request.text, self.drafting.held.get(request.request_id)
+        text, known = request.text, self.held.get(request.request_id)
         base_len = 0 if known is None else min(known.have_len, len(text))
         opens = base_len == 0 or known is None or known.generation != request.generation
         return Commit(
-            request.request_id, request.generation, base_len, text.hash_at(base_len),
-            text.since(base_len).copy(), request.prompt_len, 0, request.task,
-            request.params if opens else None, request.tenant if opens else b"",
-        )  # fmt: skip
+            request.request_id,
+            request.generation,
+            base_len,
+            text.hash_at(base_len),
+            text.since(base_len).copy(),
+            request.prompt_len,
+            0,
+            request.task,
+            request.params if opens else None,
+            request.tenant if opens else b"",
+        )
 
-    def grow(self, asked: Sequence[tuple[CascadeRequest, int]]) -> dict[str, Proposal]:
+    def trees(self, asked: Sequence[tuple[CascadeRequest, int]]) -> dict[str, Proposal]:
         """Its trees after one slice, of the texts that it holds."""
-        growing: dict[str, DraftTask] = {}
-        texts: dict[str, TokenLog] = {}
-        if self.breaker.allows(self._clock()):
-            for request, max_nodes in asked:
-                if self.holds(request):
-                    name = request.request_id
-                    growing[name] = DraftTask(name, request.generation, max_nodes)
-                    texts[name] = request.text
-        if not growing:
+        may_grow = self.breaker.allows(self._clock())
+        held = {each.request_id: (each, nodes) for each, nodes in asked if self._holds(each)}
+        if not (may_grow and held):
             return {}
-        self.drafting.growing = growing
-        proposals, _ = self.drafting.grow(texts)
+        self.growing = {
+            name: DraftTask(name, each.generation, nodes) for name, (each, nodes) in held.items()
+        }
+        proposals, _ = self.grow({name: each.text for name, (each, _) in held.items()})
         return {each.request_id: each for each in proposals}
-
-    def judge(self, tree: Proposal) -> bool:
-        """Let it judge another one's tree; False where it cannot."""
-        if isinstance(self.drafter, Grafting):
-            self.drafter.graft([tree])
-            return True
-        return False
 
 
 class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
@@ -148,36 +139,36 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
         self.stages = [Stage(name, context.stages[name], clock) for name in options.stages]
         self._thresholds = options.hands_over_below
         self._max_graft = options.max_graft
-        drafters = [stage.drafter for stage in self.stages]
+        drafters = [context.stages[name] for name in options.stages]
         self.is_look_up = all(getattr(each, "is_look_up", False) for each in drafters)
-        self.wants = reduce(operator.or_, (each.drafting.wants for each in self.stages))
-        models = [each for each in drafters if getattr(each, "engine", None) is not None]
+        self.wants = reduce(operator.or_, (each.wants for each in self.stages))
         # What a worker says of a drafter's model is said of the first stage that has one.
-        self.engine: object = getattr(models[0], "engine", None) if models else None
-        self.tokenizer_hash: str = getattr(models[0], "tokenizer_hash", "") if models else ""
-        self.vocab_size: int = getattr(models[0], "vocab_size", 0) if models else 0
-        known = [each for each in map(made_for_of, drafters) if each != MadeFor()]
-        self.made_for = known[0] if known else MadeFor()
+        models = (each for each in drafters if getattr(each, "engine", None) is not None)
+        model = next(models, None)
+        self.engine: object = getattr(model, "engine", None)
+        self.tokenizer_hash: str = getattr(model, "tokenizer_hash", "")
+        self.vocab_size: int = getattr(model, "vocab_size", 0)
+        known = (each for each in map(made_for_of, drafters) if each != MadeFor())
+        self.made_for = next(known, MadeFor())
 
     @property
     def pages_in_use(self) -> int:
-        return sum(stage.drafting.pages[0] for stage in self.stages)
+        return sum(stage.pages[0] for stage in self.stages)
 
     @property
     def pages_total(self) -> int:
-        return sum(stage.drafting.pages[1] for stage in self.stages)
+        return sum(stage.pages[1] for stage in self.stages)
 
     def interrupt(self) -> None:
         """See `Interruptible`."""
         for stage in self.stages:
-            stage.drafting.interrupt()
+            stage.interrupt()
 
     def read(self, rows: Sequence[StepRows]) -> None:
         """See `StepReader`."""
         for stage in self.stages:
-            if stage.drafting.wants != StepWants():
-                wants = stage.drafting.wants
-                stage.drafting.read([each.seen_by(wants, self.wants) for each in rows])
+            if stage.wants != WANTS_NOTHING:
+                stage.read([each.seen_by(stage.wants, self.wants) for each in rows])
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
         """See `Drafter.observe`."""
@@ -185,77 +176,51 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
         told = [self._requests.find(each.request_id) for each in commits]
         known = list({id(each): each for each in told if each is not None}.values())
         for stage in self.stages:
-            stage.tell(known)
+            stage.follow(known)
         return observations
 
     def _forget_tree(self, request: CascadeRequest) -> None:
         request.begin()
 
-    def _advance(self, request: CascadeRequest, commit: Commit) -> None:
-        kept = common_len(request.text, commit)
-        request.text.truncate(kept)
-        request.text.append(commit.token_ids[kept - commit.base_len :])
-        request.begin()
-
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         """See `Drafter.propose`.  A text goes from stage to stage until one is sure of its tree."""
-        asked = self._asked(tasks)
+        asked, end = self._asked(tasks), len(self.stages)
         found: dict[str, Proposal] = {}
         for index, stage in enumerate(self.stages):
             own = [each for each in asked if each[0].stage == index]
-            if own:
-                self._ask(index, own, stage.grow(own), found)
+            trees = stage.trees(own)
+            for request, _ in own:
+                name = request.request_id
+                tree = trees.get(name)
+                self._learn(index, request)
+                if tree is not None and len(tree.tree):
+                    request.best = tree
+                if tree is None or tree.is_complete:
+                    request.stage = self._next(index, request)
+                best, is_over = request.best or tree, request.stage == end
+                if best is not None and (tree is not None or is_over):
+                    found[name] = replace(best, drafter=self._name, is_complete=is_over)
         return list(found.values())
 
-    def _ask(
-        self,
-        index: int,
-        asked: Sequence[tuple[CascadeRequest, int]],
-        trees: Mapping[str, Proposal],
-        found: dict[str, Proposal],
-    ) -> None:
-        """Take a stage's trees into `found`, and hand on the texts that it is done with."""
-        is_last = index == len(self.stages) - 1
-        for request, _ in asked:
-            name = request.request_id
-            tree = trees.get(name)
-            self._learn(index, request)
-            if tree is not None:
-                if len(tree.tree):
-                    request.best = replace(tree, drafter=self._name)
-                best = request.best or replace(tree, drafter=self._name)
-                found[name] = replace(best, is_complete=tree.is_complete and is_last)
-                if not tree.is_complete:
-                    continue
-            elif is_last:
-                request.stage += 1
-            if not is_last:
-                self._hand_over(index, request)
-                if request.stage == len(self.stages) and request.best is not None:
-                    found[name] = replace(request.best, is_complete=True)
-
-    def _hand_over(self, index: int, request: CascadeRequest) -> None:
-        """Leave the text to the next stage, or to none where this one is sure of its tree."""
+    def _next(self, index: int, request: CascadeRequest) -> int:
+        """The stage after this one, to which the text is left; none where this one is sure."""
         best, threshold = request.best, self._thresholds[index]
         request.num_judged = 0
         if best is None:
-            request.stage += 1
-            return
+            return index + 1
         if float(best.survival.max()) >= threshold:
-            request.stage = len(self.stages)
-            return
-        request.stage += 1
-        if request.trusts[index].is_judged(threshold):
+            return len(self.stages)
+        judge = self.stages[index + 1].judges
+        if request.trusts[index].is_judged(threshold) and judge is not None:
             graft = replace(best, tree=best.tree.first(self._max_graft))
-            if self.stages[index + 1].judge(graft):
-                request.num_judged = len(graft.tree)
+            judge.graft([graft])
+            request.num_judged = len(graft.tree)
+        return index + 1
 
     def _learn(self, index: int, request: CascadeRequest) -> None:
         """Count how much of the former stage's tree this one has kept, once it has judged it."""
-        drafter = self.stages[index].drafter
-        if not request.num_judged or not isinstance(drafter, Grafting):
-            return
-        kept = drafter.num_kept(request.request_id)
+        judge = self.stages[index].judges
+        kept = judge.num_kept(request.request_id) if judge and request.num_judged else None
         if kept is not None:
             request.trusts[index - 1].learn(kept / request.num_judged)
             request.num_judged = 0
@@ -264,4 +229,4 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
         """See `Drafter.release`."""
         super().release(request_ids)
         for stage in self.stages:
-            stage.drafting.release(request_ids)
+            stage.release(request_ids)

@@ -19,6 +19,7 @@ from cluster.core import (
     Observation,
     Proposal,
     SamplingParams,
+    TokenArray,
     TokenTree,
 )
 from cluster.draft.base import DrafterContext
@@ -146,10 +147,6 @@ class CommittedTextDrafter(ABC, Generic[State]):
     def _forget_tree(self, request: State) -> None:
         """Drop what was grown behind the text: it is invalid, though the text may be the same."""
 
-    @abstractmethod
-    def _advance(self, request: State, commit: Commit) -> None:
-        """Make the text end with the commit's tokens, which it does not yet."""
-
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
         """See `Drafter.observe`."""
         return [self._observe(commit) for commit in commits]
@@ -162,8 +159,15 @@ class CommittedTextDrafter(ABC, Generic[State]):
             request.renewed = False
             self._forget_tree(request)
         if not request.text.ends_with(commit.token_ids, commit.base_len):
-            self._advance(request, commit)
+            kept_len = common_len(request.text, commit)
+            self._advance(request, kept_len, commit.token_ids[kept_len - commit.base_len :])
         return Observation(commit.request_id, commit.generation, len(request.text))
+
+    def _advance(self, request: State, kept_len: int, token_ids: TokenArray) -> None:
+        """Let the text be its first `kept_len` tokens and these."""
+        request.text.truncate(kept_len)
+        request.text.append(token_ids)
+        self._forget_tree(request)
 
     def _asked(self, tasks: Sequence[DraftTask]) -> list[tuple[State, int]]:
         """The known requests that nodes are asked for, with how many at most."""

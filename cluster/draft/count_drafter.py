@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from cluster.core import Commit, DraftTask, FloatArray, Observation, Proposal, TokenTree
+from cluster.core import Commit, DraftTask, FloatArray, Observation, Proposal, TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
-from cluster.draft.committed_text import CommittedTextDrafter, RequestState, common_len
+from cluster.draft.committed_text import CommittedTextDrafter, RequestState
 from cluster.draft.hit_rates import HitRates
 from cluster.draft.lookups import REFERENCE, Change, Ways, Wish
 
@@ -89,15 +89,11 @@ class CountDrafter(CommittedTextDrafter[State]):
         state.grown_max_nodes = -1
         state.counted.set_law(state.params)
 
-    def _advance(self, state: State, commit: Commit) -> None:
+    def _advance(self, state: State, kept_len: int, token_ids: TokenArray) -> None:
         """Amortised cost: O(committed tokens)."""
-        text, token_ids = state.text, commit.token_ids
-        kept_len = common_len(text, commit)
-        is_lesson = kept_len == len(text) and state.grown_max_nodes >= 0
-        if kept_len != commit.base_len:
-            token_ids = token_ids[kept_len - commit.base_len :]
-        text.truncate(kept_len)
-        text.append(token_ids)
+        is_lesson = kept_len == len(state.text) and state.grown_max_nodes >= 0
+        state.text.truncate(kept_len)
+        state.text.append(token_ids)
         state.grown_max_nodes = -1
         change = Change(state.counted, state.rates, is_lesson, kept_len, token_ids)
         self._changes.append(change)

@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import numpy as np
 import torch
 
-from cluster.core import Commit, DraftTask, Proposal, SamplingParams
+from cluster.core import DraftTask, Proposal, SamplingParams, TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.candidates import RankedRows, rank_rows
-from cluster.draft.committed_text import CommittedTextDrafter, common_len
+from cluster.draft.committed_text import CommittedTextDrafter
 from cluster.draft.head_attention import Part, Span
 from cluster.draft.head_cache import TextCache, kv_layers
 from cluster.draft.heads.head import HeadModule
@@ -172,13 +172,12 @@ class HeadDrafter(CommittedTextDrafter[HeadRequest], Generic[Head]):
     def _forget_tree(self, request: HeadRequest) -> None:
         request.drop_tree()
 
-    def _advance(self, request: HeadRequest, commit: Commit) -> None:
-        kept = common_len(request.text, commit)
-        request.cut(kept)
-        request.text.append(commit.token_ids[kept - commit.base_len :])
+    def _advance(self, request: HeadRequest, kept_len: int, token_ids: TokenArray) -> None:
+        request.cut(kept_len)
+        request.text.append(token_ids)
         if (tree := request.tree) is not None:  # fit to the draws that it foresaw
-            token_ids = request.text.token_ids[request.root_len :].tolist()
-            learn_draws(self._fits_of(request), tree, tree.walk(token_ids), token_ids)
+            behind = request.text.token_ids[request.root_len :].tolist()
+            learn_draws(self._fits_of(request), tree, tree.walk(behind), behind)
         request.drop_tree()
 
     def _fits_of(self, request: HeadRequest) -> list[Sharpness]:

@@ -15,11 +15,11 @@ from functools import partial
 
 import torch
 
-from cluster.core import EMPTY_TREE, Commit, DraftTask, Observation, Proposal
+from cluster.core import EMPTY_TREE, Commit, DraftTask, Observation, Proposal, TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.candidates import rank_rows
-from cluster.draft.committed_text import CommittedTextDrafter, common_len
+from cluster.draft.committed_text import CommittedTextDrafter
 from cluster.draft.coupling import is_useful
 from cluster.draft.draft_model import load_draft_model
 from cluster.draft.drawn import DrawnTrees
@@ -106,11 +106,10 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
     def _forget_tree(self, request: LMRequest) -> None:
         request.forget_cache(request.cached_len)
 
-    def _advance(self, request: LMRequest, commit: Commit) -> None:
-        kept = common_len(request.text, commit)
-        if kept < len(request.text):
-            request.roll_back(kept)
-        request.append(commit.token_ids[kept - commit.base_len :], self.vocab_size)
+    def _advance(self, request: LMRequest, kept_len: int, token_ids: TokenArray) -> None:
+        if kept_len < len(request.text):
+            request.roll_back(kept_len)
+        request.append(token_ids, self.vocab_size)
         self._catch_up(request)
 
     def _catch_up(self, request: LMRequest) -> None:

@@ -102,11 +102,6 @@ class TextDrafter(CommittedTextDrafter[_Request]):
     def _forget_tree(self, request: _Request) -> None:
         request.drafted_nodes = -1
 
-    def _advance(self, request: _Request, commit: Commit) -> None:
-        request.text.truncate(commit.base_len)
-        request.text.append(commit.token_ids)
-        request.drafted_nodes = -1
-
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         """See `Drafter.propose`."""
         proposals = (self._propose(task) for task in tasks)

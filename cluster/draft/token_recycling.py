@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cluster.config.parse import NonNegativeInt, PositiveInt, Share
-from cluster.core import Commit, FloatArray, TokenArray, TokenTree
+from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.count_drafter import CountDrafter, CountState
@@ -205,15 +205,15 @@ class TokenRecyclingDrafter(CountDrafter[RecyclingState]):
     def _guess_rates_of(self, state: RecyclingState) -> HitRates:
         return self._guess_rates.of((state.task, state.params.temperature == 0.0))
 
-    def _advance(self, state: RecyclingState, commit: Commit) -> None:
-        if state.drafted and commit.base_len == len(state.text):
+    def _advance(self, state: RecyclingState, kept_len: int, token_ids: TokenArray) -> None:
+        if state.drafted and kept_len == len(state.text):
             rates = self._guess_rates_of(state)
-            for guess, token in zip(state.drafted, commit.token_ids.tolist(), strict=False):
+            for guess, token in zip(state.drafted, token_ids.tolist(), strict=False):
                 rates.record(_GUESS, hit=guess == token)
                 if guess != token:
                     break
         state.drafted = []
-        super()._advance(state, commit)
+        super()._advance(state, kept_len, token_ids)
 
 
 def _move_on(state: RecyclingState, rows: StepRows) -> None:

@@ -149,7 +149,7 @@ def test_a_released_text_is_forgotten_by_all_stages() -> None:
     assert drafter.propose([author.task()]) == []
     observation: Observation = drafter.observe([author.commit([5])])[0]
     assert observation.have_len == 0
-    assert all(not stage.drafting.held for stage in drafter.stages)
+    assert all(not stage.held for stage in drafter.stages)
 
 
 def test_a_stage_that_lost_a_text_is_sent_all_of_it() -> None:
