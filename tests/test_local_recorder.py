@@ -59,7 +59,7 @@ def test_texts_are_the_same_and_what_is_recorded_is_the_targets_law(
     assert {each.name for each in tmp_path.iterdir()} == {
         tenant_name(tenant_of(salt)) for salt in (None, "secret")
     }
-    assert any(len(each.rejected.token_ids) for each in answers)
+    assert any(len(each.rejected_token_ids) for each in answers)
     written = [text for text in texts if text]
     for answer in answers:
         # A text's stop token is recorded and is no part of it.

@@ -16,9 +16,10 @@ import os
 import re
 import secrets
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,22 +49,6 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RejectedNodes:
-    """Drafts that were wrong, with the target's law behind each.
-
-    places: int32[m], the index of the answer's token that a node was a guess for.  parents:
-    int32[m], a node among these, or -1 = the answer up to the place.  token_ids: int32[m].
-    candidates, log_probs: as of `RecordedAnswer`, [m, k].
-    """
-
-    places: TokenArray
-    parents: TokenArray
-    token_ids: TokenArray
-    candidates: TokenArray
-    log_probs: NDArray[np.float16]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class RecordedAnswer:
     """One answer with the laws by which it was drawn.
 
@@ -71,6 +56,10 @@ class RecordedAnswer:
     candidates: int32[n, k], the most probable tokens at each place, best first.  log_probs:
     float16[n, k], at temperature 1.  is_accepted: bool[n], those that were drafts.
     law, temperature: the request's; 0 = greedy.
+
+    rejected_*: drafts that were wrong, with the target's law behind each.  places: int32[m], the
+    index of the answer's token that a node was a guess for.  parents: int32[m], a node among these,
+    or -1 = the answer up to the place.  token_ids: int32[m].  candidates, log_probs: [m, k].
     """
 
     prompt: TokenArray
@@ -78,21 +67,40 @@ class RecordedAnswer:
     candidates: TokenArray
     log_probs: NDArray[np.float16]
     is_accepted: NDArray[np.bool_]
-    rejected: RejectedNodes
+    rejected_places: TokenArray
+    rejected_parents: TokenArray
+    rejected_token_ids: TokenArray
+    rejected_candidates: TokenArray
+    rejected_log_probs: NDArray[np.float16]
     law: str
     temperature: float
 
     @property
     def num_tokens(self) -> int:
         """All ids that are kept."""
-        return len(self.prompt) + len(self.token_ids) + len(self.rejected.token_ids)
+        return sum(map(len, (self.prompt, self.token_ids, self.rejected_token_ids)))
 
     @property
     def first_rejected(self) -> TokenArray:
         """The places where a step's drafts ended because the target drew another token: int32[n]"""
-        hanging = self.rejected.places[self.rejected.parents < 0]
+        hanging = self.rejected_places[self.rejected_parents < 0]
         places = np.unique(hanging[hanging < len(self.token_ids)])
         return places[~self.is_accepted[places]]
+
+
+# Of each array of an answer the numbers, and its shape: p and n tokens, m nodes, k candidates.
+ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
+    "prompt": (np.int32, "p"),
+    "token_ids": (np.int32, "n"),
+    "candidates": (np.int32, "nk"),
+    "log_probs": (np.float16, "nk"),
+    "is_accepted": (np.bool_, "n"),
+    "rejected_places": (np.int32, "m"),
+    "rejected_parents": (np.int32, "m"),
+    "rejected_token_ids": (np.int32, "m"),
+    "rejected_candidates": (np.int32, "mk"),
+    "rejected_log_probs": (np.float16, "mk"),
+}
 
 
 def tenant_name(tenant: bytes) -> str:
@@ -158,17 +166,9 @@ def _names(folder: Path, pattern: re.Pattern[str]) -> list[str]:
 
 def encode(answer: RecordedAnswer, origin: Origin) -> bytes:
     """The bytes of a file."""
-    rejected, buffer = answer.rejected, io.BytesIO()
-    np.savez(
-        buffer, format=np.str_(FORMAT), model_hash=np.str_(origin.model_hash),
-        tokenizer_hash=np.str_(origin.tokenizer_hash), vocab_size=origin.vocab_size,
-        law=np.str_(answer.law), temperature=answer.temperature,
-        prompt=answer.prompt, token_ids=answer.token_ids, candidates=answer.candidates,
-        log_probs=answer.log_probs, is_accepted=answer.is_accepted,
-        rejected_places=rejected.places, rejected_parents=rejected.parents,
-        rejected_token_ids=rejected.token_ids, rejected_candidates=rejected.candidates,
-        rejected_log_probs=rejected.log_probs,
-    )  # fmt: skip
+    buffer = io.BytesIO()
+    said = {each.name: getattr(of, each.name) for of in (origin, answer) for each in fields(of)}
+    np.savez(buffer, format=np.str_(FORMAT), **said)
     return buffer.getvalue()
 
 
@@ -222,21 +222,10 @@ def _refused(path: Path, reason: str, remedy: str = "remove the file") -> Config
 
 
 def _answer(found: dict[str, NDArray[np.generic]]) -> RecordedAnswer:
-    def ids(name: str) -> TokenArray:
-        return found[name].astype(np.int32, casting="same_kind")
-
-    def laws(name: str) -> NDArray[np.float16]:
-        return found[name].astype(np.float16, casting="same_kind")
-
-    rejected = RejectedNodes(
-        ids("rejected_places"), ids("rejected_parents"), ids("rejected_token_ids"),
-        ids("rejected_candidates"), laws("rejected_log_probs"),
-    )  # fmt: skip
-    return RecordedAnswer(
-        ids("prompt"), ids("token_ids"), ids("candidates"), laws("log_probs"),
-        found["is_accepted"].astype(np.bool_, casting="no"), rejected, str(found["law"]),
-        float(found["temperature"]),
-    )  # fmt: skip
+    arrays: dict[str, Any] = {
+        name: found[name].astype(dtype, casting="same_kind") for name, (dtype, _) in ARRAYS.items()
+    }
+    return RecordedAnswer(law=str(found["law"]), temperature=float(found["temperature"]), **arrays)
 
 
 def _origin(found: dict[str, NDArray[np.generic]]) -> Origin:
@@ -246,29 +235,24 @@ def _origin(found: dict[str, NDArray[np.generic]]) -> Origin:
 
 def _problem(answer: RecordedAnswer, vocab_size: int) -> str:
     """Why an answer cannot be learned from, "" where it can."""
-    rejected, length = answer.rejected, len(answer.token_ids)
-    width = answer.candidates.shape[-1]
-    shapes = {
-        "prompt": (answer.prompt.shape, (len(answer.prompt),)),
-        "token_ids": (answer.token_ids.shape, (length,)),
-        "is_accepted": (answer.is_accepted.shape, (length,)),
-        "candidates": (answer.candidates.shape, (length, width)),
-        "log_probs": (answer.log_probs.shape, (length, width)),
-        "rejected_places": (rejected.places.shape, (len(rejected.token_ids),)),
-        "rejected_parents": (rejected.parents.shape, (len(rejected.token_ids),)),
-        "rejected_candidates": (rejected.candidates.shape, (len(rejected.token_ids), width)),
-        "rejected_log_probs": (rejected.log_probs.shape, (len(rejected.token_ids), width)),
+    length, parents = len(answer.token_ids), answer.rejected_parents
+    sizes = {
+        "p": len(answer.prompt),
+        "n": length,
+        "m": len(answer.rejected_token_ids),
+        "k": answer.candidates.shape[-1],
     }
-    for name, (shape, expected) in shapes.items():
+    for name, (_, letters) in ARRAYS.items():
+        shape, expected = getattr(answer, name).shape, tuple(sizes[each] for each in letters)
         if shape != expected:
             return f"{name} has the shape {shape}, where {expected} is needed"
     if not length or not len(answer.prompt):
         return "it has no prompt or no answer"
-    ids = (answer.prompt, answer.token_ids, answer.candidates, rejected.token_ids)
+    ids = (answer.prompt, answer.token_ids, answer.candidates, answer.rejected_token_ids)
     if any(each.size and not 0 <= each.min() <= each.max() < vocab_size for each in ids):
         return f"a token is outside the vocabulary 0..{vocab_size - 1}"
     if np.isnan(answer.log_probs).any() or (answer.log_probs > 0.1).any():
         return "log_probs has what is no log-probability"
-    if (rejected.parents >= np.arange(len(rejected.parents))).any():
+    if (parents >= np.arange(len(parents))).any():
         return "a rejected node stands before its parent"
     return ""

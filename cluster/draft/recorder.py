@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import weakref
 import zlib
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from cluster.core import Commit, DraftTask, Observation, Proposal, TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants, host_of
-from cluster.draft.recorded import Origin, RecordedAnswer, RejectedNodes
+from cluster.draft.recorded import ARRAYS, Origin, RecordedAnswer
 from cluster.draft.recorder_keeper import Keeper
 from cluster.draft.recorder_options import RecorderOptions
 from cluster.requests.tenant import DEFAULT_TENANT, PROFILE_TENANT
@@ -31,7 +33,7 @@ class _Recording:
     """One answer that is being written.
 
     prompt: the text before the first recorded law.  is_open: nothing of it was missed so far.
-    The lists have a step's part each; of the rejected ones a parent is an index in all parts.
+    parts: a step's part each, by the names of `RecordedAnswer`.
     """
 
     rows: StepRows
@@ -39,27 +41,30 @@ class _Recording:
     is_open: bool = True
     length: int = 0
     num_rejected: int = 0
-    tokens: list[TokenArray] = field(default_factory=list)
-    laws: list[tuple[TokenArray, NDArray[np.float32]]] = field(default_factory=list)
-    num_accepted: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    rejected: list[TokenArray] = field(default_factory=list)
-    rejected_laws: list[tuple[TokenArray, NDArray[np.float32]]] = field(default_factory=list)
+    parts: defaultdict[str, list[NDArray[Any]]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, rows: StepRows) -> None:
         """Take in a step: the tokens that became text, with their laws, and the other nodes."""
         assert rows.top is not None
         assert rows.next_token is not None
-        top, num_context = rows.top, rows.num_context
-        nodes = rows.token_ids[num_context:]
-        drawn = np.append(nodes[rows.path], np.int32(rows.next_token)).astype(np.int32)
-        at = np.append(-1, rows.path) + 1  # rows of `top`: that of the text's end is the first
+        nodes = rows.token_ids[rows.num_context :]
+        drawn = np.append(nodes[rows.path], rows.next_token)
         num = self._length_of(drawn)
-        self.tokens.append(drawn[:num])
-        self.laws.append((top.token_ids[at[:num]], top.logprobs[at[:num]]))
-        self.num_accepted.append(min(len(rows.path), num))
-        self._reject(rows, nodes)
+        at = (np.append(-1, rows.path) + 1)[:num]  # that of the text's end is the first
+        rejected, places, parents = self._rejected(rows)
+        part = {
+            "token_ids": drawn[:num],
+            "candidates": rows.top.token_ids[at],
+            "log_probs": rows.top.logprobs[at],
+            "is_accepted": np.arange(num) < len(rows.path),
+            "rejected_places": places,
+            "rejected_parents": parents,
+            "rejected_token_ids": nodes[rejected],
+            "rejected_candidates": rows.top.token_ids[rejected + 1],
+            "rejected_log_probs": rows.top.logprobs[rejected + 1],
+        }
+        for name, array in part.items():
+            self.parts[name].append(array)
         self.length += num
         self.is_open = num == len(drawn) and drawn[-1] not in self.rows.params.stop_token_ids
 
@@ -72,54 +77,30 @@ class _Recording:
                 return index + 1
         return len(drawn)
 
-    def _reject(self, rows: StepRows, nodes: TokenArray) -> None:
-        """Note the nodes that did not become text."""
+    def _rejected(self, rows: StepRows) -> NDArray[np.int32]:
+        """Of the nodes that did not become text: [node, place, parent among all of them]."""
         # Of each node, and of the text's end before them: a place behind it, and its number among
         # the rejected; -1 = it is text.
-        depth = {-1: self.length, **{int(n): self.length + i for i, n in enumerate(rows.path, 1)}}
-        number = dict.fromkeys(depth, -1)
-        chosen: list[int] = []
+        place = {-1: self.length, **{int(n): self.length + i for i, n in enumerate(rows.path, 1)}}
+        number = dict.fromkeys(place, -1)
+        found: list[tuple[int, int, int]] = []
         for node, parent in enumerate(rows.parents.tolist()):
-            if node in depth:
-                continue
-            self.places.append(depth[parent])
-            self.parents.append(number[parent])
-            depth[node], number[node] = depth[parent] + 1, self.num_rejected + len(chosen)
-            chosen.append(node)
-        if chosen:
-            assert rows.top is not None
-            at = np.array(chosen) + 1
-            self.num_rejected += len(chosen)
-            self.rejected.append(nodes[at - 1])
-            self.rejected_laws.append((rows.top.token_ids[at], rows.top.logprobs[at]))
+            if node not in number:
+                found.append((node, place[parent], number[parent]))
+                place[node], number[node] = place[parent] + 1, self.num_rejected
+                self.num_rejected += 1
+        return np.array(found, np.int32).reshape(-1, 3).T
 
     def answer(self) -> RecordedAnswer:
         """All that was recorded."""
-        candidates, log_probs = _joined(self.laws)
-        width = candidates.shape[1]
-        is_accepted = np.zeros(self.length, np.bool_)
-        ends = np.cumsum([len(each) for each in self.tokens])
-        for end, part, count in zip(ends, self.tokens, self.num_accepted, strict=True):
-            is_accepted[end - len(part) : end - len(part) + count] = True
-        laws = _joined(self.rejected_laws, width)
-        tokens = np.concatenate(self.rejected) if self.rejected else np.empty(0, np.int32)
-        rejected = RejectedNodes(
-            np.array(self.places, np.int32), np.array(self.parents, np.int32), tokens, *laws
-        )
+        arrays: dict[str, Any] = {
+            name: np.concatenate(parts).astype(ARRAYS[name][0])
+            for name, parts in self.parts.items()
+        }
         params = self.rows.params
         return RecordedAnswer(
-            self.prompt, np.concatenate(self.tokens), candidates, log_probs, is_accepted, rejected,
-            params.law, params.temperature,
-        )  # fmt: skip
-
-
-def _joined(
-    parts: Sequence[tuple[TokenArray, NDArray[np.float32]]], width: int = 0
-) -> tuple[TokenArray, NDArray[np.float16]]:
-    if not parts:
-        return np.empty((0, width), np.int32), np.empty((0, width), np.float16)
-    ids, logprobs = zip(*parts, strict=True)
-    return np.concatenate(ids).astype(np.int32), np.concatenate(logprobs).astype(np.float16)
+            prompt=self.prompt, law=params.law, temperature=params.temperature, **arrays
+        )
 
 
 class RecorderDrafter:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from cluster.draft.once_a_minute import OnceAMinute
@@ -75,7 +76,7 @@ class Keeper:
         self._memory = _Memory()
         self._folder = Folder(Path(options.folder)) if options.folder else None
         self._said = OnceAMinute()
-        self._waiting: queue.Queue[tuple[bytes, RecordedAnswer] | None] = queue.Queue(_MAX_WAITING)
+        self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(_MAX_WAITING)
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -88,7 +89,7 @@ class Keeper:
         """Take an answer; it is dropped where the thread cannot follow."""
         self.start()
         try:
-            self._waiting.put_nowait((tenant, answer))
+            self._waiting.put_nowait(partial(self._put, tenant, answer))
         except queue.Full:
             if count := self._said.is_due("queue", time.monotonic()):
                 log.warning("recorder does not follow; answers dropped so far: %d", count)
@@ -102,35 +103,28 @@ class Keeper:
         self._thread.join(within_s)
 
     def _run(self) -> None:
-        is_over, obeyed_at, trimmed_at = False, -math.inf, -math.inf
+        is_over, done_at = False, dict.fromkeys((self.obey, self.trim), -math.inf)
         while not is_over:
-            try:
-                item = self._waiting.get(timeout=_OBEYS_EVERY_S)
-                is_over = item is None
-                if item is not None:
-                    self._put(*item)
-            except queue.Empty:
-                pass
-            except OSError as error:
-                self._complain(error)
-            except Exception:  # the thread must outlive any answer
-                log.exception("recorder could not keep an answer")
+            with contextlib.suppress(queue.Empty):
+                work = self._waiting.get(timeout=_OBEYS_EVERY_S)
+                is_over = work is None
+                self._do(work, "an answer")
             now = time.monotonic()
-            try:
-                if is_over or now - obeyed_at >= _OBEYS_EVERY_S:
-                    obeyed_at = now
-                    self.obey()
-                if is_over or now - trimmed_at >= _TRIMS_EVERY_S:
-                    trimmed_at = now
-                    self.trim()
-            except OSError as error:
-                self._complain(error)
-            except Exception:
-                log.exception("recorder could not keep its bounds")
+            for work, every_s in ((self.obey, _OBEYS_EVERY_S), (self.trim, _TRIMS_EVERY_S)):
+                if is_over or now - done_at[work] >= every_s:
+                    done_at[work] = now
+                    self._do(work, "its bounds")
 
-    def _complain(self, error: OSError) -> None:
-        if self._said.is_due("disk", time.monotonic()):
-            log.warning("recorder cannot write folder=%s: %s", self._options.folder, error)
+    def _do(self, work: Callable[[], None] | None, what: str) -> None:
+        """The thread must outlive any answer."""
+        try:
+            if work:
+                work()
+        except OSError as error:
+            if self._said.is_due("disk", time.monotonic()):
+                log.warning("recorder cannot write folder=%s: %s", self._options.folder, error)
+        except Exception:
+            log.exception("recorder could not keep %s", what)
 
     def _put(self, tenant: bytes, answer: RecordedAnswer) -> None:
         to = self._folder if self._options.keep == "disk" and self._folder else self._memory

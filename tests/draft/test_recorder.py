@@ -46,21 +46,21 @@ def record(world: World, *, num_texts: int = 12, num_tenants: int = 3) -> None:
 
 def ids_in(answer: RecordedAnswer) -> np.ndarray[Any, Any]:
     parts = (
-        answer.prompt, answer.token_ids, answer.candidates, answer.rejected.token_ids,
-        answer.rejected.candidates,
+        answer.prompt, answer.token_ids, answer.candidates, answer.rejected_token_ids,
+        answer.rejected_candidates,
     )  # fmt: skip
     return np.concatenate([each.ravel() for each in parts])
 
 
 def path_of(answer: RecordedAnswer, node: int) -> tuple[int, ...]:
-    rejected, words = answer.rejected, list[int]()
+    words = list[int]()
     while True:
-        words.insert(0, int(rejected.token_ids[node]))
-        parent = int(rejected.parents[node])
+        words.insert(0, int(answer.rejected_token_ids[node]))
+        parent = int(answer.rejected_parents[node])
         if parent < 0:
-            before = answer.token_ids[: rejected.places[node]].tolist()
+            before = answer.token_ids[: answer.rejected_places[node]].tolist()
             return (*answer.prompt.tolist(), *before, *words)
-        assert rejected.places[node] == rejected.places[parent] + 1
+        assert answer.rejected_places[node] == answer.rejected_places[parent] + 1
         node = parent
 
 
@@ -81,9 +81,9 @@ def test_every_token_and_every_rejected_node_has_the_law_behind_it(
         for place, candidates in enumerate(answer.candidates):
             before = tuple(text.tokens[: len(answer.prompt) + place])
             assert candidates.tolist() == law(before).tolist()
-        for node, candidates in enumerate(answer.rejected.candidates):
+        for node, candidates in enumerate(answer.rejected_candidates):
             assert candidates.tolist() == law(path_of(answer, node)).tolist()
-        num_rejected += len(answer.rejected.token_ids)
+        num_rejected += len(answer.rejected_token_ids)
         assert answer.temperature == 0.5
         for place in answer.first_rejected:
             assert not answer.is_accepted[place]
@@ -211,7 +211,6 @@ def answer(world: World, name: str = "a") -> RecordedAnswer:
     for _ in range(4):
         world.step(name)
     recording = world.recorder._recordings[name]
-    assert recording is not None
     return recording.answer()
 
 
