@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import Commit, DraftTask, Proposal, TokenTree
+from cluster.core import DraftTask, Proposal, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.committed_text import CommittedTextDrafter, RequestState
 
@@ -45,10 +45,6 @@ class RandomDrafter(CommittedTextDrafter[_RandomState]):
 
     def _forget_tree(self, state: _RandomState) -> None:
         """A random chain is as good for any request."""
-
-    def _advance(self, state: _RandomState, commit: Commit) -> None:
-        state.text.truncate(commit.base_len)
-        state.text.append(commit.token_ids)
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         found = ((task, self._requests.get(task.request_id, task.generation)) for task in tasks)

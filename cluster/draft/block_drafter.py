@@ -17,7 +17,7 @@ import torch
 
 from cluster.core import Proposal
 from cluster.draft.head_cache import block_rows
-from cluster.draft.head_drafter import NO_LIMIT, Begun, HeadDrafter, HeadRequest, sound
+from cluster.draft.head_drafter import Begun, HeadDrafter, HeadRequest, sound
 from cluster.draft.heads.block import BlockHead
 from cluster.draft.live_tree import ROOT
 from cluster.draft.sharpness import conditionals
@@ -111,7 +111,7 @@ class BlockDrafter(HeadDrafter[BlockHead]):
         drawn: dict[int, int] = {}
         for place, (index, (block, end)) in enumerate(zip(open_, ends, strict=True)):
             request, token = block.request, int(ranked.token_ids[place, 0])
-            request.expand(end, ranked.row(place), [(token, float(shares[place]))], NO_LIMIT)
+            request.expand(end, ranked.row(place), [(token, float(shares[place]))])
             tree = request.tree
             assert tree is not None
             is_longer = tree.best_leaf_survival() > 0.0

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cluster.core import FloatArray, SamplingParams
+from cluster.core import SamplingParams
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.cpu import kernels
-from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.draw.native import RankedDraw
 from cluster.spec.noise import gumbel
 from cluster.spec.params import divisor
 from cluster.spec.penalties import bounded, single_precision_penalties
+from cluster.spec.sampling import is_truncated
 
 Array = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.int64]
@@ -90,17 +90,22 @@ def rank_rows(
     count = min(num_candidates, logits.shape[1])
     if native is not None and count <= native.draws.max_ranked and _are_unprocessed(logits, rows):
         draws = [ranked_draw(row.params, row.position, vocabulary) for row in rows]
-        columns, ranked = native.draws.rank(logits, count, draws)
-        return RankedRows(_target_ids(columns, vocabulary), ranked)
+        columns, scores = native.draws.rank(logits, count, draws)
+        return RankedRows(_target_ids(columns, vocabulary), scores)
     values, ids = torch.topk(_with_bias(logits, rows, vocabulary), count, dim=-1)
     weights: Array = values.cpu().numpy().astype(np.float64)
-    token_ids = _target_ids(ids.cpu().numpy(), vocabulary)
-    _penalise(weights, token_ids, rows)
-    scores = _scores(weights, token_ids, rows, native)
+    ranked = RankedRows(_target_ids(ids.cpu().numpy(), vocabulary), weights)
+    if any(row.params.has_penalties for row in rows):
+        _penalise(ranked, rows)
+        ranked = _ordered(ranked.token_ids, weights)
+    return _ordered(ranked.token_ids, _scores(ranked, rows))
+
+
+def _ordered(token_ids: IdArray, scores: Array) -> RankedRows:
+    """Best first."""
     order = np.argsort(-scores, axis=1, kind="stable")
     return RankedRows(
-        np.take_along_axis(token_ids, order, axis=1),
-        np.take_along_axis(scores, order, axis=1),
+        np.take_along_axis(token_ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
     )
 
 
@@ -133,43 +138,19 @@ def _target_ids(columns: IdArray, vocabulary: DraftVocabulary | None) -> IdArray
     return columns if vocabulary is None else vocabulary.target_ids[columns].astype(np.int64)
 
 
-def _truncates(params: SamplingParams) -> bool:
-    return params.top_k != 0 or params.top_p < 1.0 or params.min_p > 0.0
-
-
-def _noise_keys(rows: Sequence[RowContext]) -> tuple[npt.NDArray[np.uint64], IdArray, IdArray]:
-    """(seeds, positions, streams) of each row's draw."""
-    return (
-        np.array([row.params.noise_key for row in rows], np.uint64),
-        np.array([row.position for row in rows], np.int64),
-        np.array([row.params.stream for row in rows], np.int64),
-    )
-
-
 def _with_bias(
     logits: torch.Tensor, rows: Sequence[RowContext], vocabulary: DraftVocabulary | None
 ) -> torch.Tensor:
-    biased = logits
+    biased = logits.clone() if any(row.params.logit_bias for row in rows) else logits
     for index, row in enumerate(rows):
-        entries = [
-            (column, bias)
-            for token, bias in row.params.logit_bias
-            if (column := token if vocabulary is None else vocabulary.draft_id_of(token))
-            is not None
-            and 0 <= column < logits.shape[1]
-        ]
-        if not entries:
-            continue
-        if biased is logits:
-            biased = logits.clone()
-        ids = torch.tensor([column for column, _ in entries], device=logits.device)
-        biased[index, ids] += torch.tensor(
-            [bounded(bias) for _, bias in entries], dtype=biased.dtype, device=logits.device
-        )
+        for token, bias in row.params.logit_bias:
+            column = token if vocabulary is None else vocabulary.draft_id_of(token)
+            if column is not None and 0 <= column < logits.shape[1]:
+                biased[index, column] += bounded(bias)
     return biased
 
 
-def _penalise(weights: Array, token_ids: IdArray, rows: Sequence[RowContext]) -> None:
+def _penalise(ranked: RankedRows, rows: Sequence[RowContext]) -> None:
     """Apply the penalties to the candidates in place; no token becomes a new candidate."""
     for index, row in enumerate(rows):
         params = row.params
@@ -177,57 +158,46 @@ def _penalise(weights: Array, token_ids: IdArray, rows: Sequence[RowContext]) ->
             continue
         counts, seen = row.output_counts or {}, row.seen or frozenset()
         penalty, frequency, presence = single_precision_penalties(params)
-        for place, token in enumerate(token_ids[index].tolist()):
+        for place, token in enumerate(ranked.token_ids[index].tolist()):
             count = counts.get(token, 0)
-            value = weights[index, place]
+            value = ranked.scores[index, place]
             if count or token in seen:
                 value = value / penalty if value > 0.0 else value * penalty
             value -= frequency * count + presence * (count > 0)
-            weights[index, place] = value
+            ranked.scores[index, place] = value
 
 
-def _scores(
-    weights: Array, token_ids: IdArray, rows: Sequence[RowContext], native: Kernels | None
-) -> Array:
+def _scores(ranked: RankedRows, rows: Sequence[RowContext]) -> Array:
     """Log-weights after temperature and truncation, plus noise.  float64[rows, m]."""
-    temperatures = np.array([divisor(row.params) for row in rows])
-    sampled = np.flatnonzero(temperatures > 0.0)
-    if len(sampled) == 0:
-        return weights
-    scores = weights.copy()
-    chosen = [rows[index] for index in sampled.tolist()]
-    scaled = weights[sampled] / temperatures[sampled, None]
-    scaled = _truncated(scaled, [row.params for row in chosen])
-    scores[sampled] = scaled + _noise(chosen, token_ids[sampled], native)
+    temperatures = np.array([[divisor(row.params)] for row in rows])
+    is_sampled = temperatures > 0.0
+    if not is_sampled.any():
+        return ranked.scores
+    scaled = ranked.scores / np.where(is_sampled, temperatures, 1.0)
+    params = [row.params for row in rows]
+    if any(map(is_truncated, params)):
+        scaled = _truncated(scaled, params)
+    noise = gumbel(
+        np.array([[each.noise_key] for each in params], np.uint64),
+        np.array([[row.position] for row in rows], np.int64),
+        ranked.token_ids,
+        np.array([[each.stream] for each in params], np.int64),
+    )
+    scores: Array = np.where(is_sampled, scaled + noise, ranked.scores)
     return scores
 
 
-def _noise(rows: Sequence[RowContext], token_ids: IdArray, native: Kernels | None) -> FloatArray:
-    """The target's noise for each row's candidates, float32[rows, m]; exact to 1e-5."""
-    seeds, positions, streams = _noise_keys(rows)
-    if native is not None:
-        return native.draws.gumbel(seeds, positions, token_ids, streams)
-    return gumbel(seeds[:, None], positions[:, None], token_ids, streams[:, None])
-
-
 def _truncated(scaled: Array, params: Sequence[SamplingParams]) -> Array:
-    """`scaled` with -inf where top-k, top-p or min-p remove a token; the first always stays.
+    """`scaled`, descending, with -inf where top-k, top-p or min-p remove a token; the first always
+    stays.
 
     The candidates approximate the whole vocabulary: the mass of all other tokens is ignored.
     """
-    if not any(map(_truncates, params)):
-        return scaled
-    order = np.argsort(-scaled, axis=1, kind="stable")  # penalties may have changed it
-    ranked = np.take_along_axis(scaled, order, axis=1)
-    places = np.arange(scaled.shape[1])[None, :]
-    top_k = np.array([each.top_k or scaled.shape[1] for each in params])[:, None]
-    ranked = np.where(places < top_k, ranked, -np.inf)
-    probs = np.exp(ranked - ranked[:, :1])
+    top_k = np.array([[each.top_k or scaled.shape[1]] for each in params])
+    scaled = np.where(np.arange(scaled.shape[1]) < top_k, scaled, -np.inf)
+    probs = np.exp(scaled - scaled[:, :1])
     probs /= probs.sum(axis=1, keepdims=True)
-    before = np.cumsum(probs, axis=1) - probs
-    kept = before < np.array([each.top_p for each in params])[:, None]
-    kept &= probs >= np.array([each.min_p for each in params])[:, None] * probs[:, :1]
+    kept = np.cumsum(probs, axis=1) - probs < np.array([[each.top_p] for each in params])
+    kept &= probs >= np.array([[each.min_p] for each in params]) * probs[:, :1]
     kept[:, 0] = True
-    result = np.empty_like(scaled)
-    np.put_along_axis(result, order, np.where(kept, ranked, -np.inf), axis=1)
-    return result
+    return np.where(kept, scaled, -np.inf)

@@ -14,12 +14,10 @@ import torch
 
 from cluster.core import DraftTask, Proposal
 from cluster.draft.head_attention import Span, SpanAttention
-from cluster.draft.head_drafter import NO_LIMIT, Begun, Growth, HeadDrafter, HeadRequest, sound
+from cluster.draft.head_drafter import Begun, Growth, HeadDrafter, HeadRequest, sound
 from cluster.draft.head_options import Eagle3Options
 from cluster.draft.heads.head import Head
-from cluster.draft.leaves import choose_leaves
-from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.draft.tree_request import expand_nodes
+from cluster.draft.live_tree import ROOT
 
 # Requests with a node each, to be expanded.
 Rows = Sequence[tuple[HeadRequest, int]]
@@ -35,18 +33,13 @@ class Eagle3Drafter(HeadDrafter[Head]):
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         """See `Drafter.propose`.  One pass expands the most likely leaves of all requests."""
         asked = self._asked(tasks)
-        growing = [
-            (request, num_asked, self._least(request.tree, num_asked))
-            for request, num_asked in asked
-            if request.tree is not None and request.tree.num_slots < num_asked
-        ]
+        growing = [each for each in asked if each[0].tree is not None]
         rows = self._roots(self._begun(asked))
-        num_rows = min(self._options.max_rows, self._options.width * len(growing))
-        for request, leaves in choose_leaves(growing, num_rows):
+        for request, leaves in self._leaves(growing):
             assert request.tree is not None
             request.tree.assign_slots(leaves)
             rows += [(request, leaf) for leaf in leaves]
-        self._expand(rows)
+        self._run(rows)
         grown = {request for request, _ in rows}
         return [
             self._proposal(request, num_asked)
@@ -55,7 +48,7 @@ class Eagle3Drafter(HeadDrafter[Head]):
         ]
 
     def _draft(self, begun: Sequence[Begun]) -> Sequence[Proposal]:
-        self._expand(self._roots(begun))
+        self._run(self._roots(begun))
         return []
 
     def _roots(self, begun: Sequence[Begun]) -> list[tuple[HeadRequest, int]]:
@@ -65,21 +58,18 @@ class Eagle3Drafter(HeadDrafter[Head]):
             request.growth = Growth(Span(context.layers), context.hidden)
         return [(request, ROOT) for request, _, _ in begun]
 
-    def _expand(self, rows: Rows) -> None:
+    def _run(self, rows: Rows) -> None:
         """Run the head on nodes and give them children."""
         if not rows:
             return
-        logits = self._run(rows)
+        logits = self._logits(rows)
         kept = sound([request for request, _ in rows], logits)
-        if not kept:
-            return
         if len(kept) < len(rows):
             rows, logits = [rows[index] for index in kept], logits[kept]
-        ranked = self._ranked(logits, [request.row_context(node) for request, node in rows])
-        fits = [self._fits_of(request)[0] for request, _ in rows]
-        expand_nodes(rows, ranked, fits, self._options.num_children, NO_LIMIT)
+        if rows:
+            self._expand(rows, logits)
 
-    def _run(self, rows: Rows) -> torch.Tensor:
+    def _logits(self, rows: Rows) -> torch.Tensor:
         """The head's rows of these nodes, those of one request neighbours: their logits,
         float32[rows, draft_vocab]."""
         token_ids: list[int] = []
@@ -109,19 +99,6 @@ class Eagle3Drafter(HeadDrafter[Head]):
         for (growth, _), own_rows in zip(of_texts, handed_on, strict=True):
             growth.handed_on += own_rows.unbind()
         return self._head.logits(found).float()
-
-    def _proposal(self, request: HeadRequest, num_asked: int) -> Proposal:
-        tree = request.tree
-        assert tree is not None
-        least = self._least(tree, num_asked)
-        is_growing = tree.num_slots < num_asked and tree.best_leaf_survival() >= least
-        return request.proposal(
-            num_asked, self._options.min_survival, self._name, is_growing=is_growing
-        )
-
-    def _least(self, tree: LiveTree, num_asked: int) -> float:
-        """The survival of a leaf that is worth a row of the head."""
-        return max(self._options.min_survival, tree.least_worth(num_asked))
 
 
 class MtpDrafter(Eagle3Drafter):

@@ -20,8 +20,9 @@ import torch
 from cluster.core import TokenArray
 from cluster.draft.head_attention import Part, Span, SpanAttention
 from cluster.draft.heads.head import Head, KeysValues, Sight
-from cluster.draft.inside import Host, IndexArray, StepRows, own_caches
+from cluster.draft.inside import Host, IndexArray, StepRows
 from cluster.engine.types import LayerSpec
+from cluster.errors import ConfigError
 
 # Stamps are numbers that every floating-point format holds exactly; 0 is what nobody wrote.
 _NUM_STAMPS = 255
@@ -78,7 +79,13 @@ class TextCache:
         self._head = head
         self._context_len = context
         self._dtype = dtype
-        self._layers = own_caches(host)[: len(head.layers)]
+        if len(host.caches) == 0:
+            raise ConfigError(
+                "the target's engine was loaded without the drafter's layers; load it by "
+                "cluster.worker.host.load_target_engine",
+                param="model",
+            )
+        self._layers = host.caches[: len(head.layers)]
         self._hidden = host.caches[len(head.layers)]  # of heads that take none, the stamps
 
     @cached_property

@@ -15,21 +15,15 @@ import torch
 
 from cluster.core import DraftTask, Proposal, SamplingParams, TokenArray
 from cluster.draft.base import DrafterContext
-from cluster.draft.bounded import Bounded
-from cluster.draft.candidates import RankedRows, rank_rows
-from cluster.draft.committed_text import CommittedTextDrafter
 from cluster.draft.head_attention import Part, Span
 from cluster.draft.head_cache import TextCache, kv_layers
 from cluster.draft.heads.head import HeadModule
 from cluster.draft.heads.load import layers_of, ready_head
 from cluster.draft.inside import Host, StepRows, StepWants, host_of
 from cluster.draft.live_tree import LiveTree
-from cluster.draft.sharpness import Sharpness
-from cluster.draft.tree_request import TreeRequest, learn_draws
+from cluster.draft.tree_drafter import TreeDrafter
+from cluster.draft.tree_request import TreeRequest
 from cluster.engine.types import LayerSpec
-
-# Positions that a head may draft for: it has no limit of its own.
-NO_LIMIT = 1 << 62
 
 Head = TypeVar("Head", bound=HeadModule)
 
@@ -100,7 +94,7 @@ def sound(requests: Sequence[HeadRequest], logits: torch.Tensor) -> list[int]:
     return [row for row, request in enumerate(requests) if request not in failed]
 
 
-class HeadDrafter(CommittedTextDrafter[HeadRequest], Generic[Head]):
+class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
     """See `Drafter` and `StepReader`.  Keeps the requests' texts, and learns from each commit how
     sure the head is."""
 
@@ -116,10 +110,6 @@ class HeadDrafter(CommittedTextDrafter[HeadRequest], Generic[Head]):
         self.made_for = ready.made_for
         self.wants = StepWants(ready.head.spec.taps)
         self._cache = self._cache_in(host)
-        num_fits = self._num_positions
-        self._sharpness: Bounded[list[Sharpness]] = Bounded(
-            lambda: [Sharpness() for _ in range(num_fits)]
-        )
         # First calls take longer than all that follow.
         request = HeadRequest(0, 1, "", SamplingParams(temperature=1.0, seed=0))
         request.text.append(np.zeros(2, np.int32))
@@ -131,12 +121,6 @@ class HeadDrafter(CommittedTextDrafter[HeadRequest], Generic[Head]):
         """See `StepReader`."""
         layers = layers_of(cls.kind, options.model)
         return kv_layers(layers, like, takes_before=cls.kind != "block")
-
-    @property
-    def _num_positions(self) -> int:
-        """Positions ahead, the last of them for all behind it, that are calibrated each by itself:
-        those further ahead are less sure."""
-        return 1
 
     def _cache_in(self, host: Host) -> Any:
         """What is kept of the texts, as `TextCache` does it."""
@@ -166,20 +150,12 @@ class HeadDrafter(CommittedTextDrafter[HeadRequest], Generic[Head]):
             if (given := self._cache.read(request.request_id, request.text.token_ids)) is not None
         ]
 
-    def _ranked(self, logits: torch.Tensor, rows: Sequence[Any]) -> RankedRows:
-        return rank_rows(logits, rows, self._options.num_candidates, self._vocabulary)
-
     def _forget_tree(self, request: HeadRequest) -> None:
         request.drop_tree()
 
     def _advance(self, request: HeadRequest, kept_len: int, token_ids: TokenArray) -> None:
         request.cut(kept_len)
         request.text.append(token_ids)
-        if (tree := request.tree) is not None:  # fit to the draws that it foresaw
-            behind = request.text.token_ids[request.root_len :].tolist()
-            learn_draws(self._fits_of(request), tree, tree.walk(behind), behind)
+        if request.tree is not None:
+            self._learn(request)
         request.drop_tree()
-
-    def _fits_of(self, request: HeadRequest) -> list[Sharpness]:
-        # Greedy and sampled requests of a task class are calibrated separately.
-        return self._sharpness.of((request.task, request.params.temperature == 0.0))

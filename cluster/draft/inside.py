@@ -204,17 +204,6 @@ def host_of(target: Any, name: str, kind: str) -> Host:
     return host
 
 
-def own_caches(host: Host) -> Sequence[torch.Tensor]:
-    """The host's caches; raises ConfigError where its engine has none for the drafter."""
-    if len(host.caches) == 0:
-        raise ConfigError(
-            "the target's engine was loaded without the drafter's layers; load it by "
-            "cluster.worker.host.load_target_engine",
-            param="model",
-        )
-    return host.caches
-
-
 def kv_layers_of(drafter: type, options: Any, like: LayerSpec) -> tuple[LayerSpec, ...]:
     """The layers that a drafter class wants in the target's KV cache."""
     asked = getattr(drafter, "kv_layers", None)

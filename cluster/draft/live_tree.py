@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
+from cluster.core import FloatArray, TokenTree
 from cluster.draft.candidates import Ranking
 from cluster.engine.cpu.growth import Grown, Leaves
 
@@ -80,9 +80,9 @@ class LiveTree:
     def engine_tree(self) -> TokenTree:
         """The nodes with slots, in slot order."""
         tokens, parents, slots = self.tokens, self.parents, self.slots
-        return TokenTree(
-            np.array([tokens[node] for node in self.slot_nodes], dtype=np.int32),
-            np.array([slots[parents[node]] for node in self.slot_nodes], dtype=np.int32),
+        nodes = self.slot_nodes
+        return TokenTree.of(
+            [tokens[node] for node in nodes], [slots[parents[node]] for node in nodes]
         )
 
     def expand(
@@ -113,13 +113,7 @@ class LiveTree:
         share_of: of an expanded node and a token, the probability that the node's ranking gives it.
         Where that is 0, the token is left out, with all below it.
         """
-        places: list[int] = []
-        for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
-            above = ROOT if parent < 0 else places[parent]
-            place = self._child(above, token) if above >= 0 else -1
-            if above >= 0 and place < 0:
-                place = self._grafted(above, token, share_of)
-            places.append(place)
+        places = self._places(tree, lambda above, token: self._grafted(above, token, share_of))
         wanted = {each for each in places if each > ROOT and self.rankings[each] is None}
         self._frontier = [each for each in self._frontier if each[1] not in wanted]
         heapq.heapify(self._frontier)
@@ -148,11 +142,17 @@ class LiveTree:
 
     def num_held(self, tree: TokenTree) -> int:
         """The number of nodes of another tree from the same root that this one has."""
+        return sum(place >= 0 for place in self._places(tree, lambda above, token: -1))
+
+    def _places(self, tree: TokenTree, missing: Callable[[int, int], int]) -> list[int]:
+        """This tree's node for each of another one's, -1 = none.  missing: is called with its
+        parent here and its token for a node that is not here."""
         places: list[int] = []
         for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
             above = ROOT if parent < 0 else places[parent]
-            places.append(self._child(above, token) if above >= 0 else -1)
-        return sum(place >= 0 for place in places)
+            place = self._child(above, token) if above >= 0 else -1
+            places.append(missing(above, token) if place < 0 <= above else place)
+        return places
 
     def is_dropped(self, node: int) -> bool:
         return self.parents[node] == _DROPPED
@@ -263,12 +263,10 @@ class LiveTree:
     def best(self, max_nodes: int, min_survival: float) -> tuple[TokenTree, FloatArray]:
         """The tree of `best_nodes`, and their survivals."""
         chosen = self.best_nodes(max_nodes, min_survival)
-        if not chosen:
-            return EMPTY_TREE, EMPTY_FLOATS
         places = {node: place for place, node in enumerate(chosen)}
-        tree = TokenTree(
-            np.array([self.tokens[node] for node in chosen], dtype=np.int32),
-            np.array([places.get(self.parents[node], -1) for node in chosen], dtype=np.int32),
+        tree = TokenTree.of(
+            [self.tokens[node] for node in chosen],
+            [places.get(self.parents[node], -1) for node in chosen],
         )
         return tree, np.array([self.survivals[node] for node in chosen], dtype=np.float32)
 

@@ -17,18 +17,14 @@ import torch
 
 from cluster.core import EMPTY_TREE, Commit, DraftTask, Observation, Proposal, TokenArray
 from cluster.draft.base import DrafterContext
-from cluster.draft.bounded import Bounded
-from cluster.draft.candidates import rank_rows
-from cluster.draft.committed_text import CommittedTextDrafter
 from cluster.draft.coupling import is_useful
 from cluster.draft.draft_model import load_draft_model
 from cluster.draft.drawn import DrawnTrees
-from cluster.draft.leaves import choose_leaves
 from cluster.draft.live_tree import KEPT_SHARE, ROOT, LiveTree
 from cluster.draft.lm_options import LMOptions
 from cluster.draft.lm_request import LMRequest
-from cluster.draft.sharpness import Sharpness, conditionals
-from cluster.draft.tree_request import expand_nodes
+from cluster.draft.sharpness import conditionals
+from cluster.draft.tree_drafter import TreeDrafter
 from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
 from cluster.engine.first_layers import FirstLayers
@@ -43,7 +39,7 @@ _SLICE_NODES = 32
 _SLICE_REQUESTS = 2
 
 
-class LMDrafter(CommittedTextDrafter[LMRequest]):
+class LMDrafter(TreeDrafter[LMRequest]):
     """See `Drafter`.  A slice of growth is one engine step over all requests.
 
     vocab_size: tokens of the target that it can read.  tokenizer_hash: the target's, "" = unknown.
@@ -59,21 +55,18 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         engine: Engine | FirstLayers | None = None,
     ) -> None:
         self._model = model = load_draft_model(context, options, engine)
-        self._engine, self._vocabulary = model.engine, model.vocabulary
+        self.engine, self._vocabulary = model.engine, model.vocabulary
         self.made_for, self.tokenizer_hash = model.made_for, model.tokenizer_hash
         self.vocab_size, self._num_columns = model.vocab_size, model.num_columns
         self._options = options
-        longest = self._engine.longest_context
+        longest = self.engine.longest_context
         self._window = min(options.context_window or longest, longest)
-        # The engine needs one more row for the text's last token.
         self._is_resident = context.target is not None
-        self._max_rows = max(min(options.max_rows, self._engine.config.max_batch_tokens - 1), 1)
         # A request beyond what the engine keeps would wait for a page until another one ends.
-        most = min(context.max_requests, self._engine.config.max_running_sequences)
+        most = min(context.max_requests, self.engine.config.max_running_sequences)
         super().__init__(replace(context, max_requests=most), self._opened)
-        # Greedy and sampled requests of a task class are calibrated separately.
-        self._sharpness: Bounded[Sharpness] = Bounded(Sharpness)
         self._drawn = DrawnTrees(options.drawn_children)
+        self._max_context_len = self.engine.max_context_len
         # Commits that found a tree; True = they ended on a node that was expanded before, so that
         # the next tree is there at once and needs no pass.
         self.root_hits: Counter[bool] = Counter()
@@ -81,15 +74,17 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
 
     @property
     def pages_in_use(self) -> int:
-        return self._engine.pages_in_use
+        return self.engine.pages_in_use
 
     @property
     def pages_total(self) -> int:
-        return self._engine.pages_total
+        return self.engine.pages_total
 
     @property
-    def engine(self) -> Engine | FirstLayers:
-        return self._engine
+    def _max_rows(self) -> int:
+        # The engine needs one more row for the text's last token.
+        most = self.engine.config.max_batch_tokens - 1
+        return max(min(super()._max_rows, most), 1)
 
     def _opened(self, commit: Commit) -> LMRequest:
         request = LMRequest.opened_by(commit)
@@ -99,8 +94,8 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
         """See `Drafter.observe`.  Extends texts and re-roots trees; runs no forward pass."""
-        if self._engine.grower is not None:
-            self._engine.grower.resume()
+        if self.engine.grower is not None:
+            self.engine.grower.resume()
         return super().observe(commits)
 
     def _forget_tree(self, request: LMRequest) -> None:
@@ -120,27 +115,22 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         tree = request.tree
         if tree is None or request.pending is not None or request.root_len == len(request.text):
             return
-        token_ids = request.text.token_ids[request.root_len :].tolist()
-        path = tree.walk(token_ids)
-        request.learn(path, token_ids, self._sharpness_of(request), self._drawn)
-        hit = request.may_reroot(path, len(token_ids))
+        num_tokens, path = len(request.text) - request.root_len, self._learn(request)
+        hit = request.may_reroot(path, num_tokens)
         self.root_hits[hit] += 1
         path_slots = [slot for node in path if (slot := tree.slots[node]) >= 0]
-        if self._engine.cached_len(request.request_id) != request.cached_len:
-            request.forget_cache(self._engine.cached_len(request.request_id))
+        if self.engine.cached_len(request.request_id) != request.cached_len:
+            request.forget_cache(self.engine.cached_len(request.request_id))
         elif hit:
             kept_slots = tree.reroot(path[-1])
-            self._engine.retain(request.request_id, path_slots, kept_slots)
+            self.engine.retain(request.request_id, path_slots, kept_slots)
             request.cached_len += len(path_slots)
             request.root_len = len(request.text)
             request.changed = True
         else:
             if path_slots:
-                self._engine.retain(request.request_id, path_slots)
+                self.engine.retain(request.request_id, path_slots)
             request.forget_cache(request.cached_len + len(path_slots))
-
-    def _sharpness_of(self, request: LMRequest) -> Sharpness:
-        return self._sharpness.of((request.task, request.params.temperature == 0.0))
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
@@ -158,7 +148,12 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
             for request in grown:
                 request.changed = True  # also proposed later if this call does not ask for it
             changed = [entry for entry in asked if entry[0] in grown]
-        return [self._proposal(request, max_nodes) for request, max_nodes in changed]
+        for request, _ in changed:
+            request.changed = False
+        return [
+            self._proposal(request, max_nodes, is_growing=len(request.graft) > 0)
+            for request, max_nodes in changed
+        ]
 
     def graft(self, trees: Sequence[Proposal]) -> None:
         """See `Grafting`."""
@@ -174,8 +169,8 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
 
     def interrupt(self) -> None:
         """See `Interruptible`: native growth ends after the current forward pass."""
-        if self._engine.grower is not None:
-            self._engine.grower.interrupt()
+        if self.engine.grower is not None:
+            self.engine.grower.interrupt()
 
     def _grow_natively(self, requests: Sequence[tuple[LMRequest, int]]) -> set[LMRequest]:
         """Run native forward passes for the requests that allow it; returns those that grew."""
@@ -187,7 +182,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
             max_slots = self._num_expanded(num_asked)
             least = self._least(request.tree, num_asked)
             if request.can_grow_natively(max_slots, least) and request.is_draftable:
-                fit = self._sharpness_of(request)
+                fit = self._fits_of(request)[0]
                 able.append(request)
                 num_wanted = num_asked if self._is_resident else 0
                 growing.append(request.growing(max_slots, num_wanted, fit.tau, fit.coverage))
@@ -196,7 +191,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         slice_s = self._rules.max_seconds * length
         rules = replace(self._rules, max_seconds=slice_s)
         grown: set[LMRequest] = set()
-        for request, answer in zip(able, self._engine.grow(growing, rules), strict=True):
+        for request, answer in zip(able, self.engine.grow(growing, rules), strict=True):
             if answer is not None:
                 request.grown(answer)
                 grown.add(request)
@@ -204,7 +199,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
 
     def _growth_rules(self) -> GrowthRules | None:
         """The rules by which the engine's native code grows trees, None if it cannot."""
-        grower, options = self._engine.grower, self._options
+        grower, options = self.engine.grower, self._options
         count = min(options.num_candidates, self._num_columns)
         if grower is None or count > grower.max_candidates:
             return None
@@ -213,50 +208,34 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
             self._num_columns, options.min_survival, KEPT_SHARE, _SLICE_S,
         )  # fmt: skip
 
-    def _proposal(self, request: LMRequest, max_nodes: int) -> Proposal:
-        request.changed = False
-        options, tree = self._options, request.tree
-        is_growing = len(request.graft) > 0 or (
-            tree is not None
-            and tree.num_slots < self._num_expanded(max_nodes)
-            and tree.best_leaf_survival() >= self._least(tree, max_nodes)
-        )
-        return request.proposal(max_nodes, options.min_survival, self._name, is_growing=is_growing)
-
     def _num_expanded(self, num_asked: int) -> int:
-        """How many nodes may be expanded for a task that asks for `num_asked` nodes."""
         per_node = 1 if self._is_resident else self._options.expanded_per_node
         return min(per_node * num_asked, self._max_nodes)
 
     def _least(self, tree: LiveTree | None, num_asked: int) -> float:
-        """The survival of a leaf that is worth a row of the model: in the pool trees also grow for
-        later commits."""
-        least = self._options.min_survival
-        if tree is None or not self._is_resident:
-            return least
-        return max(least, tree.least_worth(num_asked))
+        """In the pool trees also grow for later commits."""
+        least: float = self._options.min_survival
+        return super()._least(tree, num_asked) if self._is_resident else least
 
     def _submit(self, requests: Sequence[tuple[LMRequest, int]]) -> None:
         """Queue the next engine work of each request: its missing text, or its best leaves.
 
         requests: each with the number of nodes asked for.
         """
-        growing: list[tuple[LMRequest, int, float]] = []
+        growing: list[tuple[LMRequest, int]] = []
         for request, num_asked in requests:
-            max_nodes = self._num_expanded(num_asked)
             if request.pending is not None or request.read.is_behind:
                 continue
             if not request.is_draftable:
                 self._drop_cache(request)
             elif request.tree is None:
-                self._engine.submit(request.delta_work())
+                self.engine.submit(request.delta_work())
             elif leaves := self._graft_leaves(request):
-                self._engine.submit(request.leaves_work(leaves))
-            elif request.tree.num_slots < max_nodes:
-                growing.append((request, max_nodes, self._least(request.tree, num_asked)))
-        num_rows = min(self._max_rows, self._options.width * len(growing))
-        for request, leaves in choose_leaves(growing, num_rows):
-            self._engine.submit(request.leaves_work(leaves))
+                self.engine.submit(request.leaves_work(leaves))
+            else:
+                growing.append((request, num_asked))
+        for request, leaves in self._leaves(growing):
+            self.engine.submit(request.leaves_work(leaves))
 
     def _graft_leaves(self, request: LMRequest) -> list[int]:
         """Put the request's graft into its tree; return the nodes that a pass has to judge."""
@@ -276,7 +255,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
             return 0.0
         if not is_useful(request.params, request.position_after(node), token):
             return 0.0
-        return float(conditionals(ranking.scores[None], [self._sharpness_of(request)])[0, rank])
+        return float(conditionals(ranking.scores[None], self._fits_of(request)[:1])[0, rank])
 
     def _judge(self, request: LMRequest) -> None:
         """Count what is left of a graft whose nodes have rankings, and forget the rest."""
@@ -286,14 +265,14 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         if not len(request.graft):  # else the next one is asked after
             request.num_kept = tree.num_held(judged)
         if tree.has_dropped:
-            self._engine.retain(request.request_id, (), tree.reroot(ROOT))
+            self.engine.retain(request.request_id, (), tree.reroot(ROOT))
 
     def _step(self) -> set[LMRequest]:
         """Run one engine step; returns the requests that it works on, finished or not."""
-        if not self._engine.has_pending:
+        if not self.engine.has_pending:
             return set()
         grown = {request for request in self._requests if request.pending is not None}
-        outputs = self._engine.step()
+        outputs = self.engine.step()
         rows: list[tuple[LMRequest, int]] = []
         logits: list[torch.Tensor] = []
         for output in outputs:
@@ -310,29 +289,18 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
                 rows.extend((request, node) for node in nodes)
                 logits.append(output.logits)
         if rows:
-            self._expand(rows, logits[0] if len(logits) == 1 else torch.cat(logits))
+            together = logits[0] if len(logits) == 1 else torch.cat(logits)
+            self._expand(rows, together[:, : self._num_columns])
         for request in grown:
             if request.pending is None and len(request.judged):
                 self._judge(request)
             self._catch_up(request)
         return grown
 
-    def _expand(self, rows: Sequence[tuple[LMRequest, int]], logits: torch.Tensor) -> None:
-        """Add children to the evaluated nodes.  logits: float32[rows, engine's vocab]."""
-        ranked = rank_rows(
-            logits[:, : self._num_columns],
-            [request.row_context(node) for request, node in rows],
-            self._options.num_candidates,
-            self._vocabulary,
-        )
-        fits = [self._sharpness_of(request) for request, _ in rows]
-        limit = self._engine.max_context_len
-        expand_nodes(rows, ranked, fits, self._options.num_children, limit, self._drawn)
-
     def _drop_cache(self, request: LMRequest) -> None:
         """Free the request's pages, because the model cannot draft for this text."""
         if request.in_engine:
-            self._engine.release(request.request_id)
+            self.engine.release(request.request_id)
         request.in_engine = False
         request.forget_cache(0)
 
@@ -340,4 +308,4 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         """See `Drafter.release`."""
         for request_id in request_ids:
             if self._requests.pop(request_id) is not None:
-                self._engine.release(request_id)
+                self.engine.release(request_id)

@@ -19,7 +19,7 @@ import torch
 from cluster.core import Proposal, TokenArray
 from cluster.draft.candidates import RankedRows
 from cluster.draft.head_cache import block_rows
-from cluster.draft.head_drafter import NO_LIMIT, Begun, Head, HeadDrafter, HeadRequest, sound
+from cluster.draft.head_drafter import Begun, Head, HeadDrafter, HeadRequest, sound
 from cluster.draft.heads.eagle3 import Eagle3Head
 from cluster.draft.heads.medusa import MedusaHead
 from cluster.draft.inside import Host, StepRows
@@ -39,25 +39,24 @@ class ProductDrafter(HeadDrafter[Head]):
         requests, sizes, given = zip(*begun, strict=True)
         logits = self._logits(requests, given)
         return [
-            self._proposal(requests[row], sizes[row], logits[row])
-            for row in sound(requests, logits)
+            self._grown(requests[row], sizes[row], logits[row]) for row in sound(requests, logits)
         ]
 
-    def _proposal(self, request: HeadRequest, max_nodes: int, logits: torch.Tensor) -> Proposal:
+    def _grown(self, request: HeadRequest, max_nodes: int, logits: torch.Tensor) -> Proposal:
         """The best of the product.  logits: float32[positions, draft_vocab]."""
         least, tree, num_positions = self._options.min_survival, request.begin(), len(logits)
         root = request.row_context(ROOT)
         contexts = [replace(root, position=root.position + each) for each in range(num_positions)]
         ranked = self._ranked(logits, contexts)
         shares = conditionals(ranked.scores, self._fits_of(request))
-        self._expand(request, tree, ROOT, ranked, shares)
+        self._branch(request, tree, ROOT, ranked, shares)
         for _ in range(max_nodes):
             if tree.best_leaf_survival() < least:
                 break
-            self._expand(request, tree, tree.pop_leaf(), ranked, shares)
+            self._branch(request, tree, tree.pop_leaf(), ranked, shares)
         return replace(request.proposal(max_nodes, least, self._name), is_complete=True)
 
-    def _expand(
+    def _branch(
         self, request: HeadRequest, tree: LiveTree, node: int, ranked: RankedRows,
         shares: npt.NDArray[np.float64],
     ) -> None:  # fmt: skip
@@ -68,7 +67,7 @@ class ProductDrafter(HeadDrafter[Head]):
         children = zip(
             ranked.token_ids[depth, :count].tolist(), shares[depth, :count].tolist(), strict=True
         )
-        request.expand(node, ranked.row(depth), list(children), NO_LIMIT)
+        request.expand(node, ranked.row(depth), list(children))
 
 
 class LastRows:

@@ -16,16 +16,17 @@ from cluster.core import (
     Proposal,
     TokenTree,
 )
-from cluster.draft.candidates import RankedRows, Ranking, RowContext
+from cluster.draft.candidates import Ranking, RowContext
 from cluster.draft.committed_text import RequestState
 from cluster.draft.coupling import is_useful
-from cluster.draft.drawn import DrawnTrees, laws_of
-from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.draft.sharpness import Sharpness, conditionals
+from cluster.draft.drawn import laws_of
+from cluster.draft.live_tree import LiveTree
 from cluster.requests.acceptance_law import NO_LAWS
 
 # While a tree grows, it is sent only if it gains this many expected accepted tokens.
 _MIN_NEWS = 0.1
+# Positions of a network that has no limit of its own.
+NO_LIMIT = 1 << 62
 
 
 @dataclass(slots=True, eq=False)
@@ -55,18 +56,6 @@ class TreeRequest(RequestState):
         if len(path) < num_tokens or self.tree is None:
             return False
         return self.tree.rankings[path[-1]] is not None
-
-    def learn(
-        self, path: Sequence[int], token_ids: Sequence[int], fit: Sharpness, drawn: DrawnTrees
-    ) -> None:
-        """Learn from committed tokens.
-
-        path: the tree's nodes of these tokens, as far as it has them."""
-        assert self.tree is not None
-        if self.params.is_coupled:
-            learn_draws([fit], self.tree, path, token_ids)
-        else:
-            drawn.learn(self.tree, path, token_ids, self.task, self.params)
 
     def row_context(self, node: int) -> RowContext:
         """The conditions of the target's draw at `node`."""
@@ -110,7 +99,7 @@ class TreeRequest(RequestState):
         node: int,
         ranking: Ranking,
         candidates: Sequence[tuple[int, float]],
-        max_context_len: int,
+        max_context_len: int = NO_LIMIT,
     ) -> None:
         """Add children to `node`.  candidates: (token, conditional probability), best first."""
         tree = self.tree
@@ -164,51 +153,6 @@ class TreeRequest(RequestState):
             )  # fmt: skip
             self._proposed = former
         return former
-
-
-def expand_nodes(
-    rows: Sequence[tuple[TreeRequest, int]],
-    ranked: RankedRows,
-    fits: Sequence[Sharpness],
-    num_children: int,
-    max_context_len: int,
-    drawn: DrawnTrees | None = None,
-) -> None:
-    """Give nodes the best of their candidates as children, and the grafts that are candidates.
-
-    ranked, fits: of each row.  drawn: for requests that are not coupled, None = there are none."""
-    tokens = ranked.token_ids[:, :num_children].tolist()
-    shares = conditionals(ranked.scores, fits)
-    best = shares[:, :num_children].tolist()
-    for index, (request, node) in enumerate(rows):
-        tree, ranking = request.tree, ranked.row(index)
-        assert tree is not None
-        if drawn is not None and not request.params.is_coupled:
-            own = drawn.children(tree, node, ranking, request.task, request.params)
-            request.expand(node, ranking, own, max_context_len)
-            continue
-        if tree.is_dropped(node):
-            continue
-        children = list(zip(tokens[index], best[index], strict=True))
-        for token in tree.grafts_below(node):
-            rank = ranking.rank_of(token)
-            if rank is not None and rank >= num_children:
-                children.append((token, float(shares[index, rank])))
-        request.expand(node, ranking, children, max_context_len)
-
-
-def learn_draws(
-    fits: Sequence[Sharpness], tree: LiveTree, path: Sequence[int], token_ids: Sequence[int]
-) -> None:
-    """Fit to the draws that a tree foresaw.
-
-    path: the tree's nodes of these tokens, as far as it has them.  fits: of the draws at the root
-    and below it, the last of them for all that follow."""
-    for depth, (node, token) in enumerate(zip((ROOT, *path), token_ids, strict=False)):
-        ranking = tree.rankings[node]
-        if ranking is None:
-            break
-        fits[min(depth, len(fits) - 1)].learn(ranking.scores, ranking.rank_of(token))
 
 
 def _is_news(former: Proposal, tree: TokenTree, survival: FloatArray, is_growing: bool) -> bool:

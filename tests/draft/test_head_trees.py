@@ -63,14 +63,14 @@ def test_the_logits_of_root_and_nodes_are_those_of_a_plain_forward(
     inside = KINDS[name].inside(llama_folder, tmp_path, max_batch_tokens=16)
     oracle = load_oracle(tmp_path if name == "mtp" else llama_folder)
     found: list[tuple[int, torch.Tensor]] = []
-    head, run = inside.drafter._head, inside.drafter._run
+    head, run = inside.drafter._head, inside.drafter._logits
 
     def recorded(rows: Sequence[Any]) -> torch.Tensor:
         logits: torch.Tensor = run(rows)
         found.extend((node, each) for (_, node), each in zip(rows, logits, strict=True))
         return logits
 
-    inside.drafter._run = recorded
+    inside.drafter._logits = recorded
     for request_id in ("a", "b"):
         session = Session(request_id, prompt(27).tolist(), GREEDY)
         inside.draw(session)

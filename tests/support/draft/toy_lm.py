@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
-from cluster.core import Commit, DraftTask, Proposal, SamplingParams
+from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams
 from cluster.draft.base import DrafterContext
-from cluster.draft.candidates import rank_rows
-from cluster.draft.committed_text import CommittedTextDrafter, common_len
 from cluster.draft.drawn import DrawnTrees
 from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.draft.sharpness import Sharpness
-from cluster.draft.tree_request import TreeRequest, expand_nodes
+from cluster.draft.tree_drafter import TreeDrafter
+from cluster.draft.tree_request import TreeRequest
 
 
-class ToyLM(CommittedTextDrafter[TreeRequest]):
+class ToyLM(TreeDrafter[TreeRequest]):
     """Grows trees from rows of logits by the same code as the drafters with networks."""
 
     def __init__(self, law: np.ndarray, name: str = "a", max_depth: int = 3) -> None:
         """law: float64[vocab, vocab], after each token."""
         super().__init__(DrafterContext(name, 16, 1 << 20), TreeRequest.opened_by)
+        self._options = SimpleNamespace(num_candidates=len(law), num_children=2, min_survival=0.0)
+        self._vocabulary, self._drawn = None, DrawnTrees((2, 1))
         self._logits = torch.from_numpy(np.log(law).astype(np.float32))
         self._max_depth = max_depth
-        self._drawn = DrawnTrees((2, 1))
         self.params: list[SamplingParams] = []  # of the requests, as they were told
 
     def _forget_tree(self, request: TreeRequest) -> None:
         request.drop_tree()
 
-    def _advance(self, request: TreeRequest, commit: Commit) -> float | None:
-        if commit.params is not None:
-            self.params.append(commit.params)
-        request.cut(common_len(request.text, commit))
-        request.text.append(commit.token_ids[len(request.text) - commit.base_len :])
-        request.drop_tree()
-        return None
+    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+        self.params += [each.params for each in commits if each.params is not None]
+        return super().observe(commits)
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         found = []
@@ -53,9 +49,5 @@ class ToyLM(CommittedTextDrafter[TreeRequest]):
         last, node = int(request.text.token_ids[-1]), ROOT
         while node <= len(tree) and tree.depths[node] < self._max_depth:
             token = last if node == ROOT else tree.tokens[node]
-            vocab_size = self._logits.shape[1]
-            ranked = rank_rows(
-                self._logits[token : token + 1], [request.row_context(node)], vocab_size
-            )
-            expand_nodes([(request, node)], ranked, [Sharpness()], 2, 1 << 20, self._drawn)
+            self._expand([(request, node)], self._logits[token : token + 1])
             node += 1

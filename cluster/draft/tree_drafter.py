@@ -1,0 +1,150 @@
+"""The base of drafters whose trees grow from a network's logits, best first."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from cluster.core import Commit, Proposal
+from cluster.draft.base import DrafterContext
+from cluster.draft.bounded import Bounded
+from cluster.draft.candidates import RankedRows, RowContext, rank_rows
+from cluster.draft.committed_text import CommittedTextDrafter
+from cluster.draft.drawn import DrawnTrees
+from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.sharpness import Sharpness, conditionals
+from cluster.draft.tree_request import NO_LIMIT, TreeRequest
+from cluster.draft.vocabulary import DraftVocabulary
+
+Request = TypeVar("Request", bound=TreeRequest)
+
+
+class TreeDrafter(CommittedTextDrafter[Request]):
+    """What a tree grows by, and what is learnt of it.
+
+    _vocabulary: of the logits' columns, None = the target's.  _drawn: for requests that are not
+    coupled, None = there are none.  _max_context_len: positions that the network has.
+    """
+
+    _options: Any
+    _vocabulary: DraftVocabulary | None
+    _drawn: DrawnTrees | None = None
+    _max_context_len = NO_LIMIT
+
+    def __init__(self, context: DrafterContext, open_request: Callable[[Commit], Request]) -> None:
+        super().__init__(context, open_request)
+        self._sharpness: Bounded[list[Sharpness]] = Bounded(
+            lambda: [Sharpness() for _ in range(self._num_positions)]
+        )
+
+    @property
+    def _max_rows(self) -> int:
+        """Nodes that a pass expands at most."""
+        found: int = self._options.max_rows
+        return found
+
+    @property
+    def _num_positions(self) -> int:
+        """Positions ahead, the last of them for all behind it, that are calibrated each by itself:
+        those further ahead are less sure."""
+        return 1
+
+    def _fits_of(self, request: Request) -> list[Sharpness]:
+        # Greedy and sampled requests of a task class are calibrated separately.
+        return self._sharpness.of((request.task, request.params.temperature == 0.0))
+
+    def _ranked(self, logits: torch.Tensor, rows: Sequence[RowContext]) -> RankedRows:
+        return rank_rows(logits, rows, self._options.num_candidates, self._vocabulary)
+
+    def _learn(self, request: Request) -> list[int]:
+        """Learn from the text behind the tree's root; returns the tree's nodes of it, as far as it
+        has them."""
+        tree, token_ids = request.tree, request.text.token_ids[request.root_len :].tolist()
+        assert tree is not None
+        path = tree.walk(token_ids)
+        if self._drawn is not None and not request.params.is_coupled:
+            self._drawn.learn(tree, path, token_ids, request.task, request.params)
+            return path
+        # The draws at the root and below it, the last fit for all that follow.
+        fits = self._fits_of(request)
+        for depth, (node, token) in enumerate(zip((ROOT, *path), token_ids, strict=False)):
+            ranking = tree.rankings[node]
+            if ranking is None:
+                break
+            fits[min(depth, len(fits) - 1)].learn(ranking.scores, ranking.rank_of(token))
+        return path
+
+    def _expand(self, rows: Sequence[tuple[Request, int]], logits: torch.Tensor) -> None:
+        """Give nodes the best of their candidates as children, and the grafts that are candidates.
+
+        logits: float32[rows, columns]."""
+        num_children = self._options.num_children
+        ranked = self._ranked(logits, [request.row_context(node) for request, node in rows])
+        shares = conditionals(ranked.scores, [self._fits_of(request)[0] for request, _ in rows])
+        tokens = ranked.token_ids[:, :num_children].tolist()
+        best = shares[:, :num_children].tolist()
+        for index, (request, node) in enumerate(rows):
+            tree, ranking = request.tree, ranked.row(index)
+            assert tree is not None
+            if tree.is_dropped(node):
+                continue
+            if self._drawn is not None and not request.params.is_coupled:
+                children = self._drawn.children(tree, node, ranking, request.task, request.params)
+            else:
+                children = list(zip(tokens[index], best[index], strict=True))
+                for token in tree.grafts_below(node):
+                    rank = ranking.rank_of(token)
+                    if rank is not None and rank >= num_children:
+                        children.append((token, float(shares[index, rank])))
+            request.expand(node, ranking, children, self._max_context_len)
+
+    def _leaves(self, growing: Sequence[tuple[Request, int]]) -> list[tuple[Request, list[int]]]:
+        """The leaves of the highest survival over all requests, for the next pass to expand.
+
+        growing: each with the nodes asked for.  Returns those that have some, ascending, so that
+        parents come before children in the engine as they do in the tree."""
+        best: list[tuple[float, int]] = []  # heap of (-survival, index) of each request's best leaf
+        chosen: list[list[int]] = [[] for _ in growing]
+        leasts = [self._least(request.tree, num_asked) for request, num_asked in growing]
+
+        def offer(index: int) -> None:
+            (request, num_asked), num_chosen = growing[index], len(chosen[index])
+            assert request.tree is not None
+            survival = request.tree.best_leaf_survival()
+            room = self._num_expanded(num_asked) - request.tree.num_slots - num_chosen
+            if room > 0 and survival >= leasts[index]:
+                heapq.heappush(best, (-survival, index))
+
+        for index in range(len(growing)):
+            offer(index)
+        for _ in range(min(self._max_rows, self._options.width * len(best))):
+            if not best:
+                break
+            _, index = heapq.heappop(best)
+            tree = growing[index][0].tree
+            assert tree is not None
+            chosen[index].append(tree.pop_leaf())
+            offer(index)
+        pairs = zip(growing, chosen, strict=True)
+        return [(request, sorted(leaves)) for (request, _), leaves in pairs if leaves]
+
+    def _num_expanded(self, num_asked: int) -> int:
+        """How many nodes may be expanded for a task that asks for `num_asked` nodes."""
+        return num_asked
+
+    def _least(self, tree: LiveTree | None, num_asked: int) -> float:
+        """The survival of a leaf that is worth a row of the network."""
+        least: float = self._options.min_survival
+        return least if tree is None else max(least, tree.least_worth(num_asked))
+
+    def _proposal(self, request: Request, num_asked: int, *, is_growing: bool = False) -> Proposal:
+        tree, least = request.tree, self._options.min_survival
+        is_growing |= (
+            tree is not None
+            and tree.num_slots < self._num_expanded(num_asked)
+            and tree.best_leaf_survival() >= self._least(tree, num_asked)
+        )
+        return request.proposal(num_asked, least, self._name, is_growing=is_growing)
