@@ -71,9 +71,9 @@ def _narrow(array: Any, dtype: type) -> Any:
 
 def cut(proposal: Proposal, max_nodes: int) -> Proposal:
     """Keep only as many nodes as were asked for: choosing among more of them takes longer."""
-    tree = proposal.tree
-    if len(tree.token_ids) <= max_nodes:
+    if len(proposal.tree) <= max_nodes:
         return proposal
     # Parents stand before their children.
-    tree = TokenTree(tree.token_ids[:max_nodes], tree.parents[:max_nodes])
-    return replace(proposal, tree=tree, survival=proposal.survival[:max_nodes])
+    return replace(
+        proposal, tree=proposal.tree.first(max_nodes), survival=proposal.survival[:max_nodes]
+    )

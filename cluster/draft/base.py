@@ -49,6 +49,7 @@ class Drafter(Protocol):
 
     A class with the attribute `is_look_up = True` runs no model: a tree takes it well below a
     millisecond.  Inside a target it is asked where models would take longer than they bring.
+    It says by `pages_in_use` and `pages_total` which KV pages it uses, and how many there are.
     One with `only_reads = True` drafts nothing: inside a target it is handed the rows of steps
     (`cluster.draft.inside.StepReader`), is told which requests have ended, and is asked nothing.
     Where it has a method `takes(request_id, tenant) -> bool`, the most probable tokens of others'
@@ -97,14 +98,3 @@ class Grafting(Protocol):
     def num_kept(self, request_id: str) -> int | None:
         """Nodes of the last tree that stayed; None where it has not been judged."""
         ...
-
-
-@runtime_checkable
-class HasPages(Protocol):
-    """Optional protocol for drafters: the KV pages that they use, and how many there are."""
-
-    @property
-    def pages_in_use(self) -> int: ...
-
-    @property
-    def pages_total(self) -> int: ...

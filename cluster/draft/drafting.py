@@ -19,7 +19,7 @@ from cluster import metrics
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft import answers as checks
 from cluster.draft.answers import MAX_COUNT, checked_observation, narrowed
-from cluster.draft.base import Drafter, HasPages, Interruptible
+from cluster.draft.base import Drafter, Interruptible
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows, StepWants
 from cluster.draft.once_a_minute import OnceAMinute
@@ -76,21 +76,20 @@ class Drafting:
         # Asked only once, because the target's steps are set up for what the drafters read.
         if found := self._try("wants", lambda: _reader_of(drafter)):
             self._reader, self.wants = found
-        # The check for the protocol evaluates the property `pages`, which may raise.
-        self._pages = self._try("pages", lambda: drafter if isinstance(drafter, HasPages) else None)
+        self._has_pages = True
 
     @property
     def pages(self) -> tuple[int, int]:
         """Return the KV pages in use and in total; zeros for a drafter without an engine."""
-        pages = self._pages
-        if pages is None:
-            return 0, 0
-        found = self._try("pages", lambda: (index(pages.pages_in_use), index(pages.pages_total)))
-        if found is None:
-            self._pages = None  # it is not asked again
-            return 0, 0
-        in_use, total = (min(max(count, 0), MAX_COUNT) for count in found)
-        return in_use, total
+        names = ("pages_in_use", "pages_total") if self._has_pages else ()
+        found = self._try(
+            "pages",
+            lambda: [
+                min(max(index(getattr(self._drafter, name, 0)), 0), MAX_COUNT) for name in names
+            ],
+        )
+        self._has_pages = bool(found)  # one that raises is not asked again
+        return (found[0], found[1]) if found else (0, 0)
 
     def interrupt(self) -> None:
         """Ask the drafter to end its current slice soon, if it can.  Called from any thread."""
@@ -315,8 +314,8 @@ class Drafting:
         malformed answers do not.
         """
         kind = type(error).__name__
-        places = [(frame.f_code.co_filename, line)
-                  for frame, line in traceback.walk_tb(error.__traceback__)]  # fmt: skip
+        frames = traceback.walk_tb(error.__traceback__)
+        places = [(frame.f_code.co_filename, line) for frame, line in frames]
         theirs = [place for place in places if place[0] not in _OURS]
         if not theirs:
             is_ours = isinstance(error, ProtocolError)

@@ -61,47 +61,39 @@ class NoOptions:
 
 
 def _kind(
-    module: str, name: str, options: str = "", options_module: str = "", **more: bool
+    drafter: str, options: str = "", *, has_laws: bool = False, is_inside: bool = False
 ) -> Kind:
-    """NAMEDrafter and NAMEOptions, or the options called so, in modules of `cluster.draft`."""
-    return Kind(
-        f"cluster.draft.{module}:{name}Drafter",
-        f"cluster.draft.{options_module or module}:{options or name}Options",
-        **more,
-    )
+    """module:NAME of NAMEDrafter and of NAMEOptions, where that is another one."""
+    package, named = "cluster.draft", options or drafter
+    drafter, named = f"{package}.{drafter}Drafter", f"{package}.{named}Options"
+    return Kind(drafter, named, has_laws, is_inside)
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "lm": _kind("lm", "LM", options_module="lm_options", has_laws=True),
-        "prompt_lookup": _kind("suffix", "Suffix", "PromptLookup"),
-        "suffix": _kind("suffix", "Suffix"),
-        "ngram_cache": _kind("suffix", "Suffix", "NgramCache"),
-        "prediction": _kind("prediction", "Prediction"),
-        "token_recycling": _kind("token_recycling", "TokenRecycling", is_inside=True),
-        "lookahead": _kind("token_recycling", "TokenRecycling", "Lookahead", is_inside=True),
+        "lm": _kind("lm:LM", "lm_options:LM", has_laws=True),
+        "prompt_lookup": _kind("suffix:Suffix", "suffix:PromptLookup"),
+        "suffix": _kind("suffix:Suffix"),
+        "ngram_cache": _kind("suffix:Suffix", "suffix:NgramCache"),
+        "prediction": _kind("prediction:Prediction"),
+        "token_recycling": _kind("token_recycling:TokenRecycling", is_inside=True),
+        "lookahead": _kind(
+            "token_recycling:TokenRecycling", "token_recycling:Lookahead", is_inside=True
+        ),
         "early_exit": _kind(
-            "own_layers",
-            "EarlyExit",
-            options_module="own_layers_options",
-            has_laws=True,
-            is_inside=True,
+            "own_layers:EarlyExit", "own_layers_options:EarlyExit", has_laws=True, is_inside=True
         ),
         "layer_skip": _kind(
-            "own_layers",
-            "LayerSkip",
-            options_module="own_layers_options",
-            has_laws=True,
-            is_inside=True,
+            "own_layers:LayerSkip", "own_layers_options:LayerSkip", has_laws=True, is_inside=True
         ),
-        "eagle3": _kind("eagle3", "Eagle3", options_module="head_options", is_inside=True),
-        "peagle": _kind("product", "Peagle", options_module="head_options", is_inside=True),
-        "medusa": _kind("product", "Medusa", options_module="head_options", is_inside=True),
-        "block": _kind("block_drafter", "Block", options_module="head_options", is_inside=True),
-        "mtp": _kind("eagle3", "Mtp", options_module="head_options", is_inside=True),
-        "grammar": _kind("grammar", "Grammar", is_inside=True),
-        CASCADE: _kind("cascade", "Cascade", options_module="cascade_options"),
-        RECORDER: _kind("recorder", "Recorder", options_module="recorder_options", is_inside=True),
+        "eagle3": _kind("eagle3:Eagle3", "head_options:Eagle3", is_inside=True),
+        "peagle": _kind("product:Peagle", "head_options:Peagle", is_inside=True),
+        "medusa": _kind("product:Medusa", "head_options:Medusa", is_inside=True),
+        "block": _kind("block_drafter:Block", "head_options:Block", is_inside=True),
+        "mtp": _kind("eagle3:Mtp", "head_options:Mtp", is_inside=True),
+        "grammar": _kind("grammar:Grammar", is_inside=True),
+        CASCADE: _kind("cascade:Cascade", "cascade_options:Cascade"),
+        RECORDER: _kind("recorder:Recorder", "recorder_options:Recorder", is_inside=True),
     }
 )
 # What replaces kinds that are gone.
@@ -217,18 +209,16 @@ def create(
     Raises ConfigError for wrong options, for a model that cannot be served, and for one whose
     vocabulary differs from the target's.
     """
-    options = check(name, config)
-    if ":" not in config.kind:
-        return cast(Drafter, _resolve(KINDS[config.kind].drafter)(context, options))
+    options, found = check(name, config), drafter_class(config.kind)
     try:
-        return cast(Drafter, _resolve(config.kind)(context, options))
+        return cast(Drafter, found(context, options))
     except DrafthouseError:
         raise
     except Exception as error:
-        path = f"drafters.{name}.kind"
-        raise ConfigError.at(
-            path, f"{config.kind!r} raised when it was created: {_told(error)}"
-        ) from error
+        if config.kind in KINDS:
+            raise
+        path, told = f"drafters.{name}.kind", _told(error)
+        raise ConfigError.at(path, f"{config.kind!r} raised when it was created: {told}") from error
 
 
 def build(
@@ -244,7 +234,7 @@ def build(
 
 def drafter_class(kind: str) -> type[Any]:
     """The class of a kind that `check` has passed."""
-    found: type[Any] = _resolve(kind if ":" in kind else KINDS[kind].drafter)
+    found: type[Any] = _resolve(KINDS[kind].drafter if kind in KINDS else kind)
     return found
 
 

@@ -215,17 +215,40 @@ def _read_json(folder: Path) -> dict[str, Any]:
     return data
 
 
-def read_tensors(folder: Path, rename: Callable[[str], str] = str) -> Tensors:
-    """Every tensor of a folder's weights, under the names that `rename` gives them."""
-    from safetensors.torch import load_file
-
-    return _read(folder, rename, load_file, torch.device("cpu"))
-
-
 def read_shapes(folder: Path, rename: Callable[[str], str] = str) -> Tensors:
-    """The same, of which only the vocabulary maps hold values: the others are shapes on the meta
-    device, which of safetensors takes the files' headers alone."""
-    return _read(folder, rename, _shapes_of, torch.device("meta"))
+    """As `read_tensors`, of which only the vocabulary maps hold values: the others are shapes on
+    the meta device, which of safetensors takes the files' headers alone."""
+    return read_tensors(folder, rename, torch.device("meta"))
+
+
+def read_tensors(
+    folder: Path,
+    rename: Callable[[str], str] = str,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 - it never changes
+) -> Tensors:
+    """Every tensor of a folder's weights, under the names that `rename` gives them."""
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            found.update(_held_in(file, device))
+        except (OSError, SafetensorError) as error:
+            raise refused(folder, f"{file.name} is damaged ({error})") from error
+    for file in sorted([*folder.glob("*.bin"), *folder.glob("*.pt")]) if not found else ():
+        for name, tensor in _load_torch(folder, file).items():
+            found[name] = tensor if _is_map(name) else tensor.to(device)
+    if not found:
+        raise refused(folder, "it has no weights (*.safetensors, *.bin or *.pt)")
+    return Tensors(folder, {rename(name): each for name, each in found.items()}, device)
+
+
+def _held_in(file: Path, device: torch.device) -> dict[str, torch.Tensor]:
+    with safe_open(file, framework="pt") as held:
+        return {
+            name: held.get_tensor(name)
+            if _is_map(name) or device.type == "cpu"
+            else torch.empty(held.get_slice(name).get_shape(), device=device)
+            for name in held.keys()  # noqa: SIM118 - the file is no mapping
+        }
 
 
 # Reads a folder's tensors: `read_tensors`, or `read_shapes` to see whether a head would fit.
@@ -239,42 +262,6 @@ class Into:
     target: TargetShape
     weight: TargetWeight
     read: TensorReader = read_tensors
-
-
-def _read(
-    folder: Path,
-    rename: Callable[[str], str],
-    load: Callable[[Path], Mapping[str, torch.Tensor]],
-    device: torch.device,
-) -> Tensors:
-    files = sorted(folder.glob("*.safetensors"))
-    found: dict[str, torch.Tensor] = {}
-    for file in files:
-        try:
-            found.update(load(file))
-        except (OSError, SafetensorError) as error:
-            raise refused(folder, f"{file.name} is damaged ({error})") from error
-    if not files:
-        for file in sorted([*folder.glob("*.bin"), *folder.glob("*.pt")]):
-            loaded = _load_torch(folder, file)
-            found.update({name: _as_on(device, name, each) for name, each in loaded.items()})
-    if not found:
-        raise refused(folder, "it has no weights (*.safetensors, *.bin or *.pt)")
-    return Tensors(folder, {rename(name): each for name, each in found.items()}, device)
-
-
-def _shapes_of(file: Path) -> dict[str, torch.Tensor]:
-    with safe_open(file, framework="pt") as held:
-        return {
-            name: held.get_tensor(name)
-            if _is_map(name)
-            else torch.empty(held.get_slice(name).get_shape(), device="meta")
-            for name in held.keys()  # noqa: SIM118 - the file is no mapping
-        }
-
-
-def _as_on(device: torch.device, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if _is_map(name) else tensor.to(device)
 
 
 def _is_map(name: str) -> bool:
