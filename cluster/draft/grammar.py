@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,22 +16,11 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.plugin import Draft, RequestState, TextDrafter
 from cluster.errors import ConfigError, RequestError
 from cluster.grammar.text import ConstrainedText
-from cluster.requests.grammar_spec import GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarOptions:
     """It has none."""
-
-
-@dataclass(slots=True, eq=False)
-class _Followed:
-    """A text as the grammar sees it.  text: None where it is past use.  tokens: that it holds."""
-
-    request: RequestState  # keeps its id from another's use
-    spec: GrammarSpec
-    text: ConstrainedText | None
-    tokens: TokenArray
 
 
 class GrammarDrafter(TextDrafter):
@@ -48,12 +38,14 @@ class GrammarDrafter(TextDrafter):
                 "a drafter of kind grammar runs inside the target; set it to {with: target}",
             )
         self._open = context.open_text
-        self._followed: dict[int, _Followed] = {}
+        # By request: its output under its grammar; None where there is none to follow.
+        self._followed: dict[str, ConstrainedText | None] = {}
 
     def draft(self, request: RequestState, max_nodes: int) -> Draft | None:
         """See `TextDrafter.draft`."""
-        spec = request.params.grammar
-        text = None if spec is None else self._text_of(request, spec)
+        if request.request_id not in self._followed:
+            self._followed[request.request_id] = self._opened(request)
+        text = self._followed[request.request_id]
         forced = [] if text is None else list(text.forced())[:max_nodes]
         if not forced:
             return None
@@ -61,35 +53,34 @@ class GrammarDrafter(TextDrafter):
 
     def release(self, request_ids: Sequence[str]) -> None:
         """See `Drafter.release`."""
+        super().release(request_ids)
         for request_id in request_ids:
-            state = self._requests.pop(request_id)
-            if state is not None:
-                self._followed.pop(id(state), None)
+            self._followed.pop(request_id, None)
 
-    def _text_of(self, request: RequestState, spec: GrammarSpec) -> ConstrainedText | None:
-        """The grammar's text, brought up to the committed one; None where it cannot follow."""
-        output = request.text.since(request.prompt_len)
-        found = self._followed.get(id(request))
-        if found is None or found.spec != spec:
-            found = _Followed(request, spec, self._opened(spec), output[:0])
-            self._followed[id(request)] = found
-        if found.text is None:
+    def _forget_tree(self, request: Any) -> None:
+        super()._forget_tree(request)
+        self._followed.pop(request.request_id, None)
+
+    def _advance(self, request: Any, kept_len: int, token_ids: TokenArray) -> None:
+        text, start = self._followed.get(request.request_id), max(kept_len, request.prompt_len)
+        super()._advance(request, kept_len, token_ids)
+        if text is not None:
+            text.truncate(start - request.prompt_len)
+            self._followed[request.request_id] = _pushed(text, request.text.since(start))
+
+    def _opened(self, request: RequestState) -> ConstrainedText | None:
+        if request.params.grammar is None:
             return None
-        shared = min(len(output), len(found.tokens))
-        differing = np.flatnonzero(output[:shared] != found.tokens[:shared])
-        kept = int(differing[0]) if len(differing) else shared
-        found.text.truncate(kept)
-        found.tokens = output.copy()
         try:
-            can_follow = all(map(found.text.push, output[kept:].tolist()))
-        except RequestError:
-            can_follow = False  # the target ends the request itself
-        if not can_follow:
-            found.text = None
-        return found.text
-
-    def _opened(self, spec: GrammarSpec) -> ConstrainedText | None:
-        try:
-            return self._open(spec)
+            text = self._open(request.params.grammar)
         except RequestError:
             return None  # the target refuses the request itself
+        return _pushed(text, request.text.since(request.prompt_len))
+
+
+def _pushed(text: ConstrainedText, token_ids: TokenArray) -> ConstrainedText | None:
+    """The text with these tokens; None where it cannot follow."""
+    try:
+        return text if all(map(text.push, token_ids.tolist())) else None
+    except RequestError:
+        return None  # the target ends the request itself

@@ -118,11 +118,6 @@ class SuffixDrafter(CountDrafter[CountState]):
             lambda: outputs(sizes, options.max_tokens, options.max_matches), options.max_stores
         )
 
-    @property
-    def num_past_tokens(self) -> int:
-        """Tokens of past outputs held over all stores."""
-        return sum(map(len, self._outputs))
-
     def _source(self, state: CountState) -> object:
         return self._outputs.of(state.circle)
 

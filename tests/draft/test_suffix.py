@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks.replay.along import Recording, replay
 from cluster.config.parse import parse
-from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.lookups import CountedText
 from cluster.draft.suffix import (
@@ -17,7 +16,6 @@ from cluster.draft.suffix import (
     SuffixOptions,
 )
 from cluster.errors import ConfigError
-from cluster.spec.tree_check import check_tree
 from tests.support.draft.author import GREEDY, Author, write
 
 CONTEXT = DrafterContext("suffix", 16, 8)
@@ -42,7 +40,6 @@ def test_a_past_output_is_drafted_again() -> None:
     suffix = drafter(max_nodes=4)
     finish(suffix, Author([7, 8, 9]), [50, 51, 52, 53, 54, 55, 56])
     proposal = write(suffix, Author([1, 2, 52, 53], request_id="next"), [])
-    assert proposal is not None
     assert proposal.tree.token_ids.tolist() == [54, 55, 56]
     assert proposal.tree.parents.tolist() == [-1, 0, 1]
 
@@ -51,7 +48,6 @@ def test_the_same_prompt_gets_the_same_output_from_its_first_token_on() -> None:
     suffix = drafter(max_nodes=3)
     finish(suffix, Author([7, 8, 9]), [50, 51, 52, 53])
     proposal = write(suffix, Author([7, 8, 9], request_id="next"), [])
-    assert proposal is not None
     assert proposal.tree.token_ids.tolist() == [50, 51, 52]
 
 
@@ -78,8 +74,8 @@ def test_what_is_kept_is_bounded_over_tenants() -> None:
     for number in range(20):
         author = Author([7, 8], request_id=f"r{number}", tenant=b"%d" % number)
         finish(suffix, author, text_of(number, 40).tolist())
-        assert suffix.num_past_tokens <= 3 * 100
-    assert suffix.num_past_tokens > 2 * 40
+        assert sum(map(len, suffix._outputs)) <= 3 * 100
+    assert sum(map(len, suffix._outputs)) > 2 * 40
 
 
 def test_a_draft_ends_where_the_past_output_ended() -> None:
@@ -87,7 +83,6 @@ def test_a_draft_ends_where_the_past_output_ended() -> None:
     finish(suffix, Author([7, 8, 9]), [50, 51, 52])
     finish(suffix, Author([7, 8, 9], request_id="second"), [60, 61, 62])
     proposal = write(suffix, Author([1, 50, 51], request_id="next"), [])
-    assert proposal is not None
     assert proposal.tree.token_ids.tolist() == [52]
 
 
@@ -96,8 +91,6 @@ def test_the_longest_agreement_wins_whether_in_the_request_or_before_it() -> Non
     finish(suffix, Author([9]), [1, 2, 3, 70, 70, 70])
     own = write(suffix, Author([0, 1, 2, 3, 60, 5, 0, 1, 2, 3], request_id="own"), [])
     past = write(suffix, Author([0, 2, 3, 60, 5, 9, 1, 2, 3], request_id="past"), [])
-    assert own is not None
-    assert past is not None
     assert own.tree.token_ids.tolist() == [60]
     assert past.tree.token_ids.tolist() == [70]
 
@@ -131,29 +124,8 @@ def test_an_output_shorter_than_an_ngram_costs_nothing() -> None:
     suffix = drafter()
     finish(suffix, Author([7]), [50])
     finish(suffix, Author([7, 8], request_id="empty"), [])
-    assert suffix.num_past_tokens <= 3
+    assert sum(map(len, suffix._outputs)) <= 3
     assert write(suffix, Author([1, 2, 3], request_id="next"), []) is None
-
-
-def test_every_tree_is_well_formed_while_outputs_gather() -> None:
-    suffix, rng = (
-        drafter(max_nodes=12, min_ngram=1, max_ngram=3, max_tokens=60),
-        np.random.default_rng(5),
-    )
-    for number in range(60):
-        params = SamplingParams(temperature=0.7 * (number % 2), seed=number, max_tokens=50)
-        author = Author(rng.integers(0, 4, 9).tolist(), params, request_id=f"r{number}")
-        write(suffix, author, [])
-        proposal = write(suffix, author, rng.integers(0, 4, 9).tolist())
-        suffix.release([author.request_id])
-        if proposal is not None:
-            check_tree(proposal.tree, 4)
-            assert 0 < len(proposal.tree) <= 12
-            assert (proposal.tree.token_ids >= 0).all()
-            above = np.where(
-                proposal.tree.parents < 0, 1.0, proposal.survival[proposal.tree.parents]
-            )
-            assert (proposal.survival <= above).all()
 
 
 @pytest.mark.parametrize(
@@ -168,6 +140,6 @@ def test_meaningless_options_are_refused(options: dict[str, int]) -> None:
 def test_prompt_lookup_keeps_no_outputs() -> None:
     lookup = SuffixDrafter(CONTEXT, PromptLookupOptions())
     finish(lookup, Author([7, 8, 9]), [50, 51, 52])
-    assert lookup.num_past_tokens == 0
+    assert sum(map(len, lookup._outputs)) == 0
     assert write(lookup, Author([7, 8, 9], request_id="next"), []) is None
     assert write(lookup, Author([7, 8, 9, 7], request_id="own"), []) is not None
