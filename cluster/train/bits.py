@@ -29,15 +29,6 @@ class BitsPerByte:
         return self.bits / self.num_bytes
 
 
-def total(costs: Sequence[BitsPerByte]) -> BitsPerByte:
-    """The total cost of several texts."""
-    return BitsPerByte(
-        sum(cost.bits for cost in costs),
-        sum(cost.num_bytes for cost in costs),
-        sum(cost.num_tokens for cost in costs),
-    )
-
-
 def sample_documents(
     documents: Iterable[Document], kind: Kind, max_bytes: int | None
 ) -> list[Document]:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
@@ -182,14 +180,20 @@ def draw_shards(
     wanted, total, index = num_tokens / state.num_processes, 0, state.process_index
     with tqdm(total=round(wanted), unit="token", disable=not state.is_main_process) as bar:
         while total < wanted:
-            path = folder / f"answers-{index:05}.npz"
+            path = folder / f"answers-{index:05}.pt"
             if not path.exists():
                 # Each shard has its own noise, so it does not depend on when the run was resumed.
                 generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
                 model = model or ChatModel.load(source, settings)
                 _write(path, model.answers(settings, generator), settings.system_prompt)
-            _check_system_prompt(path, settings.system_prompt)
-            size = sum(len(each.token_ids) for each in _read(path))
+            found, answers = _read(path)
+            if found != settings.system_prompt:
+                raise ConfigError(
+                    f"{path}: drawn with the system prompt {found!r}, not "
+                    f"{settings.system_prompt!r}; choose another name or --work, or remove the "
+                    "shards"
+                )
+            size = sum(len(each.token_ids) for each in answers)
             total += size
             bar.update(size)
             index += state.num_processes
@@ -199,8 +203,8 @@ def draw_shards(
 def read_shards(folder: Path) -> list[Answer]:
     """All answers in the folder, without those to questions that were asked before."""
     answers: dict[bytes, Answer] = {}
-    for path in sorted(folder.glob("answers-*.npz")):
-        for answer in _read(path):
+    for path in sorted(folder.glob("answers-*.pt")):
+        for answer in _read(path)[1]:
             answers.setdefault(answer.prompt.tobytes(), answer)
     return list(answers.values())
 
@@ -220,51 +224,19 @@ def known_and_held_out(
     return known, answers[::HELD_OUT]
 
 
-def _read(path: Path) -> list[Answer]:
-    with np.load(path) as arrays:
-        prompt_lens, answer_lens = arrays["prompt_lens"], arrays["answer_lens"]
-        prompts = np.split(arrays["prompts"], np.cumsum(prompt_lens)[:-1])
-        ends = np.cumsum(answer_lens)[:-1]
-        parts = [np.split(arrays[name], ends) for name in ("answers", "candidates", "log_probs")]
-    states: Sequence[NDArray[np.int16] | None] = [None] * len(prompts)
-    if _states_of(path).exists():
-        # Mapped, because all shards together may be larger than the memory.
-        rows = np.load(_states_of(path), mmap_mode="r")
-        states = np.split(rows, np.cumsum(prompt_lens + answer_lens - 1)[:-1])
-    return [Answer(*each) for each in zip(prompts, *parts, states, strict=True)]
-
-
-def _check_system_prompt(path: Path, wanted: str) -> None:
-    """Raise ConfigError for a shard that was drawn with another system prompt."""
-    with np.load(path) as arrays:
-        found = str(arrays["system_prompt"]) if "system_prompt" in arrays else ""
-    if found != wanted:
-        raise ConfigError(
-            f"{path}: drawn with the system prompt {found!r}, not {wanted!r}; choose another name "
-            "or --work, or remove the shards"
-        )
-
-
-def _states_of(path: Path) -> Path:
-    return path.with_suffix(".states.npy")
+def _read(path: Path) -> tuple[str, list[Answer]]:
+    """The system prompt that a shard was drawn with, and its answers."""
+    # Mapped, because all shards together may be larger than the memory.
+    found = torch.load(path, mmap=True, weights_only=True)
+    parts = [[None if each is None else each.numpy() for each in row] for row in found["answers"]]
+    return found["system_prompt"], [Answer(*each) for each in parts]
 
 
 def _write(path: Path, answers: Sequence[Answer], system_prompt: str) -> None:
-    states = [each.states for each in answers if each.states is not None]
-    if states:
-        np.save(_states_of(path), np.concatenate(states))
+    parts = ([getattr(answer, each.name) for each in fields(Answer)] for answer in answers)
+    rows = [[None if each is None else torch.from_numpy(each) for each in row] for row in parts]
     unfinished = path.with_name(f"{path.name}.unfinished")
-    with unfinished.open("wb") as file:
-        np.savez(
-            file,
-            system_prompt=np.array(system_prompt),
-            prompt_lens=[len(each.prompt) for each in answers],
-            answer_lens=[len(each.token_ids) for each in answers],
-            prompts=np.concatenate([each.prompt for each in answers]),
-            answers=np.concatenate([each.token_ids for each in answers]),
-            candidates=np.concatenate([each.candidates for each in answers]),
-            log_probs=np.concatenate([each.log_probs for each in answers]),
-        )
+    torch.save({"system_prompt": system_prompt, "answers": rows}, unfinished)
     os.replace(unfinished, path)
 
 

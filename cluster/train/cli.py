@@ -113,16 +113,18 @@ def _head(arguments: argparse.Namespace) -> None:
         answers = replace(settings.answers, system_prompt=arguments.system_prompt)
         size = arguments.vocab_size or (0 if arguments.starts_from else _DRAFTER_VOCAB_SIZE)
         settings = replace(settings, answers=answers, vocab_size=size)
-    if getattr(arguments, "from_traffic", None) or getattr(arguments, "starts_from", None):
-        _from_traffic(arguments, settings)
-        show_comparison(arguments, arguments.target, questions)
-        return
-    # A draft model's answers are drawn without hidden rows; all heads share theirs.
-    work = arguments.work / arguments.name if kind == "drafter" else arguments.work
+    goes_on = kind == "drafter" and (arguments.from_traffic or arguments.starts_from)
+    if goes_on:
+        if not arguments.starts_from:
+            raise ConfigError(
+                "--from-traffic: give --starts-from too, the drafter that goes on learning"
+            )
+        if arguments.num_layers:
+            raise ConfigError(f"--layers: those of {arguments.starts_from} stay; leave it out")
+        settings = replace(settings, weights=arguments.weights or "")
     run_together(
-        arguments.processes, _train_head, kind, arguments.target, work,
-        arguments.models / arguments.name, settings, _budget(arguments), arguments.seed,
-    )  # fmt: skip
+        arguments.processes, _learn_from_traffic if goes_on else _train_head, arguments, settings
+    )
     show_comparison(arguments, arguments.target, questions)
 
 
@@ -135,12 +137,19 @@ def _make_folder(option: str, folder: Path) -> None:
         raise ConfigError(f"{option}: {folder} cannot be made ({reason}); name another") from error
 
 
-def _train_head(
-    kind: str, target: str, work: Path, folder: Path, settings: HeadSettings, budget: Budget,
-    seed: int,
-) -> None:  # fmt: skip
+def _train_head(arguments: argparse.Namespace, settings: HeadSettings) -> None:
     """In each process of the training."""
-    found = train_head(kind, target, work, folder, settings, budget, seed)
+    kind, work = arguments.train_verb, arguments.work
+    found = train_head(
+        kind,
+        arguments.target,
+        # A draft model's answers are drawn without hidden rows; all heads share theirs.
+        work / arguments.name if kind == "drafter" else work,
+        arguments.models / arguments.name,
+        settings,
+        _budget(arguments),
+        arguments.seed,
+    )
     if not processes().is_main_process:
         return
     print(f"held-out answers\t{found.num_answers}")
@@ -151,30 +160,19 @@ def _train_head(
     print(f"the target's probability inside the draft vocabulary\t{found.coverage:.3f}")
 
 
-def _from_traffic(arguments: argparse.Namespace, settings: HeadSettings) -> None:
-    """Let a drafter go on learning, and say how it does."""
-    if not arguments.starts_from:
-        raise ConfigError(
-            "--from-traffic: give --starts-from too, the drafter that goes on learning"
-        )
-    if arguments.num_layers:
-        raise ConfigError(f"--layers: those of {arguments.starts_from} stay; leave it out")
-    traffic = Traffic(
-        arguments.from_traffic, arguments.starts_from, arguments.mix, arguments.loss or LOSSES[0]
-    )
-    run_together(
-        arguments.processes, _learn_from_traffic, arguments.target, traffic,
-        arguments.work / arguments.name, arguments.models / arguments.name,
-        replace(settings, weights=arguments.weights or ""), _budget(arguments), arguments.seed,
-    )  # fmt: skip
-
-
-def _learn_from_traffic(
-    target: str, traffic: Traffic, work: Path, folder: Path, settings: HeadSettings,
-    budget: Budget, seed: int,
-) -> None:  # fmt: skip
+def _learn_from_traffic(arguments: argparse.Namespace, settings: HeadSettings) -> None:
     """In each process of the training."""
-    found = learn_from_traffic(target, traffic, work, folder, settings, budget, seed)
+    name, loss = arguments.name, arguments.loss or LOSSES[0]
+    traffic = Traffic(arguments.from_traffic, arguments.starts_from, arguments.mix, loss)
+    found = learn_from_traffic(
+        arguments.target,
+        traffic,
+        arguments.work / name,
+        arguments.models / name,
+        settings,
+        _budget(arguments),
+        arguments.seed,
+    )
     if found is None:
         return
     if found.num_tokens:

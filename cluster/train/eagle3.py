@@ -66,8 +66,31 @@ class Eagle3Learner(Learner):
         return self.head.logits(hidden)
 
     def save(self, folder: Path, made_for: MadeFor) -> None:
-        """See `Learner`: the authors' format."""
-        save_eagle3(self.head, folder, made_for)
+        """See `Learner`: the authors' format.  The embedding is left out: it is the target's."""
+        spec, layer = self.head.spec, self.head.spec.layers
+        tensors = {
+            name.replace("layers.0.", "midlayer."): tensor
+            for name, tensor in self.head.state_dict().items()
+            if name not in _NOT_SAVED
+        }
+        ids = self.head.token_map.cpu()
+        tensors["d2t"] = ids - torch.arange(len(ids))
+        tensors["t2d"] = torch.zeros(layer.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+        config = {
+            **{
+                key: value for key, value in layer.to_diff_dict().items() if not key.startswith("_")
+            },
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "draft_vocab_size": spec.draft_vocab_size,
+            "target_hidden_size": spec.target_hidden_size,
+            "eagle_config": {
+                "eagle_aux_hidden_state_layer_ids": list(spec.taps),
+                "use_aux_hidden_state": True,
+            },
+        }
+        save_head(folder, tensors, config, made_for)
 
 
 class _ChainAttention:
@@ -151,32 +174,3 @@ def new_head(
         for name, mine in head.get_submodule("layers.0").named_parameters():
             mine.copy_(last[name])
     return head.train()
-
-
-def save_eagle3(head: Eagle3Head, folder: Path, made_for: MadeFor) -> None:
-    """Write the authors' folder: config.json and model.safetensors in bfloat16.
-
-    The embedding is left out: it is the target's.
-    """
-    spec, layer = head.spec, head.spec.layers
-    tensors = {
-        name.replace("layers.0.", "midlayer."): tensor
-        for name, tensor in head.state_dict().items()
-        if name not in _NOT_SAVED
-    }
-    ids = head.token_map.cpu()
-    tensors["d2t"] = ids - torch.arange(len(ids))
-    tensors["t2d"] = torch.zeros(layer.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-    config = {
-        **{key: value for key, value in layer.to_diff_dict().items() if not key.startswith("_")},
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        "draft_vocab_size": spec.draft_vocab_size,
-        "target_hidden_size": spec.target_hidden_size,
-        "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(spec.taps),
-            "use_aux_hidden_state": True,
-        },
-    }
-    save_head(folder, tensors, config, made_for)

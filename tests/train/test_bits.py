@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from cluster.train.bits import bits_per_byte, sample_documents, total
+from cluster.train.bits import bits_per_byte, sample_documents
 from cluster.train.corpus import Document
 from cluster.train.networks import Shape, build
 from cluster.train.processes import new_accelerator
@@ -56,9 +56,10 @@ def test_documents_are_scored_independently() -> None:
     model = network()
     first, second = document("a", TEXT), document("b", TEXT[::-1])
     together = bits_per_byte(model, TOKENIZER, [first, second])
-    apart = total([bits_per_byte(model, TOKENIZER, [item]) for item in (first, second)])
-    assert together.bits == pytest.approx(apart.bits, rel=1e-6)
-    assert (together.num_bytes, together.num_tokens) == (apart.num_bytes, apart.num_tokens)
+    apart = [bits_per_byte(model, TOKENIZER, [item]) for item in (first, second)]
+    assert together.bits == pytest.approx(sum(each.bits for each in apart), rel=1e-6)
+    assert together.num_bytes == sum(each.num_bytes for each in apart)
+    assert together.num_tokens == sum(each.num_tokens for each in apart)
 
 
 def test_sample_takes_the_same_share_of_every_document() -> None:

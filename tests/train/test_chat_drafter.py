@@ -84,7 +84,7 @@ def test_a_continued_run_keeps_its_shards_and_draws_the_ones_that_are_missing(
 ) -> None:
     draw_shards(folder, tmp_path, 1, 0, ANSWERS)
     first = sorted(tmp_path.iterdir())
-    assert [path.name for path in first] == ["answers-00000.npz"]
+    assert [path.name for path in first] == ["answers-00000.pt"]
     time = first[0].stat().st_mtime_ns
     draw_shards(folder, tmp_path, 200, 0, ANSWERS)
     assert first[0].stat().st_mtime_ns == time

@@ -211,7 +211,6 @@ def test_training_lowers_the_loss_and_resumes_to_the_bit(
     whole = train_head(kind, target, tmp_path / "a", tmp_path / "one", SETTINGS, budget)
     held_out = read_shards(tmp_path / "a" / "answers")[::20]
     vocabulary = load_draft_vocabulary(tmp_path / "a" / kind)
-    assert vocabulary is not None
     taps = () if kind == "drafter" else TAPS
     untrained = heads.new_learner(kind, network, vocabulary, taps, SETTINGS)
     untrained.depth = SETTINGS.depth
@@ -234,7 +233,6 @@ def test_training_lowers_the_loss_and_resumes_to_the_bit(
 def shortest(answer: Answer) -> Answer:
     """Two tokens of it behind one of the prompt: only the first head has a draft to learn from."""
     start = len(answer.prompt) - 1
-    assert answer.states is not None
     return Answer(
         answer.prompt[start:], answer.token_ids[:2], answer.candidates[:2], answer.log_probs[:2],
         answer.states[start : start + 2],

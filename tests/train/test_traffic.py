@@ -103,7 +103,6 @@ def test_a_drafter_goes_on_without_traffic_and_with_another_vocabulary(
     found = learn_from_traffic(
         str(target_folder), Traffic(None, str(current)), tmp_path, tmp_path / "new", settings, STEPS
     )
-    assert found is not None
     assert found.after["originals"].acceptance > found.before["originals"].acceptance
     network = load_drafter(found.folder, traffic.origin_of(target_folder)).network
     assert network.config.vocab_size == 280
