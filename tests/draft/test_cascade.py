@@ -77,7 +77,6 @@ def test_a_stage_that_is_sure_drafts_alone() -> None:
     sure, model = Chain("sure", [5, 6, 7], 0.9), Judge("model", [1, 2], 0.9)
     drafter = cascade_of(sure, model)
     proposal = drafted(drafter, Author([3, 4]), [])
-    assert proposal is not None
     assert proposal.tree.token_ids.tolist() == [5, 6, 7]
     assert (proposal.drafter, proposal.is_complete) == ("cascade", True)
     assert (model.num_drafts, model.grafts) == (0, [])
@@ -87,7 +86,6 @@ def test_a_stage_below_its_threshold_hands_its_tree_to_the_next_one() -> None:
     unsure, model = Chain("unsure", [5, 6, 7, 8], 0.4), Judge("model", [1, 2], 0.3)
     drafter = cascade_of(unsure, model, max_graft=3)
     proposal = drafted(drafter, Author([3, 4]), [])
-    assert proposal is not None
     assert proposal.tree.token_ids.tolist() == [1, 2], "the last stage's tree is the cascade's"
     assert model.grafts == [[5, 6, 7]]
 
@@ -106,7 +104,6 @@ def test_the_next_commit_begins_at_the_first_stage_again() -> None:
     drafter, author = cascade_of(unsure, model), Author([3, 4])
     for tokens in ([], [5], [6, 7]):
         proposal = drafted(drafter, author, tokens)
-        assert proposal is not None
         assert (proposal.base_len, proposal.tree.token_ids.tolist()) == (len(author.tokens), [1])
     assert (unsure.num_drafts, model.num_drafts) == (3, 3)
 
@@ -126,7 +123,6 @@ def test_a_stage_that_raises_is_passed_over_and_left_alone_for_a_while() -> None
     drafter, author = cascade_of(broken, model), Author([3, 4])
     for position in range(10):
         proposal = drafted(drafter, author, [position])
-        assert proposal is not None
         assert proposal.tree.token_ids.tolist() == [1]
     assert broken.num_drafts == 3, "its breaker is open"
     assert drafter.stages[0].breaker.faults["refused"] == 3
@@ -137,7 +133,6 @@ def test_what_a_broken_last_stage_should_have_judged_is_drafted_as_it_is() -> No
     unsure, broken = Chain("unsure", [5, 6], 0.4), Judge("broken", [1], 0.9)
     broken.fails = True
     proposal = drafted(cascade_of(unsure, broken), Author([3, 4]), [])
-    assert proposal is not None
     assert proposal.tree.token_ids.tolist() == [5, 6]
 
 
@@ -159,7 +154,6 @@ def test_a_stage_that_lost_a_text_is_sent_all_of_it() -> None:
     model.release(["a"])
     for tokens in ([7], [8]):
         proposal = drafted(drafter, author, tokens)
-    assert proposal is not None
     assert proposal.tree.token_ids.tolist() == [1]
 
 

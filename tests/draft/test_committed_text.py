@@ -66,7 +66,6 @@ def test_a_stale_generation_changes_nothing_and_a_newer_one_takes_over() -> None
     assert apply(requests, author.commit_of(1)) == 3
     assert requests.get("a", 5) is None
     state = requests.get("a", 6)
-    assert state is not None
     assert state.text.token_ids.tolist() == [1, 2, 8]
 
 
@@ -76,7 +75,6 @@ def test_a_later_commit_without_parameters_keeps_the_task() -> None:
     later = author.commit([4])
     apply(requests, Commit(later.request_id, 1, 3, later.prefix_hash, later.token_ids, 3, 16))
     state = requests.find("a")
-    assert state is not None
     assert (state.task, state.params) == ("code", GREEDY)
 
 

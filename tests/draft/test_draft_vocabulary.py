@@ -97,7 +97,6 @@ def test_the_next_token_is_drafted_exactly_where_the_draft_vocabulary_has_it(
     proposal = write(drafter, author, [])
     drafted = []
     for token in text:
-        assert proposal is not None
         drafted.append(int(proposal.tree.token_ids[0]) == token)
         proposal = write(drafter, author, [token])
     assert drafted == np.isin(text, INSIDE).tolist()
@@ -176,7 +175,6 @@ def test_the_file_holds_offsets_as_the_public_format_does(tmp_path: Path) -> Non
     arrays = load_file(tmp_path / FILE_NAME)
     assert (np.arange(len(INSIDE)) + arrays["d2t"] == INSIDE).all()
     found = load_draft_vocabulary(tmp_path)
-    assert found is not None
     assert found.tokenizer_hash == "abc"
     assert (found.target_ids == mine.target_ids).all()
     assert (found.draft_ids == mine.draft_ids).all()

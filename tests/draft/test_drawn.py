@@ -87,10 +87,8 @@ def test_drawn_drafts_are_kept_behind_a_commit(noisy_engine: Engine) -> None:
     params = told_params(dataclasses.replace(SAMPLED, law="rejection"), is_believed=True)
     author = Author(PROMPT, params, max_nodes=6)
     first = write(drafter, author, [])
-    assert first is not None
     second = write(drafter, author, first.tree.token_ids[:2].tolist())
     drafter.release([author.request_id])
-    assert second is not None
     assert second.tree.token_ids[:3].tolist() == first.tree.token_ids[2:5].tolist()
 
 

@@ -92,7 +92,6 @@ def test_one_pass_judges_a_whole_path(
     path = TokenTree.chain([*text[:3], wrong, 5])
     drafter.graft([proposal_of(author, path)])
     request = drafter._requests.find("a")
-    assert request is not None
     assert len(request.graft)
     before = exact_engine.last_step
     while request.num_kept is None:
@@ -100,7 +99,6 @@ def test_one_pass_judges_a_whole_path(
     assert exact_engine.last_step is not before
     assert request.num_kept >= 3
     tree = request.tree
-    assert tree is not None
     assert len(tree.walk(text[:4])) == 4, "the graft's nodes have children of the model's own"
     assert all(tree.rankings[node] is not None for node in tree.walk(text[:3]))
     assert_is_the_tree_of_a_fresh_drafter(drafter, exact_engine, author, text[:3])
@@ -115,19 +113,13 @@ def assert_is_the_tree_of_a_fresh_drafter(
     """Every node has the ranking that the model gives after its path, grafted or not."""
     grow(drafter, author)
     request = drafter._requests.find("a")
-    assert request is not None
-    assert request.tree is not None
     for length in range(len(path) + 1):
         plain = Author([*author.tokens, *path[:length]], request_id="plain")
         other = lm_drafter(engine)
         write(other, plain, [])
         expected = other._requests.find("plain")
-        assert expected is not None
-        assert expected.tree is not None
         own = request.tree.rankings[request.tree.walk(path[:length])[-1] if length else ROOT]
         root = expected.tree.rankings[ROOT]
-        assert own is not None
-        assert root is not None
         np.testing.assert_allclose(own.scores[:8], root.scores[:8], atol=1e-4)
         other.release(["plain"])
 
@@ -142,7 +134,6 @@ def test_drafting_goes_on_after_a_graft_that_the_model_rejects(exact_engine: Eng
     fresh, twin = lm_drafter(exact_engine, num_candidates=4, num_children=2), Author(PROMPT)
     twin.request_id = "b"
     expected = write(fresh, twin, [])
-    assert expected is not None
     assert rejected.tree.token_ids.tolist() == expected.tree.token_ids.tolist()
     text = target_text(exact_engine, PROMPT, GREEDY, 3).tolist()
     assert write(drafter, author, text) is not None

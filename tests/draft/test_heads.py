@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from cluster.config.schema import DrafterConfig
 from cluster.core import SamplingParams
-from cluster.draft.base import DrafterContext
-from cluster.draft.registry import check, drafter_class
+from cluster.draft.registry import check
 from cluster.errors import ConfigError
 from tests.support.draft.heads import cyclic_target, right_eagle3
 from tests.support.draft.inside import GREEDY, LAWS, SAMPLED, Inside, config_of, mean_accepted
@@ -145,12 +145,15 @@ def test_a_head_of_another_kind_is_refused_by_name(
         Inside(config_of(llama_folder, kind.kind, head))
 
 
-@ALL
-def test_outside_of_a_target_it_says_where_it_belongs(name: str) -> None:
-    kind = KINDS[name].kind
-    options = check("head", DrafterConfig(kind=kind, options={"model": "x"}))
-    with pytest.raises(ConfigError, match=r"drafters\.head\.placement: .* \{with: target\}"):
-        drafter_class(kind)(DrafterContext("head", 8, 8), options)
+@pytest.mark.parametrize("name", KEEPING)
+def test_the_rotary_frequencies_are_not_rounded_with_the_weights(
+    name: str, llama_folder: Path, tmp_path: Path
+) -> None:
+    head = KINDS[name].inside(llama_folder, tmp_path).drafter._head
+    frequencies = head.rotary.inv_freq.clone()
+    head.to(torch.device("cpu"), torch.bfloat16)
+    assert head.norm.weight.dtype is torch.bfloat16
+    assert torch.equal(head.rotary.inv_freq, frequencies)
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,6 @@ def test_a_full_window_drops_its_older_half_and_drafting_goes_on(
         assert proposal is not None, "a child of the last token needs no place in the cache"
         assert (proposal.base_len, len(proposal.tree) > 0) == (len(author.tokens), True)
         request = drafter._requests.find("a")
-        assert request is not None
-        assert request.tree is not None
         start = window_start(len(author.tokens), 32)
         assert engine.context_ids("a").tolist() == author.tokens[start:]
         deepest = max((request.tree.depths[n] for n in request.tree.slot_nodes), default=0)
@@ -79,11 +77,9 @@ def test_a_drafter_with_a_window_drafts_as_one_that_knows_the_window_alone(
     write(drafter, author, [])
     for position in range(0, 60, 2):
         proposal = write(drafter, author, text[position : position + 2])
-        assert proposal is not None
         known = author.tokens[window_start(len(author.tokens), 24) :]
         fresh = lm_drafter(noisy_engine)
         expected = write(fresh, Author(known, request_id="fresh"), [])
-        assert expected is not None
         fresh.release(["fresh"])
         assert proposal.tree.token_ids[:1].tolist() == expected.tree.token_ids[:1].tolist()
     drafter.release(["a"])
@@ -105,7 +101,6 @@ def test_a_window_that_moves_while_the_engine_works_on_it_is_read_anew(llama_fol
     drafter.observe([author.opening()])
     drafter.propose([author.task()])
     request = drafter._requests.find("a")
-    assert request is not None
     assert request.pending == "text"
     drafter.observe([author.commit(PROMPT)])
     proposal = grow(drafter, author)["a"]
@@ -139,7 +134,6 @@ def test_drafts_stay_within_the_targets_vocabulary(exact_engine: Engine) -> None
     drafter = lm_drafter(exact_engine, min_survival=1e-9)
     drafter._num_columns = 50
     proposal = write(drafter, Author([5, 6, 7]), [])
-    assert proposal is not None
     assert proposal.tree.token_ids.max() < 50
     drafter.release(["a"])
 
@@ -192,11 +186,8 @@ def test_expanded_nodes_grow_to_twice_the_task_within_the_maximum(
     drafter = lm_drafter(exact_engine, max_nodes=7, min_survival=1e-9, width=3)
     author = Author(PROMPT, max_nodes=asked)
     proposal = write(drafter, author, [])
-    assert proposal is not None
     assert len(proposal.tree) == min(asked, 7)
     request = drafter._requests.find("a")
-    assert request is not None
-    assert request.tree is not None
     assert request.tree.num_slots == bound
     drafter.release(["a"])
 
@@ -205,7 +196,6 @@ def test_sampling_at_the_end_of_a_text_is_not_drafted(exact_engine: Engine) -> N
     params = SamplingParams(temperature=0.0, max_tokens=3)
     drafter, author = lm_drafter(exact_engine, min_survival=1e-9), Author(PROMPT, params)
     proposal = write(drafter, author, [])
-    assert proposal is not None
     assert walk(proposal.tree, target_text(exact_engine, PROMPT, params, 3))[1] <= 2
     assert set(proposal.tree.parents.tolist()) != {-1}
     assert write(drafter, author, [5, 6]) is None

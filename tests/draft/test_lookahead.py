@@ -104,12 +104,10 @@ def test_the_window_takes_at_most_half_of_the_nodes_and_chains_the_rest() -> Non
 def test_survival_falls_along_every_path_and_is_learned() -> None:
     look, author = drafter(window=4), Author([1, 2, 3, 4])
     proposal = write(look, author, [])
-    assert proposal is not None
     before = proposal.survival
     assert (np.diff(before) < 0).all()
     for token in range(50, 80):  # no guess is ever right
         proposal = write(look, author, [token])
-    assert proposal is not None
     assert proposal.survival[-1] < before[-1] / 4
 
 

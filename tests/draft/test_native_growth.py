@@ -83,8 +83,6 @@ def request_of(drafter: LMDrafter, name: str = "a") -> LMRequest:
 def assert_same_state(left: LMRequest, right: LMRequest) -> None:
     assert (left.cached_len, left.root_len) == (right.cached_len, right.root_len)
     mine, theirs = left.tree, right.tree
-    assert mine is not None
-    assert theirs is not None
     assert mine.slot_nodes == theirs.slot_nodes
     for name in ("tokens", "parents", "depths", "slots"):
         assert getattr(mine, name) == getattr(theirs, name)
@@ -94,8 +92,6 @@ def assert_same_state(left: LMRequest, right: LMRequest) -> None:
     ]
     for node in (0, *mine.slot_nodes):
         one, other = mine.rankings[node], theirs.rankings[node]
-        assert one is not None
-        assert other is not None
         assert one.token_ids[:4].tolist() == other.token_ids[:4].tolist()
         np.testing.assert_allclose(one.scores[:4], other.scores[:4], rtol=1e-4)
 
@@ -255,7 +251,6 @@ def test_expanded_per_node_sets_the_number_of_expanded_nodes(
     drafter.observe([author.opening()])
     grow(drafter, author)
     tree = request_of(drafter).tree
-    assert tree is not None
     assert tree.num_slots == 6 * expanded_per_node
 
 

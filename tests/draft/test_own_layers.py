@@ -14,7 +14,6 @@ from cluster.core import token_array
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm import LMDrafter
-from cluster.draft.own_layers_options import EarlyExitOptions, LayerSkipOptions
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from cluster.worker.host import EngineHost
@@ -110,20 +109,7 @@ def test_wrong_options_are_refused_with_their_path(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"drafters\.own\.options\.{message}") as raised:
         made(draft_engine(llama_folder), kind, **options)
-    assert raised.value.param is not None
     assert raised.value.param.startswith("drafters.own.options.")
-
-
-@pytest.mark.parametrize(
-    "options", [EarlyExitOptions(exit_layer=1), LayerSkipOptions(skip_layers=(1,))]
-)
-def test_outside_of_a_target_they_are_refused(options: Any) -> None:
-    kind = "early_exit" if isinstance(options, EarlyExitOptions) else "layer_skip"
-    name = "exit_layer" if kind == "early_exit" else "skip_layers"
-    value = options.exit_layer if kind == "early_exit" else list(options.skip_layers)
-    settings = DrafterConfig(kind=kind, options={name: value})
-    with pytest.raises(ConfigError, match=f"placement: {kind} reads the target's steps"):
-        registry.create("own", settings, DrafterContext("own", 16, 4))
 
 
 def test_layers_of_a_target_on_several_ranks_are_refused(llama_folder: Path) -> None:

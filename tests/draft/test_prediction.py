@@ -116,7 +116,6 @@ def test_each_side_of_an_edit_is_a_branch_while_it_is_unclear_which_one_it_is() 
     author, drafts = Author(PROMPT, params), drafter()
     write(drafts, author, [])
     proposal = write(drafts, author, [10, 11, 50])
-    assert proposal is not None
     roots = proposal.tree.token_ids[proposal.tree.parents == -1]
     assert set(roots.tolist()) == {12, 13}
 

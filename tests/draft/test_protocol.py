@@ -222,7 +222,6 @@ def test_a_new_owner_of_the_same_text_gets_its_own_proposals(
 ) -> None:
     drafter, author = MAKERS[kind](noisy_engine), Author([5, 6, 7, 8, 5, 6, 7])
     first = write(drafter, author, [])
-    assert first is not None
     assert grow(drafter, author) == {}, "the same owner has it already"
     author.generation = 2
     drafter.observe([author.commit_of(0)])

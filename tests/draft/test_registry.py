@@ -12,7 +12,7 @@ from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm_options import LMOptions
-from cluster.draft.registry import KINDS, REMOVED, Kind, check, create
+from cluster.draft.registry import KINDS, REMOVED, Kind, check, create, drafter_class
 from cluster.draft.suffix import SuffixDrafter
 from cluster.errors import ConfigError
 
@@ -88,7 +88,18 @@ def test_every_kind_has_an_options_dataclass() -> None:
     assert isinstance(check("x", DrafterConfig(kind="lm")), LMOptions)
 
 
-@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.is_inside])
+INSIDE = pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.is_inside])
+
+
+@INSIDE
+def test_outside_of_a_target_it_says_where_it_belongs(kind: str) -> None:
+    placed = DrafterConfig(kind=kind, options=REQUIRED.get(kind, {}))
+    options = check("x", dataclasses.replace(placed, placement=DrafterPlacement(host="target")))
+    with pytest.raises(ConfigError, match=r"drafters\.x\.placement: .* \{with: target\}"):
+        drafter_class(kind)(DrafterContext("x", 8, 8), options)
+
+
+@INSIDE
 def test_what_reads_the_targets_steps_has_no_process_of_its_own(kind: str) -> None:
     options = REQUIRED.get(kind, {})
     check("x", DrafterConfig(kind=kind, placement=DrafterPlacement(host="target"), options=options))

@@ -146,13 +146,7 @@ def test_a_store_keeps_no_more_than_its_bound_and_drops_the_oldest() -> None:
     lost.append([2])
     assert store.root(lost, 1).continuations() is None
     found = store.root(known, 1).continuations()
-    assert found is not None
     assert found.token_ids == [1, 8, 9]
-
-
-def test_it_is_refused_outside_of_a_target() -> None:
-    with pytest.raises(ConfigError, match="token_recycling"):
-        TokenRecyclingDrafter(DrafterContext("r", 8, 8), TokenRecyclingOptions())
 
 
 @pytest.mark.parametrize("name", ["num_top", "max_words", "max_contexts", "max_stores"])

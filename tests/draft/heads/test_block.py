@@ -108,7 +108,6 @@ def test_logits_and_confidence_equal_a_plain_implementation(variant: str, tmp_pa
     found = found_rows(head)
     torch.testing.assert_close(head.lm_head(found), expected, rtol=1e-4, atol=1e-4)
     if config.get("markov_rank"):
-        assert head.markov_head is not None
         expected = expected + plain_bias(held, head.markov_head.spec.kind, rows)
         state, logits, surenesses = head.markov_head.start(1), [], []
         for row, token in zip(found, TOKENS, strict=False):
@@ -128,14 +127,6 @@ def test_logits_and_confidence_equal_a_plain_implementation(variant: str, tmp_pa
             torch.testing.assert_close(torch.cat(surenesses), sure, rtol=1e-4, atol=1e-4)
     step = 1 if output is OUTPUT else 2
     assert torch.equal(head.token_map, step * torch.arange(len(output)))
-
-
-def test_the_rotary_frequencies_are_not_rounded_with_the_weights(tmp_path: Path) -> None:
-    head = loaded(tmp_path, DFLASH)
-    frequencies = head.rotary.inv_freq.clone()
-    narrow = head.to(torch.device("cpu"), torch.bfloat16)
-    assert narrow.fc.weight.dtype is torch.bfloat16
-    assert torch.equal(narrow.rotary.inv_freq, frequencies)
 
 
 @pytest.mark.parametrize(

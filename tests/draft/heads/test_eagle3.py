@@ -181,14 +181,6 @@ def test_the_row_handed_on_is_normalised_where_the_head_says_so(tmp_path: Path) 
     assert not torch.allclose(head.handed_on(rows), rows)
 
 
-def test_the_rotary_frequencies_are_not_rounded_with_the_weights(tmp_path: Path) -> None:
-    head = loaded(written(tmp_path, AUTHORS, tensors("midlayer.")))
-    frequencies = head.rotary.inv_freq.clone()
-    narrow = head.to(torch.device("cpu"), torch.bfloat16)
-    assert narrow.fc.weight.dtype is torch.bfloat16
-    assert torch.equal(narrow.rotary.inv_freq, frequencies)
-
-
 def test_taps_that_nobody_names_are_the_inputs_of_three_layers(tmp_path: Path) -> None:
     head = loaded(written(tmp_path, AUTHORS, tensors("midlayer.")))
     assert head.spec.taps == default_taps(LAYERS) == (2, 4, 6)

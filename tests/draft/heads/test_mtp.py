@@ -230,12 +230,9 @@ def test_a_target_that_is_served_loads_with_the_layer_in_its_checkpoint(
     assert len(engine.model.layers) == len(plain_engine.model.layers) == LAYERS
 
 
-def test_what_routes_and_turns_is_not_rounded_with_the_weights(tmp_path: Path) -> None:
+def test_what_routes_is_not_rounded_with_the_weights(tmp_path: Path) -> None:
     held = with_mtp("glm4-moe", tmp_path)
-    head = loaded(tmp_path)
-    frequencies = head.rotary.inv_freq.clone()
-    narrow = head.to(torch.device("cpu"), torch.bfloat16)
+    narrow = loaded(tmp_path).to(torch.device("cpu"), torch.bfloat16)
     assert narrow.joint.weight.dtype is torch.bfloat16
-    assert torch.equal(narrow.rotary.inv_freq, frequencies)
     bias = held["mlp.gate.e_score_correction_bias"]
     assert torch.equal(narrow.layers[0].mlp.gate.e_score_correction_bias, bias)
