@@ -23,7 +23,7 @@ from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.cascade_options import CascadeOptions
 from cluster.draft.committed_text import CommittedTextDrafter, RequestState
 from cluster.draft.drafting import Drafting
-from cluster.draft.inside import WANTS_NOTHING, StepRows
+from cluster.draft.inside import StepRows
 from cluster.models.made_for import MadeFor, made_for_of
 
 # The share of a stage's nodes that the next one keeps: weight of the newest tree, and of so many
@@ -167,8 +167,7 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
     def read(self, rows: Sequence[StepRows]) -> None:
         """See `StepReader`."""
         for stage in self.stages:
-            if stage.wants != WANTS_NOTHING:
-                stage.read([each.seen_by(stage.wants, self.wants) for each in rows])
+            stage.read([each.seen_by(stage.wants, self.wants) for each in rows])
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
         """See `Drafter.observe`."""

@@ -163,7 +163,7 @@ class BlockHead(Head):
     ) -> list[KeysValues]:
         """See `Head`: each depends on its own fused row alone."""
         rotation = self.rotary(hidden, positions[None])
-        return [keys_values(layer.self_attn, hidden, rotation) for layer in self.layers]
+        return [keys_values(layer.self_attn, hidden[None], rotation) for layer in self.layers]
 
     def block(self, *given: Any) -> torch.Tensor:
         """See `Head`."""

@@ -19,6 +19,7 @@ from cluster.errors import ConfigError
 
 # Block drafters' keys stand in these in some folders.
 _TABLES = ("dflash_config", "dspark_config")
+_CPU = torch.device("cpu")
 # So many names in one message; a wrong file would name hundreds.
 _MAX_NAMED = 6
 
@@ -222,15 +223,13 @@ def read_shapes(folder: Path, rename: Callable[[str], str] = str) -> Tensors:
 
 
 def read_tensors(
-    folder: Path,
-    rename: Callable[[str], str] = str,
-    device: torch.device = torch.device("cpu"),  # noqa: B008 - it never changes
+    folder: Path, rename: Callable[[str], str] = str, device: torch.device = _CPU
 ) -> Tensors:
     """Every tensor of a folder's weights, under the names that `rename` gives them."""
     found: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
-            found.update(_held_in(file, device))
+            found.update(held_in(file, device))
         except (OSError, SafetensorError) as error:
             raise refused(folder, f"{file.name} is damaged ({error})") from error
     for file in sorted([*folder.glob("*.bin"), *folder.glob("*.pt")]) if not found else ():
@@ -241,13 +240,15 @@ def read_tensors(
     return Tensors(folder, {rename(name): each for name, each in found.items()}, device)
 
 
-def _held_in(file: Path, device: torch.device) -> dict[str, torch.Tensor]:
+def held_in(file: Path, device: torch.device = _CPU, prefix: str = "") -> dict[str, torch.Tensor]:
+    """The tensors of a file whose names begin so; on another device than the CPU shapes alone."""
     with safe_open(file, framework="pt") as held:
         return {
             name: held.get_tensor(name)
             if _is_map(name) or device.type == "cpu"
             else torch.empty(held.get_slice(name).get_shape(), device=device)
             for name in held.keys()  # noqa: SIM118 - the file is no mapping
+            if name.startswith(prefix)
         }
 
 

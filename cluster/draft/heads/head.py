@@ -15,7 +15,6 @@ from typing import Any, Self, TypeVar, cast
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from cluster.draft.heads.checkpoint import Tensors
 from cluster.engine.attention import seam
@@ -35,19 +34,6 @@ def planned(config: Config) -> Config:
     own = copy.copy(config)
     own._attn_implementation = seam.IMPLEMENTATION
     return own
-
-
-def keys_values(attention: Any, rows: torch.Tensor, rotation: Rotation) -> KeysValues:
-    """The keys and values that a Llama's or a Qwen3's attention makes of rows, without attending.
-
-    rows: [rows, hidden], normalised where the layer does so."""
-    key, value = (
-        projection(rows).view(len(rows), -1, attention.head_dim)
-        for projection in (attention.k_proj, attention.v_proj)
-    )
-    if hasattr(attention, "k_norm"):
-        key = attention.k_norm(key)
-    return apply_rotary_pos_emb(key[None], key[None], *rotation, unsqueeze_dim=2)[1][0], value
 
 
 class Noting:
@@ -71,6 +57,14 @@ class Noting:
         if self._plan is None:
             return value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
         return self._plan.attend_layer(layer, query, key, value, options)
+
+
+def keys_values(attention: Any, rows: torch.Tensor, rotation: Rotation) -> KeysValues:
+    """The keys and values that a layer's attention makes of rows, [1, rows, size], without
+    attending."""
+    noting = Noting()
+    attention(hidden_states=rows, position_embeddings=rotation, attention_mask=None, plan=noting)
+    return noting.noted[0]
 
 
 class HeadModule(nn.Module):
@@ -224,9 +218,10 @@ class Head(HeadModule, ABC):
         rows are not computed."""
         rows, rotation = self._started(token_ids, hidden, positions)
         noting = Noting(plan)
-        *above, last = self.layers
-        rows = self._through(above, rows, rotation, noting)
-        return [*noting.noted, self._kept(last, rows, rotation)]
+        rows = self._through(self.layers[:-1], rows, rotation, noting)
+        last: Any = self.layers[-1]
+        attended = getattr(last, "side_by_side", last.input_layernorm)(rows)
+        return [*noting.noted, keys_values(last.self_attn, attended, rotation)]
 
     def block(
         self,
@@ -280,8 +275,3 @@ class Head(HeadModule, ABC):
         for layer in layers:
             rows = layer(rows, position_embeddings=rotation, plan=plan)
         return rows
-
-    def _kept(self, layer: Any, rows: torch.Tensor, rotation: Rotation) -> KeysValues:
-        """The keys and values of a layer's rows, without attending."""
-        attended = getattr(layer, "side_by_side", layer.input_layernorm)(rows)
-        return keys_values(layer.self_attn, attended[0], rotation)

@@ -20,7 +20,6 @@ from cluster.draft.heads.checkpoint import (
     read_shapes,
     read_tensors,
 )
-from cluster.draft.heads.head import HeadModule
 from cluster.draft.inside import Host
 from cluster.draft.vocabulary import DraftVocabulary, written_vocabulary
 from cluster.engine.cpu.packed_linear import choose_kernels, pack_linears
@@ -147,21 +146,19 @@ def layers_of(kind: str, model: str) -> Any:
 
 
 def ready_head(kind: str, model: str, host: Host) -> ReadyHead:
-    """The head of a drafter's `model`; raises ConfigError where it is none of this kind, or does
-    not fit."""
-    target = target_shape(host)
-    if kind == "mtp":  # it lies in the target's own folder
-        return made_ready(mtp.load(resolve(model), target, host.weight), host, MadeFor())
-    folder = resolve_head(model)
-    head = load_draft_head(folder, target, host.weight, wanted=kind)
-    return made_ready(head, host, folder_made_for(folder))
-
-
-def made_ready(head: HeadModule, host: Host, made_for: MadeFor) -> ReadyHead:
-    """The head on the target's device, in the numbers that it computes in there.
+    """The head of a drafter's `model`, on the target's device, in the numbers that it computes in
+    there; raises ConfigError where it is none of this kind, or does not fit.
 
     On a CPU that is float32, which is nowhere emulated; its weights are packed as the target's are,
     by our kernels where they can be, and so take no more memory than in their file."""
+    target = target_shape(host)
+    if kind == "mtp":  # it lies in the target's own folder
+        head: Any = mtp.load(resolve(model), target, host.weight)
+        made_for = MadeFor()
+    else:
+        folder = resolve_head(model)
+        head = load_draft_head(folder, target, host.weight, wanted=kind)
+        made_for = folder_made_for(folder)
     vocabulary, order = written_vocabulary(head.token_map.numpy(), host.vocab_size)
     if order is not None:
         head.reorder(torch.from_numpy(order))

@@ -22,9 +22,10 @@ from cluster.draft.heads.checkpoint import (
     TargetShape,
     TargetWeight,
     Tensors,
+    held_in,
     refused,
 )
-from cluster.draft.heads.head import Head, HeadSpec, KeysValues, Noting, Rotation
+from cluster.draft.heads.head import Head, HeadSpec
 from cluster.engine.attention import seam
 
 
@@ -118,16 +119,6 @@ class MtpHead(Head):
         joint: torch.Tensor = self.joint(both)
         return joint
 
-    def _kept(self, layer: Any, rows: torch.Tensor, rotation: Rotation) -> KeysValues:
-        noting = Noting()
-        layer.self_attn(
-            hidden_states=layer.input_layernorm(rows),
-            attention_mask=None,
-            plan=noting,
-            position_embeddings=rotation,
-        )
-        return noting.noted[0]
-
 
 def layer_of(folder: Path) -> Any:
     """The target's text configuration, with one layer of full attention."""
@@ -176,19 +167,14 @@ def load(folder: Path, target: TargetShape, weight: TargetWeight) -> MtpHead:
 
 def _stored(folder: Path, num_layers: int) -> tuple[Layout, Tensors]:
     """How the layer is stored, and its tensors by our names."""
-    from safetensors import safe_open
-
     for layout in LAYOUTS:
         prefix = layout.prefix.format(num_layers)
         ours = {theirs: own for own, theirs in layout.names.items()}
         held: dict[str, torch.Tensor] = {}
         for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, framework="pt") as file:
-                for key in file.keys():  # noqa: SIM118 - the file is no mapping
-                    if key.startswith(prefix):
-                        rest = key.removeprefix(prefix)
-                        own = f"layers.0.{rest.removeprefix(layout.block)}"
-                        held[ours.get(rest, own)] = file.get_tensor(key)
+            for key, tensor in held_in(path, prefix=prefix).items():
+                rest = key.removeprefix(prefix)
+                held[ours.get(rest, f"layers.0.{rest.removeprefix(layout.block)}")] = tensor
         if "joint.weight" in held:
             return layout, Tensors(folder, held)
     marks = " or ".join(layout.mark.format(num_layers) for layout in LAYOUTS)
