@@ -178,18 +178,53 @@ class CommittedTextDrafter(ABC, Generic[State]):
                 asked[task.request_id] = (request, min(task.max_nodes, self._max_nodes))
         return list(asked.values())
 
-    def _complete(self, request: State, tree: TokenTree, survival: FloatArray) -> Proposal:
-        """The proposal of all that is drafted behind the text."""
-        text = request.text
-        return Proposal(
-            request.request_id, request.generation, len(text), text.hash_at(len(text)), tree,
-            survival, self._name, is_complete=True,
-        )  # fmt: skip
-
     def release(self, request_ids: Sequence[str]) -> None:
         """See `Drafter.release`."""
         for request_id in request_ids:
             self._requests.pop(request_id)
+
+
+@dataclass(slots=True, eq=False)
+class DraftedRequest(RequestState):
+    """drafted_nodes: the max_nodes that the present text was drafted for, -1 = not drafted yet."""
+
+    drafted_nodes: int = -1
+
+
+Drafted = TypeVar("Drafted", bound=DraftedRequest)
+
+
+class WholeTreeDrafter(CommittedTextDrafter[Drafted]):
+    """Drafts once after every commit: a tree is grown completely and proposed once."""
+
+    @abstractmethod
+    def _drafts(
+        self, asked: Sequence[tuple[Drafted, int]]
+    ) -> Sequence[tuple[Drafted, TokenTree, FloatArray]]:
+        """The trees of these requests with at most so many nodes each, and their survival."""
+
+    def _forget_tree(self, request: Drafted) -> None:
+        request.drafted_nodes = -1
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        """See `Drafter.propose`."""
+        asked = [each for each in self._asked(tasks) if each[0].drafted_nodes < each[1]]
+        for request, max_nodes in asked:
+            request.drafted_nodes = max_nodes
+        return [
+            Proposal(
+                request.request_id,
+                request.generation,
+                len(request.text),
+                request.text.hash_at(len(request.text)),
+                tree,
+                survival,
+                self._name,
+                is_complete=True,
+            )
+            for request, tree, survival in self._drafts(asked)
+            if len(tree)
+        ]
 
 
 def common_len(text: TokenLog, commit: Commit) -> int:

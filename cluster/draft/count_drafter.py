@@ -11,31 +11,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from cluster.core import Commit, DraftTask, FloatArray, Observation, Proposal, TokenArray, TokenTree
+from cluster.core import Commit, FloatArray, Observation, TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
-from cluster.draft.committed_text import CommittedTextDrafter, RequestState
+from cluster.draft.committed_text import DraftedRequest, WholeTreeDrafter
 from cluster.draft.hit_rates import HitRates
 from cluster.draft.lookups import REFERENCE, Change, Ways, Wish
 
 
 @dataclass(slots=True, eq=False)
-class CountState(RequestState):
+class CountState(DraftedRequest):
     """One request.
 
-    counted: its text as `Ways` follow it.  grown_max_nodes: that the newest tree was grown with,
-    -1 = there is none.  rates: those of that tree.
+    counted: its text as `Ways` follow it.  rates: those of the newest tree.
     """
 
     counted: Any = None
-    grown_max_nodes: int = -1
     rates: HitRates = field(default_factory=HitRates)
 
 
 State = TypeVar("State", bound=CountState)
 
 
-class CountDrafter(CommittedTextDrafter[State]):
+class CountDrafter(WholeTreeDrafter[State]):
     """Proposes one complete tree per commit."""
 
     is_look_up = True  # see `Drafter`
@@ -86,44 +84,33 @@ class CountDrafter(CommittedTextDrafter[State]):
         return observations
 
     def _forget_tree(self, state: State) -> None:
-        state.grown_max_nodes = -1
+        super()._forget_tree(state)
         state.counted.set_law(state.params)
 
     def _advance(self, state: State, kept_len: int, token_ids: TokenArray) -> None:
         """Amortised cost: O(committed tokens)."""
-        is_lesson = kept_len == len(state.text) and state.grown_max_nodes >= 0
+        is_lesson = kept_len == len(state.text) and state.drafted_nodes >= 0
         state.text.truncate(kept_len)
         state.text.append(token_ids)
-        state.grown_max_nodes = -1
+        state.drafted_nodes = -1
         change = Change(state.counted, state.rates, is_lesson, kept_len, token_ids)
         self._changes.append(change)
 
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        """See `Drafter.propose`.  A tree is grown completely at once and proposed once."""
+    def _drafts(
+        self, asked: Sequence[tuple[State, int]]
+    ) -> Sequence[tuple[State, TokenTree, FloatArray]]:
         states: list[State] = []
         wishes: list[Wish] = []
-        for task in tasks:
-            state = self._requests.get(task.request_id, task.generation)
-            max_nodes = min(task.max_nodes, self._max_nodes)
-            if state is None or state.grown_max_nodes >= max_nodes or state.next_position < 0:
-                continue
-            state.grown_max_nodes = max_nodes
-            source = self._source(state)
-            if source is None:
-                continue
-            state.rates = self._rates.of((state.task, state.params.temperature == 0.0))
-            states.append(state)
-            wishes.append(
-                Wish(
-                    state.counted, source, state.rates, state.next_position,
-                    self._room(state, max_nodes),
-                )
-            )  # fmt: skip
-        if not wishes:
-            return []
-        trees = self._ways.grow(wishes, self._min_survival)
-        proposals = [
-            self._complete(state, *self._completed(state, *grown))
+        for state, max_nodes in asked:
+            position = state.next_position
+            source = self._source(state) if position >= 0 else None
+            if source is not None:
+                state.rates = self._rates.of((state.task, state.params.temperature == 0.0))
+                room = self._room(state, max_nodes)
+                states.append(state)
+                wishes.append(Wish(state.counted, source, state.rates, position, room))
+        trees = self._ways.grow(wishes, self._min_survival) if wishes else ()
+        return [
+            (state, *self._completed(state, *grown))
             for state, grown in zip(states, trees, strict=True)
         ]
-        return [proposal for proposal in proposals if len(proposal.tree.token_ids)]

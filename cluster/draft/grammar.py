@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from cluster.core import TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
+from cluster.draft.committed_text import DraftedRequest
 from cluster.draft.plugin import Draft, RequestState, TextDrafter
 from cluster.errors import ConfigError, RequestError
 from cluster.grammar.text import ConstrainedText
@@ -57,11 +57,11 @@ class GrammarDrafter(TextDrafter):
         for request_id in request_ids:
             self._followed.pop(request_id, None)
 
-    def _forget_tree(self, request: Any) -> None:
+    def _forget_tree(self, request: DraftedRequest) -> None:
         super()._forget_tree(request)
         self._followed.pop(request.request_id, None)
 
-    def _advance(self, request: Any, kept_len: int, token_ids: TokenArray) -> None:
+    def _advance(self, request: DraftedRequest, kept_len: int, token_ids: TokenArray) -> None:
         text, start = self._followed.get(request.request_id), max(kept_len, request.prompt_len)
         super()._advance(request, kept_len, token_ids)
         if text is not None:

@@ -27,9 +27,10 @@ from cluster.core import (
 )
 from cluster.draft.base import Drafter, DrafterContext, Interruptible
 from cluster.draft.committed_text import (
-    CommittedTextDrafter,
+    DraftedRequest,
     RequestState,
     RequestTable,
+    WholeTreeDrafter,
     common_len,
 )
 from cluster.spec.token_log import TokenLog, prefix_hash
@@ -73,21 +74,14 @@ class Draft:
     survival: FloatArray
 
 
-@dataclass(slots=True, eq=False)
-class _Request(RequestState):
-    """drafted_nodes: the max_nodes that the present text was drafted for, -1 = not drafted yet."""
-
-    drafted_nodes: int = -1
-
-
-class TextDrafter(CommittedTextDrafter[_Request]):
+class TextDrafter(WholeTreeDrafter[DraftedRequest]):
     """A drafter that drafts once after every commit.
 
     Subclasses write `draft`.  options: an instance of the class' `Options`.
     """
 
     def __init__(self, context: DrafterContext, options: Any = None) -> None:
-        super().__init__(context, _Request.opened_by)
+        super().__init__(context, DraftedRequest.opened_by)
         self.context = context
         self.options = options
 
@@ -99,21 +93,8 @@ class TextDrafter(CommittedTextDrafter[_Request]):
         other request is served by this replica.
         """
 
-    def _forget_tree(self, request: _Request) -> None:
-        request.drafted_nodes = -1
-
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        """See `Drafter.propose`."""
-        proposals = (self._propose(task) for task in tasks)
-        return [proposal for proposal in proposals if proposal is not None]
-
-    def _propose(self, task: DraftTask) -> Proposal | None:
-        request = self._requests.get(task.request_id, task.generation)
-        max_nodes = min(task.max_nodes, self._max_nodes)
-        if request is None or request.drafted_nodes >= max_nodes:
-            return None
-        request.drafted_nodes = max_nodes
-        draft = self.draft(request, max_nodes)
-        if draft is None or len(draft.tree) == 0:
-            return None
-        return self._complete(request, draft.tree, draft.survival)
+    def _drafts(
+        self, asked: Sequence[tuple[DraftedRequest, int]]
+    ) -> Sequence[tuple[DraftedRequest, TokenTree, FloatArray]]:
+        drafts = ((request, self.draft(request, max_nodes)) for request, max_nodes in asked)
+        return [(request, each.tree, each.survival) for request, each in drafts if each is not None]
