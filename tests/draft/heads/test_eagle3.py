@@ -13,6 +13,7 @@ from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.eagle3 import Eagle3Head, default_taps
 from cluster.draft.heads.load import load_draft_head
 from cluster.errors import ConfigError
+from tests.support.draft.heads import eagle3_tensors
 from tests.support.draft.plain import (
     CAUSAL,
     Held,
@@ -56,37 +57,11 @@ SPECULATORS = {
 def tensors(
     prefix: str, *, num_layers: int = 1, has_bias: bool = False, **extra: torch.Tensor
 ) -> Held:
-    """prefix: of the first layer, which is twice as wide as those after it."""
-    generator = torch.Generator().manual_seed(1)
-
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
-
-    held = {
-        "fc.weight": drawn(HIDDEN, 3 * HIDDEN),
-        "norm.weight": drawn(HIDDEN) + 1,
-        "lm_head.weight": drawn(DRAFT_VOCAB, HIDDEN),
-        "d2t": torch.arange(DRAFT_VOCAB),  # target id = 2 i
-        "t2d": torch.zeros(VOCAB, dtype=torch.bool),
-        f"{prefix}hidden_norm.weight": drawn(HIDDEN) + 1,
-    }
-    for layer in range(num_layers):
-        own, wide = f"layers.{layer}." if layer else prefix, HIDDEN if layer else 2 * HIDDEN
-        shapes = {
-            "self_attn.q": (HEADS * DIM, wide),
-            "self_attn.k": (KV_HEADS * DIM, wide),
-            "self_attn.v": (KV_HEADS * DIM, wide),
-            "self_attn.o": (HIDDEN, HEADS * DIM),
-            "mlp.gate": (INNER, HIDDEN),
-            "mlp.up": (INNER, HIDDEN),
-            "mlp.down": (HIDDEN, INNER),
-        }
-        for name, shape in shapes.items():
-            held[f"{own}{name}_proj.weight"] = drawn(*shape)
-            if has_bias and name.startswith("self_attn"):
-                held[f"{own}{name}_proj.bias"] = drawn(shape[0])
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            held[f"{own}{name}.weight"] = drawn(HIDDEN) + 1
+    held = eagle3_tensors(
+        HIDDEN, INNER, DRAFT_VOCAB, prefix, num_layers=num_layers, has_bias=has_bias
+    )
+    # Target id = 2 i.
+    held |= {"d2t": torch.arange(DRAFT_VOCAB), "t2d": torch.zeros(VOCAB, dtype=torch.bool)}
     return held | extra
 
 

@@ -68,45 +68,53 @@ def tensors(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
 
+    own = config.get("transformer_layer_config", config)
+    sizes = ("hidden_size", "intermediate_size", "head_dim", "vocab_size")
+    hidden, inner, dim, vocab = (own[key] for key in sizes)
+    heads, kv_heads = own["num_attention_heads"] * dim, own["num_key_value_heads"] * dim
+    where = {**config, **config.get("dflash_config", {})}
+    taps = where.get("target_layer_ids") or where.get("aux_hidden_state_layer_ids") or range(3)
     held = {
-        "fc.weight": drawn(HIDDEN, 3 * HIDDEN),
-        "hidden_norm.weight": 1 + drawn(HIDDEN),
-        "norm.weight": 1 + drawn(HIDDEN),
+        "fc.weight": drawn(hidden, len(taps) * hidden),
+        "hidden_norm.weight": 1 + drawn(hidden),
+        "norm.weight": 1 + drawn(hidden),
     }
-    for layer in range(LAYERS):
+    for layer in range(own["num_hidden_layers"]):
         prefix = f"layers.{layer}."
         shapes = {
-            "q": (HEADS * DIM, HIDDEN), "k": (KV_HEADS * DIM, HIDDEN),
-            "v": (KV_HEADS * DIM, HIDDEN), "o": (HIDDEN, HEADS * DIM),
-        }  # fmt: skip
+            "q": (heads, hidden),
+            "k": (kv_heads, hidden),
+            "v": (kv_heads, hidden),
+            "o": (hidden, heads),
+        }
         for name, shape in shapes.items():
             held[f"{prefix}self_attn.{name}_proj.weight"] = drawn(*shape)
             if config.get("attention_bias"):
                 held[f"{prefix}self_attn.{name}_proj.bias"] = drawn(shape[0])
         for name in ("q_norm", "k_norm"):
-            held[f"{prefix}self_attn.{name}.weight"] = 1 + drawn(DIM)
+            held[f"{prefix}self_attn.{name}.weight"] = 1 + drawn(dim)
         for name in ("input_layernorm", "post_attention_layernorm"):
-            held[f"{prefix}{name}.weight"] = 1 + drawn(HIDDEN)
+            held[f"{prefix}{name}.weight"] = 1 + drawn(hidden)
         for name in ("gate", "up"):
-            held[f"{prefix}mlp.{name}_proj.weight"] = drawn(INNER, HIDDEN)
-        held[f"{prefix}mlp.down_proj.weight"] = drawn(HIDDEN, INNER)
-    size = config.get("draft_vocab_size", VOCAB)
-    if size != VOCAB:
-        held["lm_head.weight"] = drawn(size, HIDDEN)
+            held[f"{prefix}mlp.{name}_proj.weight"] = drawn(inner, hidden)
+        held[f"{prefix}mlp.down_proj.weight"] = drawn(hidden, inner)
+    size, rank = config.get("draft_vocab_size", vocab), config.get("markov_rank")
+    if size != vocab:
+        held["lm_head.weight"] = drawn(size, hidden)
         held["d2t"] = torch.arange(size)  # target id = 2 i
-        held["t2d"] = torch.zeros(VOCAB, dtype=torch.bool)
-    if config.get("markov_rank"):
-        held["markov_head.markov_w1.weight"] = drawn(VOCAB, RANK) * 4
-        held["markov_head.markov_w2.weight"] = drawn(size, RANK) * 4
+        held["t2d"] = torch.zeros(vocab, dtype=torch.bool)
+    if rank:
+        held["markov_head.markov_w1.weight"] = drawn(vocab, rank) * 4
+        held["markov_head.markov_w2.weight"] = drawn(size, rank) * 4
         kind = config.get("markov_head_type", "vanilla")
         if kind == "gated":
-            held["markov_head.gate_proj.weight"] = drawn(RANK, HIDDEN + RANK)
-            held["markov_head.gate_proj.bias"] = drawn(RANK)
+            held["markov_head.gate_proj.weight"] = drawn(rank, hidden + rank)
+            held["markov_head.gate_proj.bias"] = drawn(rank)
         if kind == "rnn":
-            held["markov_head.joint_proj.weight"] = drawn(3 * RANK, 2 * RANK + HIDDEN)
-            held["markov_head.joint_proj.bias"] = drawn(3 * RANK)
+            held["markov_head.joint_proj.weight"] = drawn(3 * rank, 2 * rank + hidden)
+            held["markov_head.joint_proj.bias"] = drawn(3 * rank)
     if config.get("enable_confidence_head"):
-        wide = HIDDEN + (RANK if config.get("confidence_head_with_markov") else 0)
+        wide = hidden + (rank if config.get("confidence_head_with_markov") else 0)
         held["confidence_head.proj.weight"] = drawn(1, wide)
         held["confidence_head.proj.bias"] = drawn(1)
     return held

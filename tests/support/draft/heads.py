@@ -68,7 +68,10 @@ def right_eagle3(folder: Path, *, reduced: int = VOCAB_SIZE) -> Path:
     # silu(sharp * scale) * scale is what the inner layer makes of a row that is normed.
     inner = float(torch.nn.functional.silu(torch.tensor(sharp * scale))) * scale
     kept = torch.arange(VOCAB_SIZE)[-reduced:]
-    tensors = _zeros(HIDDEN, HIDDEN, reduced)
+    tensors = {
+        name: torch.ones_like(each) if each.dim() == 1 else torch.zeros_like(each)
+        for name, each in eagle3_tensors(HIDDEN, HIDDEN, reduced).items()
+    }
     tensors["fc.weight"] = torch.cat((torch.eye(HIDDEN), torch.zeros(HIDDEN, 2 * HIDDEN)), dim=1)
     tensors["lm_head.weight"] = _after(1)[kept]
     tensors["midlayer.mlp.gate_proj.weight"] = sharp * torch.eye(HIDDEN)
@@ -78,7 +81,7 @@ def right_eagle3(folder: Path, *, reduced: int = VOCAB_SIZE) -> Path:
         tensors["d2t"] = kept - torch.arange(reduced)
     config = _eagle3_config(HIDDEN, HIDDEN, VOCAB_SIZE, reduced)
     config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [3, 3, 3]}
-    return _written(folder, config, tensors, "model.safetensors")
+    return written(folder, config, tensors, "model.safetensors")
 
 
 def right_medusa(folder: Path, num_heads: int = 3) -> Path:
@@ -87,61 +90,46 @@ def right_medusa(folder: Path, num_heads: int = 3) -> Path:
     for head in range(num_heads):
         tensors[f"{head}.0.linear.weight"] = torch.zeros(HIDDEN, HIDDEN)
         tensors[f"{head}.1.weight"] = _after(head + 2)
-    return _written(folder, {"medusa_num_heads": num_heads}, tensors, "medusa_lm_head.safetensors")
+    return written(folder, {"medusa_num_heads": num_heads}, tensors, "medusa_lm_head.safetensors")
 
 
-def random_eagle3(folder: Path, target: Path, *, fill: float | None = None) -> Path:
+def random_eagle3(
+    folder: Path, target: Path, *, fill: float | None = None, num_layers: int = 1, **keys: Any
+) -> Path:
     """A head of random weights for a target's sizes, with a vocabulary of every third token.
 
-    fill: what all of its output layer holds in place of random numbers."""
+    fill: what all of its output layer holds in place of random numbers.  keys: of its
+    configuration."""
     config = AutoConfig.from_pretrained(target)
-    size, vocab_size = config.hidden_size, config.vocab_size
-    reduced = vocab_size // 3
-    generator = torch.Generator().manual_seed(1)
-    tensors = {
-        name: torch.randn(each.shape, generator=generator) / each.shape[-1] ** 0.5
-        if each.dim() == 2
-        else each
-        for name, each in _zeros(size, 2 * size, reduced).items()
-    }
+    size, vocab_size, reduced = config.hidden_size, config.vocab_size, config.vocab_size // 3
+    has_bias = "attention_bias" in keys
+    tensors = eagle3_tensors(size, 2 * size, reduced, num_layers=num_layers, has_bias=has_bias)
     tensors["lm_head.weight"] *= 4
     tensors["d2t"] = 2 * torch.arange(reduced)
+    if "ptd_token_id" in keys:
+        tensors["mask_hidden"] = torch.randn(
+            1, 3 * size, generator=torch.Generator().manual_seed(2)
+        )
     if fill is not None:
         tensors["lm_head.weight"].fill_(fill)
-    return _written(
-        folder, _eagle3_config(size, 2 * size, vocab_size, reduced), tensors, "model.safetensors"
-    )
+    said = _eagle3_config(size, 2 * size, vocab_size, reduced) | keys
+    return written(folder, said | {"num_hidden_layers": num_layers}, tensors, "model.safetensors")
 
 
 def random_peagle(folder: Path, target: Path, *, fill: float | None = None) -> Path:
     """A P-EAGLE head of random weights: two layers, three tokens a pass, biases, and the reduced
     vocabulary of `random_eagle3`."""
-    from safetensors.torch import load_file
-
-    random_eagle3(folder, target, fill=fill)
-    config = json.loads((folder / "config.json").read_text())
-    first = load_file(folder / "model.safetensors")
-    size = config["hidden_size"]
-    generator = torch.Generator().manual_seed(2)
-    tensors = first | {"mask_hidden": torch.randn(1, 3 * size, generator=generator)}
-    for name, each in first.items():
-        if not name.startswith("midlayer.") or "hidden_norm" in name:
-            continue
-        rows, columns = each.shape[0], each.shape[-1]
-        shape = (rows,) if each.dim() == 1 else (rows, size if "self_attn" in name else columns)
-        drawn = torch.randn(shape, generator=generator)
-        deeper = 1 + 0.3 * drawn if each.dim() == 1 else drawn / shape[-1] ** 0.5
-        tensors[name.replace("midlayer.", "layers.1.")] = deeper
-        if "self_attn" in name:
-            for place in (name, name.replace("midlayer.", "layers.1.")):
-                bias = 0.3 * torch.randn(rows, generator=generator)
-                tensors[place.replace(".weight", ".bias")] = bias
     methods = [{"proposal_type": "greedy", "speculative_tokens": 3}]
-    config |= {
-        "num_hidden_layers": 2, "ptd_token_id": 5, "attention_bias": True,
-        "speculators_config": {"proposal_methods": methods, "default_proposal_method": "greedy"},
-    }  # fmt: skip
-    return _written(folder, config, tensors, "model.safetensors")
+    said = {"proposal_methods": methods, "default_proposal_method": "greedy"}
+    return random_eagle3(
+        folder,
+        target,
+        fill=fill,
+        num_layers=2,
+        ptd_token_id=5,
+        attention_bias=True,
+        speculators_config=said,
+    )
 
 
 def right_peagle(folder: Path) -> Path:
@@ -152,7 +140,7 @@ def right_peagle(folder: Path) -> Path:
     config = json.loads((folder / "config.json").read_text()) | {"ptd_token_id": 3}
     tensors = load_file(folder / "model.safetensors")
     tensors["mask_hidden"] = torch.zeros(1, 3 * HIDDEN)
-    return _written(folder, config, tensors, "model.safetensors")
+    return written(folder, config, tensors, "model.safetensors")
 
 
 def random_medusa(folder: Path, target: Path, *, fill: float | None = None) -> Path:
@@ -167,7 +155,7 @@ def random_medusa(folder: Path, target: Path, *, fill: float | None = None) -> P
         tensors[f"{head}.1.weight"] = torch.randn(config.vocab_size, size, generator=generator)
         if fill is not None:
             tensors[f"{head}.1.weight"].fill_(fill)
-    return _written(folder, {"medusa_num_heads": 3}, tensors, "medusa_lm_head.safetensors")
+    return written(folder, {"medusa_num_heads": 3}, tensors, "medusa_lm_head.safetensors")
 
 
 def _after(distance: int) -> torch.Tensor:
@@ -178,21 +166,45 @@ def _after(distance: int) -> torch.Tensor:
     return output
 
 
-def _zeros(size: int, inner: int, draft_vocab: int) -> dict[str, torch.Tensor]:
-    """All tensors of a head with heads as `_eagle3_config` has them; its norms do nothing more."""
-    half = size // 2
-    shapes = {
-        "self_attn.q_proj": (size, 2 * size), "self_attn.k_proj": (half, 2 * size),
-        "self_attn.v_proj": (half, 2 * size), "self_attn.o_proj": (size, size),
-        "mlp.gate_proj": (inner, size), "mlp.up_proj": (inner, size),
-        "mlp.down_proj": (size, inner),
-    }  # fmt: skip
-    tensors = {f"midlayer.{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}
-    for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
-        tensors[f"midlayer.{name}.weight"] = torch.ones(size)
-    tensors["norm.weight"] = torch.ones(size)
-    tensors["fc.weight"] = torch.zeros(size, 3 * size)
-    tensors["lm_head.weight"] = torch.zeros(draft_vocab, size)
+def eagle3_tensors(
+    size: int,
+    inner: int,
+    draft_vocab: int,
+    prefix: str = "midlayer.",
+    *,
+    num_layers: int = 1,
+    has_bias: bool = False,
+) -> dict[str, torch.Tensor]:
+    """Random ones of a head with heads as `_eagle3_config` has them.  prefix: of the first layer,
+    which is twice as wide as those after it."""
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
+
+    tensors = {
+        "fc.weight": drawn(size, 3 * size),
+        "norm.weight": drawn(size) + 1,
+        "lm_head.weight": drawn(draft_vocab, size),
+        f"{prefix}hidden_norm.weight": drawn(size) + 1,
+    }
+    for layer in range(num_layers):
+        own, wide = (f"layers.{layer}.", size) if layer else (prefix, 2 * size)
+        shapes = {
+            "self_attn.q": (size, wide),
+            "self_attn.k": (size // 2, wide),
+            "self_attn.v": (size // 2, wide),
+            "self_attn.o": (size, size),
+            "mlp.gate": (inner, size),
+            "mlp.up": (inner, size),
+            "mlp.down": (size, inner),
+        }
+        for name, shape in shapes.items():
+            tensors[f"{own}{name}_proj.weight"] = drawn(*shape)
+            if has_bias and name.startswith("self_attn"):
+                tensors[f"{own}{name}_proj.bias"] = drawn(shape[0])
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{own}{name}.weight"] = drawn(size) + 1
     return tensors
 
 
@@ -205,7 +217,7 @@ def _eagle3_config(size: int, inner: int, vocab_size: int, draft_vocab: int) -> 
     }  # fmt: skip
 
 
-def _written(
+def written(
     folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], name: str
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
