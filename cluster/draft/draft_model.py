@@ -17,7 +17,6 @@ from cluster.draft.vocabulary import (
 )
 from cluster.engine.engine import Engine
 from cluster.engine.first_layers import FirstLayers
-from cluster.engine.loading.model import load_model
 from cluster.engine.loading.renumbered import Numbering
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash
@@ -75,15 +74,14 @@ def load_draft_model(
 
 
 def _engine(context: DrafterContext, options: LMOptions, shared: Intersection | None) -> Engine:
+    numbering = None
+    if shared is not None:
+        numbering = Numbering(shared.order, len(shared.vocabulary.target_ids))
+        numbering.check(options.engine)
     logit_rows = None if context.is_stage else options.num_logit_rows
-    if shared is None:
-        return Engine.load(options.engine, logit_rows=logit_rows, beside=context.beside)
-    numbering = Numbering(shared.order, len(shared.vocabulary.target_ids))
-    numbering.check(options.engine)
-    model = load_model(options.engine, numbering, logit_rows=logit_rows, beside=context.beside)
-    engine = Engine(options.engine, model)
-    engine.capture_ahead()
-    return engine
+    return Engine.load(
+        options.engine, numbering=numbering, logit_rows=logit_rows, beside=context.beside
+    )
 
 
 def _shared(context: DrafterContext, options: LMOptions, folder: Path) -> Intersection | None:

@@ -31,6 +31,7 @@ from cluster.engine.loading import progress, self_check
 from cluster.engine.loading.identity import identify
 from cluster.engine.loading.model import ExtraLayers, LoadedModel, load_model
 from cluster.engine.loading.profile import profile_steps
+from cluster.engine.loading.renumbered import Numbering
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.pool_sizes import derive_num_pages
@@ -125,13 +126,12 @@ class Engine:
         config: EngineConfig,
         extra_layers: ExtraLayers = lambda _: (),
         *,
+        numbering: Numbering | None = None,
         logit_rows: int | None = None,
         beside: bool = False,
     ) -> Engine:
-        """Load the model with transformers; with tensor_parallel > 1 on every rank, after
-        `parallel.init_rank`.  logit_rows, beside: as in `load_model`.  Raises ConfigError, naming
-        the architecture and the remedy."""
-        model = load_model(config, logit_rows=logit_rows, beside=beside)
+        """Load the model as `load_model` says, on every rank after `parallel.init_rank`."""
+        model = load_model(config, numbering, logit_rows=logit_rows, beside=beside)
         group = RankGroup() if config.tensor_parallel > 1 else None
         engine = cls(config, model, group=group, extra_layers=extra_layers(model))
         engine.capture_ahead()
