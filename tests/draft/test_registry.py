@@ -27,17 +27,6 @@ def test_an_unknown_option_is_named_with_its_path_and_the_nearest_key() -> None:
     assert "did you mean max_ngram?" in caught.value.message
 
 
-def test_an_unknown_option_deep_inside_is_named_too() -> None:
-    config = DrafterConfig(kind="lm", options={"engine": {"modle": "x"}})
-    with pytest.raises(ConfigError, match=r"drafters.lm.options.engine.modle.*mean model\?"):
-        check("lm", config)
-
-
-def test_a_value_of_the_wrong_type_is_named_with_its_path() -> None:
-    with pytest.raises(ConfigError, match=r"drafters.lm.options.width: 'wide' is not an integer"):
-        check("lm", DrafterConfig(kind="lm", options={"width": "wide"}))
-
-
 @pytest.mark.parametrize(
     ("options", "key"),
     [

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import PreTrainedModel
 
 from benchmarks.replay.along import Recording, replay
 from cluster.core import token_array
@@ -32,11 +31,6 @@ ANSWERS = AnswerSettings(6, max_question_tokens=10, max_answer_tokens=12, follow
 
 
 @pytest.fixture(scope="module")
-def folder(checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory("llama")
-
-
-@pytest.fixture(scope="module")
 def shards(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("answers")
     draw_shards(folder, work, 200, 0, ANSWERS)
@@ -47,19 +41,16 @@ def order_of(answers: list[Answer], vocabulary: DraftVocabulary) -> HeadOrder:
     return HeadOrder(answers, vocabulary.target_ids, VOCAB, 512, 3)
 
 
-def network(folder: Path) -> AutoModelForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-
-def test_answers_carry_the_law_by_which_the_target_wrote_them(folder: Path, shards: Path) -> None:
-    model = network(folder)
+def test_answers_carry_the_law_by_which_the_target_wrote_them(
+    network: PreTrainedModel, shards: Path
+) -> None:
     answers = read_shards(shards)
     assert sum(len(each.token_ids) for each in answers) > 150
     num_greedy = 0
     for answer in answers:
         ids = torch.from_numpy(np.concatenate([answer.prompt, answer.token_ids])).long()
         with torch.no_grad():
-            logits = model(ids[None]).logits[0, len(answer.prompt) - 1 : -1].float()
+            logits = network(ids[None]).logits[0, len(answer.prompt) - 1 : -1].float()
         expected = torch.log_softmax(logits, -1).numpy()
         places = np.arange(len(answer.token_ids))[:, None]
         found = answer.log_probs.astype(np.float32)
@@ -120,9 +111,11 @@ def test_a_model_without_a_chat_template_is_refused(
         ChatModel(draft_engine(folder), plain)
 
 
-def test_the_draft_vocabulary_holds_what_is_written_most(folder: Path, shards: Path) -> None:
+def test_the_draft_vocabulary_holds_what_is_written_most(
+    network: PreTrainedModel, shards: Path
+) -> None:
     answers = read_shards(shards)
-    reduced = frequent_vocabulary(answers, network(folder), 100, "hash")
+    reduced = frequent_vocabulary(answers, network, 100, "hash")
     assert len(reduced.target_ids) == 100
     assert reduced.draft_id_of(0) is not None, "the end of a text is always inside"
     expected = np.zeros(VOCAB)
@@ -135,33 +128,31 @@ def test_the_draft_vocabulary_holds_what_is_written_most(folder: Path, shards: P
     assert np.sort(expected[inside])[2:].min() >= expected[~inside].max() - 1.0
 
 
-def test_with_all_layers_and_tokens_the_copy_starts_as_the_target(folder: Path) -> None:
-    model = network(folder)
+def test_with_all_layers_and_tokens_the_copy_starts_as_the_target(network: PreTrainedModel) -> None:
     answer = Answer(
         np.arange(4, 9, dtype=np.int32),
         np.arange(20, 26, dtype=np.int32),
         np.tile(np.arange(VOCAB, dtype=np.int32), (6, 1)),
         np.zeros((6, VOCAB), np.float16),
     )
-    reduced = frequent_vocabulary([answer], model, VOCAB, "")
-    copy = smaller_copy(model, reduced, model.config.num_hidden_layers)
+    reduced = frequent_vocabulary([answer], network, VOCAB, "")
+    copy = smaller_copy(network, reduced, network.config.num_hidden_layers)
     ids = torch.arange(4, 40)[None]
-    torch.testing.assert_close(copy(ids).logits, model(ids).logits)
+    torch.testing.assert_close(copy(ids).logits, network(ids).logits)
     with pytest.raises(ConfigError, match="choose 1 to 3"):
-        smaller_copy(model, reduced, 4)
-    assert smaller_copy(model, reduced, 2).config.num_hidden_layers == 2
+        smaller_copy(network, reduced, 4)
+    assert smaller_copy(network, reduced, 2).config.num_hidden_layers == 2
 
 
 def test_the_loss_is_least_where_the_drafter_has_the_targets_law(
-    folder: Path, shards: Path
+    network: PreTrainedModel, shards: Path
 ) -> None:
-    model = network(folder)
     answers = read_shards(shards)[:4]
-    reduced = frequent_vocabulary(answers, model, VOCAB, "")
+    reduced = frequent_vocabulary(answers, network, VOCAB, "")
     batch = order_of(answers, reduced).batch(answers)
     exact, smaller = (
-        HeadLoss(DraftModelLearner(smaller_copy(model, reduced, num_layers), reduced))
-        for num_layers in (model.config.num_hidden_layers, 1)
+        HeadLoss(DraftModelLearner(smaller_copy(network, reduced, num_layers), reduced))
+        for num_layers in (network.config.num_hidden_layers, 1)
     )
     entropy = -(batch.probs * batch.probs.clamp(min=1e-9).log()).sum() / batch.is_known.sum()
     with torch.no_grad():
@@ -169,9 +160,9 @@ def test_the_loss_is_least_where_the_drafter_has_the_targets_law(
         assert smaller(batch).item() > entropy.item() + 0.1
 
 
-def test_every_answer_is_read_once_in_an_epoch(folder: Path, shards: Path) -> None:
+def test_every_answer_is_read_once_in_an_epoch(network: PreTrainedModel, shards: Path) -> None:
     answers = read_shards(shards)
-    order = order_of(answers, frequent_vocabulary(answers, network(folder), 150, ""))
+    order = order_of(answers, frequent_vocabulary(answers, network, 150, ""))
     for epoch in range(2):
         assert sorted(order._epoch(epoch, 4)) == list(range(len(answers)))
     assert order._epoch(0, 4).tolist() != order._epoch(1, 4).tolist()
@@ -181,14 +172,14 @@ def test_every_answer_is_read_once_in_an_epoch(folder: Path, shards: Path) -> No
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
 def test_a_drafter_drafts_alike_however_it_is_written(
-    folder: Path, shards: Path, tmp_path: Path, weights: str
+    network: PreTrainedModel, shards: Path, tmp_path: Path, weights: str
 ) -> None:
-    model, answers = network(folder), read_shards(shards)
-    reduced = frequent_vocabulary(answers, model, VOCAB, "")
-    save_drafter(smaller_copy(model, reduced, 3), reduced, tmp_path / weights, weights)
+    answers = read_shards(shards)
+    reduced = frequent_vocabulary(answers, network, VOCAB, "")
+    save_drafter(smaller_copy(network, reduced, 3), reduced, tmp_path / weights, weights)
     answer = max(answers, key=lambda each: len(each.token_ids))
     params = dataclasses.replace(GREEDY, max_tokens=64)
     recording = Recording(token_array(answer.prompt), token_array(answer.token_ids), params)
     drafted = replay(lm_drafter(draft_engine(tmp_path / weights)), recording, 4)
     assert drafted.num_draft_tokens > 0
-    assert (tmp_path / weights / "model.int8.safetensors").exists() == (weights == "int8")
+    assert (tmp_path / weights / "network.int8.safetensors").exists() == (weights == "int8")
