@@ -10,26 +10,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
 
 from cluster import logs
 from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
-from cluster.errors import ConfigError, DrafthouseError, ProtocolError
+from cluster.errors import ConfigError
+from cluster.leading import led_by
 from cluster.options import port
-from cluster.rpc.channel import connect_drafter, connect_target
+from cluster.rpc.connections import Endpoint
 from cluster.rpc.server import serve_coordinator
 from cluster.rpc.standalone import LOG_FORMAT, exit_code, run_until_signal
-from cluster.rpc.trust import NO_TRUST, Trust, trust_of
-
-log = logging.getLogger(__name__)
-
-_FIRST_RETRY_S = 0.1
-_LAST_RETRY_S = 5.0
+from cluster.rpc.trust import trust_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,71 +69,36 @@ async def _lead(
     trust = trust_of(config.data_plane, "coordinator")
     coordinator = Coordinator(config)
     await coordinator.start()
-    frame_bytes, trust = (
-        config.coordinator.max_frame_bytes,
-        trust_of(config.data_plane, "coordinator"),
-    )
-    joins: list[tuple[str, Callable[[], Awaitable[asyncio.Task[None]]]]] = [
-        (address, partial(join_target, coordinator, address, frame_bytes, trust))
-        for address in arguments.target
-    ]
-    joins += [
-        (address, partial(join_drafter, coordinator, name, address, frame_bytes, trust))
-        for name, address in drafters
-    ]
-    keepers = [asyncio.create_task(keep_joined(address, join)) for address, join in joins]
+    joined = [led_by(coordinator, config, Known(arguments.target), trust=trust)]
+    for name, address in drafters:
+        joined.append(led_by(coordinator, config, Known([address]), name, trust))
+    for each in joined:
+        each.start()
     try:
         server = await serve_coordinator(
-            coordinator, arguments.host, arguments.port, max_frame_bytes=frame_bytes, trust=trust
+            coordinator,
+            arguments.host,
+            arguments.port,
+            max_frame_bytes=config.coordinator.max_frame_bytes,
+            trust=trust,
         )
         await run_until_signal(server, "coordinator")
     finally:
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+        for each in joined:
+            await each.stop()
         await coordinator.stop()
 
 
-async def join_target(
-    coordinator: Coordinator, address: str, max_frame_bytes: int, trust: Trust = NO_TRUST
-) -> asyncio.Task[None]:
-    description, link = await connect_target(address, max_frame_bytes=max_frame_bytes, trust=trust)
-    try:
-        return coordinator.add_target(address, description, link)
-    except ProtocolError:
-        await link.close()
-        raise
+class Known:
+    """Workers at addresses that stay."""
 
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._endpoints = frozenset(Endpoint(each, each) for each in addresses)
 
-async def join_drafter(
-    coordinator: Coordinator,
-    name: str,
-    address: str,
-    max_frame_bytes: int,
-    trust: Trust = NO_TRUST,
-) -> asyncio.Task[None]:
-    description, link = await connect_drafter(
-        address, max_frame_bytes=max_frame_bytes, trust=trust, name=name
-    )
-    try:
-        return coordinator.add_drafter(name, address, description, link)
-    except ProtocolError:
-        await link.close()
-        raise
-
-
-async def keep_joined(address: str, join: Callable[[], Awaitable[asyncio.Task[None]]]) -> None:
-    """Join the worker at `address`; rejoin it whenever it is lost."""
-    wait_s = _FIRST_RETRY_S
-    while True:
-        try:
-            membership = await join()
-            wait_s = _FIRST_RETRY_S
-            await asyncio.wait({membership})
-        except DrafthouseError as error:
-            log.warning("worker at %s cannot join: %s", address, error.message)
-        await asyncio.sleep(wait_s)
-        wait_s = min(2 * wait_s, _LAST_RETRY_S)
+    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+        """See `Endpoints`."""
+        yield self._endpoints
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ray import serve
@@ -11,24 +11,16 @@ from ray import serve
 from cluster.config.applications import drafter_deployment
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
-from cluster.errors import ProtocolError
-from cluster.messages import (
-    CommitFrame,
-    ProposalFrame,
-    StepFrame,
-    VerdictFrame,
-    WorkerDescription,
-)
+from cluster.leading import led_by
+from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.metrics.told import COORDINATOR
 from cluster.plan.autoscaling import WAITING, Statistics
-from cluster.rpc.channel import Expectations, connect_drafter, connect_target
-from cluster.rpc.link import Link
+from cluster.rpc.connections import Connections
 from cluster.rpc.server import serve_coordinator
 from deployments import learned
-from deployments.connections import Connections
 from deployments.demand import tell_forever
-from deployments.endpoints import Endpoint, ServeEndpoints
+from deployments.endpoints import ServeEndpoints
 from deployments.exporter import Exporter
 from deployments.replica import (
     CpuUse,
@@ -38,9 +30,6 @@ from deployments.replica import (
     process_id,
     reconfigured,
 )
-
-TargetLink = Link[StepFrame, VerdictFrame]
-DrafterLink = Link[CommitFrame, ProposalFrame]
 
 
 class CoordinatorDeployment(WorkerReplica):
@@ -66,12 +55,9 @@ class CoordinatorDeployment(WorkerReplica):
             serve.get_deployment_handle(name, app_name=context.app_name)
             for name in (context.deployment, "ingress")
         ]
-        self._targets = Connections(
-            "target", ServeEndpoints(target), self._connect_target, self._use_target
-        )
-        self._targets.start()
-        self._pools: dict[tuple[str, str], Connections[DrafterLink]] = {}
-        self._asked: dict[tuple[str, str], Any] = {}  # their handles
+        self._targets = self._led(target, look_at=self._keep_learned)
+        # By name and application, with their handles.
+        self._pools: dict[tuple[str, str], tuple[Any, Connections[Any]]] = {}
         await self._find_drafters(config)
         self._telling = asyncio.create_task(tell_forever(name, self._demands))
         if await asyncio.to_thread(has_others):
@@ -91,16 +77,14 @@ class CoordinatorDeployment(WorkerReplica):
         """Look for the drafters of the pool, wherever they are, and leave those that are gone."""
         wanted = {(name, config.drafters[name].application) for name in config.pool}
         for gone in self._pools.keys() - wanted:
-            del self._asked[gone]
-            await self._pools.pop(gone).stop()
+            await self._pools.pop(gone)[1].stop()
         for name, application in wanted - self._pools.keys():
-            handle = self._asked[name, application] = (
+            handle = (
                 serve.get_deployment_handle(drafter_deployment(name), app_name=application)
                 if application
                 else self._handles[name]
             )
-            connections = self._pools[name, application] = self._pool(name, handle)
-            connections.start()
+            self._pools[name, application] = handle, self._led(handle, name)
 
     async def __del__(self) -> None:
         if not hasattr(self, "_telling"):
@@ -109,9 +93,8 @@ class CoordinatorDeployment(WorkerReplica):
         await learned.end(self._keeping)
         # Texts go on until their ingresses have gone to another coordinator with them.
         await self._stop_listening()
-        everything: list[Connections[Any]] = [self._targets, *self._pools.values()]
-        for connections in everything:
-            await connections.stop()
+        for led in (self._targets, *(led for _, led in self._pools.values())):
+            await led.stop()
         await self._coordinator.stop()
         await self._exporter.stop()
 
@@ -119,56 +102,38 @@ class CoordinatorDeployment(WorkerReplica):
         """Return what targets and drafters are told of their demand, with their handles."""
         demand = self._coordinator.demand()
         waiting = {WAITING: self._coordinator.load().num_waiting}
-        drafters = ((handle, demand.get(name)) for (name, _), handle in self._asked.items())
+        drafters = ((handle, demand.get(name)) for (name, _), (handle, _) in self._pools.items())
         return [
             *((handle, {}) for handle in self._called),
             (self._target, waiting),
             *((handle, said) for handle, said in drafters if said),
         ]
 
-    async def _connect_target(self, endpoint: Endpoint) -> tuple[WorkerDescription, TargetLink]:
-        return await connect_target(
-            endpoint.address,
-            Expectations(worker_id=endpoint.worker_id),
-            max_frame_bytes=self._config.coordinator.max_frame_bytes,
-            trust=self._trust,
+    def _led(
+        self,
+        handle: Any,
+        name: str = "",
+        look_at: Callable[[WorkerDescription], None] | None = None,
+    ) -> Connections[Any]:
+        """Begin to lead the replicas that the handle reaches; see `led_by`."""
+        led = led_by(
+            self._coordinator,
+            self._config,
+            ServeEndpoints(handle),
+            name,
+            self._trust,
+            look_at=look_at,
         )
+        led.start()
+        return led
 
-    async def _use_target(
-        self, endpoint: Endpoint, description: WorkerDescription, link: TargetLink
-    ) -> None:
+    def _keep_learned(self, target: WorkerDescription) -> None:
         if self._keeping is None:  # once, whichever target it is
             whose = f"coordinator {serve.get_replica_context().rank.rank}"
             self._keeping = learned.keep(
-                self._config, description, whose,
-                self._coordinator.restore_learned, self._coordinator.export_learned,
-            )  # fmt: skip
-        left = self._coordinator.add_target(endpoint.id, description, link)
-        try:
-            await asyncio.wait({left})  # not its outcome: it is cancelled where we leave
-        finally:
-            self._coordinator.remove_target(endpoint.id)
-
-    def _pool(self, name: str, handle: Any) -> Connections[DrafterLink]:
-        async def connect(endpoint: Endpoint) -> tuple[WorkerDescription, DrafterLink]:
-            if endpoint.refusal:
-                self._coordinator.refuse_drafter(name, endpoint.refusal)
-                raise ProtocolError(endpoint.refusal)
-            return await connect_drafter(
-                endpoint.address,
-                Expectations(worker_id=endpoint.worker_id),
-                max_frame_bytes=self._config.coordinator.max_frame_bytes,
-                trust=self._trust,
-                name=name,
+                self._config,
+                target,
+                whose,
+                self._coordinator.restore_learned,
+                self._coordinator.export_learned,
             )
-
-        async def use(
-            endpoint: Endpoint, description: WorkerDescription, link: DrafterLink
-        ) -> None:
-            left = self._coordinator.add_drafter(name, endpoint.id, description, link)
-            try:
-                await asyncio.wait({left})  # not its outcome: it is cancelled where we leave
-            finally:
-                self._coordinator.remove_drafter(name, endpoint.id)
-
-        return Connections(f"drafter {name}", ServeEndpoints(handle), connect, use)

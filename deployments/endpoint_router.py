@@ -11,11 +11,11 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
+from cluster.rpc.connections import Endpoint
 from deployments.endpoints import (
     ADDRESS_KEY,
     REFUSAL_KEY,
     WORKER_KEY,
-    Endpoint,
     Subscription,
 )
 

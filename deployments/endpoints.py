@@ -10,36 +10,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from cluster.rpc.connections import Endpoint
 
 # Where replica metadata holds the address of the replica's own gRPC server, and who listens there.
 ADDRESS_KEY = "drafthouse_address"
 WORKER_KEY = "drafthouse_worker_id"
 # Where it holds why the replica cannot work; then it has no server.
 REFUSAL_KEY = "drafthouse_refusal"
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One replica.  id: unique over restarts, unlike the address, because ports are reused.
-
-    worker_id: whom Describe must name at the address, "" accepts anyone.  refusal: why the replica
-    cannot work, "" if it can; then it has no address.
-    """
-
-    id: str
-    address: str
-    worker_id: str = ""
-    refusal: str = ""
-
-
-class Endpoints(Protocol):
-    """A set of replicas that changes over time."""
-
-    def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        """The present set at once, and the new one after every change."""
-        ...
 
 
 class ServeEndpoints:

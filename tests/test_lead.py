@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 
 from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
-from cluster.lead import join_drafter, join_target, keep_joined
-from cluster.rpc.frames import MAX_FRAME_BYTES
+from cluster.lead import Known
+from cluster.leading import led_by
 from cluster.rpc.server import serve_drafter, serve_target
 from tests.support.coordinator.house import GREEDY, collect, request, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
@@ -27,16 +26,16 @@ async def leading(target: str, drafter: str | None = None) -> AsyncIterator[Coor
     )
     coordinator = Coordinator(config)
     await coordinator.start()
-    joins = [partial(join_target, coordinator, target, MAX_FRAME_BYTES)]
+    led = [led_by(coordinator, config, Known([target]))]
     if drafter is not None:
-        joins.append(partial(join_drafter, coordinator, "a", drafter, MAX_FRAME_BYTES))
-    keepers = [asyncio.create_task(keep_joined(target, join)) for join in joins]
+        led.append(led_by(coordinator, config, Known([drafter]), "a"))
+    for each in led:
+        each.start()
     try:
         yield coordinator
     finally:
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+        for each in led:
+            await each.stop()
         await coordinator.stop()
 
 

@@ -18,11 +18,10 @@ from cluster.metrics.recorder import Recorder
 from cluster.metrics.told import INGRESS, Told, ToldRequest
 from cluster.requests.tenant import tenant_of
 from cluster.rpc.channel import CoordinatorLink, Expectations, connect_coordinator
+from cluster.rpc.connections import Connections, Endpoint, Endpoints
 from cluster.rpc.trust import NO_TRUST, Trust
 from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
-from deployments.connections import Connections
-from deployments.endpoints import Endpoint, Endpoints
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.draining import Draining
 from deployments.ingress.event_stream import Watchers

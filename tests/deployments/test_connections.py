@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from cluster.messages import WorkerDescription
-from deployments.connections import Connections
-from deployments.endpoints import Endpoint
+from cluster.rpc.connections import Connections, Endpoint
 
 ONE, OTHER = Endpoint("one", "127.0.0.1:1"), Endpoint("other", "127.0.0.1:2")
 

@@ -14,8 +14,8 @@ import pytest
 
 from cluster.config.schema import ApiConfig, Config
 from cluster.core import SamplingParams
+from cluster.rpc.connections import Endpoint
 from cluster.text.tokenizer import Tokenizer
-from deployments.endpoints import Endpoint
 from deployments.ingress.http import create_app
 from deployments.ingress.ingress import Ingress
 from tests.support.coordinator.house import House, house

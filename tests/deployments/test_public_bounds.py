@@ -16,8 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cluster.client.errors import BusyError, error_of
 from cluster.config.schema import GrpcConfig
 from cluster.core import SamplingParams
+from cluster.rpc.connections import Endpoint
 from cluster.text.tokenizer import Tokenizer
-from deployments.endpoints import Endpoint
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.ingress import Ingress

@@ -21,8 +21,8 @@ from starlette.routing import Route
 from cluster.config.doors import TlsConfig
 from cluster.config.schema import GrpcConfig, HttpConfig
 from cluster.core import SamplingParams
+from cluster.rpc.connections import Endpoint
 from cluster.text.tokenizer import Tokenizer
-from deployments.endpoints import Endpoint
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http_listener import HttpListener

@@ -15,9 +15,9 @@ import pytest
 from cluster.config.schema import Config, HttpConfig
 from cluster.core import SamplingParams
 from cluster.errors import WorkerError
+from cluster.rpc.connections import Endpoint
 from cluster.rpc.server import serve_coordinator
 from cluster.text.tokenizer import Tokenizer
-from deployments.endpoints import Endpoint
 from deployments.ingress.event_stream import MAX_WATCHERS
 from deployments.ingress.http import create_app
 from deployments.ingress.ingress import Ingress

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from cluster.rpc.connections import Endpoint
 from cluster.rpc.memory import MemoryLink, memory_pair
-from deployments.endpoints import Endpoint
 from deployments.ingress.coordinators import Coordinators
 from tests.support.coordinator.house import House
 from tests.support.coordinator.toys import ToyTarget

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from cluster.errors import DrafthouseError, ProtocolError
 from cluster.messages import WorkerDescription
 from cluster.rpc.link import Link
-from deployments.endpoints import Endpoint, Endpoints
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,28 @@ _LAST_RETRY_S = 1.0
 _REFUSED_RETRY_S = 10.0
 # A connection takes much less.
 _FIRST_LINK_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One worker.  id: unique over restarts, unlike the address, because ports are reused.
+
+    worker_id: whom Describe must name at the address, "" accepts anyone.  refusal: why the worker
+    cannot work, "" if it can; then it has no address.
+    """
+
+    id: str
+    address: str
+    worker_id: str = ""
+    refusal: str = ""
+
+
+class Endpoints(Protocol):
+    """A set of workers that changes over time."""
+
+    def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+        """The present set at once, and the new one after every change."""
+        ...
 
 
 class Connections(Generic[AnyLink]):
