@@ -10,7 +10,7 @@ from pathlib import Path
 from cluster.config.access import digest_of
 from cluster.config.addresses import is_loopback
 from cluster.config.keys import read_keys
-from cluster.config.parse import NameOf
+from cluster.config.parse import name_of
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 
@@ -22,7 +22,7 @@ _KEY_BYTES = 32
 def new_key(name: str) -> str:
     """Return a new key and its entry for the file of keys, as text; raises ConfigError for a name
     that a key cannot have."""
-    NameOf("a key's").check(name, "NAME")
+    name_of("a key's").check(name, "NAME")
     key = _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
     return (
         f"# The key of {name}. It is shown this once:\n"

@@ -19,20 +19,12 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
     """Raise one ConfigError for all addresses that cannot be listened at, with the remedy.
 
     at_any_port: only the hosts count, for what is not to start now."""
-    wanted = [
-        (config.http.host, config.http.port, "http"),
-        (_probed(config.grpc.host), config.grpc.port, "grpc"),
-    ]
-    if config.dashboard.enabled:
-        wanted.append((config.dashboard.host, config.dashboard.port, "dashboard"))
-    admin = config.access.admin
-    if admin.port is not None:
-        wanted.append((admin.host, admin.port, "access.admin"))
     problems = []
     taken: list[str] = []
     named: list[str] = []
-    for host, port, section in wanted:
-        error = why_not(host, 0 if at_any_port else port)
+    for section, (host, port) in config.listeners.items():
+        probed = _probed(host) if section == "grpc" else host
+        error = why_not(probed, 0 if at_any_port else port)
         if error is None:
             continue
         if error.errno == errno.EADDRINUSE:
@@ -44,7 +36,7 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
             )
         else:
             problems.append(
-                f"{section}.host: {host!r} is no address of this machine ({_reason(error)}); "
+                f"{section}.host: {probed!r} is no address of this machine ({_reason(error)}); "
                 "use 127.0.0.1, or 0.0.0.0 for all interfaces"
             )
     if taken:

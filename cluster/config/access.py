@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from cluster.config.addresses import Host
-from cluster.config.parse import NameOf, Port, PositiveInt, nearest
+from cluster.config.parse import Pattern, Port, PositiveInt, check_known, name_of, section
 from cluster.errors import ConfigError
-
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def digest_of(key: str) -> str:
@@ -21,24 +18,18 @@ def digest_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class _Digest:
-    """A mark of SHA-256 digests in lower case; empty texts pass."""
-
-    def __str__(self) -> str:
-        return "(64 hexadecimal digits)"
-
-    def check(self, value: str, path: str) -> None:
-        """Raise ConfigError for a text of another form, without repeating it: it may be a key."""
-        if value and not _DIGEST.fullmatch(value):
-            raise ConfigError.at(
-                path,
-                "it is no SHA-256 digest, which has 64 digits of 0-9 and a-f; `drafthouse key "
-                "NAME` prints a key and its entry",
-            )
+Digest = Annotated[
+    str,
+    Pattern(
+        "(?:[0-9a-f]{64})?",
+        "it is no SHA-256 digest, which has 64 digits of 0-9 and a-f; `drafthouse key "
+        "NAME` prints a key and its entry",
+        "(64 hexadecimal digits)",
+    ),
+]
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class AdminConfig:
     """A port of their own for /metrics and the whole of /health, which asks nobody for a key."""
 
@@ -49,17 +40,17 @@ class AdminConfig:
     null = none."""
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class AccessConfig:
     """Who may use HTTP and gRPC, and who may see how the server does: see access.md."""
 
     keys_file: str = ""
     """A YAML or JSON file with the keys of the clients, read again whenever it changes. Empty =
     everybody may ask."""
-    admin: AdminConfig = field(default_factory=AdminConfig)
+    admin: AdminConfig = AdminConfig()
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class RateLimits:
     """What a key, or all requests of a class, may have of all ingress processes together. null = no
     limit."""
@@ -72,13 +63,13 @@ class RateLimits:
     """Requests at the same time."""
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class ClientKey(RateLimits):
     """One key, with its limits."""
 
-    sha256: Annotated[str, _Digest()] = ""
+    sha256: Digest = ""
     """The SHA-256 of the key, in hexadecimal digits. The key itself is nowhere."""
-    previous_sha256: Annotated[str, _Digest()] = ""
+    previous_sha256: Digest = ""
     """That of the key before it, which is valid until this line is removed."""
     classes: tuple[str, ...] | None = None
     """The coordinator.latency_classes that its requests may name. null = those of
@@ -94,11 +85,11 @@ class ClientKey(RateLimits):
     """It may see the whole of /metrics and /health; other keys see their own usage on /metrics."""
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class KeysFile:
     """The file that access.keys_file names."""
 
-    keys: Mapping[Annotated[str, NameOf("a key's")], ClientKey] = field(default_factory=dict)
+    keys: Mapping[Annotated[str, name_of("a key's")], ClientKey] = field(default_factory=dict)
     """By name. A key that changes keeps its name, and with it what is kept for its owner."""
     classes: Mapping[str, RateLimits] = field(default_factory=dict)
     """The limits of a latency class, for all keys together."""
@@ -144,6 +135,4 @@ class KeysFile:
 
 
 def _check_named(name: str, known: Collection[str], kind: str, path: str) -> None:
-    if name not in known:
-        hint = nearest(name, known, "known")
-        raise ConfigError.at(path, f"{name!r} is no {kind} that it may name ({hint})")
+    check_known(name, known, path, f"{name!r} is no {kind} that it may name", "known")

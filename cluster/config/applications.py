@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.config.live import COORDINATOR, INGRESS, TARGET, changed, changed_drafter, check_told
-from cluster.config.parse import check_keys, mapping, nearest, parse
-from cluster.config.processes import DrafterPlacement
+from cluster.config.parse import check_keys, check_known, mapping, parse
 from cluster.config.references import check_stages
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
@@ -130,10 +129,9 @@ def with_pool(
                 f"{app_name}}}` below drafters.{name} of the target's application",
             )
     for name in named:
-        if name not in pool.on_their_own:
-            hint = nearest(name, pool.on_their_own, "it has")
-            reason = f"application {app_name} has no drafter {name!r} ({hint})"
-            raise ConfigError.at(f"drafters.{name}.placement.application", reason)
+        reason = f"application {app_name} has no drafter {name!r}"
+        place = f"drafters.{name}.placement.application"
+        check_known(name, pool.on_their_own, place, reason, "it has")
     found = _deployments(application, place, [*map(drafter_deployment, pool.on_their_own)])
     for where, (deployment, options) in found.items():
         path = f"{where}.user_config"
@@ -153,9 +151,7 @@ def _joined(config: Config, pool: Config) -> Config:
                 drafter,
                 shadow=former.shadow,
                 rollout=former.rollout,
-                placement=DrafterPlacement()
-                if isinstance(drafter.placement, str)
-                else drafter.placement,
+                placement=drafter.reserved,
             )
         drafters[name] = drafter
     result = replace(config, drafters=drafters)
@@ -200,9 +196,7 @@ def _deployments(
         options = dict(mapping(each, where))
         check_keys(options, _DEPLOYMENT_KEYS, where)
         name = str(options.pop("name", ""))
-        if name not in known:
-            hint = nearest(name, known, "deployments")
-            raise ConfigError.at(f"{where}.name", f"{name!r} is no deployment ({hint})")
+        check_known(name, known, f"{where}.name", f"{name!r} is no deployment", "deployments")
         if name in (other for other, _ in found.values()):
             raise ConfigError.at(f"{where}.name", f"{name!r} stands twice; name it once")
         if not application.get("autoscaling_policy"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
+from cluster.config.parse import section
 from cluster.config.pem import PemFiles
 from cluster.errors import ConfigError
 
@@ -21,7 +21,7 @@ def dns_name(role: str) -> str:
     return f"{role}.drafthouse"
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class NetworkConfig:
     """How the parts reach each other: coordinators, targets, drafters, and Ray where `drafthouse
     serve` starts it. Ray asks for a token, and the others for one of their own (`data_plane`)."""
@@ -31,7 +31,7 @@ class NetworkConfig:
     clusters; what goes over the network is in clear without `data_plane.tls`."""
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class PartsTlsConfig:
     """TLS between the parts, where each shows its certificate: all three files, or none. In their
     names `{role}` stands for ingress, coordinator, target or drafter."""
@@ -55,7 +55,7 @@ class PartsTlsConfig:
         return PemFiles("data_plane.tls", cert, key, ca, dns_name(role))
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class DataPlaneConfig:
     """How coordinators, targets and drafters know who calls them; see docs/data-plane.md."""
 
@@ -63,14 +63,14 @@ class DataPlaneConfig:
     """A file with a secret of 32 characters or more per line, the same in every process: the first
     signs calls, all are accepted, and changes are read at once. Empty = a secret that Ray keeps for
     its cluster; without Ray none, and then the parts listen on loopback only."""
-    tls: PartsTlsConfig = field(default_factory=PartsTlsConfig)
+    tls: PartsTlsConfig = PartsTlsConfig()
 
     def check(self) -> None:
         """Raise ConfigError where keys do not fit each other."""
         _check_complete(self.tls, "data_plane.tls")
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class TlsConfig:
     """TLS for clients, of the ingress' own HTTP and gRPC listeners: both files, or none."""
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
-from cluster.config.parse import NonNegativeInt, PositiveInt, Share
+from cluster.config.parse import NonNegativeInt, PositiveInt, Share, section
 from cluster.errors import ConfigError
 
 _LOOP_DECIDES = "the control loop prices drafts in every step, so remove it"
 _NO_CLOCK = "caps go by class, task and load alone, so remove it"
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class DraftLengthOverride:
     """A rule for some loads and requests: all of its conditions must hold."""
 
@@ -37,7 +37,7 @@ class DraftLengthOverride:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class DraftLengthConfig:
     """Caps that lower how many draft tokens a step may verify for a sequence. None raises it:
     coordinator.max_draft_tokens and a request's own limit stay above, what pays and what may be

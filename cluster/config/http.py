@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from cluster.config.addresses import Host, is_loopback
-from cluster.config.parse import Port, PositiveInt, Range
+from cluster.config.parse import Port, PositiveInt, Range, section
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class HttpConfig:
     """The OpenAI-compatible endpoint. Of the bounds, Serve's proxies keep none but those on
     headers."""
@@ -50,7 +49,7 @@ class HttpConfig:
         return self.listener == "ingress" and is_loopback(self.host)
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class UiConfig:
     """The page at `/`: conversations, races with and without drafts, and how the parts do."""
 
@@ -62,7 +61,7 @@ class UiConfig:
         return where.is_local if self.enabled == "auto" else self.enabled
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class DashboardConfig:
     """Ray's dashboard, where `drafthouse serve` starts Ray itself."""
 

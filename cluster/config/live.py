@@ -21,37 +21,48 @@ OPTIONS = "drafters.NAME.options"  # of one inside the target
 INGRESS, COORDINATOR, TARGET = "ingress", "coordinator", "target"
 
 # The deployments that read each key.  All else is read once, at the start, or by who starts them.
-READ_BY: Mapping[str, tuple[str, ...]] = {
-    "tasks": (INGRESS, COORDINATOR),
-    DRAFTERS: (INGRESS, COORDINATOR),
-    OPTIONS: (TARGET,),
-    "coordinator.max_running_sequences": (INGRESS, COORDINATOR),
-    "coordinator.max_queued_requests": (INGRESS, COORDINATOR),
-    "coordinator.max_queued_tokens": (COORDINATOR,),
-    "coordinator.max_draft_tokens": (INGRESS, COORDINATOR, TARGET),
-    "coordinator.audit": (COORDINATOR,),
-    "coordinator.switchback": (COORDINATOR,),
-    "coordinator.latency_classes": (INGRESS, COORDINATOR, TARGET),
-    "coordinator.budget": (COORDINATOR, TARGET),
-    "coordinator.draft_length": (TARGET,),
-    "coordinator.max_slowdown": (TARGET,),
-    "coordinator.slowdown_slack": (TARGET,),
-    "ingress.replicas": (INGRESS,),
-    "ingress.body_timeout_s": (INGRESS,),
-    "ingress.max_sequences_per_request": (INGRESS,),
-    "ingress.max_chars_per_token": (INGRESS,),
-    "ingress.public_latency_classes": (INGRESS,),
-    "ingress.segments": (INGRESS,),
-    "ingress.max_choices": (INGRESS,),
-    "ingress.max_logprobs": (INGRESS,),
-    "ingress.max_stop_strings": (INGRESS,),
-    "ingress.default_max_tokens": (INGRESS,),
-    "api.compatibility": (INGRESS,),
-    "api.served_model_names": (INGRESS,),
-    "api.heartbeat_s": (INGRESS,),
-    "api.max_request_timeout_s": (INGRESS,),
-    "adapters": (TARGET,),
+_READ: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    (INGRESS, COORDINATOR): (
+        "tasks",
+        DRAFTERS,
+        "coordinator.max_running_sequences",
+        "coordinator.max_queued_requests",
+    ),
+    (INGRESS, COORDINATOR, TARGET): (
+        "coordinator.max_draft_tokens",
+        "coordinator.latency_classes",
+    ),
+    (COORDINATOR,): (
+        "coordinator.max_queued_tokens",
+        "coordinator.audit",
+        "coordinator.switchback",
+    ),
+    (COORDINATOR, TARGET): ("coordinator.budget",),
+    (TARGET,): (
+        OPTIONS,
+        "coordinator.draft_length",
+        "coordinator.max_slowdown",
+        "coordinator.slowdown_slack",
+        "adapters",
+    ),
+    (INGRESS,): (
+        "ingress.replicas",
+        "ingress.body_timeout_s",
+        "ingress.max_sequences_per_request",
+        "ingress.max_chars_per_token",
+        "ingress.public_latency_classes",
+        "ingress.segments",
+        "ingress.max_choices",
+        "ingress.max_logprobs",
+        "ingress.max_stop_strings",
+        "ingress.default_max_tokens",
+        "api.compatibility",
+        "api.served_model_names",
+        "api.heartbeat_s",
+        "api.max_request_timeout_s",
+    ),
 }
+READ_BY = {key: readers for readers, keys in _READ.items() for key in keys}
 
 # The keys of a drafter of the pool, in the `user_config` of its own deployment; it is made anew
 # inside its process.

@@ -12,22 +12,36 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 from cluster.errors import ConfigError
 
 T = TypeVar("T")
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _TYPE_NAMES = {
     int: "an integer",
     float: "a number",
     str: "a string; put it in quotes",
     bool: "true or false",
 }
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def section(kind: type[T]) -> type[T]:
+    """A section of the schema: its fields are the keys, and have defaults; nothing changes them."""
+    return dataclass(frozen=True, slots=True)(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +67,27 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class NameOf:
-    """A mark of names that become parts of Serve deployment names and of metric labels."""
+class Pattern:
+    """A mark of texts of one form.  The refusal does not repeat others: they may be secret."""
 
-    owner: str
+    pattern: str
+    refusal: str
+    form: str = ""
+
+    def __str__(self) -> str:
+        return self.form
 
     def check(self, value: str, path: str) -> None:
-        """Raise ConfigError for a name with other characters."""
-        if not _NAME.fullmatch(value):
-            reason = f"{self.owner} name may hold letters, digits, '_' and '-' only"
-            raise ConfigError.at(path, reason)
+        """Raise ConfigError for a text of another form."""
+        if not re.fullmatch(self.pattern, value):
+            raise ConfigError.at(path, self.refusal)
+
+
+def name_of(owner: str) -> Pattern:
+    """A mark of names that become parts of Serve deployment names and of metric labels."""
+    return Pattern(
+        "[A-Za-z0-9][A-Za-z0-9_-]*", f"{owner} name may hold letters, digits, '_' and '-' only"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +137,7 @@ def overlaid(base: T, value: Any, path: str) -> T:
 
     Of sections, and of mappings to them, what `value` does not name stays as it is; every other
     value stands in place of the former."""
-    kind = type(base)
-    hints, names = _hints(kind), _names(kind)
-    section = _section(kind, value, path)
-    found: dict[str, Any] = {}
-    for key, item in section.items():
-        name, below = names[key], _below(path, key)
-        former = getattr(base, name)
-        if dataclasses.is_dataclass(former):
-            found[name] = overlaid(former, item, below)
-        else:
-            found[name] = _parse(hints[name], item, below)
-            if isinstance(former, Mapping) and _is_of_sections(hints[name]):
-                found[name] = {**former, **found[name]}
-    with ConfigError.below(path):
-        return typing.cast(T, dataclasses.replace(typing.cast(Any, base), **found))
+    return typing.cast(T, _parse_dataclass(type(base), value, path, base))
 
 
 def mapping(value: Any, path: str) -> Mapping[str, Any]:
@@ -142,12 +153,16 @@ def mapping(value: Any, path: str) -> Mapping[str, Any]:
     return value
 
 
-def check_keys(section: Mapping[str, Any], known: Iterable[str], path: str) -> None:
+def check_keys(section: Mapping[str, Any], known: Collection[str], path: str) -> None:
     """Raise ConfigError for a key that is not known, with the nearest one that is."""
     for key in section:
-        if key not in known:
-            hint = nearest(key, known, "known keys")
-            raise ConfigError.at(_below(path, key), f"unknown key ({hint})")
+        check_known(key, known, _below(path, key), "unknown key", "known keys")
+
+
+def check_known(name: str, known: Collection[str], path: str, reason: str, title: str) -> None:
+    """Raise ConfigError for a name that is not known, with the nearest one that is."""
+    if name not in known:
+        raise ConfigError.at(path, f"{reason} ({nearest(name, known, title)})")
 
 
 def is_text(kind: Any, keys: Sequence[str]) -> bool:
@@ -262,15 +277,21 @@ def _is_of_sections(hint: Any) -> bool:
     return len(arguments) == 2 and dataclasses.is_dataclass(arguments[1])
 
 
-def _parse_dataclass(kind: type[Any], value: Any, path: str) -> Any:
-    hints, fields = _hints(kind), _names(kind)
-    section = _section(kind, value, path)
-    found = {
-        fields[key]: _parse(hints[fields[key]], item, _below(path, key))
-        for key, item in section.items()
-    }
+def _parse_dataclass(kind: type[Any], value: Any, path: str, base: Any = None) -> Any:
+    """base: has what `value` does not name; None = the defaults of `kind`."""
+    hints, names = _hints(kind), _names(kind)
+    found: dict[str, Any] = {}
+    for key, item in _section(kind, value, path).items():
+        name, below = names[key], _below(path, key)
+        former = getattr(base, name, None)
+        if dataclasses.is_dataclass(former):
+            found[name] = overlaid(former, item, below)
+            continue
+        found[name] = _parse(hints[name], item, below)
+        if isinstance(former, Mapping) and _is_of_sections(hints[name]):
+            found[name] = {**former, **found[name]}
     with ConfigError.below(path):  # its __post_init__ does not know its path
-        return kind(**found)
+        return kind(**found) if base is None else dataclasses.replace(base, **found)
 
 
 def _section(kind: type[Any], value: Any, path: str) -> Mapping[str, Any]:

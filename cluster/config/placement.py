@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from cluster.config.parse import NonNegativeFloat, NonNegativeInt
+from cluster.config.parse import NonNegativeFloat, NonNegativeInt, section
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class PlacementConfig:
     """Where the replicas of one deployment run."""
 

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
 from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.parse import (
     MAX_SECONDS,
-    NameOf,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     Range,
     Seconds,
     Share,
+    name_of,
+    section,
 )
 from cluster.config.placement import PlacementConfig
 from cluster.config.proof import AuditConfig, SwitchbackConfig
@@ -39,7 +40,7 @@ _MAX_ADAPTERS = 64
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class EngineConfig:
     """One model on one device group: the target's model, or a drafter's."""
 
@@ -129,7 +130,7 @@ class EngineConfig:
         return self.weights in ("int8", "int4")
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class DrafterPlacement(PlacementConfig):
     """Where one drafter runs: inside the target, or in processes of its own."""
 
@@ -141,18 +142,18 @@ class DrafterPlacement(PlacementConfig):
     kubernetes.md. Beside that only kind, shadow and rollout may be said here."""
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class TargetConfig:
     """The model whose text is served."""
 
-    engine: EngineConfig = field(default_factory=EngineConfig)
+    engine: EngineConfig = EngineConfig()
     replicas: PositiveInt = 1
     """Copies of the whole model; each has its own ranks."""
     generation_config: str = "auto"
     """Sampling defaults of requests that do not set a value. auto = the checkpoint's
     generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens);
     none = OpenAI's defaults; or a folder that has such a file."""
-    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    placement: PlacementConfig = PlacementConfig()
 
     def check(self, model_name: str) -> None:
         """Raise ConfigError where keys do not fit each other, or an adapter the model's name."""
@@ -178,7 +179,7 @@ class TargetConfig:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class DrafterConfig:
     """One drafter: of the pool, or resident in the target (`Config.residents`)."""
 
@@ -207,19 +208,19 @@ class DrafterConfig:
     or an engine on another device than the target's."""
 
     @property
-    def reserved(self) -> PlacementConfig:
+    def reserved(self) -> DrafterPlacement:
         """The reservation of a process of its own, where it has one."""
-        return PlacementConfig() if isinstance(self.placement, str) else self.placement
+        return DrafterPlacement() if isinstance(self.placement, str) else self.placement
 
     @property
     def is_hosted(self) -> bool:
         """True if it is to run inside the target, whatever else is said."""
-        return not isinstance(self.placement, str) and self.placement.host == "target"
+        return self.reserved.host == "target"
 
     @property
     def application(self) -> str:
         """The application that its deployment is part of; "" = the target's."""
-        return "" if isinstance(self.placement, str) else self.placement.application
+        return self.reserved.application
 
     @property
     def device(self) -> str:
@@ -249,7 +250,7 @@ class DrafterConfig:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class CoordinatorConfig:
     """The process that opens texts at the targets and asks the pool's drafters."""
 
@@ -265,7 +266,7 @@ class CoordinatorConfig:
     replicas: PositiveInt = 1
     """Number of coordinators. Each of them opens texts at every target and asks every drafter; if
     one dies, its requests go on at another. They share the limits below."""
-    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    placement: PlacementConfig = PlacementConfig()
     max_running_sequences: PositiveInt = 64
     """Requests that are decoded at the same time; the others wait in the queue."""
     max_queued_requests: NonNegativeInt = 256
@@ -278,7 +279,7 @@ class CoordinatorConfig:
     budget: Literal["adaptive", "fixed"] = "adaptive"
     """adaptive = verify as many draft tokens as pay, judged by measured step times and acceptance;
     fixed = always max_draft_tokens, or what draft_length leaves of it."""
-    draft_length: DraftLengthConfig = field(default_factory=DraftLengthConfig)
+    draft_length: DraftLengthConfig = DraftLengthConfig()
     max_slowdown: Share = 0.02
     """Share of plain decoding's time that speculation may cost while drafts are rejected."""
     slowdown_slack: Annotated[float, Range(0, 1000)] = 8.0
@@ -287,7 +288,7 @@ class CoordinatorConfig:
     saved since may be lost again, up to four times as many steps."""
     # Weights far apart leave the lighter requests without a node for good.
     latency_classes: Mapping[
-        Annotated[str, NameOf("a class's")], Annotated[float, Range(0.01, 100)]
+        Annotated[str, name_of("a class's")], Annotated[float, Range(0.01, 100)]
     ] = field(default_factory=lambda: {"throughput": 1.0, "interactive": 4.0})
     """Named weights of requests. When draft tokens are shared out, the time saved for a request
     counts this much. A request names its class in `speculation.latency_class`; without one it
@@ -298,8 +299,8 @@ class CoordinatorConfig:
     where it is what the model draws itself: the text is the same with any drafts. The others are
     the textbook's, and there the text depends on the drafts: rejection = speculative sampling of
     chains, multi_step = of siblings drawn without replacement."""
-    audit: AuditConfig = field(default_factory=AuditConfig)
-    switchback: SwitchbackConfig = field(default_factory=SwitchbackConfig)
+    audit: AuditConfig = AuditConfig()
+    switchback: SwitchbackConfig = SwitchbackConfig()
     keep_learned: bool = True
     """Keep what the control loop has learned (step times, scores of drafters) in the cache of
     models, and begin with it at the next start of the same models on the same machine."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from cluster.config.parse import Folder, NonNegativeFloat, Range, Share
+from cluster.config.parse import Folder, NonNegativeFloat, Range, Share, section
 from cluster.errors import ConfigError
 
 # Twice its length before a window and after it is compared with it.
 _LEAST_WINDOWS = 6
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class AuditConfig:
     """Finished texts that are checked once more; see docs/proof.md."""
 
@@ -28,7 +27,7 @@ class AuditConfig:
     most. Empty = the log and the metrics alone tell of them, without any text."""
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class SwitchbackConfig:
     """Windows without drafts, in which plain decoding is measured; see docs/proof.md."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from cluster.config.parse import nearest
+from cluster.config.parse import check_known, nearest
 from cluster.config.processes import CASCADE, RECORDER, DrafterConfig, DrafterPlacement
 from cluster.errors import ConfigError
 
@@ -23,9 +23,7 @@ def check_tasks(tasks: Tasks, drafters: Drafters) -> None:
         for position, name in enumerate(names):
             if name in names[:position]:
                 raise ConfigError.at(f"tasks.{task}", f"{name!r} stands twice; name it once")
-            if name not in drafters:
-                hint = nearest(name, drafters, "drafters")
-                raise ConfigError.at(f"tasks.{task}", f"no drafter is named {name!r} ({hint})")
+            _check_drafter(name, drafters, f"tasks.{task}")
 
 
 def check_stages(tasks: Tasks, drafters: Drafters) -> None:
@@ -34,9 +32,7 @@ def check_stages(tasks: Tasks, drafters: Drafters) -> None:
     for name, drafter in drafters.items():
         path = f"drafters.{name}.options.stages"
         for stage in drafter.stages:
-            if stage not in drafters:
-                hint = nearest(stage, drafters, "drafters")
-                raise ConfigError.at(path, f"no drafter is named {stage!r} ({hint})")
+            _check_drafter(stage, drafters, path)
             if drafters[stage].kind == CASCADE:
                 raise ConfigError.at(path, f"{stage!r} is a cascade; name its stages instead")
             if drafters[stage].kind == RECORDER:
@@ -48,6 +44,10 @@ def check_stages(tasks: Tasks, drafters: Drafters) -> None:
         for stage in (each for each in names if each in cascades):
             reason = f"{stage!r} is a stage of {cascades[stage]!r}; name that one"
             raise ConfigError.at(f"tasks.{task}", reason)
+
+
+def _check_drafter(name: str, drafters: Drafters, path: str) -> None:
+    check_known(name, drafters, path, f"no drafter is named {name!r}", "drafters")
 
 
 def check_rollouts(tasks: Tasks, drafters: Drafters, residents: Collection[str]) -> None:

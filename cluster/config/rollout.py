@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from cluster.config.parse import Range
+from cluster.config.parse import Range, section
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class RolloutConfig:
     """How a drafter comes to replace another one. See rollout.md."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
 from cluster.config.access import AccessConfig
@@ -20,12 +20,13 @@ from cluster.config.doors import DataPlaneConfig, NetworkConfig, TlsConfig
 from cluster.config.http import DashboardConfig, HttpConfig, UiConfig
 from cluster.config.parse import (
     Line,
-    NameOf,
     NonNegativeInt,
     Port,
     PositiveInt,
     Range,
     Seconds,
+    name_of,
+    section,
 )
 from cluster.config.placement import PlacementConfig
 from cluster.config.processes import (
@@ -58,13 +59,13 @@ MAX_SEGMENTS = 32
 OTHER_SEGMENT = "other"
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class IngressConfig:
     """The HTTP and gRPC front end, and its limits."""
 
     replicas: PositiveInt = 1
     """Ingress processes; each uses one core to tokenise and detokenise."""
-    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    placement: PlacementConfig = PlacementConfig()
     max_body_bytes: Annotated[int, Range(1024)] = 4 * 1024 * 1024
     """Larger request bodies are answered 413, and so are those that are larger once unpacked."""
     body_timeout_s: Annotated[float, Range(0.1, 3600)] = 30.0
@@ -77,7 +78,7 @@ class IngressConfig:
     public_latency_classes: tuple[str, ...] | None = None
     """The coordinator.latency_classes that requests may name. null = those that count at most 1, so
     that no client can go before others."""
-    segments: tuple[Annotated[str, NameOf("a segment's")], ...] = ()
+    segments: tuple[Annotated[str, name_of("a segment's")], ...] = ()
     """Names of the kinds of traffic that metrics tell apart, at most 32. A request belongs to that
     of its API key, else of its header X-Drafthouse-Segment, its metadata.segment or its user; all
     others are `other`. Empty = there are none."""
@@ -101,7 +102,7 @@ class IngressConfig:
     there are none. Needs the extra `otel`."""
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class AnswersConfig:
     """How answers are held to a grammar, and how tool calls and reasoning are found in them."""
 
@@ -131,7 +132,7 @@ class AnswersConfig:
     repository; for a model whose own has no place for tools, say."""
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class ApiConfig:
     """The HTTP API, beside the limits in `ingress`."""
 
@@ -157,7 +158,7 @@ class ApiConfig:
     """Bytes that their messages may take together."""
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class GrpcConfig:
     """The gRPC endpoint."""
 
@@ -171,7 +172,7 @@ class GrpcConfig:
     """TCP port."""
 
 
-@dataclass(frozen=True, slots=True)
+@section
 class Config:
     """The keys beside the sections."""
 
@@ -182,8 +183,8 @@ class Config:
     model_name: Line = ""
     """The name that clients ask for. Empty = the model's own: a folder's last part, a GGUF file's
     name without its ending, or the name on the hub or in `drafthouse models`."""
-    target: TargetConfig = field(default_factory=TargetConfig)
-    drafters: Mapping[Annotated[str, NameOf("a drafter's")], DrafterConfig] = field(
+    target: TargetConfig = TargetConfig()
+    drafters: Mapping[Annotated[str, name_of("a drafter's")], DrafterConfig] = field(
         default_factory=dict
     )
     """By name."""
@@ -193,18 +194,18 @@ class Config:
     log_format: LogFormat = "text"
     """How every process writes its log. json = one object a line, with time, level, logger, message
     and, where it is known, request_id."""
-    coordinator: CoordinatorConfig = field(default_factory=CoordinatorConfig)
-    ingress: IngressConfig = field(default_factory=IngressConfig)
-    answers: AnswersConfig = field(default_factory=AnswersConfig)
-    api: ApiConfig = field(default_factory=ApiConfig)
-    http: HttpConfig = field(default_factory=HttpConfig)
-    ui: UiConfig = field(default_factory=UiConfig)
-    grpc: GrpcConfig = field(default_factory=GrpcConfig)
-    tls: TlsConfig = field(default_factory=TlsConfig)
-    access: AccessConfig = field(default_factory=AccessConfig)
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-    data_plane: DataPlaneConfig = field(default_factory=DataPlaneConfig)
-    dashboard: DashboardConfig = field(default_factory=DashboardConfig)
+    coordinator: CoordinatorConfig = CoordinatorConfig()
+    ingress: IngressConfig = IngressConfig()
+    answers: AnswersConfig = AnswersConfig()
+    api: ApiConfig = ApiConfig()
+    http: HttpConfig = HttpConfig()
+    ui: UiConfig = UiConfig()
+    grpc: GrpcConfig = GrpcConfig()
+    tls: TlsConfig = TlsConfig()
+    access: AccessConfig = AccessConfig()
+    network: NetworkConfig = NetworkConfig()
+    data_plane: DataPlaneConfig = DataPlaneConfig()
+    dashboard: DashboardConfig = DashboardConfig()
 
     @property
     def public_latency_classes(self) -> tuple[str, ...]:
@@ -213,6 +214,20 @@ class Config:
         if allowed is not None:
             return allowed
         return tuple(name for name, weight in weights.items() if weight <= 1.0)
+
+    @property
+    def listeners(self) -> Mapping[str, tuple[str, int]]:
+        """Host and port of each of our servers, and of Ray's dashboard, by its section."""
+        admin, dashboard = self.access.admin, self.dashboard
+        found = {
+            "http": (self.http.host, self.http.port),
+            "grpc": (self.grpc.host, self.grpc.port),
+        }
+        if admin.port is not None:
+            found["access.admin"] = admin.host, admin.port
+        if dashboard.enabled:
+            found["dashboard"] = dashboard.host, dashboard.port
+        return found
 
     @property
     def max_calls(self) -> int:
@@ -318,13 +333,9 @@ class Config:
         Apart from the rest: ports of Serve's proxies stand in its own sections, which a replica
         does not know.
         """
-        ports = {"http.port": self.http.port, "grpc.port": self.grpc.port}
-        if self.access.admin.port is not None:
-            ports["access.admin.port"] = self.access.admin.port
-        if self.dashboard.enabled:
-            ports["dashboard.port"] = self.dashboard.port
         taken: dict[int, str] = {}
-        for path, port in ports.items():
+        for name, (_, port) in self.listeners.items():
+            path = f"{name}.port"
             if port in taken:
                 raise ConfigError.at(path, f"{port} is already {taken[port]}; change one")
             taken[port] = path
