@@ -101,7 +101,7 @@ def memory_plan(
             own.append(Part(process, path, "working", sizes.working))
         parts += own
         memory = sum(part.num_bytes for part in own if part.what != "working")
-        architecture, read = found[path].architecture, int(sizes.weights * sizes.active)
+        architecture, read = found[path].described.architecture, int(sizes.weights * sizes.active)
         models.append(
             Sized(name, path, architecture, sizes.num_parameters, sizes.weights, read, memory)
         )
@@ -127,7 +127,7 @@ def _requests(
     cache = sum(each.num_bytes for each in parts if (each.owner, each.what) == (TARGET, "kv_cache"))
     cache *= config.target.engine.tensor_parallel if is_rank else 1
     num_tokens = cache // target.sizes.kv_per_token
-    longest, most = target.max_context_len, config.target.engine.max_running_sequences
+    longest, most = target.described.max_context_len, config.target.engine.max_running_sequences
     lengths = sorted({min(each, longest) for each in (*LENGTHS, longest)})
     return num_tokens, {each: min(num_tokens // each, most) for each in lengths}
 
@@ -136,7 +136,7 @@ def _on_gpu(engine: EngineConfig, found: Inspected, gpus: Gpus, taken: int) -> i
     """Return the bytes of one rank's KV cache: as configured, or what its GPU has left; 0 where
     that is nothing or not known.  taken: bytes of what its process has loaded before."""
     sizes, ranks = found.sizes, engine.tensor_parallel
-    most = engine.max_running_sequences * found.max_context_len
+    most = engine.max_running_sequences * found.described.max_context_len
     left = sizes.room(engine, max(gpus.memory - taken, 0))
     return (sizes.kv_cache or min(left, most) * sizes.kv_per_token) // ranks
 

@@ -6,6 +6,8 @@ import dataclasses
 import os
 from typing import Any
 
+from cluster.config.applications import drafter_deployment
+from cluster.config.live import COORDINATOR, INGRESS, TARGET
 from cluster.config.schema import Config, PlacementConfig
 from cluster.errors import ConfigError
 
@@ -14,6 +16,40 @@ ELSEWHERE = (
     "or name the machine that it is for: `serve` has --address to join a cluster, `check` and "
     "`plan` have --gpu and --num-gpus"
 )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placed:
+    """The replicas of one deployment.  key: of the configuration, that says where they run."""
+
+    key: str
+    placement: PlacementConfig
+    replicas: int
+    ranks: int = 1
+
+
+def placed(config: Config) -> dict[str, Placed]:
+    """Every deployment of the application, by its name."""
+    target = config.target
+    found = {
+        name: Placed(f"{name}.placement", part.placement, part.replicas)
+        for name, part in ((INGRESS, config.ingress), (COORDINATOR, config.coordinator))
+    }
+    found[TARGET] = Placed(
+        "target.placement", target.placement, target.replicas, target.engine.tensor_parallel
+    )
+    for name in config.pool:
+        drafter = config.drafters[name]
+        found[drafter_deployment(name)] = Placed(
+            f"drafters.{name}.placement", drafter.reserved, drafter.replicas
+        )
+    return found
+
+
+def reserved(placement: PlacementConfig) -> dict[str, float]:
+    """Return what one process reserves, by the names that Ray has for it."""
+    wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
+    return {name: amount for name, amount in wanted.items() if amount > 0}
 
 
 def replica_options(placement: PlacementConfig) -> dict[str, Any]:
@@ -58,8 +94,7 @@ def group_options(placement: PlacementConfig, tensor_parallel: int) -> dict[str,
 
 def rank_bundle(placement: PlacementConfig) -> dict[str, float]:
     """Return what one rank reserves, in the keys of a placement group bundle."""
-    wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
-    bundle = {name: amount for name, amount in wanted.items() if amount > 0}
+    bundle = reserved(placement)
     if not bundle:
         raise ConfigError.at(
             "target.placement", "reserves nothing; give it some num_cpus, num_gpus or resources"
@@ -70,25 +105,17 @@ def rank_bundle(placement: PlacementConfig) -> dict[str, float]:
 def total_resources(config: Config) -> dict[str, float]:
     """Return what the whole application reserves, summed over replicas and ranks."""
     total: dict[str, float] = {}
-    parts = [
-        (config.target.placement, config.target.replicas * config.target.engine.tensor_parallel),
-        (config.coordinator.placement, config.coordinator.replicas),
-        (config.ingress.placement, config.ingress.replicas),
-        *((config.drafters[name].reserved, config.drafters[name].replicas) for name in config.pool),
-    ]
-    for placement, count in parts:
-        wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
-        for name, amount in wanted.items():
-            if amount > 0:
-                total[name] = total.get(name, 0.0) + amount * count
+    for each in placed(config).values():
+        for name, amount in reserved(each.placement).items():
+            total[name] = total.get(name, 0.0) + amount * each.replicas * each.ranks
     return total
 
 
 def local_labels(config: Config) -> dict[str, str]:
     """The node labels that `config` asks for, all of which the one local node then carries."""
     labels: dict[str, str] = {}
-    for placement in _placements(config).values():
-        for key, value in placement.labels.items():
+    for each in placed(config).values():
+        for key, value in each.placement.labels.items():
             if labels.setdefault(key, value) != value:
                 raise ConfigError.at(
                     "placement.labels",
@@ -101,22 +128,11 @@ def local_labels(config: Config) -> dict[str, str]:
 def check_cores(config: Config) -> None:
     """Raise ConfigError for a core that this machine has not, or does not let this process use."""
     there = os.sched_getaffinity(0)
-    for path, placement in _placements(config).items():
-        if missing := sorted({*placement.cores} - there):
+    for each in placed(config).values():
+        if missing := sorted({*each.placement.cores} - there):
             told = ", ".join(map(str, sorted(there)))
             reason = f"this machine gives no core {missing[0]}; name some of: {told}"
-            raise ConfigError.at(f"{path}.cores", reason)
-
-
-def _placements(config: Config) -> dict[str, PlacementConfig]:
-    """Return where each deployment's replicas run, by the key that says so."""
-    own = {f"drafters.{name}.placement": config.drafters[name].reserved for name in config.pool}
-    return {
-        "target.placement": config.target.placement,
-        "coordinator.placement": config.coordinator.placement,
-        "ingress.placement": config.ingress.placement,
-        **own,
-    }
+            raise ConfigError.at(f"{each.key}.cores", reason)
 
 
 def check_gpus(config: Config, num_gpus: float) -> None:

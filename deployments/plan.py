@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config.processes import RECORDER
-from cluster.config.schema import Config, EngineConfig, PlacementConfig
+from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
 from deployments import gpus
 from deployments.access import access_lines
 from deployments.configured_models import engines
-from deployments.placement import total_resources
+from deployments.placement import Placed, placed, reserved, total_resources
 from deployments.preflight import TARGET, Inspected, inspect
 
 # Cards that people have, from one for games to an H200.
@@ -38,23 +38,11 @@ def plan(config: Config, found: Mapping[str, Inspected]) -> str:
 
 def facts(config: Config, found: Mapping[str, Inspected]) -> dict[str, Any]:
     """The plan for programs: all that the text says, sizes in bytes."""
-    parts = {
-        "ingress": (config.ingress.replicas, config.ingress.placement),
-        "coordinator": (config.coordinator.replicas, config.coordinator.placement),
-        "target": (config.target.replicas, config.target.placement),
-    }
-    for name in config.pool:
-        drafter = config.drafters[name]
-        parts[f"drafter-{name}"] = drafter.replicas, drafter.reserved
-    ranks = config.target.engine.tensor_parallel
     limits = config.coordinator
     compared = sum(each.is_here and not each.vocabulary for each in found.values()) - 1
     return {
         "model": config.model_name,
-        "deployments": [
-            _deployment(name, *part, ranks if name == "target" else 1)
-            for name, part in parts.items()
-        ],
+        "deployments": [_deployment(name, each) for name, each in placed(config).items()],
         "reserved": total_resources(config),
         "coordinators": {
             "replicas": limits.replicas,
@@ -74,14 +62,13 @@ def facts(config: Config, found: Mapping[str, Inspected]) -> dict[str, Any]:
     }
 
 
-def _deployment(name: str, replicas: int, placement: PlacementConfig, ranks: int) -> dict[str, Any]:
-    wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
+def _deployment(name: str, each: Placed) -> dict[str, Any]:
     return {
         "name": name,
-        "replicas": replicas,
-        "ranks": ranks,
-        "reserves": {key: amount for key, amount in wanted.items() if amount > 0},
-        "labels": dict(placement.labels),
+        "replicas": each.replicas,
+        "ranks": each.ranks,
+        "reserves": reserved(each.placement),
+        "labels": dict(each.placement.labels),
     }
 
 
@@ -92,16 +79,16 @@ def _engine(
     known: dict[str, Any] = {"path": path, "model": engine.model, "is_here": False}
     if found is None:
         return known
-    sizes = found.sizes
+    sizes, described = found.sizes, found.described
     known |= {
         "is_here": found.is_here,
-        "architecture": found.architecture,
-        "weights_format": found.weights,
+        "architecture": described.architecture,
+        "weights_format": described.weights,
         "other_vocabulary": found.vocabulary,
         "weights_bytes": sizes.weights,
         "kv_bytes_per_token": sizes.kv_per_token,
-        "max_context_len": found.max_context_len,
-        "vocab_size": found.vocab_size,
+        "max_context_len": described.max_context_len,
+        "vocab_size": described.vocab_size,
     }
     if sizes.kv_cache:
         tokens = sizes.kv_cache // sizes.kv_per_token

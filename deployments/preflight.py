@@ -60,19 +60,13 @@ _SAMPLE = "execmodel"
 class Inspected:
     """A model as its files describe it.
 
-    max_context_len: as configured, or the model's own limit.  hidden_size, num_layers: of its
-    decoder.  sizes: what it will take.  is_here: whether its weights are.  weights, vocabulary: a
-    line on their format, and on one that is another than the target's; "" = nothing to be said.
+    sizes: what it will take.  is_here: whether its weights are.  vocabulary: a line on one that is
+    another than the target's; "" = nothing to be said.
     """
 
-    architecture: str
-    vocab_size: int
-    max_context_len: int
-    hidden_size: int
-    num_layers: int
+    described: Description
     sizes: Planned
     is_here: bool = True
-    weights: str = ""
     vocabulary: str = ""
 
 
@@ -87,32 +81,32 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
     found: dict[str, Inspected] = {}
     target, target_folder = list[str](), Path()
     for path, engine in engines(config).items():
+        by_config = published(engine.model) if is_plan else None
         rows = _logit_rows(config, path)
-        described = published(engine.model) if is_plan else None
-        if described is not None:
-            with ConfigError.below(path, "model"):
-                found[path] = _described(described, engine, is_here=is_here, logit_rows=rows)
-            continue
-        source = source_of(engine.model)
-        folder = find(source)
         with ConfigError.below(path, "model"):
+            folder = by_config or find(source_of(engine.model))
             if folder is None:
-                check_convertible(source)
+                check_convertible(source_of(engine.model))
                 continue
-            found[path] = _inspected(folder, engine, is_here=is_here, logit_rows=rows)
+            found[path] = _inspected(
+                folder, engine, is_here=is_here, logit_rows=rows, has_weights=by_config is None
+            )
+            if by_config is not None:
+                continue
             strings = _token_strings(folder, engine, is_target=path == TARGET)
             if path != TARGET and target:  # else that is not here
+                own = found[path].described
                 reduced = load_draft_vocabulary(folder)
                 if _is_by_bytes(config, path, strings, reduced, target):
-                    shared = _shared(target_folder, folder, found[TARGET], found[path])
+                    shared = _shared(target_folder, folder, found[TARGET].described, own)
                     found[path] = replace(found[path], vocabulary=shared)
                 else:
-                    _compare(found[path], strings, reduced, found[TARGET], target)
+                    _compare(own, strings, reduced, found[TARGET].described, target)
         if path == TARGET:
             target, target_folder = strings, folder
             load_sampling_defaults(folder, config.target.generation_config)
     if TARGET in found:
-        _check_made_of(config, found[TARGET])
+        _check_made_of(config, found[TARGET].described)
     return found
 
 
@@ -153,11 +147,13 @@ def _check_doors(config: Config) -> None:
         trust_of(config.data_plane, role)
 
 
-def _check_made_of(config: Config, target: Inspected) -> None:
+def _check_made_of(config: Config, target: Description) -> None:
     """Raise ConfigError for a draft head, or a choice of the target's layers, that does not fit.
 
     Heads that are still on the hub are left out.
     """
+    described = target.text_config
+    num_layers = int(described.num_hidden_layers)
     for name, drafter in config.drafters.items():
         if ":" in drafter.kind:
             continue
@@ -165,20 +161,16 @@ def _check_made_of(config: Config, target: Inspected) -> None:
         path = f"drafters.{name}.options"
         with ConfigError.below(path, "model"):
             if isinstance(options, EarlyExitOptions | LayerSkipOptions):
-                options.layers(target.num_layers)
+                options.layers(num_layers)
             if drafter.kind in HEAD_KINDS and options.model:
                 source = source_of(options.model)
                 if isinstance(source, FolderSource):
-                    _check_head(drafter.kind, source.path, target)
+                    # torch takes seconds to import: only for those who have heads here.
+                    from cluster.draft.heads.checkpoint import TargetShape
+                    from cluster.draft.heads.load import check_draft_head
 
-
-def _check_head(kind: str, folder: Path, target: Inspected) -> None:
-    # torch takes seconds to import: only for those who have heads here.
-    from cluster.draft.heads.checkpoint import TargetShape
-    from cluster.draft.heads.load import check_draft_head
-
-    shape = TargetShape(target.hidden_size, target.vocab_size, target.num_layers)
-    check_draft_head(kind, folder, shape)
+                    shape = TargetShape(int(described.hidden_size), target.vocab_size, num_layers)
+                    check_draft_head(drafter.kind, source.path, shape)
 
 
 def _logit_rows(config: Config, path: str) -> int | None:
@@ -191,45 +183,22 @@ def _logit_rows(config: Config, path: str) -> int | None:
 
 
 def _inspected(
-    folder: Path, engine: EngineConfig, *, is_here: bool, logit_rows: int | None
+    folder: Path, engine: EngineConfig, *, is_here: bool, logit_rows: int | None, has_weights: bool
 ) -> Inspected:
+    """has_weights: False where `folder` has a config.json, and nothing else."""
     # torch takes seconds to import: only for those who have models here.
     with importing():
-        from cluster.engine.loading.inspection import check_loadable
+        from cluster.engine.loading.inspection import check_loadable, describe
+        from cluster.engine.loading.planned import planned
 
-    # What is wrong is said once, with its key.
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    described = check_loadable(folder, engine, is_here=is_here)
-    return _summary(folder, described, engine, is_here=is_here, logit_rows=logit_rows)
-
-
-def _described(
-    folder: Path, engine: EngineConfig, *, is_here: bool, logit_rows: int | None
-) -> Inspected:
-    """A model of which there is a config.json in `folder`, and nothing else."""
-    from cluster.engine.loading.inspection import describe
-
-    described = describe(str(folder), engine)
-    found = _summary(folder, described, engine, is_here=is_here, logit_rows=logit_rows)
-    return replace(found, is_here=False)
-
-
-def _summary(
-    folder: Path,
-    described: Description,
-    engine: EngineConfig,
-    *,
-    is_here: bool,
-    logit_rows: int | None,
-) -> Inspected:
-    from cluster.engine.loading.planned import planned
-
-    return Inspected(
-        described.architecture, described.vocab_size, described.max_context_len,
-        int(described.text_config.hidden_size), int(described.text_config.num_hidden_layers),
-        planned(folder, described, engine, is_here=is_here, logit_rows=logit_rows),
-        weights=described.weights,
-    )  # fmt: skip
+    if has_weights:
+        # What is wrong is said once, with its key.
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        described = check_loadable(folder, engine, is_here=is_here)
+    else:
+        described = describe(str(folder), engine)
+    sizes = planned(folder, described, engine, is_here=is_here, logit_rows=logit_rows)
+    return Inspected(described, sizes, has_weights)
 
 
 def _token_strings(folder: Path, engine: EngineConfig, *, is_target: bool) -> list[str]:
@@ -244,10 +213,10 @@ def _token_strings(folder: Path, engine: EngineConfig, *, is_target: bool) -> li
 
 
 def _compare(
-    drafter: Inspected,
+    drafter: Description,
     strings: list[str],
     reduced: DraftVocabulary | None,
-    target: Inspected,
+    target: Description,
     target_strings: list[str],
 ) -> None:
     """Raise ConfigError unless the drafter's token ids mean what the target's do, by way of its
@@ -286,7 +255,7 @@ def _is_by_bytes(
     return way == "intersection" or (way == "auto" and is_other)
 
 
-def _shared(target_folder: Path, folder: Path, target: Inspected, drafter: Inspected) -> str:
+def _shared(target_folder: Path, folder: Path, target: Description, drafter: Description) -> str:
     """A line on what the tokenizers of a draft model and of the target have in common."""
     from pydoc_data.topics import topics  # a text that comes with Python
 

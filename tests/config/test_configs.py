@@ -90,7 +90,7 @@ def test_ones_own_model_may_be_any_folder(
     folder = checkpoint_factory(architecture)
     config = own_model(folder)
     assert config.model_name == folder.name
-    assert inspect(config, is_here=True)["target.engine"].max_context_len == MAX_POSITIONS
+    assert inspect(config, is_here=True)["target.engine"].described.max_context_len == MAX_POSITIONS
 
 
 def test_ones_own_model_answers_with_drafts(llama_folder: Path) -> None:
