@@ -37,12 +37,8 @@ class DrafterDeployment(WorkerReplica):
     async def __init__(self, config: Config, name: str, others: Sequence[Any] = ()) -> None:  # type: ignore[misc]  # awaited
         """others: handles of drafters, where these are deployed with this one."""
         configure_logging(config.log_format)
-        self._given, self._config, self._name, self._id = (
-            config,
-            config,
-            name,
-            process_id(f"drafter-{name}"),
-        )
+        self._given = self._config = config
+        self._name, self._id = name, process_id(f"drafter-{name}")
         self._changing = asyncio.Lock()
         self._refusal = self._change_refused = ""
         self._worker: DraftWorker | None = None
@@ -121,22 +117,24 @@ class DrafterDeployment(WorkerReplica):
         await asyncio.to_thread(freeze_gc)
         log.info("drafter made anew name=%s", self._name)
 
+    @property
+    def _drafting(self) -> DraftWorker:
+        assert self._worker is not None, "a drafter that is refused does not listen"
+        return self._worker
+
     def describe(self) -> WorkerDescription:
         """Return the description of the drafter as it is now."""
-        assert self._worker is not None, "a drafter that is refused does not listen"
-        found = self._worker.describe()
+        found = self._drafting.describe()
         refused = {self._name: self._change_refused} if self._change_refused else {}
         return replace(found, refused=refused)
 
     def statistics(self) -> dict[str, float]:
         """Return what autoscaling is to know of the drafter as it is now."""
-        assert self._worker is not None, "a drafter that is refused does not listen"
-        return {**self._worker.statistics(), PRICE: self._config.drafters[self._name].price}
+        return {**self._drafting.statistics(), PRICE: self._config.drafters[self._name].price}
 
     async def serve(self, link: Link[ProposalFrame, CommitFrame]) -> None:
         """Serve one coordinator until the link ends, or the drafter is made anew."""
-        assert self._worker is not None, "a drafter that is refused does not listen"
-        await self._worker.serve(link)
+        await self._drafting.serve(link)
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Serve passes this on to whoever holds a handle."""

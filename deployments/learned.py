@@ -20,7 +20,7 @@ from typing import Any
 
 from cluster.config.schema import Config
 from cluster.messages import WorkerDescription
-from cluster.models.cache import cache_folder
+from cluster.models.cache import cache_folder, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +59,7 @@ def read(path: Path) -> Mapping[str, Any] | None:
 def write(path: Path, state: Mapping[str, Any]) -> None:
     """Replace the record; a disk that cannot be written costs a warning, no more."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps(state), "utf-8")
-        os.replace(unfinished, path)
+        write_whole(path, json.dumps(state))
     except OSError as error:
         log.warning("what was learned cannot be kept in %s: %s", path, error)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config.schema import Config
-from cluster.models.cache import cache_folder
+from cluster.models.cache import cache_folder, write_whole
 from cluster.models.names import source_of
 from cluster.models.resolve import find
 from cluster.text.generation_config import load_sampling_defaults
@@ -106,8 +106,5 @@ def _read(path: Path) -> list[str]:
 
 def _write(path: Path, digests: list[str]) -> None:
     """Keep the last ones.  A disk that cannot be written costs time, no more."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text("\n".join(digests[-_NUM_KEPT:]), "ascii")
-        scratch.replace(path)
+        write_whole(path, "\n".join(digests[-_NUM_KEPT:]))

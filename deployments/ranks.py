@@ -119,21 +119,17 @@ class RankGroup:
         self._actors = [
             self._start(rank) for rank in range(1, config.target.engine.tensor_parallel)
         ]
-        self._following: list[Future[Any]] = []
+        self.following: list[Future[Any]] = []
 
     async def begin(self) -> GpusOfRanks:
         """Let them load and wait for rank 0; returns the GPUs that each rank has reserved."""
         places = [where(), *await self.where()]
         gpus = tuple(tuple(place["gpu_ids"]) for place in places)
-        self._following = [
+        self.following = [
             actor.follow.remote(self._config, rank, self.address, gpus).future()
             for rank, actor in enumerate(self._actors, start=1)
         ]
         return gpus
-
-    async def unless_over(self, work: Awaitable[T]) -> T:
-        """See `unless_over`."""
-        return await unless_over(work, self._following)
 
     def _start(self, rank: int) -> Any:
         # The group's bundles select the node; the actor asks for what its bundle holds.
@@ -154,7 +150,7 @@ class RankGroup:
             for rank, actor in enumerate(self._actors, start=1)
         ]
         try:
-            await unless_over(asyncio.wait(silences, return_when=FIRST_COMPLETED), self._following)
+            await unless_over(asyncio.wait(silences, return_when=FIRST_COMPLETED), self.following)
         except WorkerError as error:
             return error.message
         (silent, *_) = (each.get_name() for each in silences if each.done())

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.experimental import internal_kv
 from ray.serve.schema import ReplicaState
 
 from cluster import logs
@@ -20,15 +23,18 @@ from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.plan.autoscaling import CPU, Statistics
 from cluster.rpc.server import RunningServer
+from cluster.rpc.trust import Trust, trust_of
 from deployments.demand import Demand
 from deployments.endpoints import ADDRESS_KEY, WORKER_KEY
-from deployments.trust import trust_in
 
 log = logging.getLogger(__name__)
 
 # A stream's last frames are on their way when a replica is told to stop; more is not waited for,
 # because every peer can continue elsewhere.
 _STOP_GRACE_S = 1.0
+# Where Ray keeps the secret of the data plane, for a configuration that names no file with one.
+_NAMESPACE = "drafthouse"
+_KEY = "data-plane-secret"
 
 
 def configure_logging(form: logs.LogFormat) -> None:
@@ -111,6 +117,28 @@ async def reconfigured(
         return error.message
     log.info("reconfigured")
     return ""
+
+
+def trust_in(config: Config, role: str) -> Trust:
+    """Return what a replica of that role shows to others and asks of them.
+
+    Raises ConfigError for files that cannot be used."""
+    trust = trust_of(config.data_plane, role)
+    if trust.secrets is not None:
+        return trust
+    secret = _cluster_secret()
+    return replace(trust, secrets=lambda: (secret,))
+
+
+def _cluster_secret() -> str:
+    """Drawn by the first process that asks.
+
+    Whoever can read it there may also run code in the cluster, so it opens nothing that was closed.
+    """
+    drawn = secrets.token_hex(32)
+    internal_kv._internal_kv_put(_KEY, drawn, overwrite=False, namespace=_NAMESPACE)
+    kept: bytes = internal_kv._internal_kv_get(_KEY, namespace=_NAMESPACE)
+    return kept.decode()
 
 
 class WorkerReplica:

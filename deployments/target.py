@@ -15,7 +15,7 @@ from cluster.rpc.server import serve_target
 from cluster.worker.build import build_target, load_target
 from cluster.worker.priority import freeze_gc, shorten_switch_interval
 from deployments import learned
-from deployments.ranks import GpusOfRanks, RankGroup, show_gpus, stay_on_this_node
+from deployments.ranks import GpusOfRanks, RankGroup, show_gpus, stay_on_this_node, unless_over
 from deployments.replica import (
     WorkerReplica,
     configure_logging,
@@ -44,7 +44,7 @@ class TargetDeployment(WorkerReplica):
         gpus = await self._ranks.begin()
         config = _with_told_drafters(config)
         loading = asyncio.to_thread(_load, config, self._ranks.address, gpus)
-        self._engine = await self._ranks.unless_over(loading)
+        self._engine = await unless_over(loading, self._ranks.following)
         self._worker = await asyncio.to_thread(
             build_target, self._engine, config, process_id("target")
         )

@@ -53,6 +53,14 @@ def fill(folder: Path, make: Callable[[Path], Path]) -> Path:
     return folder
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Replace a small file at once, so that nobody reads half of it; raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(text, "utf-8")
+    unfinished.replace(path)
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file, in hex."""
     with path.open("rb") as file:

@@ -12,7 +12,7 @@ from typing import Any
 from cluster.errors import ConfigError
 from deployments.bench.answers import Answer
 from deployments.bench.load import Level
-from deployments.bench.ratios import Ratio, equal_texts, ratios
+from deployments.bench.ratios import equal_texts, ratios
 from deployments.metrics_reader import Speculation
 
 _TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "e2e"}
@@ -102,7 +102,10 @@ def write_json(report: Report, path: Path) -> None:
         "ratios": [
             {
                 "load": str(first.level), "of": first.side, "to": second.side,
-                **{name: asdict(ratio) for name, ratio in _of(first, second).items()},
+                **{
+                    name: asdict(ratio)
+                    for name, ratio in ratios(first.answers, second.answers).items()
+                },
                 "equal_texts": equal_texts(first.answers, second.answers)[0],
             }
             for first, second in report.pairs()
@@ -157,7 +160,7 @@ def _throughput(report: Report) -> str:
 
 
 def _ratios(pairs: Sequence[tuple[Run, Run]]) -> str:
-    found = [_of(first, second) for first, second in pairs]
+    found = [ratios(first.answers, second.answers) for first, second in pairs]
     names = list(dict.fromkeys(name for each in found for name in each))
     rows = []
     for (first, second), each in zip(pairs, found, strict=True):
@@ -168,10 +171,6 @@ def _ratios(pairs: Sequence[tuple[Run, Run]]) -> str:
     head = ["load", *names, "equal texts"]
     about = f"{first.side} over {second.side}, with 95 % intervals:"
     return f"{about}\n\n{_table(head, rows)}"
-
-
-def _of(first: Run, second: Run) -> dict[str, Ratio]:
-    return ratios(first.answers, second.answers)
 
 
 def _speculation(found: Speculation | None) -> dict[str, Any] | None:

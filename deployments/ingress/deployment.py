@@ -23,8 +23,14 @@ from deployments.ingress.http import create_admin_app, create_app
 from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.metrics_page import AskOthers
-from deployments.replica import configure_logging, has_others, process_id, reconfigured, where
-from deployments.trust import trust_in
+from deployments.replica import (
+    configure_logging,
+    has_others,
+    process_id,
+    reconfigured,
+    trust_in,
+    where,
+)
 
 # Whoever listens waits until every request is over (`Ingress.drain`), and so much longer.
 _LISTENER_MARGIN_S = 2 * LAST_WORDS_S
