@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from cluster.records import record
+from cluster.records import frozen, record
 from cluster.requests.acceptance_law import NO_LAWS, Law, Laws
 from cluster.requests.beam_spec import BeamEnd, BeamSpec
 from cluster.requests.draft_step import DraftStep
@@ -49,7 +49,7 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SamplingParams:
     """The rules for the target's draws; with the prompt and the target they determine the text.
 
@@ -104,7 +104,7 @@ class SamplingParams:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SpeculationOptions:
     """The request's options for speculation; only the law may change its text.
 
@@ -228,7 +228,7 @@ class Commit:
     tenant: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Observation:
     """A drafter's answer to one commit.
 
@@ -240,7 +240,7 @@ class Observation:
     have_len: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DraftTask:
     """Asks a drafter for one bounded slice of growth of one request's tree."""
 
@@ -249,7 +249,7 @@ class DraftTask:
     max_nodes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TokenLogprob:
     """Log-probabilities (natural log, raw model law) of one emitted token and its alternatives."""
 
@@ -276,7 +276,7 @@ class Verdict:
     redraws: tuple[Redraw, ...] = ()  # only of an audit
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SpeculationStats:
     """Per-request statistics, in vLLM's definitions (see `docs` of the response field).
 

@@ -18,11 +18,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _ABOUT_MODES = "0 = no native code, 1 = native code, sanitized = with its memory
 _AHEAD = "ahead"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Processor:
     """A kind of processor to compile ahead for.
 
@@ -71,7 +71,7 @@ PROCESSORS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Native:
     """A loaded library.
 

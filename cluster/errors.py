@@ -25,8 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Self
+
+from cluster.records import frozen
 
 
 class DrafthouseError(Exception):
@@ -147,7 +148,7 @@ class ConfigError(DrafthouseError):
             raise ConfigError.at(place, error.reason) from error
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Surface:
     """How clients see one error code: HTTP status, OpenAI error type, gRPC status name."""
 

@@ -27,7 +27,7 @@ from cluster.core import (
 )
 from cluster.models.engine_state import EngineState
 from cluster.models.made_for import MadeFor
-from cluster.records import record
+from cluster.records import frozen, record
 from cluster.requests.beam_spec import BeamEnd
 from cluster.requests.draft_step import DraftStep
 from cluster.requests.plain_why import PlainWhy
@@ -118,7 +118,7 @@ class TextVerdict:
     redraws: tuple[Redraw, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerDescription:
     """A worker's description of itself in Describe; a mismatch is refused at connect.
 
@@ -160,7 +160,7 @@ class WorkerDescription:
         return oldest <= PROTOCOL_VERSION and self.protocol_version >= OLDEST_PROTOCOL_VERSION
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Refusal:
     """An item the worker cannot serve, and why (an error code of `cluster.errors`)."""
 
@@ -170,7 +170,7 @@ class Refusal:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TextName:
     """A text under one owner."""
 
@@ -178,7 +178,7 @@ class TextName:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Heartbeat:
     """Sent once a second by either side: the texts that it runs for the other.
 
@@ -192,7 +192,7 @@ class Heartbeat:
     is_plain: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Load:
     """The load of a target or of a coordinator, with the texts of all its peers.
 
@@ -208,7 +208,7 @@ class Load:
     pages_total: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepReport:
     """The times of one target step, and the engine's pages after it.
 
@@ -236,7 +236,7 @@ class StepReport:
     num_prompt_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sample:
     """A change of a metric, sent to the process that exports metrics.
 
@@ -250,7 +250,7 @@ class Sample:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AdapterList:
     """The LoRA adapters that new requests may ask for.
 

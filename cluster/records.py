@@ -1,15 +1,24 @@
-"""Records of the rounds: dataclasses that are made for every sequence in every round."""
+"""How records are declared: those that never change, and those that are made in every round."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar, dataclass_transform
 
-__all__ = ["record"]
+__all__ = ["frozen", "record"]
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def frozen(kind: type[T]) -> type[T]:
+    """A dataclass that nothing changes, and that has its fields alone."""
+    return dataclass(frozen=True, slots=True)(kind)
+
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as record
 else:
-    from dataclasses import dataclass
 
     def record(**options):
         """A dataclass that is frozen to the type checker only.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from cluster.records import frozen
 
 # Readable on dark and on light ground: green, blue, magenta, yellow, cyan, red.
 _COLOURS = (32, 34, 35, 33, 36, 31)
 _RESET = "\x1b[0m"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Token:
     """One token's bytes, and the drafters that had proposed it; none: it is the target's own."""
 

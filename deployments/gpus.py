@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.config.parse import nearest
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
+from cluster.records import frozen
 from deployments.placement import total_resources
 
 # Memory and its bandwidth of one GPU, as its maker's data sheet states them.
 _KNOWN = Path(__file__).with_suffix(".json")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gpus:
     """GPUs of one kind.  memory: bytes of each; bandwidth: bytes/s of that; 0 = not known.  source:
     where both are from."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.config.schema import Config, EngineConfig
@@ -11,6 +10,7 @@ from cluster.draft.head_options import HEAD_KINDS
 from cluster.models.names import source_of
 from cluster.models.published import published
 from cluster.models.resolve import find
+from cluster.records import frozen
 from deployments.configured_models import engines
 from deployments.gpus import Gpus
 from deployments.preflight import TARGET, Inspected
@@ -20,7 +20,7 @@ LENGTHS = (1024, 4096, 16384)
 TARGET_PROCESS = "target"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Part:
     """A part of one process's memory.
 
@@ -35,7 +35,7 @@ class Part:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sized:
     """One engine's model.  name: of its drafter, "" = the target's.  weights: of one rank on a GPU;
     read: those that a token needs.  memory: with its cache."""
@@ -49,7 +49,7 @@ class Sized:
     memory: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemoryPlan:
     """unsized: the paths of models of which nothing is known here.  too_large: of those that leave
     no memory of their GPU for a KV cache.  num_tokens: of the target's KV cache, 0 = not known.

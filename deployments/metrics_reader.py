@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.records import frozen
 
 _DRAFTED = "vllm:spec_decode_num_"
 Labels = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Page:
     """Every sample of a page, by its name and labels; at_s: when it was read."""
 
@@ -43,7 +44,7 @@ class Page:
         return sums
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """What was counted between two pages of one server: since its start if `before` is empty."""
 
@@ -86,7 +87,7 @@ class Change:
         return low
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Speculation:
     """What was drafted and accepted meanwhile, in vLLM's terms."""
 

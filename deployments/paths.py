@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from cluster.config.applications import drafter_deployment
 from cluster.config.live import OF_A_DRAFTER, READ_BY, TARGET
+from cluster.records import frozen
 
 Path = tuple[str, ...]
 
@@ -48,7 +48,7 @@ def name_of(path: Path) -> str:
     return ".".join(path)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LivePlace:
     """Where a key of `args` can change live: the deployments that read it, none where it cannot;
     key: its path in their user_config; source: in `args`, of all that is told together."""

@@ -10,6 +10,7 @@ from cluster.config.applications import drafter_deployment
 from cluster.config.live import COORDINATOR, INGRESS, TARGET
 from cluster.config.schema import Config, PlacementConfig
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 # The end of refusals of what another machine could run.
 ELSEWHERE = (
@@ -18,7 +19,7 @@ ELSEWHERE = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen
 class Placed:
     """The replicas of one deployment.  key: of the configuration, that says where they run."""
 

@@ -6,11 +6,12 @@ import argparse
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from cluster.config.schema import Config
 from cluster.draft import registry
 from cluster.errors import ConfigError
+from cluster.records import frozen
 from cluster.spec import speedup
 from cluster.spec.speedup import Speedup
 from deployments import gpus
@@ -30,7 +31,7 @@ _WHAT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Measured:
     """What --measure has found of one target process, in bytes; see `cluster.worker.trial`."""
 
@@ -43,7 +44,7 @@ class Measured:
     refused: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Expected:
     """The speed-up of drafts of `draft_tokens` tokens, of one request at a time.
 
@@ -59,7 +60,7 @@ class Expected:
     measured: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AtLoad:
     """The drafts that pay for so many requests at a time.
 
@@ -71,7 +72,7 @@ class AtLoad:
     best: Mapping[float, tuple[int, float]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Split:
     """The target on so many ranks.  num_tokens: of the KV cache, 0 = it does not fit.  step_s: in
     which a rank's weights are read, None = not known."""
@@ -82,7 +83,7 @@ class Split:
     step_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Forecast:
     """The whole plan, as --json prints it.  gpus: None = for this CPU.  total_bytes: None = nothing
     is known of the target.  free_bytes: of this machine, None = for GPUs.  loads: by the measured

@@ -7,7 +7,7 @@ fetched them.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from cluster.models.names import source_of
 from cluster.models.published import published
 from cluster.models.resolve import check_convertible, find
 from cluster.models.sources import FolderSource
+from cluster.records import frozen
 from cluster.rpc.trust import trust_of
 from cluster.text.chat import read_template
 from cluster.text.generation_config import load_sampling_defaults
@@ -56,7 +57,7 @@ _LEAST_SHARE = 0.7
 _SAMPLE = "execmodel"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Inspected:
     """A model as its files describe it.
 

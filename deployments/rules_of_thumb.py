@@ -4,8 +4,8 @@ above all."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from cluster.records import frozen
 from deployments.memory_plan import Sized
 
 _GUIDES = "guides to speculative decoding in production"
@@ -16,7 +16,7 @@ _MEMORY_SHARE = 0.3
 _FASTER = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Warned:
     """A rule that a drafter does not meet.  found: what is so instead.  source: of the rule."""
 

@@ -8,8 +8,9 @@ from dataclasses import field
 from typing import Annotated
 
 from cluster.config.addresses import Host
-from cluster.config.parse import Pattern, Port, PositiveInt, check_known, name_of, section
+from cluster.config.parse import Pattern, Port, PositiveInt, check_known, name_of
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 
 def digest_of(key: str) -> str:
@@ -29,7 +30,7 @@ Digest = Annotated[
 ]
 
 
-@section
+@frozen
 class AdminConfig:
     """A port of their own for /metrics and the whole of /health, which asks nobody for a key."""
 
@@ -40,7 +41,7 @@ class AdminConfig:
     null = none."""
 
 
-@section
+@frozen
 class AccessConfig:
     """Who may use HTTP and gRPC, and who may see how the server does: see access.md."""
 
@@ -50,7 +51,7 @@ class AccessConfig:
     admin: AdminConfig = AdminConfig()
 
 
-@section
+@frozen
 class RateLimits:
     """What a key, or all requests of a class, may have of all ingress processes together. null = no
     limit."""
@@ -63,7 +64,7 @@ class RateLimits:
     """Requests at the same time."""
 
 
-@section
+@frozen
 class ClientKey(RateLimits):
     """One key, with its limits."""
 
@@ -85,7 +86,7 @@ class ClientKey(RateLimits):
     """It may see the whole of /metrics and /health; other keys see their own usage on /metrics."""
 
 
-@section
+@frozen
 class KeysFile:
     """The file that access.keys_file names."""
 

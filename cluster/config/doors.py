@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Literal
 
-from cluster.config.parse import section
 from cluster.config.pem import PemFiles
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 # Each part has one of them.
 ROLES = ("ingress", "coordinator", "target", "drafter")
@@ -21,7 +22,7 @@ def dns_name(role: str) -> str:
     return f"{role}.drafthouse"
 
 
-@section
+@frozen
 class NetworkConfig:
     """How the parts reach each other: coordinators, targets, drafters, and Ray where `drafthouse
     serve` starts it. Ray asks for a token, and the others for one of their own (`data_plane`)."""
@@ -31,7 +32,7 @@ class NetworkConfig:
     clusters; what goes over the network is in clear without `data_plane.tls`."""
 
 
-@section
+@frozen
 class PartsTlsConfig:
     """TLS between the parts, where each shows its certificate: all three files, or none. In their
     names `{role}` stands for ingress, coordinator, target or drafter."""
@@ -55,7 +56,7 @@ class PartsTlsConfig:
         return PemFiles("data_plane.tls", cert, key, ca, dns_name(role))
 
 
-@section
+@frozen
 class DataPlaneConfig:
     """How coordinators, targets and drafters know who calls them; see docs/data-plane.md."""
 
@@ -70,7 +71,7 @@ class DataPlaneConfig:
         _check_complete(self.tls, "data_plane.tls")
 
 
-@section
+@frozen
 class TlsConfig:
     """TLS for clients, of the ingress' own HTTP and gRPC listeners: both files, or none."""
 
@@ -98,7 +99,7 @@ class TlsConfig:
 
 def _check_complete(section: PartsTlsConfig | TlsConfig, path: str) -> None:
     """Raise ConfigError where some of the files that belong together are named, and not all."""
-    keys = type(section).__slots__
+    keys = [each.name for each in fields(section)]
     missing = [key for key in keys if not getattr(section, key)]
     if missing and len(missing) < len(keys):
         raise ConfigError.at(

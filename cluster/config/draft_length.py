@@ -6,14 +6,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import field
 from typing import ClassVar, Literal
 
-from cluster.config.parse import NonNegativeInt, PositiveInt, Share, section
+from cluster.config.parse import NonNegativeInt, PositiveInt, Share
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 _LOOP_DECIDES = "the control loop prices drafts in every step, so remove it"
 _NO_CLOCK = "caps go by class, task and load alone, so remove it"
 
 
-@section
+@frozen
 class DraftLengthOverride:
     """A rule for some loads and requests: all of its conditions must hold."""
 
@@ -37,7 +38,7 @@ class DraftLengthOverride:
         )
 
 
-@section
+@frozen
 class DraftLengthConfig:
     """Caps that lower how many draft tokens a step may verify for a sequence. None raises it:
     coordinator.max_draft_tokens and a request's own limit stay above, what pays and what may be

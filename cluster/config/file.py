@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from cluster.config.parse import check_keys, is_text, mapping, parse
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.models.names import served_name
+from cluster.records import frozen
 
 # The keys of Ray Serve's own schemas that we let through, by the place where they stand.
 _SERVE_KEYS: Mapping[str, Sequence[str]] = {
@@ -49,7 +50,7 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 _READ_IN_TWO_WAYS = re.compile(r"[:_]|^[-+]?0[0-9b]|inf|nan", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServeFile:
     """A checked file.
 

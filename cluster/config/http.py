@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from cluster.config.addresses import Host, is_loopback
-from cluster.config.parse import Port, PositiveInt, Range, section
+from cluster.config.parse import Port, PositiveInt, Range
+from cluster.records import frozen
 
 
-@section
+@frozen
 class HttpConfig:
     """The OpenAI-compatible endpoint. Of the bounds, Serve's proxies keep none but those on
     headers."""
@@ -49,7 +50,7 @@ class HttpConfig:
         return self.listener == "ingress" and is_loopback(self.host)
 
 
-@section
+@frozen
 class UiConfig:
     """The page at `/`: conversations, races with and without drafts, and how the parts do."""
 
@@ -61,7 +62,7 @@ class UiConfig:
         return where.is_local if self.enabled == "auto" else self.enabled
 
 
-@section
+@frozen
 class DashboardConfig:
     """Ray's dashboard, where `drafthouse serve` starts Ray itself."""
 

@@ -13,7 +13,6 @@ import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import (
     Annotated,
@@ -21,12 +20,12 @@ from typing import (
     Literal,
     TypeVar,
     Union,
-    dataclass_transform,
     get_args,
     get_origin,
 )
 
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 T = TypeVar("T")
 
@@ -38,13 +37,7 @@ _TYPE_NAMES = {
 }
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
-def section(kind: type[T]) -> type[T]:
-    """A section of the schema: its fields are the keys, and have defaults; nothing changes them."""
-    return dataclass(frozen=True, slots=True)(kind)
-
-
-@dataclass(frozen=True, slots=True)
+@frozen
 class Range:
     """A mark of numbers: from `low` to `high`, both included unless it is open."""
 
@@ -66,7 +59,7 @@ class Range:
             raise ConfigError.at(path, f"{value:g} is out of range; it must be {self}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pattern:
     """A mark of texts of one form.  The refusal does not repeat others: they may be secret."""
 
@@ -90,7 +83,7 @@ def name_of(owner: str) -> Pattern:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Readable:
     """A mark of texts that `read` can read; it raises for others.  What it returns stands in a
     text's place where that is a text, too."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NoReturn
 
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +20,7 @@ _NOT_YET_VALID, _EXPIRED = 9, 10
 _NUM_FLIGHTS = 4
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pem:
     """A certificate with its chain, its private key, and the authorities of peers."""
 
@@ -28,7 +29,7 @@ class Pem:
     ca: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PemFiles:
     """Files that hold a `Pem`, and may be replaced at any time.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from cluster.config.parse import NonNegativeFloat, NonNegativeInt, section
+from cluster.config.parse import NonNegativeFloat, NonNegativeInt
+from cluster.records import frozen
 
 
-@section
+@frozen
 class PlacementConfig:
     """Where the replicas of one deployment run."""
 

@@ -20,12 +20,12 @@ from cluster.config.parse import (
     Seconds,
     Share,
     name_of,
-    section,
 )
 from cluster.config.placement import PlacementConfig
 from cluster.config.proof import AuditConfig, SwitchbackConfig
 from cluster.config.rollout import RolloutConfig
 from cluster.errors import ConfigError
+from cluster.records import frozen
 from cluster.requests.acceptance_law import REMOVED_LAWS, Law
 
 # The kind whose options name other drafters, and the one whose engine is another server.
@@ -40,7 +40,7 @@ _MAX_ADAPTERS = 64
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 
-@section
+@frozen
 class EngineConfig:
     """One model on one device group: the target's model, or a drafter's."""
 
@@ -130,7 +130,7 @@ class EngineConfig:
         return self.weights in ("int8", "int4")
 
 
-@section
+@frozen
 class DrafterPlacement(PlacementConfig):
     """Where one drafter runs: inside the target, or in processes of its own."""
 
@@ -142,7 +142,7 @@ class DrafterPlacement(PlacementConfig):
     kubernetes.md. Beside that only kind, shadow and rollout may be said here."""
 
 
-@section
+@frozen
 class TargetConfig:
     """The model whose text is served."""
 
@@ -179,7 +179,7 @@ class TargetConfig:
             )
 
 
-@section
+@frozen
 class DrafterConfig:
     """One drafter: of the pool, or resident in the target (`Config.residents`)."""
 
@@ -250,7 +250,7 @@ class DrafterConfig:
             )
 
 
-@section
+@frozen
 class CoordinatorConfig:
     """The process that opens texts at the targets and asks the pool's drafters."""
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from cluster.config.parse import Folder, NonNegativeFloat, Range, Share, section
+from cluster.config.parse import Folder, NonNegativeFloat, Range, Share
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 # Twice its length before a window and after it is compared with it.
 _LEAST_WINDOWS = 6
 
 
-@section
+@frozen
 class AuditConfig:
     """Finished texts that are checked once more; see docs/proof.md."""
 
@@ -27,7 +28,7 @@ class AuditConfig:
     most. Empty = the log and the metrics alone tell of them, without any text."""
 
 
-@section
+@frozen
 class SwitchbackConfig:
     """Windows without drafts, in which plain decoding is measured; see docs/proof.md."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from cluster.config.parse import Range, section
+from cluster.config.parse import Range
+from cluster.records import frozen
 
 
-@section
+@frozen
 class RolloutConfig:
     """How a drafter comes to replace another one. See rollout.md."""
 

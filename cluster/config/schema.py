@@ -26,7 +26,6 @@ from cluster.config.parse import (
     Range,
     Seconds,
     name_of,
-    section,
 )
 from cluster.config.placement import PlacementConfig
 from cluster.config.processes import (
@@ -46,6 +45,7 @@ from cluster.config.references import (
 from cluster.config.rollout import RolloutConfig
 from cluster.errors import ConfigError, NotFoundError
 from cluster.logs import LogFormat
+from cluster.records import frozen
 
 __all__ = [
     "AccessConfig", "AnswersConfig", "ApiConfig", "Config", "CoordinatorConfig", "DashboardConfig",
@@ -59,7 +59,7 @@ MAX_SEGMENTS = 32
 OTHER_SEGMENT = "other"
 
 
-@section
+@frozen
 class IngressConfig:
     """The HTTP and gRPC front end, and its limits."""
 
@@ -102,7 +102,7 @@ class IngressConfig:
     there are none. Needs the extra `otel`."""
 
 
-@section
+@frozen
 class AnswersConfig:
     """How answers are held to a grammar, and how tool calls and reasoning are found in them."""
 
@@ -132,7 +132,7 @@ class AnswersConfig:
     repository; for a model whose own has no place for tools, say."""
 
 
-@section
+@frozen
 class ApiConfig:
     """The HTTP API, beside the limits in `ingress`."""
 
@@ -158,7 +158,7 @@ class ApiConfig:
     """Bytes that their messages may take together."""
 
 
-@section
+@frozen
 class GrpcConfig:
     """The gRPC endpoint."""
 
@@ -172,7 +172,7 @@ class GrpcConfig:
     """TCP port."""
 
 
-@section
+@frozen
 class Config:
     """The keys beside the sections."""
 

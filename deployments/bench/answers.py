@@ -7,10 +7,11 @@ its results reads ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+
+from cluster.records import frozen
 
 # Bounds that a good answer keeps, by their names in --goodput, and what they bound.
 GOODPUT: Mapping[str, Callable[[Answer], float]] = {
@@ -21,7 +22,7 @@ GOODPUT: Mapping[str, Callable[[Answer], float]] = {
 _PERCENTILES = (95, 99)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Answer:
     """One request as its client saw it.  All times are seconds of one clock.
 

@@ -8,7 +8,7 @@ import itertools
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import httpx
 from cluster.errors import ConfigError, WorkerError
 from cluster.logs import say
 from cluster.options import DAY_S, api_key, listed, new_file, number, seed, url, whole
+from cluster.records import frozen
 from deployments.bench.answers import GOODPUT, Answer, figures
 from deployments.bench.load import Asking, Level, load
 from deployments.bench.prompts import prompts
@@ -29,7 +30,7 @@ _OFF = "off"
 _FEW_BLOCKS = 4
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Side:
     """One server and how it is asked; name: "" where nothing is compared."""
 

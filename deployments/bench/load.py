@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from cluster.errors import WorkerError
+from cluster.records import frozen
 from deployments.bench.answers import Answer
 from deployments.openai_client import OpenAIServer, choices, said
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Level:
     """How the requests come: `concurrency` at a time, or `rate` a second, as a Poisson process."""
 
@@ -26,7 +27,7 @@ class Level:
         return f"{self.rate:g} a second" if self.rate else f"{self.concurrency} at a time"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Asking:
     """What is asked: the fields of every request, and for each prompt the field that holds it.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+from cluster.records import frozen
 from cluster.spec.interval import Interval
 from deployments.bench.answers import Answer
 
@@ -17,7 +17,7 @@ FIGURES: Mapping[str, Parts] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ratio:
     """The first side's figure over the second's; low, high: its 95 % interval, None where one
     measurement is all there is."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import ConfigError
+from cluster.records import frozen
 from deployments.bench.answers import Answer
 from deployments.bench.load import Level
 from deployments.bench.ratios import equal_texts, ratios
@@ -21,7 +22,7 @@ _SHARES = ("mean", "median", "p95", "p99")
 _LATE_S = 0.01
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Run:
     """All rounds of one side at one load."""
 
@@ -36,7 +37,7 @@ class Run:
         return [str(self.level), *([self.side] if self.side else [])]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Report:
     """All that was asked, and all runs; fields: of every request of the first side."""
 

@@ -20,6 +20,7 @@ from cluster.coordinator.idle import IdleReason
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import ConfigError
 from cluster.options import number, whole
+from cluster.records import frozen
 from cluster.spec.acceptance import law_name
 from deployments.evaluate import verdicts
 from deployments.evaluate.prompts import Prompt, read_prompts
@@ -39,7 +40,7 @@ Cells = Mapping[Cell, Sequence["Asked"]]
 Measure = Callable[[Sequence[str], Cells], Mapping[Cell, Sequence[Pair]]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen
 class Asked:
     """A prompt with the parameters of both answers."""
 

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.core import DEFAULT_TASK
 from cluster.errors import ConfigError, reason_of
+from cluster.records import frozen
 
 _FORMS = 'one JSON object with "prompt", "messages" or "turns"'
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Prompt:
     """text: of a completion, or of the user's message; messages: of a conversation, () = text is
     the whole prompt.  temperature, max_tokens: None = not said."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cluster.records import frozen
 from cluster.spec.interval import Interval
 
 # Of plain decoding's speed.  The whole 95 % interval must be at or above the first, or below the
@@ -25,7 +26,7 @@ class Cell:
     law: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pair:
     """The same prompts answered with drafts and without, one after the other.
 
@@ -74,7 +75,7 @@ def is_useless(name: str, pairs: Sequence[Pair]) -> bool:
     return ceiling.high is not None and ceiling.high < PAYS_FROM
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Judgement:
     """found: the speed-up by all drafters of the cell; alone: by each one alone."""
 
