@@ -25,27 +25,23 @@ _PROGRESS, _PHASE = ("cluster.engine.loading.progress", "cluster.cpp"), "phase "
 
 def is_wanted(line: str) -> bool:
     """True if a line of a replica's log belongs on the console."""
-    level, logger = _level_and_logger(line)
+    level, logger, _ = _parts(line)
     if not logger.startswith(_OURS):
         return False
     return level not in ("DEBUG", "INFO") or (level == "INFO" and logger in _TALKERS)
 
 
-def _level_and_logger(line: str) -> tuple[str, str]:
-    """Return both in either form of our log; "" for a line in none."""
+def _parts(line: str) -> tuple[str, str, str]:
+    """Return level, logger and message in either form of our log; "" for a line in none."""
     if line.startswith("{"):
         with contextlib.suppress(ValueError):
-            record = json.loads(line)
-            return str(record.get("level", "")), str(record.get("logger", ""))
-    found = _LINE.match(line)
-    return (found[1], found[2]) if found else ("", "")
-
-
-def _message(line: str) -> str:
-    """Return the message of a line in either form of our log."""
-    if line.startswith("{"):
-        return str(json.loads(line)["message"])
-    return line.partition(": ")[2]
+            found = json.loads(line)
+            level, logger, message = (
+                str(found.get(key, "")) for key in ("level", "logger", "message")
+            )
+            return level, logger, message
+    named = _LINE.match(line)
+    return (named[1], named[2], line[named.end() :]) if named else ("", "", "")
 
 
 class LogFollower:
@@ -71,8 +67,9 @@ class LogFollower:
                 self._read[path] = offset + end
                 lines += data[:end].decode("utf-8", "replace").splitlines()
         for line in lines:
-            if _level_and_logger(line)[1] in _PROGRESS and _message(line).startswith(_PHASE):
-                self.progress = _message(line)
+            _, logger, message = _parts(line)
+            if logger in _PROGRESS and message.startswith(_PHASE):
+                self.progress = message
         return [line for line in lines if is_wanted(line)]
 
 

@@ -146,7 +146,13 @@ def _joined(config: Config, pool: Config) -> Config:
         if former is not None and name in pool.stage_of:
             raise ConfigError.at(f"drafters.{name}", "two drafters have this name; change one")
         if former is not None:
-            _check_kind(name, former.kind, drafter.kind)
+            said, kind = former.kind, drafter.kind
+            # The target's application would take it for another.
+            if said not in ("", kind) or (kind == "prediction" and not said):
+                raise ConfigError.at(
+                    f"drafters.{name}.kind",
+                    f"{said!r} here and {kind!r} in its own application; say so",
+                )
             drafter = replace(
                 drafter,
                 shadow=former.shadow,
@@ -157,14 +163,6 @@ def _joined(config: Config, pool: Config) -> Config:
     result = replace(config, drafters=drafters)
     result.check()
     return result
-
-
-def _check_kind(name: str, said: str, kind: str) -> None:
-    """Raise ConfigError where the target's application would take a drafter for another kind."""
-    if said not in ("", kind) or (kind == "prediction" and not said):
-        raise ConfigError.at(
-            f"drafters.{name}.kind", f"{said!r} here and {kind!r} in its own application; say so"
-        )
 
 
 def _check_shared(config: Config, pool: Config) -> None:

@@ -79,7 +79,7 @@ def changed(config: Config, user_config: Any, path: str = "user_config") -> Conf
     adapters = section.pop("adapters", None)
     config = _with_options(config, section, path)
     result = overlaid(config, section, path)
-    for key in _keys(section):
+    for key, _ in _told(section):
         if known_as(key) not in READ_BY:
             hint = nearest(key, READ_BY, "keys that can")
             raise ConfigError.at(
@@ -124,7 +124,7 @@ def check_told(told: Mapping[str, Any], path: str) -> None:
     """Raise ConfigError for a key that not all who read it are told alike.
 
     told: user_configs by deployment."""
-    values = {name: _values(mapping(given, path)) for name, given in told.items()}
+    values = {name: dict(_told(mapping(given, path))) for name, given in told.items()}
     for name, given in values.items():
         for key, value in given.items():
             for reader in READ_BY[known_as(key)]:
@@ -171,30 +171,20 @@ def _with_adapters(config: Config, adapters: Mapping[str, Any], path: str) -> Co
     return replace(config, target=replace(config.target, engine=engine))
 
 
-def _values(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a checked `user_config` by the names of READ_BY."""
-    found = {}
-    for key in _keys(section):
-        value: Any = section
-        for part in key.split("."):
-            value = value[part]
-        found[key] = value
-    return found
-
-
-def _keys(section: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the keys that a `user_config` sets, as READ_BY names them, and all others as deep as
-    that goes."""
+def _told(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys that a `user_config` sets with their values: as READ_BY names them, and all
+    others as deep as that goes."""
     for key, value in section.items():
         path = f"{prefix}{key}"
         if path == DRAFTERS:
             told = mapping(value, path)
-            yield from (f"{path}.{name}.options" for name in told if _is_of_options(told[name]))
-            if not told or not all(map(_is_of_options, told.values())):
-                yield path
+            options = [name for name in told if _is_of_options(told[name])]
+            yield from ((f"{path}.{name}.options", told[name]["options"]) for name in options)
+            if not told or len(options) < len(told):
+                yield path, value
             continue
         is_above = any(known.startswith(f"{path}.") for known in READ_BY)
         if is_above and isinstance(value, Mapping):
-            yield from _keys(value, f"{path}.")
+            yield from _told(value, f"{path}.")
         elif not (is_above and value is None):  # a block that was left empty
-            yield path
+            yield path, value
