@@ -19,10 +19,9 @@ from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.errors import ConfigError
 from cluster.leading import led_by
-from cluster.options import port
 from cluster.rpc.connections import Endpoint
 from cluster.rpc.server import serve_coordinator
-from cluster.rpc.standalone import LOG_FORMAT, exit_code, run_until_signal
+from cluster.rpc.standalone import LOG_FORMAT, add_options, exit_code, run_until_signal
 from cluster.rpc.trust import trust_of
 
 
@@ -45,13 +44,9 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("config", help="a Ray Serve config file, e.g. configs/local.yaml")
+    add_options(parser)
     parser.add_argument("--target", action="append", required=True, metavar="HOST:PORT")
     parser.add_argument("--drafter", action="append", default=[], metavar="NAME=HOST:PORT")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="K=V")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=port, default=0, help="0 = a free port")
-    parser.add_argument("--log-level", default="INFO")
     return parser
 
 

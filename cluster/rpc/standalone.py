@@ -5,14 +5,27 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable
 
 from cluster.errors import ConfigError, DrafthouseError, NotFoundError, WorkerError
+from cluster.options import port
 from cluster.rpc.server import RunningServer
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _HEALTH_INTERVAL_S = 1.0
 _STOP_GRACE_S = 1.0
+
+
+def add_options(parser: ArgumentParser, *, listens: bool = True) -> None:
+    """Add the options of every part that is started by hand."""
+    add = parser.add_argument
+    add("config", help="a Ray Serve config file, e.g. configs/local.yaml")
+    add("--set", dest="overrides", action="append", default=[], metavar="K=V")
+    add("--log-level", default="INFO")
+    if listens:
+        add("--host", default="127.0.0.1", help="address to listen on")
+        add("--port", type=port, default=0, help="0 = a free port")
 
 
 def exit_code(run: Callable[[], None]) -> int:

@@ -21,9 +21,9 @@ from cluster import logs
 from cluster.config.file import load
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
-from cluster.options import port, whole
+from cluster.options import whole
 from cluster.rpc.server import serve_drafter, serve_target
-from cluster.rpc.standalone import LOG_FORMAT, exit_code, run_until_signal
+from cluster.rpc.standalone import LOG_FORMAT, add_options, exit_code, run_until_signal
 from cluster.rpc.trust import trust_of
 from cluster.worker.build import build_target, follow_target, load_drafter, load_target
 from cluster.worker.priority import freeze_gc, shorten_switch_interval
@@ -57,12 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     draft = roles.add_parser("draft", help="serve one drafter")
     rank = roles.add_parser("rank", help="one more rank of a tensor-parallel target")
     for role in (target, draft, rank):
-        role.add_argument("config", help="a Ray Serve config file, e.g. configs/local.yaml")
-        role.add_argument("--set", dest="overrides", action="append", default=[], metavar="K=V")
-        role.add_argument("--log-level", default="INFO")
-    for role in (target, draft):
-        role.add_argument("--host", default="127.0.0.1", help="address to listen on")
-        role.add_argument("--port", type=port, default=0, help="0 = a free one")
+        add_options(role, listens=role is not rank)
     draft.add_argument("name", help="the drafter's name in the configuration")
     rank.add_argument("rank", type=whole(), help="1 .. tensor_parallel - 1")
     rank.add_argument("leader", help="host:port at which rank 0 gathers the group")
