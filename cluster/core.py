@@ -153,7 +153,7 @@ class Request:
     counts_steps: bool = False
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class TokenTree:
     """Speculative tokens that continue a context; n = 0 is legal and means plain decoding.
 
@@ -184,7 +184,7 @@ class TokenTree:
 EMPTY_TREE = TokenTree(EMPTY_TOKENS, EMPTY_TOKENS)
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class Proposal:
     """A tree that continues the first `base_len` tokens of a sequence.
 
@@ -206,7 +206,7 @@ class Proposal:
     laws: Laws = field(default_factory=lambda: NO_LAWS)
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class Commit:
     """Committed tokens for a drafter: "append `token_ids` from `base_len`".
 
@@ -258,7 +258,7 @@ class TokenLogprob:
     rank: int = 0  # among all tokens, 1 = most probable; 0 = not known
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class Verdict:
     """The target's answer to one text and the tree that continued it.
 
@@ -308,7 +308,7 @@ class SpeculationStats:
         return self.num_accepted_draft_tokens / max(self.num_draft_tokens, 1)
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class TokenEvent:
     """Coordinator to ingress: new tokens of a request, in order; the last one is finished.
 

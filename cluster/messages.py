@@ -39,7 +39,7 @@ PROTOCOL_VERSION = 5
 OLDEST_PROTOCOL_VERSION = 5
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class Open:
     """A text that a target is to run to its end; it is complete, so the target asks nothing back.
 
@@ -68,7 +68,7 @@ class Open:
     is_audit: bool = False
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class PoolTree:
     """The pool's merged tree for a text; it continues the first base_len tokens.
 
@@ -87,7 +87,7 @@ class PoolTree:
     weights: tuple[float, ...] = ()
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class TextVerdict:
     """A step's result for one text.
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar, dataclass_transform
-
-__all__ = ["frozen", "record"]
+from typing import TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -16,13 +14,17 @@ def frozen(kind: type[T]) -> type[T]:
     return dataclass(frozen=True, slots=True)(kind)
 
 
-if TYPE_CHECKING:
-    from dataclasses import dataclass as record
-else:
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
+def record(kind: type[T]) -> type[T]:
+    """One that is made for every sequence in every round: equal to itself alone, and frozen to the
+    type checker only.
 
-    def record(**options):
-        """A dataclass that is frozen to the type checker only.
+    At run time, freezing more than doubles what making one costs.
+    """
+    return dataclass(slots=True, eq=False)(kind)
 
-        At run time, freezing more than doubles what making one costs.
-        """
-        return dataclass(**{**options, "frozen": False})
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def equal_record(kind: type[T]) -> type[T]:
+    """A `record` that is equal to others with the same fields."""
+    return dataclass(slots=True)(kind)

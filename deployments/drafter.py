@@ -90,7 +90,8 @@ class DrafterDeployment(WorkerReplica):
             refused = ""
             try:
                 wanted = changed_drafter(self._given, self._name, user_config)
-                if self._drafts_otherwise(wanted):
+                former, later = (each.drafters[self._name] for each in (self._config, wanted))
+                if replace(former, price=later.price) != later:
                     await self._become(await self._load_beside(self._worker, wanted))
                 self._config = wanted
             except Exception as error:  # noqa: BLE001 - whatever the drafter's own code raises
@@ -100,11 +101,6 @@ class DrafterDeployment(WorkerReplica):
                 self._change_refused = refused[:_MAX_REFUSAL_LEN]
                 if self._worker is not None:
                     self._worker.renew_links()  # the description says it
-
-    def _drafts_otherwise(self, wanted: Config) -> bool:
-        """True if `wanted` is more than another price."""
-        former, later = (each.drafters[self._name] for each in (self._config, wanted))
-        return replace(former, price=later.price) != later
 
     async def _become(self, worker: DraftWorker) -> None:
         if self._worker is None:

@@ -48,7 +48,9 @@ def inspect_what_is_new(config: Config, say: Callable[[str], None], *, is_here: 
     if digest not in known or len(folders) < len(found):
         say("checking the models, once until they, the settings or the program change")
         inspect(config, is_here=is_here)
-        _write(path, [*known, digest])
+        # A disk that cannot be written costs time, no more.
+        with contextlib.suppress(OSError):
+            write_whole(path, "\n".join([*known, digest][-_NUM_KEPT:]))
         return
     check_settings(config, is_here=is_here)
     settings = config.target
@@ -102,9 +104,3 @@ def _read(path: Path) -> list[str]:
     with contextlib.suppress(OSError, ValueError):
         return path.read_text("ascii").split()
     return []
-
-
-def _write(path: Path, digests: list[str]) -> None:
-    """Keep the last ones.  A disk that cannot be written costs time, no more."""
-    with contextlib.suppress(OSError):
-        write_whole(path, "\n".join(digests[-_NUM_KEPT:]))

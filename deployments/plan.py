@@ -14,7 +14,7 @@ from cluster.draft import registry
 from deployments import gpus
 from deployments.access import access_lines
 from deployments.configured_models import engines
-from deployments.placement import Placed, placed, reserved, total_resources
+from deployments.placement import placed, reserved, total_resources
 from deployments.preflight import TARGET, Inspected, inspect
 
 # Cards that people have, from one for games to an H200.
@@ -42,7 +42,16 @@ def facts(config: Config, found: Mapping[str, Inspected]) -> dict[str, Any]:
     compared = sum(each.is_here and not each.vocabulary for each in found.values()) - 1
     return {
         "model": config.model_name,
-        "deployments": [_deployment(name, each) for name, each in placed(config).items()],
+        "deployments": [
+            {
+                "name": name,
+                "replicas": each.replicas,
+                "ranks": each.ranks,
+                "reserves": reserved(each.placement),
+                "labels": dict(each.placement.labels),
+            }
+            for name, each in placed(config).items()
+        ],
         "reserved": total_resources(config),
         "coordinators": {
             "replicas": limits.replicas,
@@ -59,16 +68,6 @@ def facts(config: Config, found: Mapping[str, Inspected]) -> dict[str, Any]:
         },
         "access": [*access_lines(config)],
         "tasks": {task: [*config.drafters_of(task)] for task in config.tasks or ("default",)},
-    }
-
-
-def _deployment(name: str, each: Placed) -> dict[str, Any]:
-    return {
-        "name": name,
-        "replicas": each.replicas,
-        "ranks": each.ranks,
-        "reserves": reserved(each.placement),
-        "labels": dict(each.placement.labels),
     }
 
 
@@ -115,8 +114,12 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'deployment':<20} {'replicas':>8}  each replica reserves"
     yield from map(_row, plan["deployments"])
     yield f"{'in all':<20} {'':>8}  " + _amounts(plan["reserved"])
-    if plan["coordinators"]["replicas"] > 1:
-        yield _shares(plan["coordinators"])
+    limits = plan["coordinators"]
+    if limits["replicas"] > 1:
+        yield (
+            f"the {limits['replicas']} coordinators share {limits['max_running_sequences']} "
+            f"running and {limits['max_queued_requests']} queued requests"
+        )
     yield ""
     columns = f"{'weights':>10} {'KV, 1k tokens':>14} {'context':>9} {'tokens':>9}"
     yield f"{'engine':<32} {columns}  model"
@@ -136,13 +139,6 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
     yield from plan["access"]
     for task, names in plan["tasks"].items():
         yield f"task {task}: " + (", ".join(names) or "no drafters")
-
-
-def _shares(limits: Mapping[str, int]) -> str:
-    return (
-        f"the {limits['replicas']} coordinators share {limits['max_running_sequences']} running "
-        f"and {limits['max_queued_requests']} queued requests"
-    )
 
 
 def _place(config: Config, name: str) -> str:

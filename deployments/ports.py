@@ -23,7 +23,8 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
     taken: list[str] = []
     named: list[str] = []
     for section, (host, port) in config.listeners.items():
-        probed = _probed(host) if section == "grpc" else host
+        # Serve's gRPC proxy, which means all interfaces, listens on IPv6 as well.
+        probed = "::" if section == "grpc" and is_everywhere(host) else host
         error = why_not(probed, 0 if at_any_port else port)
         if error is None:
             continue
@@ -35,8 +36,10 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
                 f"{section}.port: this user may not listen at {port}; choose one above 1023"
             )
         else:
+            is_known = error.errno and error.errno > 0
+            reason = os.strerror(error.errno) if is_known else error.strerror
             problems.append(
-                f"{section}.host: {probed!r} is no address of this machine ({_reason(error)}); "
+                f"{section}.host: {probed!r} is no address of this machine ({reason}); "
                 "use 127.0.0.1, or 0.0.0.0 for all interfaces"
             )
     if taken:
@@ -57,15 +60,6 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
             )
     if problems:
         raise ConfigError("; ".join(problems), param=taken[0] if taken else None)
-
-
-def _reason(error: OSError) -> str:
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
-
-
-def _probed(host: str) -> str:
-    # Serve's gRPC proxy, which means all interfaces, listens on IPv6 as well.
-    return "::" if is_everywhere(host) else host
 
 
 def why_not(host: str, port: int) -> OSError | None:

@@ -116,36 +116,27 @@ def check_settings(config: Config, *, is_here: bool) -> None:
     GPU is asked for."""
     rank_bundle(config.target.placement)
     for path, engine in engines(config).items():
-        _check_pages(engine, path)
+        if 0 < engine.num_pages < engine.max_running_sequences:
+            raise ConfigError.at(
+                f"{path}.num_pages",
+                f"{engine.num_pages} pages are fewer than the {engine.max_running_sequences} "
+                "sequences of max_running_sequences, each of which needs one or more; raise it or "
+                "lower that",
+            )
     if config.answers.chat_template:
         read_template(config.answers.chat_template, is_below=True)
     if is_here or Path(config.access.keys_file).is_file():
         check_access(config)
     if is_here:
         native_mode()
-        _check_doors(config)
+        if (files := config.tls.files()) is not None:
+            files.load()
+        for role in ROLES:
+            trust_of(config.data_plane, role)
         local_labels(config)
         check_cores(config)
         check_free(config, at_any_port=True)
         _check_devices(config)
-
-
-def _check_pages(engine: EngineConfig, path: str) -> None:
-    """Raise ConfigError for a KV cache in which the sequences that may run have no place."""
-    if 0 < engine.num_pages < engine.max_running_sequences:
-        raise ConfigError.at(
-            f"{path}.num_pages",
-            f"{engine.num_pages} pages are fewer than the {engine.max_running_sequences} sequences "
-            "of max_running_sequences, each of which needs one or more; raise it or lower that",
-        )
-
-
-def _check_doors(config: Config) -> None:
-    """Raise ConfigError for files of certificates and secrets that cannot be used."""
-    if (files := config.tls.files()) is not None:
-        files.load()
-    for role in ROLES:
-        trust_of(config.data_plane, role)
 
 
 def _check_made_of(config: Config, target: Description) -> None:

@@ -20,6 +20,7 @@ from cluster.records import frozen
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
+_PATIENCE_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -64,28 +65,28 @@ def descendants(root: int | None = None) -> set[Process]:
     return below
 
 
-def end_descendants(grace_s: float, patience_s: float = 10.0) -> bool:
+def end_descendants(grace_s: float) -> bool:
     """Wait until nothing runs below this process; after `grace_s` end what still does.
 
-    False when something still runs `patience_s` later: a process that waits for a device or a
+    False when something still runs ten seconds later: a process that waits for a device or a
     network disk cannot be ended, and is not waited for.
     """
-    return _end(descendants, grace_s, patience_s)
+    return _end(descendants, grace_s)
 
 
-def end_session(session: int, grace_s: float, patience_s: float = 10.0) -> bool:
+def end_session(session: int, grace_s: float) -> bool:
     """The same for the processes of a session."""
-    return _end(lambda: {one for one in _living() if one.session == session}, grace_s, patience_s)
+    return _end(lambda: {one for one in _living() if one.session == session}, grace_s)
 
 
-def _end(find: Callable[[], set[Process]], grace_s: float, patience_s: float) -> bool:
+def _end(find: Callable[[], set[Process]], grace_s: float) -> bool:
     deadline = time.monotonic() + grace_s
     while True:
         _reap()
         left = find()
         if not left:
             return True
-        if time.monotonic() > deadline + patience_s:
+        if time.monotonic() > deadline + _PATIENCE_S:
             log.warning("processes that do not end: %s", sorted(one.pid for one in left))
             return False
         if time.monotonic() > deadline:

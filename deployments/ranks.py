@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import socket
 from asyncio import FIRST_COMPLETED
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from concurrent.futures import Future
@@ -15,7 +14,7 @@ import ray
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.config.addresses import LOOPBACK
+from cluster.config.addresses import LOOPBACK, free_port
 from cluster.config.schema import Config, TargetConfig
 from cluster.errors import WorkerError
 from cluster.worker.build import follow_target
@@ -115,7 +114,7 @@ class RankGroup:
     def __init__(self, config: Config) -> None:
         """Start the actors in the bundles after the replica's own."""
         self._config = config
-        self.address = f"{LOOPBACK}:{_free_port()}"
+        self.address = f"{LOOPBACK}:{free_port()}"
         self._actors = [
             self._start(rank) for rank in range(1, config.target.engine.tensor_parallel)
         ]
@@ -164,10 +163,3 @@ class RankGroup:
         """End the rank processes."""
         for actor in self._actors:
             ray.kill(actor)
-
-
-def _free_port() -> int:
-    """A port of this node that nobody uses now; torch's rendezvous binds it a moment later."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])

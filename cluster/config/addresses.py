@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
+import socket
 from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
 
@@ -67,6 +68,13 @@ def url_of(text: str) -> SplitResult:
     if parts.port == 0:
         raise ValueError("port 0 is nobody's; name the one that is listened at")
     return parts
+
+
+def free_port() -> int:
+    """A port of loopback that nobody uses now; torch's rendezvous binds it a moment later."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
 
 
 def is_loopback(host: str) -> bool:

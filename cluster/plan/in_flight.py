@@ -13,7 +13,7 @@ from cluster.requests.plain_why import PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class InFlight:
     """The nodes that a step verifies for a text, and their drafters.
 
@@ -63,7 +63,7 @@ class Plan:
     masks: Sequence[int] = ()
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class Round:
     """A finished round, as the controller learns from it.
 

@@ -22,7 +22,7 @@ from cluster.spec.tree import below
 _MAX_LOOKED_AT = 16
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class Offers:
     """One tree per text of the batch, the union of its drafters' reachable ones.
 

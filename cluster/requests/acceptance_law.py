@@ -19,7 +19,7 @@ LAWS: tuple[Law, ...] = get_args(Law)
 REMOVED_LAWS: Mapping[str, str] = {"block": "rejection accepts as many drafts, so name that"}
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class DraftLaw:
     """The law from which the children of a node were drawn, one after another without replacement.
 

@@ -14,7 +14,7 @@ _FLOATS: npt.NDArray[np.float32] = np.empty(0, np.float32)
 _BITS: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class DraftStep:
     """One step of a text, as `return_draft_trees` shows it.
 

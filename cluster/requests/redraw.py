@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cluster.records import record
+from cluster.records import equal_record
 
 
-@record(frozen=True, slots=True)
+@equal_record
 class Redraw:
     """A place of an audited text whose token is not what the target draws there.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cluster.records import record
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class StepCount:
     """One step of a text.
 

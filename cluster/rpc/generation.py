@@ -89,7 +89,7 @@ class GenerationRequest:
     prediction: str = field(default="", repr=False)  # text
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class ChoiceDelta:
     """New text and tokens of one choice; the last delta has a finish_reason.
 
@@ -121,7 +121,7 @@ class Usage:
     cached_tokens: int = 0
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class GenerationResponse:
     """One message of the stream; only the last has the fields after `choices`.
 

@@ -55,7 +55,7 @@ _SHOWN = 12
 Key = TypeVar("Key", tuple[str, Group], tuple[str, bool])
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class Seen:
     """A tree that was held for a text of base_len tokens, re-rooted there.
 
@@ -77,7 +77,7 @@ class Seen:
         return cls(drafter, group, base_len, tree, claimed, depth)
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class Fate:
     """A tree and the text after it: see `AcceptanceModel.learn`."""
 

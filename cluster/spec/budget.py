@@ -30,12 +30,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.core import FloatArray
-from cluster.records import record
+from cluster.records import equal_record, record
 from cluster.spec.forest import Floats, Indices, Mask
 from cluster.spec.step_cost import NODE_EDGES
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class Prices:
     """The prices of a step of this batch.
 
@@ -48,7 +48,7 @@ class Prices:
     max_extra_s: float
 
 
-@record(frozen=True, slots=True)
+@equal_record
 class Choice:
     """A number of nodes to verify.
 

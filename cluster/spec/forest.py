@@ -20,7 +20,7 @@ Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class Forest:
     """Trees end to end; tree i has the nodes [starts[i], starts[i + 1]).
 

@@ -10,7 +10,7 @@ from cluster.spec.forest import Floats, Forest, Indices
 from cluster.spec.survival import Calibrator
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class HeldTrees:
     """One tree per drafter and sequence, those of a sequence side by side; parallel lists.
 
@@ -35,7 +35,7 @@ class HeldTrees:
         return list({id(each): each for each in self.calibrators}.values())
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class KnownTrees:
     """Trees whose outcome is known, and the scores to enter it into; parallel lists.
 
@@ -54,7 +54,7 @@ class KnownTrees:
     calibrators: Sequence[Calibrator]
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class MergedTrees:
     """The result of re-rooting, calibrating and merging trees.
 

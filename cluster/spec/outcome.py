@@ -12,7 +12,7 @@ from cluster.spec.survival import claimed_conditionals
 from cluster.spec.tree import walk
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class Outcome:
     """The outcome of a tree.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cluster.core import TokenArray
-from cluster.records import record
+from cluster.records import equal_record
 from cluster.text.stop import StopMatcher
 from cluster.text.tokenizer import Tokenizer
 
@@ -15,7 +15,7 @@ from cluster.text.tokenizer import Tokenizer
 _NUM_CONTEXT_TOKENS = 8
 
 
-@record(frozen=True, slots=True)
+@equal_record
 class TextDelta:
     """New text of a sequence.
 

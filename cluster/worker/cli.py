@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from cluster import logs
+from cluster.config.addresses import free_port
 from cluster.config.file import load
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _target(config: Config, arguments: argparse.Namespace) -> None:
-    leader = f"127.0.0.1:{_free_port()}"
+    leader = f"127.0.0.1:{free_port()}"
     async with _ranks(config.target.engine, leader, arguments) as ranks:
         engine = await asyncio.to_thread(load_target, config, leader)
         worker = build_target(engine, config)
@@ -126,10 +126,3 @@ async def _ranks(
             except TimeoutError:
                 process.kill()
                 await process.wait()
-
-
-def _free_port() -> int:
-    """A free port, which torch's rendezvous binds a moment later."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

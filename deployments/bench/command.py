@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--compare",
-        type=_other_side,
+        type=lambda text: text if text == _OFF else url(text),
         metavar="off|URL",
         help="with the same server without drafts, or with another",
     )
@@ -208,10 +208,6 @@ async def _page(server: OpenAIServer) -> Page:
         return Page.read(await server.metrics() or "")
     except (ValueError, WorkerError):
         return Page({})
-
-
-def _other_side(text: str) -> str:
-    return text if text == _OFF else url(text)
 
 
 def _bound(text: str) -> tuple[str, float]:

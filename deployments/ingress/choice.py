@@ -29,7 +29,7 @@ from deployments.ingress.spec import ChatUse
 from deployments.ingress.ticket import Ticket
 
 
-@record(frozen=True, slots=True, eq=False)
+@record
 class Delta:
     """New text and tokens of one choice.  logprobs, draft_sources: of token_ids, if asked for.
 
