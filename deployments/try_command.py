@@ -108,13 +108,27 @@ async def compare(
     answers: dict[bool, list[Answer]] = {True: [], False: []}
     async with OpenAIServer(arguments.url, arguments.api_key, transport) as client:
         model, _ = await client.model()
-        server = _Server(client, model, clock, fields)
-        await server.ask(prompt, arguments, _WARM_UP_TOKENS, speculates=True)
+        body = {
+            **fields,
+            "model": model,
+            "temperature": arguments.temperature,
+            "seed": arguments.seed,
+            "return_draft_sources": True,
+            "messages": [{"role": "user", "content": prompt}],
+        }
+        warm_up = {"max_tokens": _WARM_UP_TOKENS, "speculation": {"enabled": True}}
+        try:
+            await _answer(client, body | warm_up, clock)
+        except RefusedError as error:
+            if "no chat template" not in error.message:
+                raise
+            del body["messages"]
+            body["prompt"] = prompt
+            await _answer(client, body | warm_up, clock)
         for speculates in (True, False, False, True):
             say(f"asking {'with speculation' if speculates else 'without'}")
-            answers[speculates].append(
-                await server.ask(prompt, arguments, arguments.max_tokens, speculates=speculates)
-            )
+            own = {"max_tokens": arguments.max_tokens, "speculation": {"enabled": speculates}}
+            answers[speculates].append(await _answer(client, body | own, clock))
     drafted = answers[True][0]
     law = f"temperature {arguments.temperature:g}" if arguments.temperature else "greedy"
     num_tokens = len(drafted.tokens)
@@ -199,54 +213,21 @@ def _shares(drafted: Answer) -> list[str]:
     return lines
 
 
-class _Server:
-    """Asks one server, as a chat where its model has a template for that."""
+async def _answer(
+    server: OpenAIServer, body: Mapping[str, Any], clock: Callable[[], float]
+) -> Answer:
+    """The whole answer, streamed.
 
-    def __init__(
-        self, server: OpenAIServer, model: str, clock: Callable[[], float],
-        fields: Mapping[str, Any],
-    ) -> None:  # fmt: skip
-        self._server = server
-        self._model = model
-        self._clock = clock
-        self._fields = fields  # of the question, beside those of the options
-        self._is_chat = True
-
-    async def ask(
-        self, prompt: str, arguments: argparse.Namespace, max_tokens: int, *, speculates: bool
-    ) -> Answer:
-        """The whole answer, streamed.
-
-        Each time with another salt: what the server has learned from other texts, or keeps of the
-        prompt, helps neither answer more than the other.
-        """
-        body = {
-            **self._fields, "model": self._model, "max_tokens": max_tokens,
-            "temperature": arguments.temperature,
-            "seed": arguments.seed, "cache_salt": secrets.token_hex(8),
-            "speculation": {"enabled": speculates}, "return_draft_sources": True,
-        }  # fmt: skip
-        asked = [{"role": "user", "content": prompt}]
-        try:
-            return await self._answer(
-                {**body, **({"messages": asked} if self._is_chat else {"prompt": prompt})}
-            )
-        except RefusedError as error:
-            if "no chat template" not in error.message:
-                raise
-            self._is_chat = False
-            return await self._answer({**body, "prompt": prompt})
-
-    async def _answer(self, body: Mapping[str, Any]) -> Answer:
-        answer, began = Answer(), self._clock()
-        async for event in self._server.events(body):
-            answer.statistics = event.get("metrics", {}).get(
-                "speculative_decoding", answer.statistics
-            )
-            for choice in choices(event):
-                answer.text += said(choice)
-                answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-                if tokens := sources(choice):
-                    answer.tokens += tokens
-                    answer.times.append((self._clock() - began, len(tokens)))
-        return answer
+    Each time with another salt: what the server has learned from other texts, or keeps of the
+    prompt, helps neither answer more than the other.
+    """
+    answer, began = Answer(), clock()
+    async for event in server.events({**body, "cache_salt": secrets.token_hex(8)}):
+        answer.statistics = event.get("metrics", {}).get("speculative_decoding", answer.statistics)
+        for choice in choices(event):
+            answer.text += said(choice)
+            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+            if tokens := sources(choice):
+                answer.tokens += tokens
+                answer.times.append((clock() - began, len(tokens)))
+    return answer
