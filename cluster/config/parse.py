@@ -79,7 +79,9 @@ class Pattern:
 def name_of(owner: str) -> Pattern:
     """A mark of names that become parts of Serve deployment names and of metric labels."""
     return Pattern(
-        "[A-Za-z0-9][A-Za-z0-9_-]*", f"{owner} name may hold letters, digits, '_' and '-' only"
+        "[A-Za-z0-9][A-Za-z0-9_-]*",
+        f"{owner} name may hold letters, digits, '_' and '-' only",
+        "(letters, digits, _ and -)",
     )
 
 
