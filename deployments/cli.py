@@ -173,11 +173,12 @@ def _run(arguments: argparse.Namespace) -> int:
     if file.config.log_format == "json":
         logs.use_json()
     check_api_key(file, arguments)
-    if arguments.address is not None:
-        return _serve_joined(file, arguments)
     from deployments.ports import check_free
-    from deployments.ray_environment import prepare_to_start
+    from deployments.ray_environment import prepare_to_join, prepare_to_start
 
+    if arguments.address is not None:
+        prepare_to_join()
+        return _serve(file, arguments)
     check_free(file.config)
     prepare_to_start(file.config, places_of_drafters(file))
     return supervised(lambda folder: _guarded(lambda: _serve(file, arguments, folder)))
@@ -195,27 +196,20 @@ def _simulate(path: Path) -> int:
     return EXIT_OK
 
 
-def _serve(file: ServeFile, arguments: argparse.Namespace, folder: Path) -> int:
+def _serve(file: ServeFile, arguments: argparse.Namespace, folder: Path | None = None) -> int:
+    """folder: of a Ray of this command's own; None where it joins another."""
     from deployments.ray_environment import keep_temporary_files_in
 
     with _terminable():
-        file = with_models(with_api_keys(file, arguments, folder), arguments, say)
-    keep_temporary_files_in(folder)
-    with importing():
-        from deployments.serve_command import serve_own
-
-    return serve_own(file, folder)
-
-
-def _serve_joined(file: ServeFile, arguments: argparse.Namespace) -> int:
-    from deployments.ray_environment import prepare_to_join
-
-    prepare_to_join()
-    with _terminable():
+        if folder is not None:
+            file = with_api_keys(file, arguments, folder)
         file = with_models(file, arguments, say)
-    from deployments.serve_command import serve_joined
+    if folder is not None:
+        keep_temporary_files_in(folder)
+    with importing():
+        from deployments.serve_command import serve_until_stopped
 
-    return serve_joined(file, arguments.address)
+    return serve_until_stopped(file, folder or arguments.address)
 
 
 @contextlib.contextmanager

@@ -50,38 +50,34 @@ class _Stop(BaseException):
     """Raised in the main thread by SIGINT and SIGTERM, wherever it is."""
 
 
-def serve_own(file: ServeFile, folder: Path) -> int:
-    """Serve `file` on a Ray of this command's own, which keeps its files in `folder`."""
-    return _serve_until_stopped(file, LocalRay(file.config, folder, names_of(file)), "starting Ray")
-
-
-def serve_joined(file: ServeFile, address: str) -> int:
-    """Serve `file` on the Ray that runs at `address`."""
-    cluster = JoinedRay(file.config, address, names_of(file))
-    return _serve_until_stopped(file, cluster, f"joining Ray at {address}")
-
-
-def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginning: str) -> int:
+def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
     """Serve `file` until SIGINT or SIGTERM; 0 after an orderly end.
 
-    Ray's environment is prepared and the ports are free.  Raises ConfigError when the machine lacks
-    what the placement asks for, and WorkerError when the application does not come up.
+    place: the folder of a Ray of this command's own, or the address of one that runs.  Ray's
+    environment is prepared and the ports are free.  Raises ConfigError when the machine lacks what
+    the placement asks for, and WorkerError when the application does not come up.
     """
     refuse_unserved_keys(file)
     for name in ("ray.serve", "ray"):
         logging.getLogger(name).setLevel(logging.WARNING)
     signals = _Signals()
-    is_serving = False
+    names, is_serving = names_of(file), False
+    is_own = isinstance(place, Path)
+    cluster: LocalRay | JoinedRay = (
+        LocalRay(file.config, place, names)
+        if isinstance(place, Path)
+        else JoinedRay(file.config, place, names)
+    )
     try:
         with signals.interrupt():
-            _progress(beginning)
+            _progress("starting Ray" if is_own else f"joining Ray at {place}")
             cluster.start()
         with signals.interrupt(), following(cluster.log_folder(), _log) as follower:
-            _deploy(file, is_own=isinstance(cluster, LocalRay))
-            _wait_until_running(names_of(file), signals, follower)
+            _deploy(file, is_own=is_own)
+            _wait_until_running(names, signals, follower)
             is_serving = True
             url = base_url(file.config, route_prefix_of(file))
-            ask = asking(url, names_of(file)[0])
+            ask = asking(url, names[0])
             wait_until_connected(ask, url, file.config.on_their_own, signals.check, _progress)
             cluster.announce(file.document)
             token_file = cluster.token_file() if file.config.dashboard.enabled else None
