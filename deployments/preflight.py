@@ -144,8 +144,8 @@ def _check_made_of(config: Config, target: Description) -> None:
 
     Heads that are still on the hub are left out.
     """
-    described = target.text_config
-    num_layers = int(described.num_hidden_layers)
+    decoder = target.text_config
+    num_layers = int(decoder.num_hidden_layers)
     for name, drafter in config.drafters.items():
         if ":" in drafter.kind:
             continue
@@ -161,7 +161,7 @@ def _check_made_of(config: Config, target: Description) -> None:
                     from cluster.draft.heads.checkpoint import TargetShape
                     from cluster.draft.heads.load import check_draft_head
 
-                    shape = TargetShape(int(described.hidden_size), target.vocab_size, num_layers)
+                    shape = TargetShape(int(decoder.hidden_size), target.vocab_size, num_layers)
                     check_draft_head(drafter.kind, source.path, shape)
 
 
