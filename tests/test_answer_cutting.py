@@ -15,15 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.core import FinishReason, SamplingParams
+from cluster.core import FinishReason
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece, Said
 from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.choice import Delta
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
+from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import Answer
-from deployments.ingress.spec import ChatUse, GenerationSpec, OpenAIRequest, Prompt
+from deployments.ingress.spec import ChatUse
+from tests.deployments.test_openai_request import LIMITS, chat
 from tests.support.text.answers import (
     ARGUMENTS,
     PROMPTS,
@@ -158,10 +160,10 @@ def test_text_around_calls_is_kept_but_for_white_space_alone(
 
 def chunks_of(tokenizer: Tokenizer, deltas: list[Delta]) -> list[dict[str, Any]]:
     """What the chunks of a streamed chat say of its one choice, without the first, the role's."""
-    spec = GenerationSpec((Prompt(text="x"),), SamplingParams())
-    generation = Generation("a", spec, tokenizer, Coordinators(), 8.0)
-    request = OpenAIRequest(spec, "m", is_chat=True, include_usage=True)
-    stream = Answer(request, generation, tokenizer, 0, "a").chunks(deltas).decode()
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    request = Chat.parse(chat(**usage), LIMITS)
+    generation = Generation("a", request.spec, tokenizer, Coordinators(), 8.0)
+    stream = Answer(request, generation, tokenizer, "a").chunks(deltas).decode()
     events = [json.loads(line[len("data: ") :]) for line in stream.splitlines() if line]
     return [event["choices"][0] for event in events]
 

@@ -13,10 +13,12 @@ from pydantic import Field, WithJsonSchema
 from cluster.errors import RequestError
 from cluster.text.chat import text_of, tool_calls_of
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
+from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.wording import TEXT_OR_OBJECTS, ignored, refused, unneeded
-from deployments.ingress.fields import Names, encodable, encodable_json, json_kind
-from deployments.ingress.spec import ChatOptions, ChatUse, Message, Prompt
-from deployments.ingress.tools import TEXT_ARGUMENT, JsonObject
+from deployments.ingress.fields import encodable, encodable_json, json_kind
+from deployments.ingress.sampling import Sampling
+from deployments.ingress.spec import GenerationSpec, Limits, Message
+from deployments.ingress.tools import TEXT_ARGUMENT, JsonObject, ToolUse
 
 MAX_MESSAGES = 4096
 _MAX_ID_LEN = 256
@@ -116,7 +118,15 @@ OF_MESSAGES = "the conversation"
 Turns = Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
-class Conversation(Body):
+class Answered(ToolUse, Sampling):
+    """A conversation that is answered."""
+
+    def asked(self, limits: Limits, store: ResponseStore | None) -> GenerationSpec:
+        prompt, use = self.prompt_of(limits, self.form()[0])
+        return self.generation(limits, (prompt,), self.num_logprobs(), use=use)
+
+
+class Conversation(ToolUse):
     """Messages, and what the model's chat template is told beside them."""
 
     messages: Turns = supported(OF_MESSAGES, REQUIRED)
@@ -139,10 +149,9 @@ class Conversation(Body):
             reason = "not together with add_generation_prompt; send one of them"
             raise self.wrong("continue_final_message", reason)
 
-    def prompt(self, use: ChatUse, names: Names) -> Prompt:
-        """The conversation as a prompt, with the tools of `use`."""
+    def ending(self, last: Message) -> tuple[bool, bool]:
         adds, continues = self.add_generation_prompt, self.continue_final_message
-        is_begun = not continues if adds is None else adds
-        options = ChatOptions(is_begun, continues, use.template_arguments or {})
-        messages = tuple(turn.message() for turn in self.messages)
-        return Prompt(messages=messages, tools=use.tools, template=options, names=names)
+        return not continues if adds is None else adds, continues
+
+    def said(self) -> list[tuple[str, Message]]:
+        return [(f"messages[{at}]", turn.message()) for at, turn in enumerate(self.messages)]

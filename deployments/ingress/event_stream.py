@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from cluster.errors import DrafthouseError, UnavailableError
-from deployments.ingress.choice import Delta
+from deployments.ingress.api.writer import Writer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.draining import Draining
 from deployments.ingress.generation import Generation
@@ -25,22 +25,6 @@ log = logging.getLogger(__name__)
 _HEARTBEAT = b": waiting\n\n"
 
 Result = TypeVar("Result")
-
-
-class Writer(Protocol):
-    """Writes one answer in the format of one endpoint: `whole`, or the other four in order."""
-
-    def whole(self, deltas: Sequence[Delta]) -> bytes: ...
-
-    def opening(self) -> bytes: ...
-
-    def chunks(self, deltas: Sequence[Delta]) -> bytes: ...
-
-    def closing(self) -> bytes: ...
-
-    def failing(self, error: DrafthouseError) -> bytes:
-        """What ends a stream instead of `closing`."""
-        ...
 
 
 class _Stream(Response):
@@ -64,7 +48,7 @@ class EventStream(_Stream):
     def __init__(
         self,
         generation: Generation,
-        writer: Writer,
+        writer: Writer[Any],
         headers: Mapping[str, str],
         heartbeat_s: float,
     ) -> None:

@@ -46,10 +46,6 @@ class Names:
             raise type(error)(f"{own}: {error.reason}", param=own) from None
 
 
-# Of a body whose prompt is a conversation.
-OF_CHATS = Names({"prompt": "messages"})
-
-
 T = TypeVar("T")
 
 # Of a client's own names.

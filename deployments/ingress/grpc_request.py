@@ -86,7 +86,7 @@ def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
         if not call.n <= width <= limits.max_choices:
             remedy = f"send n={call.n} to {limits.max_choices}"
             raise RequestError.at("sampling.beam_search.num_beams", f"{width}; {remedy}")
-    spec = call.spec(limits, (prompt,), call.logprobs, num_samples=width)
+    spec = call.generation(limits, (prompt,), call.logprobs, num_samples=width)
     grammar = request.sampling.grammar
     if grammar is not None:
         params = dataclasses.replace(spec.params, grammar=_grammar(grammar))

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,25 +18,27 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from cluster.errors import ContextLengthError, DrafthouseError, NotFoundError, RequestError
+from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.api.contract import Endpoint
-from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES, parse_messages_request
+from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.messages import error_body as messages_error
 from deployments.ingress.api.messages_writer import MessagesWriter
 from deployments.ingress.api.pages import Pages
-from deployments.ingress.api.response_request import RESPONSES, parse_response
+from deployments.ingress.api.response_request import RESPONSES
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.api.unserved import reason_of
 from deployments.ingress.api.wording import warning_header
+from deployments.ingress.api.writer import Writer
 from deployments.ingress.body import read_object
 from deployments.ingress.choice import Delta
-from deployments.ingress.event_stream import EventStream, Writer, while_connected
+from deployments.ingress.event_stream import EventStream, while_connected
 from deployments.ingress.generation import Generation
 from deployments.ingress.http_protocol import AT_ONCE
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import ANYBODY, Caller, Operators, caller_of
 from deployments.ingress.openai_error import ErrorBody, error_body, error_response, hidden
-from deployments.ingress.openai_request import CHAT, COMPLETIONS, parse_chat, parse_completion
+from deployments.ingress.openai_request import CHAT, COMPLETIONS
 from deployments.ingress.openai_response import Answer
 from deployments.ingress.request_scope import (
     REQUEST_ID,
@@ -47,7 +49,7 @@ from deployments.ingress.request_scope import (
     request_id_of,
     timeout_of,
 )
-from deployments.ingress.spec import Asked, Limits
+from deployments.ingress.sampling import Sampling
 from deployments.page.routes import PageFiles
 
 # Encoding this many takes about two milliseconds.
@@ -63,15 +65,23 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Face:
     """One endpoint that generates.
 
-    answer_id: of the answer, from that of the HTTP request.  write: for a request, its generation
-    and the id of the HTTP request.  error: writes what goes wrong.
+    answer_id: of the answer, from that of the HTTP request.  write: makes the answer's writer.
+    error: writes what goes wrong.
     """
 
     endpoint: Endpoint
     answer_id: Callable[[str], str]
-    parse: Callable[[Mapping[str, Any], Limits], Any]
-    write: Callable[[Any, Generation, str], Writer]
+    write: Callable[[Any, Generation, Tokenizer, str], Writer[Any]]
     error: ErrorBody = error_body
+
+
+FACES = (
+    Face(COMPLETIONS, "cmpl-{}".format, Answer),
+    Face(CHAT, "chatcmpl-{}".format, Answer),
+    # A client chooses its requests' ids, and whoever knows an answer's may read it.
+    Face(RESPONSES, lambda _: f"resp_{uuid.uuid4().hex}", ResponseWriter),
+    Face(MESSAGES, "msg_{}".format, MessagesWriter, messages_error),
+)
 
 
 def create_app(ingress: Ingress) -> FastAPI:
@@ -91,9 +101,9 @@ def create_app(ingress: Ingress) -> FastAPI:
         app.add_route(EVENTS, answering(ingress, EVENTS, pages.events), methods=["GET"])
     counted = answering(ingress, COUNT_TOKENS.path, pages.count_tokens, messages_error)
     app.add_route(COUNT_TOKENS.path, counted, methods=["POST"])
-    for face in faces(ingress, store):
+    for face in FACES:
         path = face.endpoint.path
-        generate = answering(ingress, path, partial(_generate, ingress, face), face.error)
+        generate = answering(ingress, path, partial(_generate, ingress, store, face), face.error)
         app.add_route(path, generate, methods=["POST"])
     app.add_exception_handler(HTTPException, _on_http_exception)
     if api.cors_origins:
@@ -120,29 +130,6 @@ def create_admin_app(ingress: Ingress) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(RequestScope, ingress.config.http, is_logged=False)
     return app
-
-
-def faces(ingress: Ingress, store: ResponseStore) -> list[Face]:
-    """Every endpoint that generates."""
-
-    def write(asked: Any, generation: Generation, request_id: str) -> Writer:
-        return Answer(asked, generation, ingress.tokenizer, int(time.time()), request_id)
-
-    def write_response(asked: Any, generation: Generation, request_id: str) -> Writer:
-        return ResponseWriter(asked, generation, ingress.tokenizer, store)
-
-    return [
-        Face(COMPLETIONS, "cmpl-{}".format, parse_completion, write),
-        Face(CHAT, "chatcmpl-{}".format, parse_chat, write),
-        # A client chooses its requests' ids, and whoever knows an answer's may read it.
-        Face(
-            RESPONSES,
-            lambda _: f"resp_{uuid.uuid4().hex}",
-            lambda values, limits: parse_response(values, limits, store),
-            write_response,
-        ),
-        Face(MESSAGES, "msg_{}".format, parse_messages_request, MessagesWriter, messages_error),
-    ]
 
 
 def answering(
@@ -173,14 +160,17 @@ def _caller(request: Request, ingress: Ingress) -> Caller:
         raise
 
 
-async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
+async def _generate(
+    ingress: Ingress, store: ResponseStore, face: Face, request: Request
+) -> Response:
     request_id = request_id_of(request)
     caller = request.state.caller
     limits = ingress.limits_of(caller, request.headers.get(SEGMENT, ""))
     try:
         timeout_s = timeout_of(request)
-        asked: Asked = await read_object(
-            request, ingress.config.ingress, lambda values: face.parse(values, limits)
+        body: type[Sampling] = face.endpoint.body
+        asked = await read_object(
+            request, ingress.config.ingress, lambda values: body.parse(values, limits, store)
         )
         generation = await ingress.generate(
             face.answer_id(request_id), asked.spec, timeout_s=timeout_s, caller=caller,
@@ -195,7 +185,7 @@ async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
         raise
     is_streaming = False
     try:
-        writer = face.write(asked, generation, request_id)
+        writer = face.write(asked, generation, ingress.tokenizer, request_id)
         headers = warning_header(asked.ignored)
         # The status line of a stream is sent once it is admitted: until then it can be refused.
         if asked.stream and _may_be_sent_piecemeal(request):
@@ -223,14 +213,14 @@ def _may_be_sent_piecemeal(request: Request) -> bool:
 
 
 def _failed_stream(
-    ingress: Ingress, face: Face, asked: Asked, error: DrafthouseError, request_id: str
+    ingress: Ingress, face: Face, asked: Sampling, error: DrafthouseError, request_id: str
 ) -> Response:
     """Answer as OpenAI's Responses does where a prompt fills the context: clients that compact the
     conversation then look for the event, and not at the status."""
     generation = Generation(
         face.answer_id(request_id), asked.spec, ingress.tokenizer, ingress.coordinators, 1.0
     )
-    writer = face.write(asked, generation, request_id)
+    writer = face.write(asked, generation, ingress.tokenizer, request_id)
     return Response(writer.opening() + writer.failing(error), media_type="text/event-stream")
 
 
@@ -238,7 +228,7 @@ async def _all_deltas(generation: Generation) -> list[Delta]:
     return [delta async for deltas in generation.deltas() for delta in deltas]
 
 
-async def _whole(writer: Writer, deltas: Sequence[Delta], num_prompt_logprobs: int) -> bytes:
+async def _whole(writer: Writer[Any], deltas: Sequence[Delta], num_prompt_logprobs: int) -> bytes:
     """Encode the whole answer, in another thread if it has many log-probabilities."""
     num_logprobs = num_prompt_logprobs + sum(
         1 + len(one.top) for delta in deltas for one in delta.logprobs

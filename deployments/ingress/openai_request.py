@@ -7,7 +7,6 @@ misleads the client.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,8 +14,9 @@ import numpy as np
 from cluster.core import TokenArray
 from cluster.errors import RequestError
 from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported
+from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.wording import Schema, refused, unneeded
-from deployments.ingress.chat import Conversation, TextOrParts
+from deployments.ingress.chat import Answered, Conversation, TextOrParts
 from deployments.ingress.fields import encodable, json_kind, shown
 from deployments.ingress.logprob_writer import most
 from deployments.ingress.prompts import with_prediction
@@ -26,10 +26,8 @@ from deployments.ingress.sampling import (
     Count,
     Harmless,
     Sampling,
-    StreamOptions,
 )
-from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest, Prompt
-from deployments.ingress.tools import ToolUse
+from deployments.ingress.spec import GenerationSpec, Limits, Prompt
 
 _TEXT: Schema = {"type": "string", "minLength": 1}
 _TOKEN: Schema = {"type": "integer", "minimum": 0, "maximum": "max_token_id"}
@@ -110,6 +108,18 @@ class Completion(Sampling, Harmless):
             reason = "a beam search has none of the prompt's; remove echo or logprobs"
             raise self.wrong("logprobs", reason)
 
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def asked(self, limits: Limits, store: ResponseStore | None) -> GenerationSpec:
+        best_of, logprobs = self.best_of or self.n, self.logprobs
+        # Samples are ranked by their tokens' log-probabilities; beams are ranked already.
+        if best_of > self.n and not self.use_beam_search and logprobs is None:
+            logprobs = 0
+        spec = self.generation(limits, self.prompt, logprobs, num_samples=best_of)
+        told = most(self.prompt_logprobs, self.logprobs if self.echo else None)
+        return dataclasses.replace(spec, prompt_logprobs=told)
+
 
 class Prediction(Body):
     kinds = frozenset({"content"})
@@ -118,7 +128,7 @@ class Prediction(Body):
 
 
 # fmt: off
-class Chat(Conversation, ToolUse, Sampling, Harmless):
+class Chat(Conversation, Answered, Harmless):
     max_completion_tokens: Count | None = supported(
         "output tokens, at most; 0 only with prompt_logprobs")
     max_tokens: Count | None = supported("the older name of max_completion_tokens")
@@ -144,51 +154,12 @@ class Chat(Conversation, ToolUse, Sampling, Harmless):
         if top is not None and not self.logprobs:
             raise self.wrong("top_logprobs", f"{top} needs logprobs; send logprobs: true")
 
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
-def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
-    """Parse the body of POST /v1/completions."""
-    asked = Completion.read(values, limits)
-    best_of, shows = asked.best_of or asked.n, asked.logprobs is not None
-    # Samples are ranked by their tokens' log-probabilities; beams are ranked already.
-    is_ranked = best_of > asked.n and not asked.use_beam_search
-    logprobs = 0 if is_ranked and not shows else asked.logprobs
-    spec = asked.spec(limits, asked.prompt, logprobs, num_samples=best_of)
-    told = most(asked.prompt_logprobs, asked.logprobs if asked.echo else None)
-    spec = dataclasses.replace(spec, prompt_logprobs=told)
-    answer = _answer(asked, spec, is_chat=False, shows_logprobs=shows)
-    return dataclasses.replace(answer, echo=asked.echo)
-
-
-def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
-    """Parse the body of POST /v1/chat/completions."""
-    asked = Chat.read(values, limits)
-    use = asked.use(limits.dialect, asked.form()[0])
-    prompt = asked.prompt(use, asked.names("messages"))
-    logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    spec = asked.spec(limits, (prompt,), logprobs, use=use)
-    if asked.prediction is not None:
-        spec = with_prediction(spec, asked.prediction.content, limits)
-    return _answer(asked, spec, is_chat=True, shows_logprobs=asked.logprobs)
-
-
-def _answer(
-    asked: Sampling, spec: GenerationSpec, *, is_chat: bool, shows_logprobs: bool
-) -> OpenAIRequest:
-    options = asked.stream_options or StreamOptions()
-    return OpenAIRequest(
-        spec=spec,
-        model=asked.model,
-        is_chat=is_chat,
-        stream=asked.stream,
-        include_usage=options.include_usage,
-        continuous_usage=options.include_usage and options.continuous_usage_stats,
-        return_token_ids=asked.return_token_ids,
-        names_token_ids=asked.return_tokens_as_token_ids,
-        num_kept=asked.n,
-        shows_logprobs=shows_logprobs,
-        shows_prompt_logprobs=asked.prompt_logprobs,
-        ignored=asked.ignored,
-    )
+    def asked(self, limits: Limits, store: ResponseStore | None) -> GenerationSpec:
+        spec, expected = super().asked(limits, store), self.prediction
+        return spec if expected is None else with_prediction(spec, expected.content, limits)
 
 
 COMPLETIONS = Endpoint("/v1/completions", "Continue a prompt", Completion)

@@ -10,11 +10,10 @@ from typing import Any
 
 from cluster.core import FinishReason
 from cluster.errors import DrafthouseError
-from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece
+from deployments.ingress.api.writer import Item, Writer, grow
 from deployments.ingress.choice import Delta
 from deployments.ingress.draft_steps import written
-from deployments.ingress.generation import Generation
 from deployments.ingress.logprob_writer import (
     LogprobWriter,
     TextOffsets,
@@ -23,39 +22,33 @@ from deployments.ingress.logprob_writer import (
     trimmed,
 )
 from deployments.ingress.openai_error import error_event
-from deployments.ingress.spec import OpenAIRequest
+from deployments.ingress.openai_request import Chat, Completion
+from deployments.ingress.sampling import StreamOptions
 from deployments.ingress.usage import metrics, usage
 
 DONE = b"data: [DONE]\n\n"
 
 
-class Answer:
+class Answer(Writer[Chat | Completion]):
     """Collects or streams the deltas of one generation in the format that its client asked for."""
 
-    def __init__(
-        self,
-        request: OpenAIRequest,
-        generation: Generation,
-        tokenizer: Tokenizer,
-        created: int,
-        request_id: str,
-    ) -> None:
-        self._request = request
-        self._generation = generation
-        self._tokenizer = tokenizer
-        self._created = created
-        self._request_id = request_id
+    def __init__(self, *what: Any) -> None:
+        super().__init__(*what)
+        request = self._request
+        self._is_chat = isinstance(request, Chat)
+        self._echoes = isinstance(request, Completion) and request.echo
+        self._options = request.stream_options or StreamOptions()
+        self._shows_logprobs = request.num_logprobs() is not None
         count = len(request.spec.prompts) * request.spec.num_choices
         self._writers = [
-            self._logprob_writer(index) if request.shows_logprobs else None
-            for index in range(count)
+            self._logprob_writer(index) if self._shows_logprobs else None for index in range(count)
         ]
         self._open = count
         self._begun: set[int] = set()  # choices whose echo is written
         # Nothing is asked for that differs from chunk to chunk, but the text.
         self._is_brief = not (
-            request.shows_logprobs
-            or request.continuous_usage
+            self._shows_logprobs
+            or self._usage_is_continuous
             or request.return_token_ids
             or request.spec.speculation.return_draft_sources
             or request.spec.speculation.return_draft_trees
@@ -64,20 +57,20 @@ class Answer:
 
     def _logprob_writer(self, choice: int) -> LogprobWriter:
         offsets = None
-        if not self._request.is_chat:
+        if not self._is_chat:
             spec = self._request.spec
             prompt_ids = self._generation.prompt_ids[choice // spec.num_choices]
             offsets = TextOffsets(
                 self._tokenizer, prompt_ids, skip_special_tokens=spec.skip_special_tokens
             )
-        names_ids = self._request.names_token_ids
+        names_ids = self._request.return_tokens_as_token_ids
         return LogprobWriter(self._tokenizer, offsets, names_token_ids=names_ids)
 
     def _written(self, choices: Sequence[dict[str, Any]], more: Mapping[str, Any], end: str) -> str:
         """One JSON object of this answer.  end: of its kind's name, in chats."""
         content = {
             "id": self._generation.id,
-            "object": f"chat.completion{end}" if self._request.is_chat else "text_completion",
+            "object": f"chat.completion{end}" if self._is_chat else "text_completion",
             "created": self._created,
             "model": self._request.model,
             "choices": choices,
@@ -88,7 +81,6 @@ class Answer:
     # Whole answers
 
     def whole(self, deltas: Iterable[Delta]) -> bytes:
-        """The answer to a request without `stream`."""
         collected: list[list[Delta]] = [[] for _ in self._writers]
         for delta in deltas:
             collected[delta.choice].append(delta)
@@ -97,17 +89,14 @@ class Answer:
             for place, sample in enumerate(self._kept(collected))
         ]
         more: dict[str, Any] = {}
-        if self._request.is_chat:
-            if self._request.return_token_ids:
-                more["prompt_token_ids"] = self._prompt_ids(0)
-            if self._request.shows_prompt_logprobs is not None:
-                more["prompt_logprobs"] = self._prompt_logprobs(0)
+        if self._is_chat:
+            more = self._of_prompt(0)
         more |= {"usage": usage(self._generation), "metrics": metrics(self._generation)}
         return self._written(choices, more, "").encode()
 
     def _kept(self, collected: Sequence[Sequence[Delta]]) -> list[int]:
         """The samples that are answered with: all, or the likeliest of each prompt."""
-        count, kept = self._request.spec.num_choices, self._request.num_kept
+        count, kept = self._request.spec.num_choices, self._request.n
         samples = range(len(collected))
         if kept == count:
             return list(samples)
@@ -131,7 +120,7 @@ class Answer:
         begins = is_whole or (self._echoes_logprobs and index not in self._begun)
         self._begun.add(index)
         choice: dict[str, Any] = {"index": index}
-        if not request.is_chat:
+        if not self._is_chat:
             said = "".join(part.text for part in parts)
             choice["text"] = self._echoed(index) + said if begins else said
         elif is_whole:
@@ -158,11 +147,7 @@ class Answer:
                 choice["draft_steps_dropped"] = last.num_steps_dropped
         if request.return_token_ids:
             choice["token_ids"] = token_ids
-            if is_whole and not request.is_chat:
-                choice["prompt_token_ids"] = self._prompt_ids(index)
-        if is_whole and not request.is_chat and request.shows_prompt_logprobs is not None:
-            choice["prompt_logprobs"] = self._prompt_logprobs(index)
-        return choice
+        return choice | self._of_prompt(index) if is_whole and not self._is_chat else choice
 
     def _sources(self, delta: Delta) -> list[dict[str, Any]]:
         """Each token's text, and the drafters that had proposed it."""
@@ -184,7 +169,7 @@ class Answer:
         return ids
 
     def _echoed(self, choice: int) -> str:
-        if not self._request.echo:
+        if not self._echoes:
             return ""
         number = choice // self._request.spec.num_choices
         text = self._request.spec.prompts[number].text
@@ -195,7 +180,7 @@ class Answer:
 
     @property
     def _echoes_logprobs(self) -> bool:
-        return self._request.echo and self._request.shows_logprobs
+        return self._echoes and self._shows_logprobs
 
     def _echoed_logprobs(self, choice: int, writer: LogprobWriter) -> dict[str, Any]:
         if not self._echoes_logprobs:
@@ -204,15 +189,18 @@ class Answer:
         logprobs = trimmed(self._generation.prompt_logprobs(choice), num_top)
         return writer.write_prompt(self._prompt_ids(choice), logprobs, self._echoed(choice))
 
-    def _prompt_logprobs(self, choice: int) -> list[dict[str, Any] | None]:
-        return prompt_entries(
-            self._prompt_ids(choice),
-            trimmed(
-                self._generation.prompt_logprobs(choice), self._request.shows_prompt_logprobs or 0
-            ),
-            self._tokenizer,
-            names_token_ids=self._request.names_token_ids,
-        )
+    def _of_prompt(self, choice: int) -> dict[str, Any]:
+        """What is said of its prompt."""
+        request, token_ids = self._request, self._prompt_ids(choice)
+        said: dict[str, Any] = {"prompt_token_ids": token_ids} if request.return_token_ids else {}
+        if request.prompt_logprobs is not None:
+            said["prompt_logprobs"] = prompt_entries(
+                token_ids,
+                trimmed(self._generation.prompt_logprobs(choice), request.prompt_logprobs),
+                self._tokenizer,
+                names_token_ids=request.return_tokens_as_token_ids,
+            )
+        return said
 
     # Streams
 
@@ -221,9 +209,9 @@ class Answer:
         parts = []
         for index in range(len(self._writers)):
             said: dict[str, Any] = {"text": self._echoed(index)}
-            if self._request.is_chat:
+            if self._is_chat:
                 said = {"delta": {"role": "assistant", "content": "", "refusal": None}}
-            elif not self._request.echo or self._echoes_logprobs:
+            elif not self._echoes or self._echoes_logprobs:
                 continue
             seed = self._generation.seed_of(index)
             empty = {"logprobs": None, "finish_reason": None, "seed": seed}
@@ -243,7 +231,7 @@ class Answer:
                 continue
             self._open -= delta.finish_reason is not None
             is_last = self._open == 0 and delta is deltas[-1]
-            tail = self._statistics() if is_last and not self._request.include_usage else {}
+            tail = self._statistics() if is_last and not self._options.include_usage else {}
             parts.append(self._chunk(self._choice(delta.choice, [delta], is_whole=False), tail))
         return b"".join(parts)
 
@@ -257,25 +245,26 @@ class Answer:
         return self._frames[choice]
 
     def failing(self, error: DrafthouseError) -> bytes:
-        """The events that end a stream with an error."""
         return error_event(error, self._request_id) + DONE
 
     def closing(self) -> bytes:
-        """The events that end a stream without errors."""
-        if not self._request.include_usage:
+        if not self._options.include_usage:
             return DONE
         return self._event([], {"usage": usage(self._generation), **self._statistics()}) + DONE
 
     def _chunk(self, choice: dict[str, Any], tail: Mapping[str, Any]) -> bytes:
         more: dict[str, Any] = {}
         # As in OpenAI: with include_usage, every chunk but the last has `usage: null`.
-        if self._request.include_usage:
-            is_told = self._request.continuous_usage
-            more["usage"] = usage(self._generation) if is_told else None
+        if self._options.include_usage:
+            more["usage"] = usage(self._generation) if self._usage_is_continuous else None
         return self._event([choice], {**more, **tail})
 
     def _event(self, choices: Sequence[dict[str, Any]], more: Mapping[str, Any]) -> bytes:
         return f"data: {self._written(choices, more, '.chunk')}\n\n".encode()
+
+    @property
+    def _usage_is_continuous(self) -> bool:
+        return self._options.include_usage and self._options.continuous_usage_stats
 
     def _statistics(self) -> dict[str, Any]:
         return {"metrics": metrics(self._generation)}
@@ -292,21 +281,19 @@ def finish_reason(last: Delta) -> str | None:
 
 def whole_message(parts: Sequence[Delta]) -> dict[str, Any]:
     """The message of an answer that is not streamed."""
-    text = "".join(part.text for part in parts)
-    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-    reasoning = "".join(part.reasoning for part in parts)
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    calls: dict[int, dict[str, Any]] = {}
-    for piece in (piece for part in parts for piece in part.calls):
-        kind, given = _shape(piece)
-        if piece.name is not None:
-            said = {"name": piece.name, given: ""}
-            calls[piece.index] = {"id": _call_id(), "type": kind, kind: said}
-        calls[piece.index][kind][given] += piece.arguments
+    items: list[Item] = []
+    for part in parts:
+        list(grow(items, part))
+    said = {
+        kind: "".join(item.text for item in items if item.kind == kind)
+        for kind in ("text", "reasoning")
+    }
+    message: dict[str, Any] = {"role": "assistant", "content": said["text"], "refusal": None}
+    if said["reasoning"]:
+        message["reasoning_content"] = said["reasoning"]
+    calls = [item.call() for item in items if item.is_call]
     if calls:
-        message["tool_calls"] = list(calls.values())
-        message["content"] = text or None
+        message |= {"tool_calls": calls, "content": said["text"] or None}
     return message
 
 
@@ -323,18 +310,8 @@ def delta_fields(delta: Delta) -> dict[str, Any]:
 
 
 def _piece(piece: CallPiece) -> dict[str, Any]:
-    kind, given = _shape(piece)
-    said = {given: piece.arguments}
-    if piece.name is None:
-        return {"index": piece.index, kind: said}
-    named = {"name": piece.name, **said}
-    return {"index": piece.index, "id": _call_id(), "type": kind, kind: named}
-
-
-def _shape(piece: CallPiece) -> tuple[str, str]:
-    """The type of a call, and the field of what it is called with."""
-    return ("custom", "input") if piece.is_text else ("function", "arguments")
-
-
-def _call_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
+    item = Item("custom" if piece.is_text else "function", 0, piece.name or "", piece.arguments)
+    call = {"index": piece.index, **item.call()}
+    if piece.name is None:  # it goes on
+        del call["id"], call["type"], call[item.kind]["name"]
+    return call

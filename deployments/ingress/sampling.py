@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -15,6 +16,7 @@ from cluster.requests.seeds import asked_seed
 from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
 from cluster.spec.beam_params import MAX_LENGTH_PENALTY
 from deployments.ingress.api.contract import Body, Read, or_text, supported, up_to
+from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.wording import ignored, refused, unneeded
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, Prompt
@@ -169,6 +171,7 @@ class Sampling(Named):
     # fmt: on
 
     default_max_tokens: ClassVar[int] = 0  # 0 = the server's
+    _spec: GenerationSpec
     unserved = (
         *ignored("the tokenizers served do not use it", spaces_between_special_tokens=(True,)),
         *refused("remove it; use logit_bias", allowed_token_ids=([],), bad_words=([],)),
@@ -186,6 +189,29 @@ class Sampling(Named):
         *refused("remove it; use max_tokens or penalties", "repetition_detection"),
         *ignored("arguments of vLLM's own plug-ins", "vllm_xargs"),
     )
+
+    @classmethod
+    def parse(
+        cls, values: Mapping[str, Any], limits: Limits, store: ResponseStore | None = None
+    ) -> Self:
+        """Read a body, and what it asks for.  store: of answers that a conversation may go on
+        after."""
+        body = cls.read(values, limits)
+        body._spec = body.asked(limits, store)
+        return body
+
+    @property
+    def spec(self) -> GenerationSpec:
+        """What it asks for, once it is parsed."""
+        return self._spec
+
+    def asked(self, limits: Limits, store: ResponseStore | None) -> GenerationSpec:
+        """What it asks for."""
+        raise NotImplementedError
+
+    def num_logprobs(self) -> int | None:
+        """How many alternatives the answer shows of each token; None = no log-probabilities."""
+        return None
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
@@ -247,7 +273,7 @@ class Sampling(Named):
             raise RequestError.at(found[1], reason)
         return use.grammar, found[1] or "tools"
 
-    def spec(
+    def generation(
         self,
         limits: Limits,
         prompts: tuple[Prompt, ...],

@@ -45,20 +45,18 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatUse:
-    """tools: as the template gets them.  grammar: of the calls, None = they are not constrained.
+    """grammar: of the calls, None = they are not constrained.
 
     reads_calls: whether calls are looked for in the answer.  is_forced: whether it must be calls.
-    is_parallel: whether it may have several.  template_arguments: for the template.
-    shows_reasoning: whether it is sent.  custom: names of tools whose calls are one text each.
+    is_parallel: whether it may have several.  shows_reasoning: whether it is sent.
+    custom: names of tools whose calls are one text each.
     has_form: whether the grammar allows a text of the wanted form in place of calls.
     """
 
-    tools: tuple[Mapping[str, Any], ...] = ()
     grammar: GrammarSpec | None = None
     reads_calls: bool = False
     is_forced: bool = False
     is_parallel: bool = True
-    template_arguments: Mapping[str, Any] | None = None
     shows_reasoning: bool = True
     custom: frozenset[str] = frozenset()
     has_form: bool = False
@@ -118,40 +116,6 @@ class Resumption:
     choice: int
     token_ids: TokenArray
     finished: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """A GenerationSpec, and what its body says of the answer, whatever the format.
-
-    ignored: names of fields that had no effect.
-    """
-
-    spec: GenerationSpec
-    model: str
-    stream: bool = False
-    ignored: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenAIRequest(Asked):
-    """Of a chat or a completion.
-
-    names_token_ids: log-probabilities name tokens by their ids.
-    shows_prompt_logprobs: so many alternatives of each, None = they are not shown.
-    num_kept: how many of a prompt's samples are answered with, the likeliest first where there are
-    more (`best_of`).  shows_logprobs: whether their log-probabilities are.
-    """
-
-    is_chat: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    echo: bool = False
-    return_token_ids: bool = False
-    names_token_ids: bool = False
-    num_kept: int = 1
-    shows_logprobs: bool = False
-    shows_prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
@@ -18,7 +18,7 @@ from cluster.text.tool_calls.base import NAME
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
 from deployments.ingress.api.wording import TEXT, refused
 from deployments.ingress.fields import encodable_json, shown
-from deployments.ingress.spec import ChatUse, Limits
+from deployments.ingress.spec import ChatOptions, ChatUse, Limits, Message, Prompt
 
 MAX_TOOLS = 128
 _ANY_ARGUMENTS = {"type": "object"}
@@ -162,8 +162,9 @@ class Tool(Body):
 
 
 class ToolUse(Body):
-    """Tools of a chat."""
+    """A conversation: its tools, and how it becomes a prompt.  conversation: the field with it."""
 
+    conversation: ClassVar[str] = "messages"
     tools: list[Tool] = supported(OF_TOOLS, (), max_length=MAX_TOOLS)
     tool_choice: Annotated[Choice, instead(_choice, {"anyOf": [TEXT, {"type": "object"}]})] = (
         supported("none, auto, required, or a function; calls that are forced obey their schemas",
@@ -211,16 +212,39 @@ class ToolUse(Body):
         """True if the answer has it."""
         return self.include_reasoning
 
-    def use(self, dialect: Dialect, form: GrammarSpec | None = None) -> ChatUse:
-        """What this means for the prompt and the answer.  form: what a text of the answer must be.
+    def said(self) -> list[tuple[str, Message]]:
+        """The messages as templates read them, each with its place."""
+        raise NotImplementedError
+
+    def ending(self, last: Message) -> tuple[bool, bool]:
+        """Whether the answer's header is added behind the last message, and whether the answer goes
+        on with that."""
+        return True, False
+
+    def prompt_of(self, limits: Limits, form: GrammarSpec | None = None) -> tuple[Prompt, ChatUse]:
+        """The prompt, and how the answer is read.  form: what a text of the answer must be.
 
         Raises RequestError for tools that cannot be served, naming the field."""
         functions = [tool.named() for tool in self.tools if not tool.is_left_out]
-        choice = self.choice()
-        arguments, shows = self._arguments, self.shows_reasoning()
         self._check_choice([function.name for function in functions])
-        if not functions or choice.kind == "none":
-            return ChatUse(template_arguments=arguments, shows_reasoning=shows)
+        if self.choice().kind == "none":
+            functions = []
+        use = self._use(functions, limits.dialect, form)
+        places, messages = zip(*self.said(), strict=True)
+        prompt = Prompt(
+            messages=messages,
+            tools=tuple(function.told() for function in functions),
+            template=ChatOptions(*self.ending(messages[-1]), self._arguments),
+            names=self.names(self.conversation, places),
+        )
+        return prompt, use
+
+    def _use(
+        self, functions: Sequence[Function], dialect: Dialect, form: GrammarSpec | None
+    ) -> ChatUse:
+        choice, shows = self.choice(), self.shows_reasoning()
+        if not functions:
+            return ChatUse(shows_reasoning=shows)
         if dialect.calls is None or "tools" not in dialect.template:
             raise RequestError.at(
                 "tools",
@@ -235,12 +259,10 @@ class ToolUse(Body):
             dialect, functions, choice, form if has_form else None, is_parallel=is_parallel
         )
         return ChatUse(
-            tools=tuple(function.told() for function in functions),
             grammar=grammar,
             reads_calls=True,
             is_forced=choice.kind != "auto",
             is_parallel=is_parallel,
-            template_arguments=arguments,
             shows_reasoning=shows,
             custom=frozenset(function.name for function in functions if function.is_custom),
             has_form=has_form,

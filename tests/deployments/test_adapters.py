@@ -13,7 +13,7 @@ from cluster.core import token_array
 from cluster.errors import NotFoundError
 from cluster.rpc.generation import GenerationRequest
 from deployments.ingress.grpc_request import to_spec
-from deployments.ingress.openai_request import parse_chat, parse_completion
+from deployments.ingress.openai_request import Chat, Completion
 from tests.deployments.conftest import ADAPTER, MODEL, Served
 from tests.deployments.test_openai_request import LIMITS, chat, completion
 from tests.support.engine.adapters import merged_oracle
@@ -64,7 +64,7 @@ def test_an_unknown_model_is_answered_404_with_the_names_that_are_served(served:
 
 def test_the_model_names_the_adapter() -> None:
     limits = dataclasses.replace(LIMITS, adapters={"sql": "sql@1", "demo/pirate": "demo/pirate@2"})
-    for parse, make in ((parse_completion, completion), (parse_chat, chat)):
+    for parse, make in ((Completion.parse, completion), (Chat.parse, chat)):
         assert parse(make(), limits).spec.adapter == ""
         assert parse(make(model="demo/pirate"), limits).spec.adapter == "demo/pirate@2"
         with pytest.raises(NotFoundError, match="'demo' or 'sql' or 'demo/pirate'") as caught:

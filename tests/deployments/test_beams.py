@@ -17,7 +17,7 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.grpc_request import to_spec
-from deployments.ingress.openai_request import parse_chat, parse_completion
+from deployments.ingress.openai_request import Chat, Completion
 from deployments.ingress.openai_response import Answer
 from deployments.ingress.spec import GenerationSpec, OpenAIRequest
 from tests.coordinator.test_beams import ENDS, TOKENS, BeamTarget
@@ -37,7 +37,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def searched(fields: dict[str, Any]) -> GenerationSpec:
-    return parse_completion(completion(**fields), LIMITS).spec
+    return Completion.parse(completion(**fields), LIMITS).spec
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_a_request_for_beams(fields: dict[str, Any], spec: BeamSpec, num_choices
     assert found.params.beams == spec
     assert found.num_choices == num_choices
     assert not found.speculation.enabled
-    asked = parse_completion(completion(**fields), LIMITS)
-    assert asked.num_kept == num_choices, "beams are ranked already"
+    asked = Completion.parse(completion(**fields), LIMITS)
+    assert asked.n == num_choices, "beams are ranked already"
     assert asked.spec.params.logprobs is None
 
 
 def test_chat_and_grpc_search_too() -> None:
-    assert parse_chat(chat(**BEAMS), LIMITS).spec.params.beams == BeamSpec(3)
+    assert Chat.parse(chat(**BEAMS), LIMITS).spec.params.beams == BeamSpec(3)
     options = SamplingOptions(beam_search=BeamSpec(0, 2.0, "never"), max_tokens=5)
     found = to_spec(GenerationRequest("demo", "hello", sampling=options, n=2), LIMITS)
     assert found.params.beams == BeamSpec(2, 2.0, "never")
@@ -134,7 +134,7 @@ async def test_one_search_answers_with_the_best_texts_in_order(
 ) -> None:
     target = BeamTarget()
     prompts = [[5, 6, 7], [8, 9]][:num_prompts]
-    asked = parse_completion(
+    asked = Completion.parse(
         completion(**{**BEAMS, "n": 2, "best_of": 3, "return_token_ids": True, "prompt": prompts}),
         LIMITS,
     )
@@ -160,7 +160,7 @@ async def test_a_search_that_is_refused_after_its_admission_ends_with_the_reason
 ) -> None:
     target = ToyTarget(refuses=lambda item: RequestError("too many beams"))
     target.gate.clear()
-    asked = parse_completion(completion(**BEAMS, prompt=[5, 6, 7]), LIMITS)
+    asked = Completion.parse(completion(**BEAMS, prompt=[5, 6, 7]), LIMITS)
     async with stage() as setting, house() as only, asyncio.timeout(20):
         setting.add("a", only, target)
         await asyncio.sleep(0)

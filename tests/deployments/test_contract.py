@@ -17,21 +17,15 @@ from deployments.ingress.api.contract import Endpoint
 from deployments.ingress.api.messages import (
     COUNT_TOKENS,
     MESSAGES,
+    AnthropicMessages,
     error_body,
-    parse_count_tokens,
-    parse_messages_request,
 )
 from deployments.ingress.api.openapi import ENDPOINTS, body_schema, openapi
-from deployments.ingress.api.response_request import RESPONSES, parse_response
+from deployments.ingress.api.response_request import RESPONSES, Response
 from deployments.ingress.api.response_store import ResponseStore
-from deployments.ingress.api.token_request import (
-    DETOKENIZE,
-    TOKENIZE,
-    parse_detokenize,
-    parse_tokenize,
-)
+from deployments.ingress.api.token_request import DETOKENIZE, TOKENIZE
 from deployments.ingress.api.wording import Rule, Status, resolved, warning_header
-from deployments.ingress.openai_request import CHAT, COMPLETIONS, parse_chat, parse_completion
+from deployments.ingress.openai_request import CHAT, COMPLETIONS, Chat, Completion
 from deployments.ingress.spec import Limits
 from docs.tools import api
 from tests.deployments.test_openai_request import LIMITS, chat, completion
@@ -40,27 +34,27 @@ LENIENT = dataclasses.replace(LIMITS, compatibility="lenient")
 
 
 def parse_stateless(values: Mapping[str, Any], limits: Limits) -> Any:
-    return parse_response(values, limits, ResponseStore(1, 1))
+    return Response.parse(values, limits, ResponseStore(1, 1))
 
 
-@dataclasses.dataclass(frozen=True)
-class Counted:
-    ignored: tuple[str, ...]
+def parse_for_prompt(body: Any) -> Callable[..., Any]:
+    def parse(values: Mapping[str, Any], limits: Limits) -> Any:
+        asked = body.read(values, limits)
+        asked.prompt_of(limits)
+        return asked
 
-
-def count_tokens(values: Mapping[str, Any], limits: Limits) -> Counted:
-    return Counted(parse_count_tokens(values, limits)[1])
+    return parse
 
 
 # A body that each endpoint serves, and its parser.
 PARSERS: Mapping[Endpoint, tuple[dict[str, Any], Callable[..., Any]]] = {
-    COMPLETIONS: (completion(), parse_completion),
-    CHAT: (chat(), parse_chat),
-    TOKENIZE: ({"prompt": "x"}, parse_tokenize),
+    COMPLETIONS: (completion(), Completion.parse),
+    CHAT: (chat(), Chat.parse),
+    TOKENIZE: ({"prompt": "x"}, parse_for_prompt(TOKENIZE.body)),
     RESPONSES: ({"model": "demo", "input": "x"}, parse_stateless),
-    MESSAGES: (chat(max_tokens=1), parse_messages_request),
-    COUNT_TOKENS: (chat(), count_tokens),
-    DETOKENIZE: ({"tokens": [1]}, parse_detokenize),
+    MESSAGES: (chat(max_tokens=1), AnthropicMessages.parse),
+    COUNT_TOKENS: (chat(), parse_for_prompt(COUNT_TOKENS.body)),
+    DETOKENIZE: ({"tokens": [1]}, DETOKENIZE.body.read),
 }
 # What a field needs beside it.
 NEEDS: Mapping[str, dict[str, Any]] = {
@@ -161,11 +155,11 @@ def test_a_field_without_effect_has_one_line_of_the_log(caplog: pytest.LogCaptur
     turns = [{"role": "user", "content": "x", "mood": "good\r\n"}] * 3
     with caplog.at_level("INFO"):
         for _ in range(3):
-            assert parse_chat(chat(messages=turns), limits).ignored == ("messages[].mood",)
-            parse_chat(chat(temprature=1), dataclasses.replace(limits, owner="another"))
+            assert Chat.parse(chat(messages=turns), limits).ignored == ("messages[].mood",)
+            Chat.parse(chat(temprature=1), dataclasses.replace(limits, owner="another"))
         # A client may invent any number of names.
         for number in range(2000):
-            parse_chat(chat(**{f"made\nup{number}": 1}), limits)
+            Chat.parse(chat(**{f"made\nup{number}": 1}), limits)
     lines = [each.getMessage() for each in caplog.records]
     assert [line.rpartition(" ")[2] for line in lines[:2]] == ["messages[].mood", "temprature"]
     assert len(lines) == len(limits.logged) == 1000
@@ -175,9 +169,9 @@ def test_a_field_without_effect_has_one_line_of_the_log(caplog: pytest.LogCaptur
 def test_an_unknown_field_is_an_error_or_a_warning() -> None:
     for name in ("temprature", "speculation.depth", "messages[].mood", "stream_options.usage"):
         with pytest.raises(RequestError, match="unknown field") as caught:
-            parse_chat(body_with(CHAT, name, 5), LIMITS)
+            Chat.parse(body_with(CHAT, name, 5), LIMITS)
         assert caught.value.param == shown(name)
-        assert parse_chat(body_with(CHAT, name, 5), LENIENT).ignored == (name,)
+        assert Chat.parse(body_with(CHAT, name, 5), LENIENT).ignored == (name,)
 
 
 def test_the_warning_holds_no_more_of_a_name_than_a_header_may() -> None:

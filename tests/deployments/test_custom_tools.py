@@ -20,11 +20,11 @@ from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.json_call import TextArgument
 from cluster.text.tool_calls.registry import FORMATS
-from deployments.ingress.api.response_request import ResponseRequest
+from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.choice import Delta
-from deployments.ingress.openai_request import parse_chat
+from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
 from deployments.ingress.spec import ChatUse, GenerationSpec
 from tests.deployments.test_contract import parse_stateless
@@ -51,7 +51,7 @@ def flat_spec(tool: dict[str, Any], **fields: Any) -> GenerationSpec:
 
 
 def chat_spec(tool: dict[str, Any], **fields: Any) -> GenerationSpec:
-    return parse_chat(chat(tools=[tool], **fields), SERVED).spec
+    return Chat.parse(chat(tools=[tool], **fields), SERVED).spec
 
 
 def test_a_model_knows_it_as_a_function_of_one_text() -> None:
@@ -156,9 +156,9 @@ def test_a_chat_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
 
 def test_a_response_has_the_call_in_its_own_shape(folder: Path, tokenizer: Tokenizer) -> None:
     made, _ = generation(folder)
-    request = ResponseRequest(made.spec, "m", is_stored=True)
     store = ResponseStore(4, 10**6)
-    writer = ResponseWriter(request, made, tokenizer, store)
+    request = Response.parse({"model": "demo", "input": "x"}, LIMITS, store)
+    writer = ResponseWriter(request, made, tokenizer, "id")
     deltas = answer(tokenizer)
     whole = json.loads(writer.whole(deltas))
     item = ResponseCustomToolCall.model_validate(whole["output"][1])
@@ -168,10 +168,10 @@ def test_a_response_has_the_call_in_its_own_shape(folder: Path, tokenizer: Token
         "custom_tool_call",
         "function_call",
     ]
-    (kept,) = store.get("resp_1", "", "x").messages
+    (_, kept) = store.get("resp_1", "", "x").messages
     assert kept["tool_calls"][0]["function"] == {"name": "patch", "arguments": {"input": PATCH}}
 
-    writer = ResponseWriter(request, made, tokenizer, store)
+    writer = ResponseWriter(request, made, tokenizer, "id")
     events = events_of(writer.opening() + writer.chunks(deltas) + writer.closing())
     own = [event for event in events if "custom_tool_call_input" in event["type"]]
     *grown, done = own

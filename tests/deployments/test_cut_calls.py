@@ -12,13 +12,13 @@ import pytest
 
 from cluster.core import FinishReason, TokenLogprob
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.api.response_request import parse_response
+from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.choice import Delta
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
-from deployments.ingress.openai_request import parse_chat
+from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import whole_message
 from deployments.ingress.spec import ChatUse
 from tests.deployments.test_openai_request import LIMITS, chat
@@ -125,9 +125,9 @@ def test_arguments_that_are_no_json_leave_a_message_valid(
 def response_of(
     tokenizer: Tokenizer, deltas: Sequence[Delta], store: ResponseStore, **more: Any
 ) -> dict[str, Any]:
-    request = parse_response({"model": "demo", "input": "x", **more}, LIMITS, store)
+    request = Response.parse({"model": "demo", "input": "x", **more}, LIMITS, store)
     made = Generation("resp_1", request.spec, tokenizer, Coordinators(), 8.0)
-    body: dict[str, Any] = json.loads(ResponseWriter(request, made, tokenizer, store).whole(deltas))
+    body: dict[str, Any] = json.loads(ResponseWriter(request, made, tokenizer, "id").whole(deltas))
     return body
 
 
@@ -155,8 +155,8 @@ def test_an_answer_with_a_cut_call_can_be_gone_on_with(tokenizer: Tokenizer) -> 
     user = {"role": "user", "content": "x"}
 
     def conversation(**body: Any) -> list[Any]:
-        found = parse_response({"model": "demo", **body}, LIMITS, store).messages
-        return [dict(message) for message in found]
+        asked = Response.parse({"model": "demo", **body}, LIMITS, store)
+        return [dict(message) for message in asked.spec.prompts[0].messages or ()]
 
     by_id = conversation(previous_response_id=answered["id"], input=[result])
     assert conversation(input=[user, item, result]) == by_id
@@ -164,5 +164,5 @@ def test_an_answer_with_a_cut_call_can_be_gone_on_with(tokenizer: Tokenizer) -> 
     message = {**whole_message(deltas)}
     message["tool_calls"][0]["id"] = item["call_id"]
     tool = {"role": "tool", "tool_call_id": item["call_id"], "content": "what?"}
-    chat_prompt = parse_chat(chat(messages=[user, message, tool]), LIMITS).spec.prompts[0]
+    chat_prompt = Chat.parse(chat(messages=[user, message, tool]), LIMITS).spec.prompts[0]
     assert [dict(message) for message in chat_prompt.messages or ()] == by_id

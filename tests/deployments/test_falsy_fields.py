@@ -10,11 +10,11 @@ import pytest
 from cluster.errors import RequestError
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.rpc.generation import GenerationRequest, SamplingOptions
-from deployments.ingress.api.messages import parse_messages_request
-from deployments.ingress.api.response_request import parse_response
+from deployments.ingress.api.messages import AnthropicMessages
+from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.grpc_request import to_spec
-from deployments.ingress.openai_request import parse_chat, parse_completion
+from deployments.ingress.openai_request import Chat, Completion
 from tests.deployments.test_openai_request import LIMITS, chat, completion
 
 FORMS = ("json", "regex", "choice", "grammar", "structural_tag")
@@ -31,24 +31,24 @@ def refusal(parse: Any, *arguments: Any) -> RequestError:
 @pytest.mark.parametrize("value", [0, 0.0, False])
 def test_no_form_of_a_grammar_is_dropped(form: str, value: Any) -> None:
     asked = {"structured_outputs": {form: value}}
-    for parse, body in ((parse_chat, chat(**asked)), (parse_completion, completion(**asked))):
+    for parse, body in ((Chat.parse, chat(**asked)), (Completion.parse, completion(**asked))):
         assert refusal(parse, body, LIMITS).param == f"structured_outputs.{form}"
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_that_is_null_is_absent(form: str) -> None:
     asked = chat(structured_outputs={form: None, "json_object": False})
-    assert parse_chat(asked, LIMITS).spec.params.grammar is None
+    assert Chat.parse(asked, LIMITS).spec.params.grammar is None
 
 
 def test_json_object_is_true_or_false() -> None:
     body = chat(structured_outputs={"json_object": 0})
-    assert refusal(parse_chat, body, LIMITS).param == "structured_outputs.json_object"
+    assert refusal(Chat.parse, body, LIMITS).param == "structured_outputs.json_object"
 
 
 @pytest.mark.parametrize("form", ["regex", "grammar"])
 def test_an_empty_text_is_told_to_be_empty(form: str) -> None:
-    error = refusal(parse_completion, completion(structured_outputs={form: ""}), LIMITS)
+    error = refusal(Completion.parse, completion(structured_outputs={form: ""}), LIMITS)
     assert error.message.startswith(f"structured_outputs.{form}: empty; send a")
 
 
@@ -73,21 +73,21 @@ def test_a_source_over_grpc_is_a_grammar_or_refused_by_its_name(kind: str, sourc
 def test_a_grammar_over_grpc_is_that_of_http() -> None:
     spec = to_spec(with_grammar("choice", '["b", "a", "b"]'), LIMITS)
     asked = completion(structured_outputs={"choice": ["b", "a", "b"]})
-    assert spec.params.grammar == parse_completion(asked, LIMITS).spec.params.grammar
+    assert spec.params.grammar == Completion.parse(asked, LIMITS).spec.params.grammar
     assert spec.params.grammar == GrammarSpec("choice", '["b","a"]')
 
 
 def in_responses(body: dict[str, Any]) -> Any:
-    return parse_response({"model": "demo", **body}, LIMITS, ResponseStore(1, 1000))
+    return Response.parse({"model": "demo", **body}, LIMITS, ResponseStore(1, 1000))
 
 
 def in_messages(body: dict[str, Any]) -> Any:
-    return parse_messages_request({"model": "demo", "max_tokens": 1, **body}, LIMITS)
+    return AnthropicMessages.parse({"model": "demo", "max_tokens": 1, **body}, LIMITS)
 
 
 @pytest.mark.parametrize("value", [0, False, "", {}])
 def test_tools_are_a_list(value: Any) -> None:
-    assert refusal(parse_chat, chat(tools=value), LIMITS).param == "tools"
+    assert refusal(Chat.parse, chat(tools=value), LIMITS).param == "tools"
     assert refusal(in_responses, {"input": "x", "tools": value}).param == "tools"
     assert refusal(in_messages, {"messages": HELLO, "tools": value}).param == "tools"
 
@@ -95,7 +95,7 @@ def test_tools_are_a_list(value: Any) -> None:
 @pytest.mark.parametrize("value", [0, False, "", {}])
 def test_calls_of_an_earlier_answer_are_a_list(value: Any) -> None:
     said = {"role": "assistant", "content": "x", "tool_calls": value}
-    error = refusal(parse_chat, chat(messages=[*HELLO, said]), LIMITS)
+    error = refusal(Chat.parse, chat(messages=[*HELLO, said]), LIMITS)
     assert error.param == "messages[1].tool_calls"
 
 
@@ -103,7 +103,7 @@ def test_calls_of_an_earlier_answer_are_a_list(value: Any) -> None:
 def test_arguments_of_calls_are_objects(value: Any) -> None:
     function = {"name": "f", "arguments": value}
     said = {"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}
-    error = refusal(parse_chat, chat(messages=[*HELLO, said]), LIMITS)
+    error = refusal(Chat.parse, chat(messages=[*HELLO, said]), LIMITS)
     assert error.param == "messages[1].tool_calls[0].function.arguments"
     call = {"type": "function_call", "call_id": "a", **function}
     assert "arguments" in refusal(in_responses, {"input": [call]}).message
@@ -115,12 +115,12 @@ def test_arguments_of_calls_are_objects(value: Any) -> None:
 
 def test_what_generates_nothing_cannot_have_a_least_length() -> None:
     asked = completion(max_tokens=0, echo=True, min_tokens=3)
-    assert refusal(parse_completion, asked, LIMITS).param == "min_tokens"
+    assert refusal(Completion.parse, asked, LIMITS).param == "min_tokens"
 
 
 def test_a_body_without_those_fields_is_as_before() -> None:
-    plain = parse_chat(chat(), LIMITS).spec
+    plain = Chat.parse(chat(), LIMITS).spec
     nothing = {"tools": None, "structured_outputs": None, "response_format": None}
-    asked = parse_chat(chat(**nothing), LIMITS).spec
+    asked = Chat.parse(chat(**nothing), LIMITS).spec
     assert dataclasses.replace(asked.params) == plain.params
     assert asked.prompts[0].tools == ()

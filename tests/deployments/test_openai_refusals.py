@@ -11,7 +11,7 @@ from cluster.rpc.codec_generation import REQUEST, decode_request
 from cluster.rpc.generation import GenerationRequest
 from deployments.ingress.body import parse_body
 from deployments.ingress.grpc_request import to_spec
-from deployments.ingress.openai_request import parse_chat, parse_completion
+from deployments.ingress.openai_request import Chat, Completion
 from tests.deployments.test_openai_request import LIMITS, chat, completion
 
 BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
@@ -89,7 +89,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "param"), BAD_COMPLETIONS)
 def test_a_bad_completion_request_names_the_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_completion(completion(**fields), LIMITS)
+        Completion.parse(completion(**fields), LIMITS)
     assert caught.value.param == param
     assert 400 <= surface_of(caught.value).http_status < 500
     assert len(caught.value.message) < 300
@@ -133,20 +133,20 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "param"), BAD_CHATS)
 def test_a_bad_chat_request_names_the_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_chat(chat(**fields), LIMITS)
+        Chat.parse(chat(**fields), LIMITS)
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize("model", ["gpt-5", "", None, 5])
 def test_another_model_is_refused(model: Any) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_completion(completion(model=model), LIMITS)
+        Completion.parse(completion(model=model), LIMITS)
     assert caught.value.param == "model"
 
 
 def test_an_unknown_model_is_not_found() -> None:
     with pytest.raises(NotFoundError, match="'gpt-5' is not served; ask for 'demo'"):
-        parse_chat(chat(model="gpt-5"), LIMITS)
+        Chat.parse(chat(model="gpt-5"), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_a_path_is_no_name_of_a_model(name: str) -> None:
     """Names are compared with those of the configuration, and nothing is looked for."""
     carried = decode_request(REQUEST.encode(GenerationRequest(name, "hello")))
     for parse in (
-        lambda: parse_chat(chat(model=name), LIMITS),
-        lambda: parse_completion(completion(model=name), LIMITS),
+        lambda: Chat.parse(chat(model=name), LIMITS),
+        lambda: Completion.parse(completion(model=name), LIMITS),
         lambda: to_spec(carried, LIMITS),
     ):
         with pytest.raises(NotFoundError, match="is not served; ask for 'demo'"):
@@ -166,7 +166,7 @@ def test_a_path_is_no_name_of_a_model(name: str) -> None:
 
 def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
     with pytest.raises(RequestError, match="did you mean temperature"):
-        parse_completion(completion(temprature=1), LIMITS)
+        Completion.parse(completion(temprature=1), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_no_message_repeats_prompt_text() -> None:
         {"messages": [{"role": "user", "content": {"x": secret}}]},
     ]
     for fields in bad:
-        parse = parse_chat if "messages" in fields else parse_completion
+        parse = Chat.parse if "messages" in fields else Completion.parse
         with pytest.raises(RequestError) as caught:
             parse({"model": "demo", **fields}, LIMITS)
         assert "launch" not in caught.value.message

@@ -16,7 +16,7 @@ from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
 from cluster.rpc.generation import GenerationRequest
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_request import to_spec
-from deployments.ingress.openai_request import parse_chat, parse_completion
+from deployments.ingress.openai_request import Chat, Completion
 from deployments.ingress.spec import Limits
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
@@ -45,7 +45,7 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 
 def test_every_sampling_field_reaches_the_parameters() -> None:
-    request = parse_completion(
+    request = Completion.parse(
         completion(
             temperature=0.5, top_p=0.9, top_k=50, min_p=0.05, presence_penalty=0.1,
             frequency_penalty=0.2, repetition_penalty=1.1, logit_bias={"7": -3, "3": 1.5},
@@ -68,15 +68,16 @@ def test_every_sampling_field_reaches_the_parameters() -> None:
     assert (spec.speculation.enabled, spec.speculation.max_draft_tokens) == (False, 3)
     assert spec.speculation.drafters == ("lm",)
     assert request.stream
-    assert request.include_usage
+    assert request.stream_options is not None
+    assert request.stream_options.include_usage
 
 
 def test_absent_and_null_fields_take_openais_defaults() -> None:
-    request = parse_chat(chat(temperature=None, stop=None, tools=None, seed=None), LIMITS)
+    request = Chat.parse(chat(temperature=None, stop=None, tools=None, seed=None), LIMITS)
     assert request.spec.params.temperature == 1.0
     assert request.spec.params.logprobs is None
     assert request.spec.seed is None
-    assert parse_chat(chat(seed=-1), LIMITS).spec.seed is None
+    assert Chat.parse(chat(seed=-1), LIMITS).spec.seed is None
     assert request.spec.task == "default"
     assert not request.stream
 
@@ -86,12 +87,12 @@ def test_the_checkpoints_defaults_apply_unless_the_request_overrides_them() -> N
         temperature=0.7, top_p=0.8, top_k=20, min_p=0.1, repetition_penalty=1.1, max_tokens=64
     )
     limits = dataclasses.replace(LIMITS, defaults=defaults)
-    for request in (parse_chat(chat(), limits), parse_completion(completion(), limits)):
+    for request in (Chat.parse(chat(), limits), Completion.parse(completion(), limits)):
         assert request.spec.params == dataclasses.replace(defaults, max_tokens=0)
-    assert parse_chat(chat(), limits).spec.default_max_tokens == 64
-    assert parse_completion(completion(), limits).spec.default_max_tokens == 16
+    assert Chat.parse(chat(), limits).spec.default_max_tokens == 64
+    assert Completion.parse(completion(), limits).spec.default_max_tokens == 16
     said = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
-    assert parse_chat(chat(**said), limits).spec.params == SamplingParams(max_tokens=0)
+    assert Chat.parse(chat(**said), limits).spec.params == SamplingParams(max_tokens=0)
     spec = to_spec(GenerationRequest("demo", "x"), limits)
     assert (spec.params.top_k, spec.default_max_tokens) == (20, 64)
 
@@ -101,7 +102,7 @@ def test_the_checkpoints_defaults_apply_unless_the_request_overrides_them() -> N
     [("text", 1), (["one", "two"], 2), ([1, 2, 3], 1), ([[1, 2], [3]], 2)],
 )
 def test_a_prompt_may_be_text_or_tokens_one_or_several(prompt: Any, count: int) -> None:
-    assert len(parse_completion(completion(prompt=prompt), LIMITS).spec.prompts) == count
+    assert len(Completion.parse(completion(prompt=prompt), LIMITS).spec.prompts) == count
 
 
 @pytest.mark.parametrize("knows_developer", [False, True])
@@ -119,7 +120,7 @@ def test_messages_are_rendered_as_without_the_ingress(
         {"role": "developer", "content": "x"},
         {"role": "user", "content": parts, "name": "ann"},
     ]
-    parsed = parse_chat(chat(messages=messages), LIMITS).spec.prompts[0].messages
+    parsed = Chat.parse(chat(messages=messages), LIMITS).spec.prompts[0].messages
     assert parsed is not None
     rendered = tokenizer.render_chat(parsed)
     assert rendered == tokenizer.render_chat(messages)
@@ -136,30 +137,30 @@ def test_an_answer_may_be_sent_back_as_the_client_library_dumps_it() -> None:
         "audio": None,
     }
     messages = [{"role": "user", "content": "a"}, answer, {"role": "user", "content": "b"}]
-    request = parse_chat(chat(messages=messages), LIMITS)
+    request = Chat.parse(chat(messages=messages), LIMITS)
     assert request.spec.prompts[0].messages is not None
     assert len(request.spec.prompts[0].messages) == 3
 
 
 def test_chat_logprobs_are_a_switch_and_a_number() -> None:
-    request = parse_chat(chat(logprobs=True, top_logprobs=3), LIMITS)
+    request = Chat.parse(chat(logprobs=True, top_logprobs=3), LIMITS)
     assert request.spec.params.logprobs == 3
-    assert parse_chat(chat(logprobs=True), LIMITS).spec.params.logprobs == 0
+    assert Chat.parse(chat(logprobs=True), LIMITS).spec.params.logprobs == 0
 
 
 def test_an_unconfigured_task_is_served_as_the_default_one() -> None:
-    assert parse_chat(chat(metadata={"task": "never-heard-of"}), LIMITS).spec.task == "default"
+    assert Chat.parse(chat(metadata={"task": "never-heard-of"}), LIMITS).spec.task == "default"
 
 
 def test_a_single_stop_string_obeys_the_limits_of_a_list() -> None:
-    assert parse_completion(completion(stop="x" * 256), LIMITS).spec.stop == ("x" * 256,)
+    assert Completion.parse(completion(stop="x" * 256), LIMITS).spec.stop == ("x" * 256,)
     for stop in ("x" * 257, ["x" * 257]):
         with pytest.raises(RequestError, match="longer than 256"):
-            parse_completion(completion(stop=stop), LIMITS)
+            Completion.parse(completion(stop=stop), LIMITS)
 
 
 def test_a_drafter_named_twice_counts_once() -> None:
-    request = parse_completion(
+    request = Completion.parse(
         completion(speculation={"drafters": ["lookup", "lm", "lookup"]}), LIMITS
     )
     assert request.spec.speculation.drafters == ("lookup", "lm")
@@ -167,7 +168,7 @@ def test_a_drafter_named_twice_counts_once() -> None:
 
 @pytest.mark.parametrize(("sent", "known"), [("throughput", "throughput"), ("", None)])
 def test_a_request_may_name_a_latency_class(sent: str, known: str | None) -> None:
-    request = parse_completion(completion(speculation={"latency_class": sent}), LIMITS)
+    request = Completion.parse(completion(speculation={"latency_class": sent}), LIMITS)
     assert request.spec.speculation.latency_class == known
 
 
@@ -175,7 +176,7 @@ def test_a_request_may_name_a_latency_class(sent: str, known: str | None) -> Non
 def test_a_latency_class_that_is_not_open_to_requests_is_refused_by_name(face: str) -> None:
     def ask() -> None:
         if face == "http":
-            parse_completion(completion(speculation={"latency_class": "interactive"}), LIMITS)
+            Completion.parse(completion(speculation={"latency_class": "interactive"}), LIMITS)
         else:
             options = SpeculationOptions(latency_class="interactive")
             to_spec(GenerationRequest("demo", "x", speculation=options), LIMITS)
@@ -199,7 +200,7 @@ def test_a_request_may_name_a_law_that_is_open_to_requests(
 ) -> None:
     def asked() -> SpeculationOptions:
         if face == "http":
-            return parse_completion(completion(speculation={"law": law}), LIMITS).spec.speculation
+            return Completion.parse(completion(speculation={"law": law}), LIMITS).spec.speculation
         options = SpeculationOptions(law=law)
         return to_spec(GenerationRequest("demo", "x", speculation=options), LIMITS).speculation
 
@@ -213,13 +214,13 @@ def test_a_request_may_name_a_law_that_is_open_to_requests(
 
 def test_the_sequences_of_one_request_are_limited() -> None:
     narrow = dataclasses.replace(LIMITS, max_sequences=3)
-    parse_completion(completion(prompt=["a"] * 3), narrow)
+    Completion.parse(completion(prompt=["a"] * 3), narrow)
     for prompt, n, param in ((["a"] * 4, 1, "prompt"), (["a"] * 2, 2, "prompt"), ("a", 4, "n")):
         with pytest.raises(RequestError, match="max_sequences_per_request") as caught:
-            parse_completion(completion(prompt=prompt, n=n), narrow)
+            Completion.parse(completion(prompt=prompt, n=n), narrow)
         assert caught.value.param == param
     with pytest.raises(RequestError, match="max_sequences_per_request"):
-        parse_chat(chat(n=4), narrow)
+        Chat.parse(chat(n=4), narrow)
     with pytest.raises(RequestError, match="max_sequences_per_request"):
         to_spec(GenerationRequest("demo", "x", n=4), narrow)
 
@@ -227,7 +228,7 @@ def test_the_sequences_of_one_request_are_limited() -> None:
 @pytest.mark.parametrize("metadata", [{"k" * 65: "v"}, {str(n): "v" for n in range(17)}])
 def test_metadata_is_bounded_and_not_echoed(metadata: dict[str, str]) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_completion(completion(metadata=metadata), LIMITS)
+        Completion.parse(completion(metadata=metadata), LIMITS)
     assert len(caught.value.message) < 80
     assert caught.value.param == "metadata"
 
@@ -236,20 +237,20 @@ def test_a_salt_becomes_a_tenant_and_goes_no_further() -> None:
     specs = [
         parse(values, LIMITS).spec
         for parse, values in (
-            (parse_completion, completion(cache_salt="secret")),
-            (parse_chat, chat(cache_salt="secret")),
-            (parse_completion, completion(cache_salt="Secret")),
+            (Completion.parse, completion(cache_salt="secret")),
+            (Chat.parse, chat(cache_salt="secret")),
+            (Completion.parse, completion(cache_salt="Secret")),
         )
     ]
     assert specs[0].tenant == specs[1].tenant == tenant_of("secret")
     assert specs[2].tenant != specs[0].tenant
     assert "secret" not in repr(specs[0])
-    assert parse_completion(completion(), LIMITS).spec.tenant == DEFAULT_TENANT
+    assert Completion.parse(completion(), LIMITS).spec.tenant == DEFAULT_TENANT
 
 
 @pytest.mark.parametrize("salt", ["", 1234567, ["s"], "1234567" * 100, "\ud8001234567"])
 def test_a_salt_that_is_none_is_refused_and_not_repeated(salt: object) -> None:
     with pytest.raises(RequestError, match="cache_salt") as caught:
-        parse_completion(completion(cache_salt=salt), LIMITS)
+        Completion.parse(completion(cache_salt=salt), LIMITS)
     assert caught.value.param == "cache_salt"
     assert "1234567" not in caught.value.message

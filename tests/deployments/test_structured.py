@@ -12,7 +12,7 @@ from cluster.requests.grammar_spec import GrammarSpec
 from cluster.rpc.codec_generation import REQUEST, decode_request
 from cluster.rpc.generation import GenerationRequest, SamplingOptions
 from deployments.ingress.grpc_request import to_spec
-from deployments.ingress.openai_request import parse_chat, parse_completion
+from deployments.ingress.openai_request import Chat, Completion
 from tests.deployments.test_openai_request import LIMITS, chat, completion
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -51,8 +51,8 @@ ASKED: list[tuple[dict[str, Any], str | None, Any]] = [
 @pytest.mark.parametrize(("fields", "kind", "source"), ASKED)
 def test_each_form_becomes_a_grammar(fields: dict[str, Any], kind: str, source: Any) -> None:
     for request in (
-        parse_chat(chat(**fields), LIMITS),
-        parse_completion(completion(**fields), LIMITS),
+        Chat.parse(chat(**fields), LIMITS),
+        Completion.parse(completion(**fields), LIMITS),
     ):
         grammar = request.spec.params.grammar
         if kind is None:
@@ -64,7 +64,7 @@ def test_each_form_becomes_a_grammar(fields: dict[str, Any], kind: str, source: 
 
 @pytest.mark.parametrize("kind", ["regex", "grammar"])
 def test_texts_are_taken_as_they_are(kind: str) -> None:
-    request = parse_chat(chat(structured_outputs={kind: "[a-z]+"}), LIMITS)
+    request = Chat.parse(chat(structured_outputs={kind: "[a-z]+"}), LIMITS)
     assert request.spec.params.grammar == GrammarSpec(kind, "[a-z]+")
 
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_meant_is_refused_by_name(
     fields: dict[str, Any], param: str, remedy: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_chat(chat(**fields), LIMITS)
+        Chat.parse(chat(**fields), LIMITS)
     assert caught.value.param == param
     assert remedy in caught.value.message
 

@@ -17,7 +17,7 @@ from cluster.text.reasoning import ReasoningMarkers
 from cluster.text.tool_calls.base import CallPiece, Said
 from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.choice import Delta, Reading, skips_specials
-from deployments.ingress.openai_request import parse_chat
+from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
 from deployments.ingress.spec import ChatUse, OpenAIRequest
 from tests.deployments.test_openai_request import LIMITS, chat
@@ -39,7 +39,7 @@ NAMED = {"type": "function", "function": {"name": "time"}}
 
 
 def asked(**fields: Any) -> OpenAIRequest:
-    return parse_chat(chat(**fields), SERVED)
+    return Chat.parse(chat(**fields), SERVED)
 
 
 def grammar_of(request: OpenAIRequest) -> dict[str, Any] | None:
@@ -169,17 +169,17 @@ def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param:
 
 def test_tools_are_refused_where_the_template_has_none() -> None:
     with pytest.raises(RequestError, match=r"no known format.*answers\.tool_parser"):
-        parse_chat(chat(tools=TOOLS), LIMITS)
+        Chat.parse(chat(tools=TOOLS), LIMITS)
     with pytest.raises(RequestError, match="chat template does not use it"):
-        parse_chat(chat(reasoning_effort="low"), LIMITS)
+        Chat.parse(chat(reasoning_effort="low"), LIMITS)
 
 
 def test_models_that_answer_in_channels_are_not_forced() -> None:
     dialect = Dialect(FORMATS["harmony"], MARKERS, is_harmony=True, template="tools")
     limits = dataclasses.replace(LIMITS, dialect=dialect)
-    parse_chat(chat(tools=TOOLS), limits)
+    Chat.parse(chat(tools=TOOLS), limits)
     with pytest.raises(RequestError, match="in channels"):
-        parse_chat(chat(tools=TOOLS, tool_choice="required"), limits)
+        Chat.parse(chat(tools=TOOLS, tool_choice="required"), limits)
 
 
 def test_reasoning_effort_reaches_the_template() -> None:

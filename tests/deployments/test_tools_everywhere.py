@@ -18,14 +18,16 @@ from transformers import AutoTokenizer
 from cluster.core import FinishReason, SamplingParams
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece
+from deployments.ingress.api.messages import AnthropicMessages
 from deployments.ingress.api.messages_writer import MessagesWriter
-from deployments.ingress.api.response_request import ResponseRequest
+from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.choice import Delta
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
-from deployments.ingress.spec import Asked, GenerationSpec, Prompt
+from deployments.ingress.spec import GenerationSpec, Prompt
+from tests.deployments.test_openai_request import LIMITS, chat
 from tests.support.deployments.server import MODEL, Server, serving, tiny_config
 
 TEMPLATE = (
@@ -236,17 +238,17 @@ def events_of(stream: bytes) -> list[dict[str, Any]]:
 
 def test_a_response_has_its_reasoning_text_and_calls_in_order(folder: Path) -> None:
     made, tokenizer = generation(folder)
-    asked = ResponseRequest(made.spec, MODEL, is_stored=True)
     store = ResponseStore(4, 10**6)
-    whole = json.loads(ResponseWriter(asked, made, tokenizer, store).whole(DELTAS))
+    asked = Response.parse({"model": "demo", "input": "x"}, LIMITS, store)
+    whole = json.loads(ResponseWriter(asked, made, tokenizer, "id").whole(DELTAS))
     kinds = [item["type"] for item in whole["output"]]
     assert kinds == ["reasoning", "message", "function_call", "function_call"]
     assert whole["output"][0]["content"][0]["text"] == "Let me see."
     assert whole["output"][2]["arguments"] == '{"city":"Rome"}'
-    (kept,) = store.get("resp_1", "", "x").messages
+    (_, kept) = store.get("resp_1", "", "x").messages
     assert kept["content"] == "I ask."
     assert [call["function"]["name"] for call in kept["tool_calls"]] == ["weather", "time"]
-    writer = ResponseWriter(asked, made, tokenizer, store)
+    writer = ResponseWriter(asked, made, tokenizer, "id")
     events = events_of(writer.opening() + writer.chunks(DELTAS) + writer.closing())
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     added = [e["output_index"] for e in events if e["type"] == "response.output_item.added"]
@@ -255,16 +257,16 @@ def test_a_response_has_its_reasoning_text_and_calls_in_order(folder: Path) -> N
 
 
 def test_a_message_has_its_thinking_text_and_calls_in_order(folder: Path) -> None:
-    made, _ = generation(folder)
-    asked = Asked(made.spec, MODEL)
-    whole = json.loads(MessagesWriter(asked, made, "id").whole(DELTAS))
+    made, tokenizer = generation(folder)
+    asked = AnthropicMessages.parse(chat(max_tokens=1), LIMITS)
+    whole = json.loads(MessagesWriter(asked, made, tokenizer, "id").whole(DELTAS))
     assert [block["type"] for block in whole["content"]] == [
         "thinking", "text", "tool_use", "tool_use",
     ]  # fmt: skip
     assert whole["content"][0]["thinking"] == "Let me see."
     assert whole["content"][2]["input"] == {"city": "Rome"}
     assert whole["stop_reason"] == "tool_use"
-    writer = MessagesWriter(asked, made, "id")
+    writer = MessagesWriter(asked, made, tokenizer, "id")
     events = events_of(writer.opening() + writer.chunks(DELTAS) + writer.closing())
     blocks = [(e["type"], e["index"]) for e in events if e["type"].startswith("content_block_st")]
     assert blocks == [

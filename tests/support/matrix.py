@@ -20,7 +20,7 @@ from cluster.config.schema import (
 )
 from cluster.core import FinishReason, Request, SamplingParams, SpeculationOptions
 from cluster.local import LLM, Completion
-from deployments.ingress.openai_request import parse_chat
+from deployments.ingress.openai_request import Chat
 from tests.deployments.test_openai_request import chat
 from tests.deployments.test_tools import SERVED, tool
 from tests.support.draft.other_vocabulary import other_copy
@@ -133,7 +133,7 @@ def favoured(llm: LLM, law: SamplingParams) -> SamplingParams:
 
 
 def strict_call() -> Any:
-    asked = parse_chat(chat(tools=[tool("weather", strict=True)], tool_choice="required"), SERVED)
+    asked = Chat.parse(chat(tools=[tool("weather", strict=True)], tool_choice="required"), SERVED)
     assert asked.spec.params.grammar is not None
     return asked.spec.params.grammar
 

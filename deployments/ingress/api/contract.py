@@ -148,7 +148,7 @@ class Endpoint:
 
     path: str
     summary: str
-    body: type[Body]
+    body: type[Any]
 
     @property
     def rules(self) -> tuple[Rule, ...]:

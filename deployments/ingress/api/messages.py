@@ -15,9 +15,9 @@ from cluster.text.chat import part_text, text_of
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported
 from deployments.ingress.api.wording import TEXT_OR_OBJECTS, ignored, refused, unneeded
-from deployments.ingress.chat import MAX_MESSAGES, OF_MESSAGES, TextOrParts, check_call
+from deployments.ingress.chat import MAX_MESSAGES, OF_MESSAGES, Answered, TextOrParts, check_call
 from deployments.ingress.fields import encodable, encodable_json, json_kind
-from deployments.ingress.spec import Asked, ChatOptions, ChatUse, Limits, Message, Prompt
+from deployments.ingress.spec import Limits, Message
 from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import (
     MAX_TOOLS,
@@ -208,8 +208,12 @@ class Counted(ToolUse, sampling.Named):
     def shows_reasoning(self) -> bool:
         return self.thinking is not None and self.thinking.type != "disabled"
 
+    def ending(self, last: Message) -> tuple[bool, bool]:
+        # An answer that the client has begun is continued.
+        continues = last["role"] == "assistant" and "tool_calls" not in last
+        return not continues, continues
+
     def said(self) -> list[tuple[str, Message]]:
-        """The messages as templates read them, each with its place."""
         system = {"role": "system", "content": self.system}
         found: list[tuple[str, Message]] = [] if self.system is None else [("system", system)]
         for index, turn in enumerate(self.messages):
@@ -224,7 +228,7 @@ _SHARED = (
 
 
 # fmt: off
-class AnthropicMessages(Counted, sampling.Sampling):
+class AnthropicMessages(Counted, Answered):
     hidden = Counted.hidden | sampling.Sampling.all_but(*_SHARED)
 
     max_tokens: sampling.PositiveCount = supported(sampling.OF_TOKENS, REQUIRED)
@@ -244,30 +248,6 @@ class AnthropicMessages(Counted, sampling.Sampling):
         if form is None and self.output_format is not None:
             return self.output_format.grammar("output_format")
         return form.grammar("output_config.format") if form else (None, "")
-
-
-def _prompt(asked: Counted, use: ChatUse) -> Prompt:
-    said = asked.said()
-    places, messages = zip(*said, strict=True)
-    # An answer that the client has begun is continued.
-    continues = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
-    options = ChatOptions(not continues, continues, use.template_arguments or {})
-    names = asked.names("messages", places)
-    return Prompt(messages=messages, tools=use.tools, template=options, names=names)
-
-
-def parse_messages_request(values: Mapping[str, Any], limits: Limits) -> Asked:
-    """Parse the body of POST /v1/messages."""
-    asked = AnthropicMessages.read(values, limits)
-    use = asked.use(limits.dialect, asked.form()[0])
-    spec = asked.spec(limits, (_prompt(asked, use),), use=use)
-    return Asked(spec, asked.model, asked.stream, asked.ignored)
-
-
-def parse_count_tokens(values: Mapping[str, Any], limits: Limits) -> tuple[Prompt, tuple[str, ...]]:
-    """Parse the body of POST /v1/messages/count_tokens: its prompt and what had no effect."""
-    asked = Counted.read(values, limits)
-    return _prompt(asked, asked.use(limits.dialect)), asked.ignored
 
 
 def error_body(error: DrafthouseError, request_id: str) -> bytes:

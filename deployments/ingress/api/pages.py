@@ -12,26 +12,23 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from cluster.errors import ForbiddenError, UnauthenticatedError
-from deployments.ingress.api.messages import parse_count_tokens
+from deployments.ingress.api.messages import Counted
 from deployments.ingress.api.openapi import ENDPOINTS, PAGES, openapi
 from deployments.ingress.api.response_store import ResponseStore
-from deployments.ingress.api.token_request import (
-    DETOKENIZE,
-    TOKENIZE,
-    parse_detokenize,
-    parse_tokenize,
-)
+from deployments.ingress.api.token_request import DETOKENIZE, TOKENIZE, Detokenize, Tokenize
 from deployments.ingress.api.wording import warning_header
 from deployments.ingress.body import read_object
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import Operators
 from deployments.ingress.metrics_page import seen_by
 from deployments.ingress.sampling import check_model
-from deployments.ingress.spec import Limits
+from deployments.ingress.spec import Limits, Prompt
+from deployments.ingress.tools import ToolUse
 from deployments.page.routes import about, wants_html
 
 Handler = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
+Told = TypeVar("Told", bound=ToolUse)
 
 # An adapter is a name as well, and there may be many.
 _MAX_NAMES = 8
@@ -154,10 +151,8 @@ class Pages:
     async def tokenize(self, request: Request) -> Response:
         """vLLM's /tokenize: the tokens of a text, or of a conversation."""
         ingress = self._ingress
-        asked = await self._read(request, parse_tokenize)
-        token_ids = await ingress.tokenize(
-            asked.prompt, add_special_tokens=asked.add_special_tokens
-        )
+        asked, prompt = await self._read(request, _prompted(Tokenize))
+        token_ids = await ingress.tokenize(prompt, add_special_tokens=asked.add_special_tokens)
         strings = None
         if asked.return_token_strs:
             strings = [ingress.tokenizer.backend.id_to_token(token) for token in token_ids.tolist()]
@@ -173,20 +168,30 @@ class Pages:
 
     async def count_tokens(self, request: Request) -> Response:
         """Anthropic's: how many tokens /v1/messages would read."""
-        prompt, ignored = await self._read(request, parse_count_tokens)
+        asked, prompt = await self._read(request, _prompted(Counted))
         count = len(await self._ingress.tokenize(prompt))
-        return JSONResponse({"input_tokens": count}, headers=warning_header(ignored))
+        return JSONResponse({"input_tokens": count}, headers=warning_header(asked.ignored))
 
     async def detokenize(self, request: Request) -> Response:
         """vLLM's /detokenize: the text of tokens, special ones included."""
-        tokens = await self._read(request, parse_detokenize)
-        return JSONResponse({"prompt": await self._ingress.detokenize(tokens)})
+        asked = await self._read(request, Detokenize.read)
+        return JSONResponse({"prompt": await self._ingress.detokenize(asked.tokens)})
 
     async def _read(self, request: Request, parse: Callable[[dict[str, Any], Limits], T]) -> T:
         ingress = self._ingress
         return await read_object(
             request, ingress.config.ingress, lambda values: parse(values, ingress.limits)
         )
+
+
+def _prompted(body: type[Told]) -> Callable[[dict[str, Any], Limits], tuple[Told, Prompt]]:
+    """Reads a body, and its prompt."""
+
+    def read(values: dict[str, Any], limits: Limits) -> tuple[Told, Prompt]:
+        asked = body.read(values, limits)
+        return asked, asked.prompt_of(limits)[0]
+
+    return read
 
 
 def front_page(request: Request, limits: Limits, version: str) -> Response:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
@@ -13,11 +12,11 @@ from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.json_text import json_or_text
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, or_text, supported
-from deployments.ingress.api.response_store import ResponseStore
+from deployments.ingress.api.response_store import ResponseStore, StoredResponse
 from deployments.ingress.api.wording import TEXT, TEXT_OR_OBJECTS, ignored, refused, unneeded
-from deployments.ingress.chat import MAX_MESSAGES, Role, check_call, read_text
+from deployments.ingress.chat import MAX_MESSAGES, Answered, Role, check_call, read_text
 from deployments.ingress.fields import shown
-from deployments.ingress.spec import Asked, ChatOptions, GenerationSpec, Limits, Message, Prompt
+from deployments.ingress.spec import GenerationSpec, Limits, Message
 from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import (
     MAX_TOOLS,
@@ -28,7 +27,6 @@ from deployments.ingress.tools import (
     Effort,
     Function,
     JsonObject,
-    ToolUse,
     text_function,
 )
 
@@ -152,7 +150,8 @@ class TextOptions(Body):
     unserved = ignored("not told to the model", verbosity=("medium",))
 
 
-class Response(ToolUse, sampling.Sampling, sampling.Harmless):
+class Response(Answered, sampling.Harmless):
+    conversation = "input"
     hidden = frozenset(
         {"n", "return_token_ids", "return_draft_sources", "return_draft_trees", "prompt_logprobs",
          "add_special_tokens", "return_tokens_as_token_ids", "early_stopping", "functions",
@@ -189,6 +188,10 @@ class Response(ToolUse, sampling.Sampling, sampling.Harmless):
         *refused("remove it; it belongs to beam search", length_penalty=(1, 1.0)),
     )
     # fmt: on
+    _store: ResponseStore
+    _owner: str
+    # The conversation that it goes on with.
+    _earlier: tuple[Message, ...] = ()
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
@@ -206,17 +209,45 @@ class Response(ToolUse, sampling.Sampling, sampling.Harmless):
             raise RequestError.at("text.format", reason)
         return form.grammar("text.format") if form else super().form()
 
-    def repeated(self, spec: GenerationSpec) -> Mapping[str, Any]:
+    def num_logprobs(self) -> int | None:
+        is_asked = self.top_logprobs or _LOGPROBS in self.include
+        return self.top_logprobs if is_asked else None
+
+    def asked(self, limits: Limits, store: ResponseStore | None) -> GenerationSpec:
+        assert store is not None
+        self._store, self._owner, earlier = store, limits.owner, self.previous_response_id
+        if earlier:
+            self._earlier = store.get(earlier, limits.owner, "previous_response_id").messages
+        return super().asked(limits, store)
+
+    def said(self) -> list[tuple[str, Message]]:
+        own: list[tuple[str, Message]] = []
+        for index, item in enumerate(self.input):
+            item.after(own, f"input[{index}]")
+        told = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        return [
+            *(("instructions", message) for message in told),
+            *(("previous_response_id", message) for message in self._earlier),
+            *own,
+        ]
+
+    def keep(self, body: Mapping[str, Any], message: Message) -> None:
+        """Keep its answer, if that is wanted.  message: what it says, for who goes on with it."""
+        if self.store:
+            said = [told for place, told in self.said() if place != "instructions"]
+            self._store.put(StoredResponse(body, (*said, message), self._owner))
+
+    def repeated(self) -> Mapping[str, Any]:
         """Values that the answer repeats, as they were sent."""
-        sent = self._given
+        sent, params = self._given, self.spec.params
         return {
             "instructions": self.instructions or None,
             "previous_response_id": self.previous_response_id,
             "max_output_tokens": self.max_tokens,
             "metadata": self.metadata,
             "user": self.user,
-            "temperature": spec.params.temperature,
-            "top_p": spec.params.top_p,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
             "top_logprobs": self.top_logprobs,
             "tools": sent.get("tools") or [],
             "tool_choice": sent.get("tool_choice") or "auto",
@@ -224,57 +255,6 @@ class Response(ToolUse, sampling.Sampling, sampling.Harmless):
             "text": sent.get("text") or {"format": {"type": "text"}},
             "reasoning": sent.get("reasoning") or {"effort": None, "summary": None},
         }
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ResponseRequest(Asked):
-    """messages: the conversation before the answer, without instructions.  asked: values that the
-    answer repeats.  owner: as of `Limits`."""
-
-    messages: tuple[Message, ...] = ()
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    is_stored: bool = False
-    shows_logprobs: bool = False
-    owner: str = ""
-
-
-def parse_response(
-    values: Mapping[str, Any], limits: Limits, store: ResponseStore
-) -> ResponseRequest:
-    """Parse the body of POST /v1/responses."""
-    asked, earlier = Response.read(values, limits), "previous_response_id"
-    said: list[tuple[str, Message]] = []
-    if asked.previous_response_id:
-        kept = store.get(asked.previous_response_id, limits.owner, earlier).messages
-        said += [(earlier, message) for message in kept]
-    own: list[tuple[str, Message]] = []
-    for index, item in enumerate(asked.input):
-        item.after(own, f"input[{index}]")
-    said += own
-    messages = tuple(message for _, message in said)
-    if asked.instructions:
-        said.insert(0, ("instructions", {"role": "system", "content": asked.instructions}))
-    use = asked.use(limits.dialect, asked.form()[0])
-    prompt = Prompt(
-        messages=tuple(message for _, message in said),
-        tools=use.tools,
-        template=ChatOptions(arguments=use.template_arguments or {}),
-        names=asked.names("input", [place for place, _ in said]),
-    )
-    shows_logprobs = bool(asked.top_logprobs or _LOGPROBS in asked.include)
-    logprobs = asked.top_logprobs if shows_logprobs else None
-    spec = asked.spec(limits, (prompt,), logprobs, use=use)
-    return ResponseRequest(
-        spec=spec,
-        model=asked.model,
-        messages=messages,
-        asked=asked.repeated(spec),
-        stream=asked.stream,
-        is_stored=asked.store,
-        shows_logprobs=shows_logprobs,
-        ignored=asked.ignored,
-        owner=limits.owner,
-    )
 
 
 RESPONSES = Endpoint(

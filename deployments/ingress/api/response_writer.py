@@ -3,257 +3,131 @@
 from __future__ import annotations
 
 import json
-import time
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from cluster.core import FinishReason
 from cluster.errors import ContextLengthError, DrafthouseError, RequestError
 from cluster.text.json_text import parse_json
-from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.base import CallPiece
-from deployments.ingress.api.response_request import ResponseRequest
-from deployments.ingress.api.response_store import ResponseStore, StoredResponse
+from deployments.ingress.api.response_request import Response
+from deployments.ingress.api.writer import Item, ItemWriter, event
 from deployments.ingress.chat import read_calls
 from deployments.ingress.choice import Delta
 from deployments.ingress.fields import whole_characters
-from deployments.ingress.generation import Generation
 from deployments.ingress.logprob_writer import LogprobWriter
 from deployments.ingress.spec import Message
 from deployments.ingress.usage import metrics
 
-# event(kind, **fields) writes an event of the stream.
-Event = Callable[..., bytes]
-# Of each type of item: how its id begins, what grows in it by the names of events, and its field.
+# Of each kind of item: its type, how its id begins, what grows in it by the names of events, and
+# its field.
 _TYPES = {
-    "message": ("msg", "output_text", "text"),
-    "reasoning": ("rs", "reasoning_text", "text"),
-    "function_call": ("fc", "function_call_arguments", "arguments"),
-    "custom_tool_call": ("ctc", "custom_tool_call_input", "input"),
+    "text": ("message", "msg", "output_text", "text"),
+    "reasoning": ("reasoning", "rs", "reasoning_text", "text"),
+    "function": ("function_call", "fc", "function_call_arguments", "arguments"),
+    "custom": ("custom_tool_call", "ctc", "custom_tool_call_input", "input"),
 }
 
 
-class Item:
-    """A text, a reasoning or a call: one part of an answer, which grows until the next one."""
-
-    def __init__(self, kind: str, index: int, event: Event, name: str) -> None:
-        """name: of what is called."""
-        self.kind = kind
-        self.name = name
-        self.text = ""
-        self.logprobs: list[dict[str, Any]] = []
-        self.is_complete = False
-        self.call_id = f"call_{uuid.uuid4().hex[:24]}"
-        prefix, self._grown, self._field = _TYPES[kind]
-        self.is_call = self._field != "text"
-        self._status = "in_progress"
-        self._event = event
-        self._place = {"item_id": f"{prefix}_{uuid.uuid4().hex}", "output_index": index}
-
-    def open(self) -> bytes:
-        return self._told("added") if self.is_call else self._told("added") + self._parted("added")
-
-    def add(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
-        """New text; logprobs: of its tokens, for those who asked."""
-        self.text += text
-        self.logprobs += logprobs
-        if self.is_call and not text:
-            return b""
-        return self._growing("delta", delta=text, **self._with(logprobs))
-
-    def close(self, status: str) -> bytes:
-        self._status = status
-        said = {self._field: self.text}
-        if self.is_call:
-            return self._growing("done", **said, name=self.name) + self._told("done")
-        done = self._growing("done", **said, **self._with(self.logprobs))
-        return done + self._parted("done") + self._told("done")
-
-    def body(self) -> dict[str, Any]:
-        head = {"id": self._place["item_id"], "type": self.kind, "status": self._status}
-        if self.is_call:
-            return {**head, "call_id": self.call_id, "name": self.name, self._field: self.text}
-        own: dict[str, Any] = {"role": "assistant"} if self.kind == "message" else {"summary": []}
-        return {**head, **own, "content": [] if self._status == "in_progress" else [self._part()]}
-
-    def told(self) -> dict[str, Any]:
-        """The call for the conversation that goes on with it."""
-        name = whole_characters(self.name)
-        if self.kind == "custom_tool_call":
-            said = {"name": name, "input": whole_characters(self.text)}
-            return {"id": self.call_id, "type": "custom", "custom": said}
-        function = {"name": name, "arguments": _told(self.text or "{}")}
-        return {"id": self.call_id, "type": "function", "function": function}
-
-    def _part(self) -> dict[str, Any]:
-        part: dict[str, Any] = {"type": self._grown, "text": self.text}
-        annotations: dict[str, Any] = {"annotations": []} if self.kind == "message" else {}
-        return {**part, **annotations, **self._with(self.logprobs)}
-
-    def _with(self, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"logprobs": logprobs} if self.kind == "message" else {}
-
-    def _told(self, end: str) -> bytes:
-        index = self._place["output_index"]
-        return self._event(f"response.output_item.{end}", output_index=index, item=self.body())
-
-    def _parted(self, end: str) -> bytes:
-        kind = f"response.content_part.{end}"
-        return self._event(kind, **self._place, content_index=0, part=self._part())
-
-    def _growing(self, end: str, **fields: Any) -> bytes:
-        place = self._place if self.is_call else {**self._place, "content_index": 0}
-        return self._event(f"response.{self._grown}.{end}", **place, **fields)
-
-
-class ResponseWriter:
+class ResponseWriter(ItemWriter[Response]):
     """One answer; it is kept when it has ended, if its request wants that."""
 
-    def __init__(
-        self,
-        request: ResponseRequest,
-        generation: Generation,
-        tokenizer: Tokenizer,
-        store: ResponseStore,
-    ) -> None:
-        self._request = request
-        self._generation = generation
-        self._store = store
-        self._created_at = int(time.time())
-        self._writer = LogprobWriter(tokenizer)
+    def __init__(self, *what: Any) -> None:
+        super().__init__(*what)
+        self._writer = LogprobWriter(self._tokenizer)
         self._num_events = 0
-        self._items: list[Item] = []
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not come yet
-        self._reason: FinishReason | None = None
-        self._is_cut = False
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
-        """The answer to a request without `stream`."""
         self.chunks(deltas)
-        self._close_items()
+        self._close()
         return json.dumps(self._ended()).encode()
 
     def opening(self) -> bytes:
-        """The events before the first token."""
         body = self._body("in_progress", [])
-        return self._event("response.created", response=body) + self._event(
-            "response.in_progress", response=body
-        )
-
-    def chunks(self, deltas: Sequence[Delta]) -> bytes:
-        """The events for what is new."""
-        events = []
-        for delta in deltas:
-            self._reason = delta.finish_reason or self._reason
-            # Calls that are not the last of a delta are complete.
-            self._is_cut = delta.is_cut
-            self._logprobs += self._written_logprobs(delta)
-            if delta.reasoning:
-                events.append(self._said("reasoning", delta.reasoning))
-            if delta.text:
-                events.append(self._said("message", delta.text))
-            events += [self._called(piece) for piece in delta.calls]
-        return b"".join(events)
+        return self._event("created", response=body) + self._event("in_progress", response=body)
 
     def closing(self) -> bytes:
-        """The events that end a stream without errors."""
-        events = self._close_items()
-        body = self._ended()
-        return events + self._event(f"response.{body['status']}", response=body)
+        events, body = self._close(), self._ended()
+        return events + self._event(body["status"], response=body)
 
-    def _said(self, kind: str, text: str) -> bytes:
-        is_new = not self._items or self._items[-1].kind != kind
-        events = self._begin(kind) if is_new else b""
-        return events + self._items[-1].add(text, self._taken_logprobs())
+    def failing(self, error: DrafthouseError) -> bytes:
+        code = error.code if isinstance(error, ContextLengthError) else "server_error"
+        body = self._body("failed", []) | {"error": {"code": code, "message": error.message}}
+        told = {"code": error.code, "message": error.message, "param": error.param}
+        return self._event("error", **told) + self._event("failed", response=body)
 
-    def _called(self, piece: CallPiece) -> bytes:
-        kind = "custom_tool_call" if piece.is_text else "function_call"
-        events = b"" if piece.name is None else self._begin(kind, piece.name)
-        self._items[-1].is_complete = piece.is_end
-        self._taken_logprobs()  # an item of a call has no place for them
-        return events + self._items[-1].add(piece.arguments, [])
+    def _take(self, delta: Delta) -> None:
+        super()._take(delta)
+        if self._request.num_logprobs() is not None:
+            written = self._writer.write(delta.token_ids.tolist(), delta.logprobs)
+            self._logprobs += written["content"]
 
-    def _begin(self, kind: str, name: str = "") -> bytes:
+    def _told(self, what: str, item: Item, text: str) -> bytes:
+        if what == "grown":
+            return self._grown(item, text)
+        if what == "begun":
+            events = self._outlined("added", item)
+            return events if item.is_call else events + self._parted("added", item)
         # Whatever is followed by something has been completed.
-        events = self._items[-1].close("completed") if self._items else b""
-        self._items.append(Item(kind, len(self._items), self._event, name))
-        return events + self._items[-1].open()
+        return self._done(item, "completed")
 
-    def _close_items(self) -> bytes:
-        """The end of the last item; an answer without any has an empty text."""
-        events = b"" if self._items else self._begin("message")
-        last = self._items[-1]
+    def _grown(self, item: Item, text: str) -> bytes:
+        new, self._logprobs = self._logprobs, []
+        if item.is_call:  # it has no place for them
+            return self._growing("delta", item, delta=text) if text else b""
+        item.logprobs += new
+        return self._growing("delta", item, delta=text, **_with(item, new))
+
+    def _done(self, item: Item, status: str) -> bytes:
+        item.status = status
+        said = {_TYPES[item.kind][3]: item.text}
+        if item.is_call:
+            events = self._growing("done", item, **said, name=item.name)
+        else:
+            events = self._growing("done", item, **said, **_with(item, item.logprobs))
+            events += self._parted("done", item)
+        return events + self._outlined("done", item)
+
+    def _close(self) -> bytes:
+        """The end of the last item."""
+        events, last = self._filled(), self._items[-1]
         if last.is_call:  # it may be complete though the answer is cut off behind it
-            return events + last.close("completed" if last.is_complete else "incomplete")
+            return events + self._done(last, "completed" if last.is_complete else "incomplete")
         if self._logprobs:  # of tokens without text
-            events += last.add("", self._taken_logprobs())
-        return events + last.close(self._status)
+            events += self._grown(last, "")
+        return events + self._done(last, self._status)
 
     @property
     def _status(self) -> str:
-        is_cut = self._is_cut or self._reason is FinishReason.LENGTH
+        is_cut = self._last.is_cut or self._last.finish_reason is FinishReason.LENGTH
         return "incomplete" if is_cut else "completed"
-
-    def failing(self, error: DrafthouseError) -> bytes:
-        """The events that end a stream with an error."""
-        code = error.code if isinstance(error, ContextLengthError) else "server_error"
-        body = self._body("failed", []) | {"error": {"code": code, "message": error.message}}
-        return self._event(
-            "error", code=error.code, message=error.message, param=error.param
-        ) + self._event("response.failed", response=body)
-
-    def _written_logprobs(self, delta: Delta) -> list[dict[str, Any]]:
-        if not self._request.shows_logprobs:
-            return []
-        written = self._writer.write(delta.token_ids.tolist(), delta.logprobs)
-        return list(written["content"])
-
-    def _taken_logprobs(self) -> list[dict[str, Any]]:
-        taken, self._logprobs = self._logprobs, []
-        return taken
 
     def _ended(self) -> dict[str, Any]:
         """The whole answer, which is kept from now on."""
-        status = self._status
-        body = self._body(status, [item.body() for item in self._items])
+        status, generation = self._status, self._generation
+        body = self._body(status, list(map(_written, self._items)))
         if status == "incomplete":
-            is_full = self._reason is FinishReason.LENGTH
+            is_full = self._last.finish_reason is FinishReason.LENGTH
             body["incomplete_details"] = {"reason": "max_output_tokens" if is_full else "stop"}
-        generation = self._generation
+        prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
+        cached = generation.num_cached_tokens
         body["usage"] = {
-            "input_tokens": generation.num_prompt_tokens,
-            "input_tokens_details": {
-                "cached_tokens": generation.num_cached_tokens,
-                "cache_write_tokens": 0,
-            },
-            "output_tokens": generation.num_output_tokens,
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": output,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": generation.num_prompt_tokens + generation.num_output_tokens,
+            "total_tokens": prompt + output,
         }
         body["metrics"] = metrics(generation)
-        if self._request.is_stored:
-            messages = (*self._request.messages, *self._said_all())
-            self._store.put(StoredResponse(body, messages, self._request.owner))
+        self._request.keep(body, _message(self._items))
         return body
-
-    def _said_all(self) -> tuple[Message, ...]:
-        """The answer as a message of the conversation that goes on with it."""
-        said = "".join(item.text for item in self._items if item.kind == "message")
-        calls = [item.told() for item in self._items if item.is_call]
-        message: dict[str, Any] = {"role": "assistant", "content": said}
-        if not calls:
-            return (message,)
-        try:
-            return ({**message, "tool_calls": read_calls(calls, "output")},)
-        except (RequestError, RecursionError):  # arguments that no prompt may have
-            return (message,)
 
     def _body(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self._generation.id,
             "object": "response",
-            "created_at": self._created_at,
+            "created_at": self._created,
             "status": status,
             "model": self._request.model,
             "output": output,
@@ -262,21 +136,68 @@ class ResponseWriter:
             "usage": None,
             "background": False,
             "truncation": "disabled",
-            "store": self._request.is_stored,
+            "store": self._request.store,
             "seed": self._generation.seed_of(0),
-            **self._request.asked,
+            **self._request.repeated(),
         }
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        data = {"type": kind, "sequence_number": self._num_events, **fields}
+    def _outlined(self, end: str, item: Item) -> bytes:
+        return self._event(f"output_item.{end}", output_index=item.index, item=_written(item))
+
+    def _parted(self, end: str, item: Item) -> bytes:
+        return self._event(f"content_part.{end}", **_place(item), part=_part(item))
+
+    def _growing(self, end: str, item: Item, **fields: Any) -> bytes:
+        return self._event(f"{_TYPES[item.kind][2]}.{end}", **_place(item), **fields)
+
+    def _event(self, end: str, **fields: Any) -> bytes:
         self._num_events += 1
-        return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+        kind = end if end == "error" else f"response.{end}"
+        return event(kind, sequence_number=self._num_events - 1, **fields)
 
 
-def _told(arguments: str) -> str:
-    """Arguments for what follows: a model may write an escape of half a character."""
+def _place(item: Item) -> dict[str, Any]:
+    """Where an item grows."""
+    place = {"item_id": f"{_TYPES[item.kind][1]}_{item.mark}", "output_index": item.index}
+    return place if item.is_call else {**place, "content_index": 0}
+
+
+def _written(item: Item) -> dict[str, Any]:
+    kind, _, _, field = _TYPES[item.kind]
+    head = {"id": _place(item)["item_id"], "type": kind, "status": item.status}
+    if item.is_call:
+        return {**head, "call_id": item.call_id, "name": item.name, field: item.text}
+    own: dict[str, Any] = {"role": "assistant"} if item.kind == "text" else {"summary": []}
+    return {**head, **own, "content": [] if item.status == "in_progress" else [_part(item)]}
+
+
+def _part(item: Item) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": _TYPES[item.kind][2], "text": item.text}
+    annotations: dict[str, Any] = {"annotations": []} if item.kind == "text" else {}
+    return {**part, **annotations, **_with(item, item.logprobs)}
+
+
+def _with(item: Item, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"logprobs": logprobs} if item.kind == "text" else {}
+
+
+def _message(items: Sequence[Item]) -> Message:
+    """The answer as a message of the conversation that goes on with it."""
+    said = "".join(item.text for item in items if item.kind == "text")
+    message: dict[str, Any] = {"role": "assistant", "content": said}
+    calls = [_repeated(item).call() for item in items if item.is_call]
     try:
-        value = parse_json(arguments, "arguments")
-    except RequestError:
-        return arguments  # as they are: who reads them next tells what is wrong
-    return whole_characters(json.dumps(value, ensure_ascii=False))
+        return {**message, "tool_calls": read_calls(calls, "output")} if calls else message
+    except (RequestError, RecursionError):  # arguments that no prompt may have
+        return message
+
+
+def _repeated(item: Item) -> Item:
+    """A call for what follows: a model may write half of a character, or an escape of one."""
+    text = item.text
+    if item.kind == "function":
+        try:
+            text = json.dumps(parse_json(text or "{}", "arguments"), ensure_ascii=False)
+        except RequestError:  # who reads them next tells what is wrong
+            return replace(item, name=whole_characters(item.name), text=text or "{}")
+    return replace(item, name=whole_characters(item.name), text=whole_characters(text))

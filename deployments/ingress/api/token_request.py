@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
+from cluster.requests.grammar_spec import GrammarSpec
 from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported
 from deployments.ingress.chat import OF_MESSAGES, Conversation, Turns
-from deployments.ingress.fields import OF_CHATS
 from deployments.ingress.openai_request import TOKENS, token_ids_of
 from deployments.ingress.sampling import OF_MODEL, ModelName
-from deployments.ingress.spec import Limits, Prompt
+from deployments.ingress.spec import ChatUse, Limits, Prompt
 from deployments.ingress.tools import ToolUse
 
 
@@ -23,7 +21,7 @@ class _MayName(Body):
     model: ModelName | None = supported(OF_MODEL)
 
 
-class Tokenize(_MayName, Conversation, ToolUse):
+class Tokenize(_MayName, Conversation):
     hidden = ToolUse.all_but("tools")
 
     text: str | None = supported("a text; this or messages", alias="prompt")
@@ -36,34 +34,16 @@ class Tokenize(_MayName, Conversation, ToolUse):
         if (self.text is None) == (not self.messages):
             raise RequestError.at("prompt", "send either prompt or messages")
 
+    def prompt_of(self, limits: Limits, form: GrammarSpec | None = None) -> tuple[Prompt, ChatUse]:
+        if self.text is None:
+            return super().prompt_of(limits, form)
+        return Prompt(text=self.text), ChatUse()
+
 
 class Detokenize(_MayName):
     tokens: Annotated[TokenArray, instead(token_ids_of, TOKENS)] = supported(
         "special ones have text too", REQUIRED
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenizeRequest:
-    """return_token_strs: whether the answer names each token as the vocabulary does."""
-
-    prompt: Prompt
-    add_special_tokens: bool
-    return_token_strs: bool
-    ignored: tuple[str, ...]
-
-
-def parse_tokenize(values: Mapping[str, Any], limits: Limits) -> TokenizeRequest:
-    """Parse the body of POST /tokenize: `prompt` or `messages`."""
-    asked = Tokenize.read(values, limits)
-    use = asked.use(limits.dialect)
-    prompt = asked.prompt(use, OF_CHATS) if asked.text is None else Prompt(text=asked.text)
-    return TokenizeRequest(prompt, asked.add_special_tokens, asked.return_token_strs, asked.ignored)
-
-
-def parse_detokenize(values: Mapping[str, Any], limits: Limits) -> TokenArray:
-    """Parse the body of POST /detokenize."""
-    return Detokenize.read(values, limits).tokens
 
 
 TOKENIZE = Endpoint("/tokenize", "The tokens of a text or of a conversation", Tokenize)

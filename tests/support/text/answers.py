@@ -13,15 +13,17 @@ from cluster.text.reasoning import ReasoningMarkers
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.registry import FORMATS
+from deployments.ingress.api.messages import AnthropicMessages
 from deployments.ingress.api.messages_writer import MessagesWriter
-from deployments.ingress.api.response_request import ResponseRequest
+from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.choice import Choice, Delta, Reading
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
-from deployments.ingress.spec import ChatUse, GenerationSpec, Prompt
+from deployments.ingress.spec import ChatUse
+from tests.deployments.test_openai_request import LIMITS
 
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8,))
 # Prompts that say nothing of the reasoning, begin it, and end it.
@@ -113,10 +115,13 @@ class Apis:
     """What the three APIs make of an answer, whole and streamed, without what is random in it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        spec = GenerationSpec((Prompt(text="x"),), SamplingParams())
+        body: Mapping[str, Any] = {"model": "demo", "input": "x", "store": False}
+        self._response = Response.parse(body, LIMITS, ResponseStore(1, 1))
+        spec = self._response.spec
         self._tokenizer = tokenizer
         self._generation = Generation("resp_1", spec, tokenizer, Coordinators(), 8.0)
-        self._response = ResponseRequest(spec, "m")
+        body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+        self._message = AnthropicMessages.parse(body, LIMITS)
 
     def whole(self, deltas: Sequence[Delta]) -> list[Any]:
         message = whole_message(deltas)
@@ -154,11 +159,10 @@ class Apis:
         ]
 
     def _responses(self) -> ResponseWriter:
-        store = ResponseStore(1, 1)
-        return ResponseWriter(self._response, self._generation, self._tokenizer, store)
+        return ResponseWriter(self._response, self._generation, self._tokenizer, "id")
 
     def _messages(self) -> MessagesWriter:
-        return MessagesWriter(self._response, self._generation, "id")
+        return MessagesWriter(self._message, self._generation, self._tokenizer, "id")
 
 
 def _events(stream: bytes) -> list[dict[str, Any]]:

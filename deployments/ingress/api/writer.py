@@ -1,0 +1,140 @@
+"""Answers as items, which all APIs write in formats of their own: texts, reasonings and calls, each
+of which grows until the next one begins."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from cluster.errors import DrafthouseError
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.choice import Delta
+from deployments.ingress.generation import Generation
+from deployments.ingress.sampling import Sampling
+
+Asked = TypeVar("Asked", bound=Sampling)
+
+
+@dataclass(slots=True)
+class Item:
+    """kind: text, reasoning, function or custom: what is called.  name: of that.
+
+    status, logprobs: for formats that tell of them."""
+
+    kind: str
+    index: int
+    name: str = ""
+    text: str = ""
+    is_complete: bool = False
+    status: str = "in_progress"
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def is_call(self) -> bool:
+        return self.kind in ("function", "custom")
+
+    @property
+    def call_id(self) -> str:
+        return f"call_{self.mark[:24]}"
+
+    def call(self) -> dict[str, Any]:
+        """The call as chats have it."""
+        given = "input" if self.kind == "custom" else "arguments"
+        said = {"name": self.name, given: self.text}
+        return {"id": self.call_id, "type": self.kind, self.kind: said}
+
+
+def grow(items: list[Item], delta: Delta) -> Iterator[tuple[str, Item, str]]:
+    """Grow the items of an answer; yields each that has ended, begun or grown, by what."""
+    pieces = [("reasoning", None, delta.reasoning, False), ("text", None, delta.text, False)]
+    pieces = [piece for piece in pieces if piece[2]] + [
+        ("custom" if one.is_text else "function", one.name, one.arguments, one.is_end)
+        for one in delta.calls
+    ]
+    for kind, name, text, is_end in pieces:
+        last = items[-1] if items else None
+        if last is None or name is not None or last.kind != kind:
+            if last is not None:
+                yield "ended", last, ""
+            last = begin(items, kind, name or "")
+            yield "begun", last, ""
+        last.text += text
+        last.is_complete = is_end
+        yield "grown", last, text
+
+
+def begin(items: list[Item], kind: str, name: str = "") -> Item:
+    """The next item."""
+    items.append(Item(kind, len(items), name))
+    return items[-1]
+
+
+class Writer(Generic[Asked]):
+    """Writes one answer in the format of one endpoint: `whole`, or the others in their order."""
+
+    def __init__(
+        self, request: Asked, generation: Generation, tokenizer: Tokenizer, request_id: str
+    ) -> None:
+        self._request = request
+        self._generation = generation
+        self._tokenizer = tokenizer
+        self._request_id = request_id
+        self._created = int(time.time())
+
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        """The answer to a request without `stream`."""
+        raise NotImplementedError
+
+    def opening(self) -> bytes:
+        """The events before the first token."""
+        raise NotImplementedError
+
+    def chunks(self, deltas: Sequence[Delta]) -> bytes:
+        """The events for what is new."""
+        raise NotImplementedError
+
+    def closing(self) -> bytes:
+        """The events that end a stream without errors."""
+        raise NotImplementedError
+
+    def failing(self, error: DrafthouseError) -> bytes:
+        """The events that end a stream with an error instead."""
+        raise NotImplementedError
+
+
+class ItemWriter(Writer[Asked]):
+    """Writes an answer that is told item by item."""
+
+    def __init__(self, *what: Any) -> None:
+        super().__init__(*what)
+        self._items: list[Item] = []
+        self._last = Delta(0, "")
+
+    def chunks(self, deltas: Sequence[Delta]) -> bytes:
+        events = []
+        for delta in deltas:
+            self._take(delta)
+            events += [self._told(*news) for news in grow(self._items, delta)]
+        return b"".join(events)
+
+    def _take(self, delta: Delta) -> None:
+        self._last = delta
+
+    def _told(self, what: str, item: Item, text: str) -> bytes:
+        """The events for an item that has `begun`, `grown` by the text, or `ended`."""
+        raise NotImplementedError
+
+    def _filled(self) -> bytes:
+        """The events for an answer without a word, which is an empty text."""
+        return b"" if self._items else self._told("begun", begin(self._items, "text"), "")
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    """An event of a stream that names its events."""
+    data = json.dumps({"type": kind, **fields}, separators=(",", ":"))
+    return f"event: {kind}\ndata: {data}\n\n".encode()
