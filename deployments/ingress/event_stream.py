@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -27,75 +27,52 @@ _HEARTBEAT = b": waiting\n\n"
 Result = TypeVar("Result")
 
 
-class _Stream(Response):
-    """Events of any number."""
-
-    def __init__(self, headers: Mapping[str, str]) -> None:
-        # Proxies must forward every event at once.
-        super().__init__(
-            media_type="text/event-stream", headers={"X-Accel-Buffering": "no", **headers}
-        )
-        del self.headers["content-length"]
-
-    async def _start(self, send: Send) -> None:
-        start = {"status": self.status_code, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **start})
+Events = AsyncGenerator[bytes, None]
 
 
-class EventStream(_Stream):
-    """Sends the events of an admitted generation; closes it at the end, also if cancelled."""
+class EventStream(Response):
+    """Sends events to a client until they end or it leaves."""
 
     def __init__(
         self,
-        generation: Generation,
-        writer: Writer[Any],
+        events: Events,
         headers: Mapping[str, str],
-        heartbeat_s: float,
+        heartbeat_s: float = 0.0,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """heartbeat_s: after so long without an event a comment is sent; 0 = never."""
-        super().__init__({"Cache-Control": "no-cache", **headers})
-        self._generation = generation
-        self._writer = writer
+        """heartbeat_s: after so long without an event a comment is sent; 0 = never.  on_end: called
+        at the end, also if it is cancelled."""
+        # Proxies must forward every event at once.
+        always = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
+        super().__init__(media_type="text/event-stream", headers={**always, **headers})
+        del self.headers["content-length"]
+        self._events = events
         self._heartbeat_s = heartbeat_s
+        self._on_end = on_end
         self._is_quiet = True
-        self._at_once: WritePiece | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._at_once = scope.get("extensions", {}).get(AT_ONCE)
-        gone = asyncio.ensure_future(_until_disconnected(receive))
-        sending = asyncio.ensure_future(self._send(send))
+        at_once: WritePiece = scope.get("extensions", {}).get(AT_ONCE, lambda _: False)
         try:
-            await asyncio.wait((gone, sending), return_when=asyncio.FIRST_COMPLETED)
+            with contextlib.suppress(ClientDisconnect):
+                async with contextlib.aclosing(self._events):
+                    await while_connected(receive, self._send(send, at_once))
         finally:
-            self._generation.close()
-            for task in (gone, sending):
-                task.cancel()
-            results = await asyncio.gather(gone, sending, return_exceptions=True)
-        if isinstance(results[1], Exception):
-            raise results[1]
+            self._on_end()
 
-    async def _send(self, send: Send) -> None:
-        await self._start(send)
+    async def _send(self, send: Send, at_once: WritePiece) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
         beating = asyncio.ensure_future(self._beat(send)) if self._heartbeat_s else None
         try:
-            await self._write(send, self._writer.opening())
-            async for deltas in self._generation.deltas():
-                await self._write(send, self._writer.chunks(deltas))
-            await self._write(send, self._writer.closing())
-        except DrafthouseError as error:
-            log.warning("stream id=%s ended with an error: %s", self._generation.id, error.code)
-            await self._write(send, self._writer.failing(error))
+            async for event in self._events:
+                self._is_quiet = self._is_quiet and not event
+                if event and not at_once(event):
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
         finally:
             if beating is not None:
                 beating.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _write(self, send: Send, body: bytes) -> None:
-        if not body:
-            return
-        self._is_quiet = False
-        if self._at_once is None or not self._at_once(body):
-            await send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _beat(self, send: Send) -> None:
         # Looks from time to time, so that an event costs no timer.
@@ -104,6 +81,18 @@ class EventStream(_Stream):
             await asyncio.sleep(self._heartbeat_s)
             if self._is_quiet:
                 await send({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
+
+
+async def answered(generation: Generation, writer: Writer[Any]) -> Events:
+    """Yield the events of an admitted generation."""
+    try:
+        yield writer.opening()
+        async for deltas in generation.deltas():
+            yield writer.chunks(deltas)
+        yield writer.closing()
+    except DrafthouseError as error:
+        log.warning("stream id=%s ended with an error: %s", generation.id, error.code)
+        yield writer.failing(error)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
@@ -156,7 +145,7 @@ class Watchers:
         self._draining = draining
         self._num_streams = 0
 
-    def stream(self) -> WatchStream:
+    def stream(self) -> EventStream:
         """Return the answer to one more; raises UnavailableError where there are enough."""
         if self._draining.has_begun:
             raise UnavailableError("the server is stopping; watch it again in a moment")
@@ -164,9 +153,9 @@ class Watchers:
             raise UnavailableError(
                 f"{self._num_streams} watch already, which is the most; close another page first"
             )
-        return WatchStream(self)
+        return EventStream(self.events(), {"Cache-Control": "no-store"})
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> Events:
         """Yield every coordinator's events until the server stops.
 
         A watcher who reads slowly holds up the coordinators' streams, which then leave out steps.
@@ -207,22 +196,3 @@ async def _read(link: Watched, news: News) -> None:
                 await news.put(f"event: {name}\ndata: {told}\n\n".encode())
     except DrafthouseError as error:
         log.info("a coordinator is not watched any more: %s", error.message)
-
-
-class WatchStream(_Stream):
-    """Sends the events to one watcher until it leaves."""
-
-    def __init__(self, watchers: Watchers) -> None:
-        super().__init__({"Cache-Control": "no-store"})
-        self._watchers = watchers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientDisconnect):
-            await while_connected(receive, self._send(send))
-
-    async def _send(self, send: Send) -> None:
-        await self._start(send)
-        async with contextlib.aclosing(self._watchers.events()) as events:
-            async for event in events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -71,11 +71,11 @@ class GrpcApi:
             yield pb.GenerateResponse()
 
     async def _responses(self, body: Any, context: Any) -> AsyncIterator[GenerationResponse]:
-        caller = self.caller(context.invocation_metadata())
+        sent = dict(context.invocation_metadata() or ())
+        caller = self._ingress.caller(sent)
         try:
             message = _message_of(pb.GenerateRequest, body, self._ingress)
             request = decode_request(message)
-            sent = dict(context.invocation_metadata() or ())
             limits = self._ingress.limits_of(caller, sent.get(SEGMENT.lower(), ""))
             spec = to_spec(request, limits)
             request_id = request_name(request)
@@ -146,12 +146,7 @@ class GrpcApi:
 
     def caller(self, metadata: Any) -> Caller:
         """Return who calls, on our own listener or through Serve's proxy; a refusal is counted."""
-        sent = dict(metadata or ())
-        try:
-            return self._ingress.keys.caller(sent.get("authorization"), sent.get("x-api-key"))
-        except DrafthouseError as error:
-            self._ingress.count_refusal(error)
-            raise
+        return self._ingress.caller(dict(metadata or ()))
 
     async def check(self, body: Any, context: Any) -> Any:
         """grpc.health.v1.Health/Check.  Raises, as Serve's proxy wants it of a unary call."""

@@ -32,11 +32,11 @@ from deployments.ingress.api.wording import warning_header
 from deployments.ingress.api.writer import Writer
 from deployments.ingress.body import read_object
 from deployments.ingress.choice import Delta
-from deployments.ingress.event_stream import EventStream, while_connected
+from deployments.ingress.event_stream import EventStream, answered, while_connected
 from deployments.ingress.generation import Generation
 from deployments.ingress.http_protocol import AT_ONCE
 from deployments.ingress.ingress import Ingress
-from deployments.ingress.keys import ANYBODY, Caller, Operators, caller_of
+from deployments.ingress.keys import ANYBODY, Operators
 from deployments.ingress.openai_error import ErrorBody, error_body, error_response, hidden
 from deployments.ingress.openai_request import CHAT, COMPLETIONS
 from deployments.ingress.openai_response import Answer
@@ -142,7 +142,8 @@ def answering(
         request_id = request_id_of(request)
         request.state.route = path
         try:
-            request.state.caller = ANYBODY if path in _FOR_ALL else _caller(request, ingress)
+            is_asked = path not in _FOR_ALL
+            request.state.caller = ingress.caller(request.headers) if is_asked else ANYBODY
             return await handler(request)
         except DrafthouseError as error:
             return error_response(error, request_id, body)
@@ -150,14 +151,6 @@ def answering(
             return error_response(hidden(error, request_id), request_id, body)
 
     return answer
-
-
-def _caller(request: Request, ingress: Ingress) -> Caller:
-    try:
-        return caller_of(request, ingress.keys)
-    except DrafthouseError as error:
-        ingress.count_refusal(error)
-        raise
 
 
 async def _generate(
@@ -191,7 +184,8 @@ async def _generate(
         if asked.stream and _may_be_sent_piecemeal(request):
             await while_connected(request.receive, generation.admitted())
             is_streaming = True
-            return EventStream(generation, writer, headers, ingress.config.api.heartbeat_s)
+            events, heartbeat_s = answered(generation, writer), ingress.config.api.heartbeat_s
+            return EventStream(events, headers, heartbeat_s, generation.close)
         collected = await while_connected(request.receive, _all_deltas(generation))
         if asked.stream:
             events = writer.opening() + writer.chunks(collected) + writer.closing()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,13 +27,11 @@ from deployments.ingress.event_stream import Watchers
 from deployments.ingress.generation import Generation
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.keys import ANYBODY, Caller, KeyRing
-from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody, stats_of
+from deployments.ingress.metrics_page import AskOthers, answers_of, metrics_page, nobody, stats_of
 from deployments.ingress.prompts import check_lengths, encode_all
-from deployments.ingress.quotas import KeyUsage, Quotas
+from deployments.ingress.quotas import Quotas
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt, Resumption
 from deployments.ingress.tracing import TracedGeneration, Tracing
-
-log = logging.getLogger(__name__)
 
 _REPORT_TIMEOUT_S = 2.0
 
@@ -63,7 +60,7 @@ class Ingress:
         self._told = Told(self.recorder)
         self._others = others
         self.keys = KeyRing(config)
-        self._quotas = Quotas(self.keys, config.ingress.replicas, KeyUsage(self.recorder))
+        self._quotas = Quotas(self.keys, config.ingress.replicas, self.recorder)
         self._watching: asyncio.Task[None] | None = None
         settings = config.coordinator
         self.coordinators = Coordinators(
@@ -271,6 +268,14 @@ class Ingress:
         decode = self.tokenizer.decode
         return await asyncio.to_thread(decode, token_ids, skip_special_tokens=False)
 
+    def caller(self, headers: Mapping[str, str]) -> Caller:
+        """Return who calls, by the headers or the metadata; a refusal is counted."""
+        try:
+            return self.keys.caller(headers)
+        except DrafthouseError as error:
+            self.count_refusal(error)
+            raise
+
     def count_refusal(self, error: DrafthouseError) -> None:
         """Count a request that the ingress itself refused."""
         self.recorder.add(metrics.REJECTED, code=error.code)
@@ -285,7 +290,8 @@ class Ingress:
         rollouts: of drafters that may replace others, at each target or coordinator that decides.
         keys: names of the callers, and why the file of keys as it is now is not used.
         """
-        reports = await self._ask(lambda link: link.status(_REPORT_TIMEOUT_S))
+        links = dict(self._links)
+        reports = await answers_of(links, lambda link: link.status(_REPORT_TIMEOUT_S))
         drafters = dict.fromkeys(self.config.on_their_own, 0)
         refused = {"ingress.user_config": self._refused} if self._refused else {}
         faults: dict[str, Counter[str]] = {}
@@ -331,17 +337,3 @@ class Ingress:
         """The same as a few totals."""
         page = await self.render_metrics()
         return await asyncio.to_thread(stats_of, page, self.config.model_name)
-
-    async def _ask(self, question: Any) -> list[Any]:
-        """The answers of those coordinators that answered."""
-        links = dict(self._links)
-        answers = await asyncio.gather(*map(question, links.values()), return_exceptions=True)
-        found = []
-        for name, answer in zip(links, answers, strict=True):
-            if isinstance(answer, DrafthouseError):
-                log.info("coordinator id=%s did not report: %s", name, answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                found.append(answer)
-        return found

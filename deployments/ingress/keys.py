@@ -55,12 +55,13 @@ class KeyRing:
         """True if nobody is asked for a key."""
         return not self._path
 
-    def caller(self, authorization: str | None, api_key: str | None) -> Caller:
-        """Return whose key it is, by either header; raises UnauthenticatedError for nobody's."""
+    def caller(self, headers: Mapping[str, str]) -> Caller:
+        """Return whose key it is that either header has; raises UnauthenticatedError for
+        nobody's."""
         if self.is_open:
             return ANYBODY
-        key = api_key
-        if authorization and authorization[: len(_SCHEME)].lower() == _SCHEME:
+        authorization, key = headers.get("authorization", ""), headers.get("x-api-key")
+        if authorization[: len(_SCHEME)].lower() == _SCHEME:
             key = authorization[len(_SCHEME) :].strip()
         if not key:
             raise UnauthenticatedError("no API key was sent; send Authorization: Bearer KEY")
@@ -128,11 +129,6 @@ def _state_of(path: str) -> tuple[int, ...] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def caller_of(request: Request, keys: KeyRing) -> Caller:
-    """Return who sends an HTTP request; raises UnauthenticatedError."""
-    return keys.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
-
-
 class Operators:
     """Those who may see how the server does: everybody where only this machine reaches it, or where
     nothing is said of keys and of a port for it; else whoever has an admin key."""
@@ -152,7 +148,7 @@ class Operators:
 
         Raises UnauthenticatedError where nobody may see anything without a key."""
         try:
-            caller = caller_of(request, self._keys)
+            caller = self._keys.caller(request.headers)
         except UnauthenticatedError:
             if not self.is_everybody:
                 raise
@@ -161,6 +157,6 @@ class Operators:
 
     def check(self, request: Request) -> None:
         """Raise UnauthenticatedError or ForbiddenError for all others."""
-        if not self.is_everybody and not caller_of(request, self._keys).key.admin:
+        if not self.is_everybody and not self._keys.caller(request.headers).key.admin:
             where = " or ask at access.admin.port" if self._has_port else ""
             raise ForbiddenError(f"this is for operators; send a key with `admin: true`{where}")

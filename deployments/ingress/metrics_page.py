@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from cluster import metrics
 from cluster.errors import DrafthouseError
@@ -113,6 +113,10 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
 
 
+Link = TypeVar("Link")
+T = TypeVar("T")
+
+
 class AsksCoordinator(Protocol):
     """The part of a coordinator link that is used here."""
 
@@ -138,24 +142,30 @@ async def metrics_page(
     num_others: int,
 ) -> bytes:
     """The whole page.  own: this replica's recorder.  num_others: expected other replicas."""
-    answers, found = await asyncio.gather(
-        asyncio.gather(*(_ask(name, link) for name, link in coordinators.items())),
-        others(_TIMEOUT_S),
+    texts, found = await asyncio.gather(
+        answers_of(coordinators, lambda link: link.metrics(_TIMEOUT_S)), others(_TIMEOUT_S)
     )
-    texts = [text for text in answers if text is not None]
     scrape = Recorder(only=(metrics.MISSING_PROCESSES,))
-    missing = {"coordinator": len(answers) - len(texts), "ingress": num_others - len(found)}
+    missing = {"coordinator": len(coordinators) - len(texts), "ingress": num_others - len(found)}
     for role, count in missing.items():
         scrape.set(metrics.MISSING_PROCESSES, max(count, 0), role=role)
     return side_by_side([scrape.render(), own.render(), *found, *texts])
 
 
-async def _ask(name: str, link: AsksCoordinator) -> bytes | None:
-    try:
-        return await link.metrics(_TIMEOUT_S)
-    except DrafthouseError as error:
-        log.info("coordinator id=%s did not send its metrics: %s", name, error)
-        return None
+async def answers_of(
+    links: Mapping[str, Link], question: Callable[[Link], Awaitable[T]]
+) -> list[T]:
+    """What those coordinators said that answered."""
+
+    async def ask(name: str, link: Link) -> list[T]:
+        try:
+            return [await question(link)]
+        except DrafthouseError as error:
+            log.info("coordinator id=%s did not answer: %s", name, error)
+            return []
+
+    answers = await asyncio.gather(*(ask(*each) for each in links.items()))
+    return [answer for found in answers for answer in found]
 
 
 def seen_by(owner: str, page: bytes, *, is_general: bool) -> bytes:

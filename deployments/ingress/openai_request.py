@@ -1,4 +1,4 @@
-"""The bodies of /v1/completions and /v1/chat/completions.
+"""The bodies of /v1/completions and /v1/chat/completions, and vLLM's of /tokenize and /detokenize.
 
 A field without effect is named in the answer and in the log: one that is ignored in silence
 misleads the client.
@@ -13,21 +13,31 @@ import numpy as np
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
+from cluster.requests.grammar_spec import GrammarSpec
 from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.wording import Schema, refused, unneeded
-from deployments.ingress.chat import Answered, Conversation, TextOrParts
+from deployments.ingress.chat import (
+    OF_MESSAGES,
+    Answered,
+    Conversation,
+    TextOrParts,
+    Turns,
+)
 from deployments.ingress.fields import encodable, json_kind, shown
 from deployments.ingress.logprob_writer import most
 from deployments.ingress.prompts import with_prediction
 from deployments.ingress.sampling import (
+    OF_MODEL,
     Alternatives,
     Choices,
     Count,
     Harmless,
+    ModelName,
     Sampling,
 )
-from deployments.ingress.spec import GenerationSpec, Limits, Prompt
+from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, Prompt
+from deployments.ingress.tools import ToolUse
 
 _TEXT: Schema = {"type": "string", "minLength": 1}
 _TOKEN: Schema = {"type": "integer", "minimum": 0, "maximum": "max_token_id"}
@@ -162,5 +172,38 @@ class Chat(Conversation, Answered, Harmless):
         return spec if expected is None else with_prediction(spec, expected.content, limits)
 
 
+class _MayName(Body):
+    """As in vLLM the model may be left out: there is one tokenizer."""
+
+    model: ModelName | None = supported(OF_MODEL)
+
+
+class Tokenize(_MayName, Conversation):
+    hidden = ToolUse.all_but("tools")
+
+    text: str | None = supported("a text; this or messages", alias="prompt")
+    messages: Turns = supported(OF_MESSAGES, ())
+    add_special_tokens: bool = supported("whether a text gets the model's own", True)
+    return_token_strs: bool = supported("each token as the vocabulary names it", False)
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        if (self.text is None) == (not self.messages):
+            raise RequestError.at("prompt", "send either prompt or messages")
+
+    def prompt_of(self, limits: Limits, form: GrammarSpec | None = None) -> tuple[Prompt, ChatUse]:
+        if self.text is None:
+            return super().prompt_of(limits, form)
+        return Prompt(text=self.text), ChatUse()
+
+
+class Detokenize(_MayName):
+    tokens: Annotated[TokenArray, instead(token_ids_of, TOKENS)] = supported(
+        "special ones have text too", REQUIRED
+    )
+
+
 COMPLETIONS = Endpoint("/v1/completions", "Continue a prompt", Completion)
 CHAT = Endpoint("/v1/chat/completions", "Answer a conversation", Chat)
+TOKENIZE = Endpoint("/tokenize", "The tokens of a text or of a conversation", Tokenize)
+DETOKENIZE = Endpoint("/detokenize", "The text of tokens", Detokenize)

@@ -26,24 +26,6 @@ MAX_NAMES = 100
 OTHER = "(other)"
 
 
-class KeyUsage:
-    """The counts of one ingress process."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._names: set[str] = set()
-
-    def count(self, name: str, tokens: Tokens) -> None:
-        """Count a request that has ended; without a name there are no keys to tell apart."""
-        if not name:
-            return
-        if name not in self._names and len(self._names) >= MAX_NAMES:
-            name = OTHER
-        self._names.add(name)
-        for kind, count in tokens.items():
-            self._recorder.add(metrics.KEY_TOKENS, count, key=name, kind=kind)
-
-
 _What = Literal["requests", "tokens"]
 
 
@@ -67,16 +49,20 @@ class Quotas:
     """The counts of one ingress process."""
 
     def __init__(
-        self, keys: KeyRing, num_processes: int, usage: KeyUsage,
+        self,
+        keys: KeyRing,
+        num_processes: int,
+        recorder: Recorder,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        """num_processes: ingress processes, which share every limit.  usage: of each key."""
+    ) -> None:
+        """num_processes: ingress processes, which share every limit."""
         self._keys = keys
-        self._usage = usage
+        self._recorder = recorder
         self._clock = clock
         self.num_processes = num_processes
         self._windows: defaultdict[tuple[str, _What], _Window] = defaultdict(_Window)
-        self._running: Counter[str] = Counter()
+        self.running: Counter[str] = Counter()
+        self._names: set[str] = set()
 
     def enter(self, caller: Caller, latency_class: str | None) -> Use:
         """Let a request in; raises CapacityError where its key or its class has had enough."""
@@ -86,38 +72,37 @@ class Quotas:
         )
         for account in accounts:
             self._check_running(account)
-            self._check(account, "requests", 1)
-            self._check(account, "tokens", 1)
+            self.check(account, "requests", 1)
+            self.check(account, "tokens", 1)
         for account in accounts:
-            self._running[account.name] += 1
-            self._window(account, "requests").taken += 1
+            self.running[account.name] += 1
+            self.take(account, "requests", 1)
         return Use(self, accounts, caller.name)
 
-    def take_tokens(self, accounts: Sequence[_Account], num_tokens: int) -> None:
-        """Count the tokens of a prompt; raises CapacityError where they do not fit."""
-        for account in accounts:
-            self._check(account, "tokens", num_tokens)
-        for account in accounts:
-            self._window(account, "tokens").taken += num_tokens
+    def count(self, name: str, tokens: Tokens) -> None:
+        """Count a request of a key that has ended; without a name there are no keys."""
+        if not name:
+            return
+        if name not in self._names and len(self._names) >= MAX_NAMES:
+            name = OTHER
+        self._names.add(name)
+        for kind, count in tokens.items():
+            self._recorder.add(metrics.KEY_TOKENS, count, key=name, kind=kind)
 
-    def leave(self, accounts: Sequence[_Account], name: str, tokens: Tokens | None) -> None:
-        """A request of a key is over; tokens: what it used, None = it never began."""
-        if tokens is not None:
-            self._usage.count(name, tokens)
-        for account in accounts:
-            self._running[account.name] -= 1
-            if tokens:
-                self._window(account, "tokens").taken += tokens["output"]
+    def take(self, account: _Account, what: _What, amount: int) -> None:
+        """Count what a request has used."""
+        self._window(account, what).taken += amount
 
     def _check_running(self, account: _Account) -> None:
         limit = account.limits.concurrent_requests
-        if limit and self._running[account.name] >= self._share_of(limit):
+        if limit and self.running[account.name] >= self._share_of(limit):
             raise CapacityError(
                 f"{account.name}: its share of {limit} requests at a time is under way; ask again "
                 "when one is over"
             )
 
-    def _check(self, account: _Account, what: _What, amount: int) -> None:
+    def check(self, account: _Account, what: _What, amount: int) -> None:
+        """Raise CapacityError or TooLargeError where so much does not fit."""
         limits = account.limits
         limit = limits.requests_per_minute if what == "requests" else limits.tokens_per_minute
         if not limit:
@@ -156,14 +141,20 @@ class Use:
         self._quotas = quotas
         self._accounts = accounts
         self._name = name
-        self._is_over = False
 
     def take_tokens(self, num_tokens: int) -> None:
         """Count the tokens of its prompts; raises CapacityError where they do not fit."""
-        self._quotas.take_tokens(self._accounts, num_tokens)
+        for account in self._accounts:
+            self._quotas.check(account, "tokens", num_tokens)
+        for account in self._accounts:
+            self._quotas.take(account, "tokens", num_tokens)
 
     def leave(self, tokens: Tokens | None = None) -> None:
         """It is over, and has used so much, None = it never began; once more does nothing."""
-        if not self._is_over:
-            self._is_over = True
-            self._quotas.leave(self._accounts, self._name, tokens)
+        accounts, self._accounts = self._accounts, ()
+        if accounts and tokens is not None:
+            self._quotas.count(self._name, tokens)
+        for account in accounts:
+            self._quotas.running[account.name] -= 1
+            if tokens is not None:
+                self._quotas.take(account, "tokens", tokens["output"])

@@ -24,9 +24,8 @@ from deployments.ingress.openai_error import error_response
 log = logging.getLogger(__name__)
 
 REQUEST_ID = "X-Request-Id"
-_REQUEST_ID = REQUEST_ID.lower().encode()
 # It goes into headers, logs and JSON as it is.
-_GOOD_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_GOOD_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 TIMEOUT = "X-Request-Timeout-Ms"
 SEGMENT = "X-Drafthouse-Segment"
 _GOOD_TIMEOUT = re.compile(r"[0-9]{1,12}")
@@ -53,7 +52,10 @@ class RequestScope:
         # RFC 9110, 5.5: white space around a value is no part of it; not every server takes it off.
         headers = [(name, value.strip(_WHITE_SPACE)) for name, value in scope["headers"]]
         scope = {**scope, "headers": headers}
-        request_id = _id_in(scope) or uuid.uuid4().hex
+        sent = Headers(raw=headers)
+        request_id = sent.get(REQUEST_ID, "")
+        if not _GOOD_ID.fullmatch(request_id):
+            request_id = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         named = logs.REQUEST_ID.set(request_id)
         started_at, status = time.monotonic(), 0
@@ -69,7 +71,7 @@ class RequestScope:
             head_bytes = len(scope["path"]) + len(scope["query_string"])
             head_bytes += sum(size_of(name, value) for name, value in headers)
             check_head(head_bytes, len(headers), self._bounds)
-            _check_coding(scope)
+            _check_coding(sent.getlist("transfer-encoding"), scope["http_version"])
             await self._app(scope, receive, send_with_id)
         except RequestError as error:
             await error_response(error, request_id)(scope, receive, send_with_id)
@@ -92,21 +94,13 @@ class RequestScope:
             logs.REQUEST_ID.reset(named)
 
 
-def _check_coding(scope: Scope) -> None:
+def _check_coding(sent: Sequence[str], http_version: str) -> None:
     """Raise RequestError for a body in another coding than chunks: servers take off these alone."""
-    sent = [value.lower() for name, value in scope["headers"] if name == b"transfer-encoding"]
-    if sent and (sent != [b"chunked"] or scope["http_version"] < "1.1"):
+    if sent and ([coding.lower() for coding in sent] != ["chunked"] or http_version < "1.1"):
         raise RequestError(
             "Transfer-Encoding: a body comes in chunks (`chunked`, by HTTP/1.1) or with a "
             "Content-Length; say how it is compressed by Content-Encoding"
         )
-
-
-def _id_in(scope: Scope) -> str | None:
-    for name, value in scope["headers"]:
-        if name == _REQUEST_ID:
-            return value.decode() if _GOOD_ID.fullmatch(value) else None
-    return None
 
 
 def request_id_of(request: Request) -> str:

@@ -91,7 +91,7 @@ class StructuredOutputs(_Form):
             self._grammar = found, kind
 
 
-def _held(form: NamedSchema | FlatFormat) -> Any:
+def _held(form: NamedSchema) -> Any:
     """What the answer is held to: of a schema that is not strict, all that is served."""
     return lenient(form.schema_) if form.schema_ and not form.strict else form.schema_
 
@@ -134,14 +134,11 @@ class ResponseFormat(_Form):
         return ("json_schema", None) if inner is None else ("json_schema.schema", _held(inner))
 
 
-class FlatFormat(ResponseFormat):
+class FlatFormat(NamedSchema, ResponseFormat):
     """Of Responses and Messages: the schema stands beside its type."""
 
     hidden = frozenset({"json_schema"})
-    name: str | None = supported("of the schema", max_length=64)
-    description: str | None = supported("of the schema", max_length=65536)
-    schema_: dict[str, Any] | None = supported("a JSON schema", alias="schema")
-    strict: bool = supported(OF_STRICT, False)
+    schema_: dict[str, Any] | None = supported("a JSON schema", alias="schema")  # type: ignore[assignment]
 
     def schema_of(self) -> tuple[str, Any]:
         return "schema", _held(self)

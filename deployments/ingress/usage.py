@@ -131,21 +131,8 @@ def usage(generation: Generation) -> dict[str, Any]:
 def metrics(generation: Generation) -> dict[str, Any]:
     """What TIMES and STATISTICS say, for the top level of every answer."""
     stats = generation.stats
-    return {
-        **times(generation),
-        "speculative_decoding": {
-            "mean_acceptance_length": stats.mean_acceptance_length,
-            "draft_acceptance_rate": stats.draft_acceptance_rate,
-            "acceptance_histogram": list(stats.acceptance_histogram) or [0],
-            "num_steps": stats.num_steps,
-            "num_spec_steps": stats.num_spec_steps,
-            "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
-            "num_draft_tokens": stats.num_draft_tokens,
-            "num_spec_tokens": stats.num_spec_tokens,
-            "accepted_by_drafter": dict(stats.accepted_by_drafter),
-            "shared_by_drafter": dict(stats.shared_by_drafter),
-            "decode_time_s": stats.decode_time_s,
-            "idle_because": stats.idle_because or None,
-            **prediction_idle(generation.spec),
-        },
-    }
+    values = {rule.name: getattr(stats, rule.name) for rule in STATISTICS if rule.is_required}
+    values["acceptance_histogram"] = values["acceptance_histogram"] or [0]
+    values["idle_because"] = values["idle_because"] or None
+    values |= prediction_idle(generation.spec)
+    return {**times(generation), "speculative_decoding": values}

@@ -23,9 +23,15 @@ from deployments.ingress.api.messages import (
 from deployments.ingress.api.openapi import ENDPOINTS, body_schema, openapi
 from deployments.ingress.api.response_request import RESPONSES, Response
 from deployments.ingress.api.response_store import ResponseStore
-from deployments.ingress.api.token_request import DETOKENIZE, TOKENIZE
 from deployments.ingress.api.wording import Rule, Status, resolved, warning_header
-from deployments.ingress.openai_request import CHAT, COMPLETIONS, Chat, Completion
+from deployments.ingress.openai_request import (
+    CHAT,
+    COMPLETIONS,
+    DETOKENIZE,
+    TOKENIZE,
+    Chat,
+    Completion,
+)
 from deployments.ingress.spec import Limits
 from docs.tools import api
 from tests.deployments.test_openai_request import LIMITS, chat, completion

@@ -12,8 +12,7 @@ from cluster.errors import RequestError
 from deployments.ingress.api.contract import Endpoint
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.response_request import RESPONSES
-from deployments.ingress.api.token_request import TOKENIZE
-from deployments.ingress.openai_request import CHAT, COMPLETIONS
+from deployments.ingress.openai_request import CHAT, COMPLETIONS, TOKENIZE
 from tests.deployments.test_contract import parse
 from tests.deployments.test_tools import SERVED
 

@@ -11,8 +11,8 @@ import pytest
 from cluster.errors import RequestError
 from deployments.ingress.api.contract import Endpoint
 from deployments.ingress.api.openapi import ENDPOINTS
-from deployments.ingress.api.token_request import TOKENIZE
 from deployments.ingress.api.wording import Rule
+from deployments.ingress.openai_request import TOKENIZE
 from tests.deployments.test_contract import LENIENT, PARSERS, parse, shown
 from tests.deployments.test_openai_request import LIMITS
 

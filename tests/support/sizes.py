@@ -17,7 +17,7 @@ REQUESTS = (
         "structured", "tools",
     )),
     *(f"{_INGRESS}/api/{name}.py" for name in (
-        "contract", "messages", "openapi", "response_request", "token_request", "wording",
+        "contract", "messages", "openapi", "response_request", "wording",
     )),
     "docs/tools/api.py",
 )  # fmt: skip

@@ -295,14 +295,6 @@ def instead(read: Callable[[Any, Limits], Any], schema: Schema) -> Read:
     return Read(read, lambda _: schema, "instead")
 
 
-def supported(
-    note: str,
-    default: Any = None,
-    *,
-    alias: str | None = None,
-    min_length: int | None = None,
-    max_length: int | None = None,
-) -> Any:
-    """A field that does what `note` says."""
-    bounds: dict[str, Any] = {"min_length": min_length, "max_length": max_length}
-    return Field(default, alias=alias, description=note, **bounds)
+def supported(note: str, default: Any = None, **more: Any) -> Any:
+    """A field that does what `note` says.  more: as of pydantic's `Field`."""
+    return Field(default, description=note, **more)

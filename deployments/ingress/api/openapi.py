@@ -10,9 +10,8 @@ from cluster.errors import SURFACES
 from deployments.ingress.api.contract import Body, Endpoint
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.response_request import RESPONSES
-from deployments.ingress.api.token_request import DETOKENIZE, TOKENIZE
 from deployments.ingress.api.wording import Rule, Status, resolved
-from deployments.ingress.openai_request import CHAT, COMPLETIONS
+from deployments.ingress.openai_request import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
 from deployments.ingress.spec import Limits
 from deployments.ingress.usage import STATISTICS_PATH, statistics_schema, times_schema
 

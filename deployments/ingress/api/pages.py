@@ -15,12 +15,12 @@ from cluster.errors import ForbiddenError, UnauthenticatedError
 from deployments.ingress.api.messages import Counted
 from deployments.ingress.api.openapi import ENDPOINTS, PAGES, openapi
 from deployments.ingress.api.response_store import ResponseStore
-from deployments.ingress.api.token_request import DETOKENIZE, TOKENIZE, Detokenize, Tokenize
 from deployments.ingress.api.wording import warning_header
 from deployments.ingress.body import read_object
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import Operators
 from deployments.ingress.metrics_page import seen_by
+from deployments.ingress.openai_request import DETOKENIZE, TOKENIZE, Detokenize, Tokenize
 from deployments.ingress.sampling import check_model
 from deployments.ingress.spec import Limits, Prompt
 from deployments.ingress.tools import ToolUse
