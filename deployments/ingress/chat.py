@@ -118,6 +118,20 @@ OF_MESSAGES = "the conversation"
 Turns = Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
+class Harmless(Body):
+    """OpenAI's: they affect billing, caching or safety there, never the text."""
+
+    unserved = (
+        *ignored("there is one tier", service_tier=("auto", "default")),
+        *ignored("answers of this endpoint are never kept", store=(False,)),
+        *ignored("not kept", "safety_identifier"),
+        *ignored("prefixes are found by their tokens; see cache_salt", "prompt_cache_key"),
+        *ignored("prefixes are kept as long as there is room", "prompt_cache_retention"),
+        *ignored("prefixes are found by their tokens", "prompt_cache_options"),
+        *unneeded("no moderation is served", "moderation"),
+    )
+
+
 class Answered(ToolUse, Sampling):
     """A conversation that is answered."""
 

@@ -22,7 +22,7 @@ from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.logprob_writer import PromptLogprobs, PromptScore
 from deployments.ingress.prompts import max_tokens, prediction_ids, read_prompts, stop_token_ids
 from deployments.ingress.quotas import Use
-from deployments.ingress.request_log import RequestTimes, write_line
+from deployments.ingress.request_log import write_line
 from deployments.ingress.spec import GenerationSpec, Resumption
 
 Answer = TypeVar("Answer")
@@ -70,7 +70,9 @@ class Generation:
         self._news = asyncio.Event()
         self.choices: list[Choice] = []
         self._scores: list[PromptScore] = []  # one per prompt, where they are asked for
-        self.times = RequestTimes()
+        # Seconds of time.monotonic.
+        self.arrived_at = time.monotonic()
+        self.first_token_at: float | None = None
         self._error_code = ""
         self._failure: DrafthouseError | None = None
         self.closed = asyncio.Event()
@@ -309,8 +311,8 @@ class Generation:
                 # Without this the coordinator would continue after a stop string; its last event
                 # has the statistics.
                 self._coordinators.end(choice.ticket)
-        if self.times.first_token_at is None and any(len(one.token_ids) for one in pieces):
-            self.times.note_tokens()
+        if self.first_token_at is None and any(len(one.token_ids) for one in pieces):
+            self.first_token_at = time.monotonic()
         return pieces
 
     async def _wait_for_last_events(self) -> None:
@@ -338,12 +340,4 @@ class Generation:
                 self._coordinators.close(one.ticket)
         if self._is_logged and self.choices:
             self._is_logged = False
-            write_line(
-                self.id,
-                self.spec.task,
-                self.tokens,
-                self.choices,
-                self.times,
-                self._error_code,
-                self.stats,
-            )
+            write_line(self, self._error_code)

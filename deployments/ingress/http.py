@@ -85,9 +85,8 @@ FACES = (
 
 
 def create_app(ingress: Ingress) -> FastAPI:
-    """Build the application; /openapi.json is our own: FastAPI knows nothing of the bodies."""
-    api = ingress.config.api
-    app = FastAPI(title="Drafthouse", docs_url=None, redoc_url=None, openapi_url=None)
+    """Build the application."""
+    api, app = ingress.config.api, _empty_app()
     store = ResponseStore(api.max_stored_responses, api.max_stored_bytes)
     pages = Pages(ingress, int(time.time()), store, Operators(ingress.config, ingress.keys))
     files = PageFiles() if ingress.config.ui.is_served(ingress.config.http) else None
@@ -105,7 +104,6 @@ def create_app(ingress: Ingress) -> FastAPI:
         path = face.endpoint.path
         generate = answering(ingress, path, partial(_generate, ingress, store, face), face.error)
         app.add_route(path, generate, methods=["POST"])
-    app.add_exception_handler(HTTPException, _on_http_exception)
     if api.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -122,13 +120,19 @@ def create_app(ingress: Ingress) -> FastAPI:
 
 def create_admin_app(ingress: Ingress) -> FastAPI:
     """Build the application of `access.admin.port`: it tells everybody how the server does."""
-    app = FastAPI(title="Drafthouse", docs_url=None, redoc_url=None, openapi_url=None)
+    app = _empty_app()
     pages = Pages(ingress, 0, ResponseStore(0, 0), Operators.everybody())
     for method, path, page in pages.routes():
         if path in _FOR_ALL:
             app.add_route(path, answering(ingress, path, page), methods=[method])
-    app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(RequestScope, ingress.config.http, is_logged=False)
+    return app
+
+
+def _empty_app() -> FastAPI:
+    # /openapi.json is our own: FastAPI knows nothing of the bodies.
+    app = FastAPI(title="Drafthouse", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(HTTPException, _on_http_exception)
     return app
 
 

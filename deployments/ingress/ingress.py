@@ -292,7 +292,7 @@ class Ingress:
         """
         links = dict(self._links)
         reports = await answers_of(links, lambda link: link.status(_REPORT_TIMEOUT_S))
-        drafters = dict.fromkeys(self.config.on_their_own, 0)
+        drafters = Counter[str]()
         refused = {"ingress.user_config": self._refused} if self._refused else {}
         faults: dict[str, Counter[str]] = {}
         left_alone: set[str] = set()
@@ -306,19 +306,18 @@ class Ingress:
             for place in (report, *report["targets"]):
                 for each in place.get("rollouts", ()):
                     rollouts[place["id"], each["drafter"]] = {"at": place["id"], **each}
-            replicas = Counter(drafter["name"] for drafter in report["drafters"])
+            drafters |= Counter(drafter["name"] for drafter in report["drafters"])
             refused |= report["refused"]
             left_alone.update(report["left_alone"])
             for name, counts in report["faults"].items():
                 faults.setdefault(name, Counter()).update(counts)
-            drafters |= {name: max(drafters.get(name, 0), replicas[name]) for name in replicas}
         status = "ok" if targets else "unavailable"
         return {
             "status": "stopping" if self.is_stopping else status,
             "model": self.config.model_name,
             "coordinators": len(reports),
             "targets": len(targets),
-            "drafters": drafters,
+            "drafters": dict.fromkeys(self.config.on_their_own, 0) | drafters,
             "refused": refused,
             "faults": faults,
             "left_alone": sorted(left_alone),

@@ -21,6 +21,7 @@ from deployments.ingress.chat import (
     OF_MESSAGES,
     Answered,
     Conversation,
+    Harmless,
     TextOrParts,
     Turns,
 )
@@ -32,7 +33,6 @@ from deployments.ingress.sampling import (
     Alternatives,
     Choices,
     Count,
-    Harmless,
     ModelName,
     Sampling,
 )

@@ -38,25 +38,20 @@ async def prediction_ids(
     text = spec.prediction
     if not text or not spec.prediction_drafters:
         return ()
-    limit = int(MAX_PREDICTION_TOKENS * max_chars_per_token)
-    if len(text) > limit:
-        raise RequestError.at(
-            "prediction",
-            f"{len(text)} characters; at most {limit} are read; send the part that the "
-            "output begins with",
-        )
+    _check_prediction(len(text), "characters", int(MAX_PREDICTION_TOKENS * max_chars_per_token))
 
     def encode() -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_special_tokens=False).tolist())
 
     found = encode() if len(text) <= _INLINE_CHARACTERS else await asyncio.to_thread(encode)
-    if len(found) > MAX_PREDICTION_TOKENS:
-        raise RequestError.at(
-            "prediction",
-            f"{len(found)} tokens; at most {MAX_PREDICTION_TOKENS} are read; send the "
-            "part that the output begins with",
-        )
+    _check_prediction(len(found), "tokens", MAX_PREDICTION_TOKENS)
     return found
+
+
+def _check_prediction(count: int, what: str, limit: int) -> None:
+    if count > limit:
+        reason = f"{count} {what}; at most {limit} are read"
+        raise RequestError.at("prediction", f"{reason}; send the part that the output begins with")
 
 
 def prediction_counts(spec: GenerationSpec, stats: SpeculationStats) -> Mapping[str, int]:

@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from cluster.core import FinishReason, SpeculationStats
+from cluster.core import FinishReason
 from cluster.logs import UNKNOWN
-from cluster.metrics.told import Tokens
-from deployments.ingress.choice import Choice
+
+if TYPE_CHECKING:
+    from deployments.ingress.generation import Generation
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class RequestTimes:
-    """When a request came and when its first tokens left; seconds of `clock`."""
-
-    clock: Callable[[], float] = time.monotonic
-    arrived_at: float = field(init=False)
-    first_token_at: float | None = None
-
-    def __post_init__(self) -> None:
-        self.arrived_at = self.clock()
-
-    def note_tokens(self) -> None:
-        if self.first_token_at is None:
-            self.first_token_at = self.clock()
-
-
-def write_line(
-    request_id: str,
-    task: str,
-    tokens: Tokens,
-    texts: Sequence[Choice],
-    times: RequestTimes,
-    error_code: str,
-    stats: SpeculationStats,
-) -> None:
+def write_line(generation: Generation, error_code: str) -> None:
     """Say in the log that a request has ended.  error_code: of the error that ended it, else ""."""
+    texts, tokens, stats = generation.choices, generation.tokens, generation.stats
     reasons = {
         text.finish_reason.value
         if text.finish_reason
@@ -48,21 +25,21 @@ def write_line(
         for text in texts
     }
     ttft_ms: int | str = UNKNOWN
-    if times.first_token_at is not None:
-        ttft_ms = round(1000.0 * (times.first_token_at - times.arrived_at))
+    if generation.first_token_at is not None:
+        ttft_ms = round(1000.0 * (generation.first_token_at - generation.arrived_at))
     log.info(
         "request id=%(id)s task=%(task)s prompt_tokens=%(prompt_tokens)d "
         "output_tokens=%(output_tokens)d queue_ms=%(queue_ms)d ttft_ms=%(ttft_ms)s "
         "total_ms=%(total_ms)d finish=%(finish)s "
         "accepted_drafts=%(accepted_drafts)d/%(draft_tokens)d",
         {
-            "id": request_id,
-            "task": task,
+            "id": generation.id,
+            "task": generation.spec.task,
             "prompt_tokens": tokens["prompt"],
             "output_tokens": tokens["output"],
             "queue_ms": round(1000.0 * max(text.queue_time_s for text in texts)),
             "ttft_ms": ttft_ms,
-            "total_ms": round(1000.0 * (times.clock() - times.arrived_at)),
+            "total_ms": round(1000.0 * (time.monotonic() - generation.arrived_at)),
             "finish": ",".join(sorted(reasons)),
             "accepted_drafts": stats.num_accepted_draft_tokens,
             "draft_tokens": stats.num_draft_tokens,

@@ -85,20 +85,6 @@ class StreamOptions(Body):
 
 
 # fmt: off
-class Harmless(Body):
-    """OpenAI's: they affect billing, caching or safety there, never the text."""
-
-    unserved = (
-        *ignored("there is one tier", service_tier=("auto", "default")),
-        *ignored("answers of this endpoint are never kept", store=(False,)),
-        *ignored("not kept", "safety_identifier"),
-        *ignored("prefixes are found by their tokens; see cache_salt", "prompt_cache_key"),
-        *ignored("prefixes are kept as long as there is room", "prompt_cache_retention"),
-        *ignored("prefixes are found by their tokens", "prompt_cache_options"),
-        *unneeded("no moderation is served", "moderation"),
-    )
-
-
 class Sampling(Named):
     """How to sample, when to stop, how to speculate; in OpenAI's names, the others in vLLM's.
 
@@ -295,7 +281,16 @@ class Sampling(Named):
             raise RequestError.at(name, f"{said}, the limit is {limit}; send fewer")
         defaults, most = limits.defaults, getattr(self, self.length_field())
         grammar, grammar_field = self._grammar(use)
-        law = SamplingParams(temperature=0.0) if self.use_beam_search else self._law(defaults)
+        # What only shapes a draw (temperature, seed, ...) has no effect with a search, as in vLLM;
+        # and drafts have no place in it.
+        law, speculation = SamplingParams(temperature=0.0), SpeculationOptions(enabled=False)
+        if not self.use_beam_search:
+            law = self._law(defaults)
+            speculation = dataclasses.replace(
+                self.speculation.options(limits),
+                return_draft_sources=self.return_draft_sources,
+                return_draft_trees=self.return_draft_trees,
+            )
         params = dataclasses.replace(
             law,
             presence_penalty=self.presence_penalty + 0.0,
@@ -307,7 +302,9 @@ class Sampling(Named):
             stop_token_ids=tuple(self.stop_token_ids),
             logprobs=logprobs,
             grammar=grammar,
-            beams=self._beams(num_samples),
+            beams=BeamSpec(num_samples, self.length_penalty, self.early_stopping)
+            if self.use_beam_search
+            else None,
         )
         return GenerationSpec(
             prompts=prompts,
@@ -323,7 +320,7 @@ class Sampling(Named):
             add_special_tokens=self.add_special_tokens,
             task=limits.task_class(self.metadata.get("task") or limits.default_task),
             segment=limits.segment_of(self.metadata.get("segment", ""), self.user or ""),
-            speculation=self._speculation(limits),
+            speculation=speculation,
             tenant=self.tenant(limits),
             chat=use,
             adapter=limits.adapter_of(self.model),
@@ -340,20 +337,6 @@ class Sampling(Named):
             top_k=max(defaults.top_k if self.top_k is None else self.top_k, 0),
             min_p=_given(self.min_p, defaults.min_p),
         )
-
-    def _speculation(self, limits: Limits) -> SpeculationOptions:
-        if self.use_beam_search:  # drafts have no place in it
-            return SpeculationOptions(enabled=False)
-        return dataclasses.replace(
-            self.speculation.options(limits),
-            return_draft_sources=self.return_draft_sources,
-            return_draft_trees=self.return_draft_trees,
-        )
-
-    def _beams(self, width: int) -> BeamSpec | None:
-        """What only shapes a draw (temperature, seed, ...) has no effect with it, as in vLLM."""
-        is_search = self.use_beam_search
-        return BeamSpec(width, self.length_penalty, self.early_stopping) if is_search else None
 
 
 def _given(value: float | None, default: float) -> float:

@@ -255,11 +255,9 @@ class ToolUse(Body):
         # Messages in channels are calls or text, and no form holds the calls.
         has_form = choice.kind == "auto" and not dialect.is_harmony
         has_form = has_form and form is not None and form.kind == "json_schema"
-        grammar = _grammar(
-            dialect, functions, choice, form if has_form else None, is_parallel=is_parallel
-        )
+        held = form if has_form else None
         return ChatUse(
-            grammar=grammar,
+            grammar=self._grammar_of_calls(functions, dialect, held, is_parallel=is_parallel),
             reads_calls=True,
             is_forced=choice.kind != "auto",
             is_parallel=is_parallel,
@@ -279,35 +277,36 @@ class ToolUse(Body):
             reason = f"{shown(choice.name)} is not one of the tools that can be called"
             raise RequestError.at(f"tool_choice.{choice.place}", reason)
 
-
-def _grammar(
-    dialect: Dialect,
-    functions: Sequence[Function],
-    choice: Choice,
-    form: GrammarSpec | None,
-    *,
-    is_parallel: bool,
-) -> GrammarSpec | None:
-    is_required = choice.kind != "auto"
-    if not is_required and form is None and not any(function.strict for function in functions):
-        return None
-    if dialect.is_harmony:
-        name = "tool_choice" if is_required else "tools"
-        what = choice.kind if is_required else "strict"
-        raise RequestError.at(
-            name,
-            f"{what} is not served for models that answer in channels; send tool_choice auto and "
-            "tools that are not strict",
+    def _grammar_of_calls(
+        self,
+        functions: Sequence[Function],
+        dialect: Dialect,
+        form: GrammarSpec | None,
+        *,
+        is_parallel: bool,
+    ) -> GrammarSpec | None:
+        choice = self.choice()
+        is_required = choice.kind != "auto"
+        if not is_required and form is None and not any(function.strict for function in functions):
+            return None
+        if dialect.is_harmony:
+            name = "tool_choice" if is_required else "tools"
+            what = choice.kind if is_required else "strict"
+            raise RequestError.at(
+                name,
+                f"{what} is not served for models that answer in channels; send tool_choice auto "
+                "and tools that are not strict",
+            )
+        assert dialect.calls is not None
+        # A choice that is forced must be right; what a model chooses itself is held to the tools
+        # that are strict.
+        wanted = [one for one in functions if choice.kind != "named" or choice.name == one.name]
+        schemas = [(one.name, one.arguments(is_held=is_required)) for one in wanted]
+        is_parallel = is_parallel and choice.kind != "named"
+        source = dialect.calls.grammar(
+            schemas,
+            is_required=is_required,
+            is_parallel=is_parallel,
+            form=None if form is None else json.loads(form.source),
         )
-    assert dialect.calls is not None
-    # A choice that is forced must be right; what a model chooses itself is held to strict tools.
-    wanted = [one for one in functions if choice.kind != "named" or choice.name == one.name]
-    schemas = [(one.name, one.arguments(is_held=is_required)) for one in wanted]
-    is_parallel = is_parallel and choice.kind != "named"
-    source = dialect.calls.grammar(
-        schemas,
-        is_required=is_required,
-        is_parallel=is_parallel,
-        form=None if form is None else json.loads(form.source),
-    )
-    return GrammarSpec("structural_tag", source)
+        return GrammarSpec("structural_tag", source)

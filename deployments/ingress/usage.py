@@ -91,7 +91,7 @@ def times(generation: Generation) -> dict[str, float | None]:
     (choice,) = generation.choices
     prefill_s, decode_s = choice.prefill_time_s, choice.stats.decode_time_s
     num_tokens = generation.num_output_tokens
-    e2e_s = generation.times.clock() - generation.times.arrived_at
+    e2e_s = time.monotonic() - generation.arrived_at
     return {
         "queue_time_ms": 1000.0 * choice.queue_time_s,
         "time_to_first_token_ms": 1000.0 * prefill_s,

@@ -14,7 +14,7 @@ from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, or_text, supported
 from deployments.ingress.api.response_store import ResponseStore, StoredResponse
 from deployments.ingress.api.wording import TEXT, TEXT_OR_OBJECTS, ignored, refused, unneeded
-from deployments.ingress.chat import MAX_MESSAGES, Answered, Role, check_call, read_text
+from deployments.ingress.chat import MAX_MESSAGES, Answered, Harmless, Role, check_call, read_text
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import GenerationSpec, Limits, Message
 from deployments.ingress.structured import FlatFormat
@@ -150,7 +150,7 @@ class TextOptions(Body):
     unserved = ignored("not told to the model", verbosity=("medium",))
 
 
-class Response(Answered, sampling.Harmless):
+class Response(Answered, Harmless):
     conversation = "input"
     hidden = frozenset(
         {"n", "return_token_ids", "return_draft_sources", "return_draft_trees", "prompt_logprobs",

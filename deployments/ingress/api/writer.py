@@ -49,23 +49,27 @@ class Item:
         return {"id": self.call_id, "type": self.kind, self.kind: said}
 
 
-def grow(items: list[Item], delta: Delta) -> Iterator[tuple[str, Item, str]]:
+News = Iterator[tuple[str, Item, str]]
+
+
+def grow(items: list[Item], delta: Delta) -> News:
     """Grow the items of an answer; yields each that has ended, begun or grown, by what."""
-    pieces = [("reasoning", None, delta.reasoning, False), ("text", None, delta.text, False)]
-    pieces = [piece for piece in pieces if piece[2]] + [
-        ("custom" if one.is_text else "function", one.name, one.arguments, one.is_end)
-        for one in delta.calls
-    ]
-    for kind, name, text, is_end in pieces:
-        last = items[-1] if items else None
-        if last is None or name is not None or last.kind != kind:
-            if last is not None:
-                yield "ended", last, ""
-            last = begin(items, kind, name or "")
-            yield "begun", last, ""
-        last.text += text
-        last.is_complete = is_end
-        yield "grown", last, text
+    for kind, text in (("reasoning", delta.reasoning), ("text", delta.text)):
+        if text:
+            yield from _add(items, kind, text)
+    for piece in delta.calls:
+        kind = "custom" if piece.is_text else "function"
+        yield from _add(items, kind, piece.arguments, piece.name)
+        items[-1].is_complete = piece.is_end
+
+
+def _add(items: list[Item], kind: str, text: str, name: str | None = None) -> News:
+    """name: of a call that begins."""
+    if name is not None or not items or items[-1].kind != kind:
+        yield from (("ended", last, "") for last in items[-1:])
+        yield "begun", begin(items, kind, name or ""), ""
+    items[-1].text += text
+    yield "grown", items[-1], text
 
 
 def begin(items: list[Item], kind: str, name: str = "") -> Item:
