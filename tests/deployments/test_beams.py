@@ -19,7 +19,7 @@ from deployments.ingress.generation import Generation
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import Chat, Completion
 from deployments.ingress.openai_response import Answer
-from deployments.ingress.spec import GenerationSpec, OpenAIRequest
+from deployments.ingress.spec import GenerationSpec
 from tests.coordinator.test_beams import ENDS, TOKENS, BeamTarget
 from tests.deployments.test_openai_request import LIMITS, chat, completion
 from tests.support.coordinator.house import house
@@ -114,7 +114,7 @@ def test_grpc_refuses_by_name(changes: dict[str, Any], named: str) -> None:
 
 
 async def answered(
-    asked: OpenAIRequest, tokenizer: Tokenizer, ingress: Coordinators
+    asked: Completion, tokenizer: Tokenizer, ingress: Coordinators
 ) -> dict[str, Any]:
     generation = Generation("name", asked.spec, tokenizer, ingress, max_chars_per_token=16.0)
     try:

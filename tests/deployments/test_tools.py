@@ -19,7 +19,7 @@ from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.choice import Delta, Reading, skips_specials
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
-from deployments.ingress.spec import ChatUse, OpenAIRequest
+from deployments.ingress.spec import ChatUse
 from tests.deployments.test_openai_request import LIMITS, chat
 from tests.support.grammar.specs import eos, ids_of, open_text
 
@@ -38,11 +38,11 @@ TOOLS = [tool("weather"), tool("time")]
 NAMED = {"type": "function", "function": {"name": "time"}}
 
 
-def asked(**fields: Any) -> OpenAIRequest:
+def asked(**fields: Any) -> Chat:
     return Chat.parse(chat(**fields), SERVED)
 
 
-def grammar_of(request: OpenAIRequest) -> dict[str, Any] | None:
+def grammar_of(request: Chat) -> dict[str, Any] | None:
     grammar = request.spec.params.grammar
     if grammar is None:
         return None
@@ -99,7 +99,7 @@ FORM = {"type": "object", "properties": {"t": {"type": "string"}}, "required": [
 AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": FORM}}
 
 
-def matches(request: OpenAIRequest, text: str) -> bool:
+def matches(request: Chat, text: str) -> bool:
     """Whether the answer may be this text."""
     assert request.spec.params.grammar is not None
     output = open_text(request.spec.params.grammar)
