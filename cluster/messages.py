@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -237,20 +236,6 @@ class StepReport:
 
 
 @frozen
-class Sample:
-    """A change of a metric, sent to the process that exports metrics.
-
-    metric: its name.  how: "add" to a counter, or "set" a gauge.  labels: the values of the labels,
-    in the metric's order.
-    """
-
-    metric: str
-    how: Literal["add", "set"]
-    labels: tuple[str, ...]
-    value: float
-
-
-@frozen
 class AdapterList:
     """The LoRA adapters that new requests may ask for.
 
@@ -305,9 +290,9 @@ class VerdictFrame:
 
     refusals: texts that the target does not run, or not any more.  serial: as in `StepFrame`.
     load: sent with every heartbeat.  load, adapters, engines (empty = as described): sent when the
-    target is reconfigured, and when coordinators come or go.  report: of the step; samples: the
-    target's own metrics; status: a JSON object.  These three go to only one of the coordinators,
-    which counts them.
+    target is reconfigured, and when coordinators come or go.  report: of the step; page: the
+    target's own metrics, in Prometheus' text format; status: a JSON object.  These three go to only
+    one of the coordinators, which counts them.
     """
 
     verdicts: tuple[TextVerdict, ...] = ()
@@ -316,7 +301,7 @@ class VerdictFrame:
     serial: int = 0
     heartbeat: Heartbeat | None = None
     adapters: AdapterList | None = None
-    samples: tuple[Sample, ...] = ()
+    page: bytes = b""
     status: str = ""
     load: Load | None = None
     engines: tuple[EngineState, ...] = ()

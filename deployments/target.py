@@ -15,6 +15,7 @@ from cluster.rpc.server import serve_target
 from cluster.worker.build import build_target, load_target
 from cluster.worker.priority import freeze_gc, shorten_switch_interval
 from deployments import learned
+from deployments.exporter import Exporter
 from deployments.ranks import GpusOfRanks, RankGroup, show_gpus, stay_on_this_node, unless_over
 from deployments.replica import (
     WorkerReplica,
@@ -56,6 +57,8 @@ class TargetDeployment(WorkerReplica):
             self._worker.restore_learned, self._worker.export_learned,
         )  # fmt: skip
         self._worker.start()
+        self._exporter = Exporter(self._worker.recorder)
+        self._exporter.start()
         if config.target.engine.tensor_parallel > 1:
             self._watching = asyncio.create_task(self._end_with_ranks())
         await self._listen(config, serve_target, self._worker, self._worker.statistics)

@@ -46,8 +46,8 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.metrics.recorder import Recorder
-from cluster.metrics.told import COORDINATOR
+from cluster.metrics.recorder import Recorder, readable, side_by_side
+from cluster.metrics.told import COORDINATOR, TARGET
 from cluster.plan.autoscaling import WAITING, WORTH, Statistics
 from cluster.plan.fence import Fence
 from cluster.rpc.duplex import run_until_first_ends
@@ -76,6 +76,7 @@ class Coordinator:
         self._clock = clock
         self._id = worker_id or uuid.uuid4().hex[:12]
         fence = Fence(self.recorder)
+        self._rendering = fence.section("metrics")
         scores = self._scores = PoolScores.of(config)
         self._pool = DrafterPool(settings, self.recorder, scores, fence)
         self._table = SessionTable(config, self._pool, self.recorder, clock)
@@ -263,7 +264,11 @@ class Coordinator:
         self._log.record_scores()
         adapters = self._adapters.current
         record_moment(self.recorder, self._config, self._table, self._drafter_states(), adapters)
-        return self.recorder.render()
+        pages = [self.recorder.render()]
+        for seat in self._targets.seats:
+            with self._rendering:
+                pages.append(readable(seat.page, TARGET))
+        return side_by_side(pages)
 
     def status(self) -> dict[str, Any]:
         """A plain picture of the moment, for debugging and benchmarks."""

@@ -57,7 +57,7 @@ class Relay:
             seat.note_load(frame.load)
         if frame.report is not None:
             self._log.note_report(seat, frame.report)
-        self._log.note_samples(seat, frame.samples)
+        seat.page = frame.page or seat.page
         if frame.status:
             with self._statistics:
                 seat.state = dict(json.loads(frame.status))

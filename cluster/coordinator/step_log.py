@@ -16,15 +16,12 @@ from cluster.coordinator.statistics import Attribution
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.watch import Watches
 from cluster.core import Request
-from cluster.messages import Sample, StepReport, TextVerdict
+from cluster.messages import StepReport, TextVerdict
 from cluster.metrics import Metric, vllm_metrics
 from cluster.metrics.recorder import Recorder
 from cluster.models.engine_state import EngineState
 from cluster.plan.fence import Fence
-from cluster.plan.samples import enter
 
-# Labels of gauges that describe one process, and go with it.
-_OF_A_PROCESS = frozenset({"worker", "target"})
 # Weight of the newest batch in the exported mean purity.
 _PURITY_WEIGHT = 0.02
 _MAX_RECENT_STEPS = 512
@@ -62,7 +59,6 @@ class StepLog:
         self._scoring = fence.section("scores")
         self._answers: list[_Answer] = []
         self._reports: list[tuple[TargetSeat, StepReport]] = []
-        self._samples: list[tuple[TargetSeat, Sequence[Sample]]] = []
         self._mean_purity: float | None = None
         # Of the last steps, oldest first, for status reports and benchmarks.
         self.recent_steps: deque[dict[str, float]] = deque(maxlen=_MAX_RECENT_STEPS)
@@ -80,24 +76,15 @@ class StepLog:
         if all(math.isfinite(time_s) and time_s >= 0.0 for time_s in times_s):
             self._reports.append((seat, report))
 
-    def note_samples(self, seat: TargetSeat, samples: Sequence[Sample]) -> None:
-        """A target tells its own metrics."""
-        if samples:
-            self._samples.append((seat, samples))
-
     def settle(self) -> None:
         """Enter everything noted so far."""
         answers, self._answers = self._answers, []
         reports, self._reports = self._reports, []
-        samples, self._samples = self._samples, []
         with self._metrics:
             self._enter_answers(answers)
         for seat, report in reports:
             with self._metrics:
                 self._enter_report(seat, report)
-        for seat, counted in samples:
-            with self._metrics:
-                seat.gauges |= enter(counted, self._recorder)
         with self._scoring:
             running = [each.session for each in answers if each.session.status != Status.FINISHED]
             ended = [each.session for each in answers if each.session.status == Status.FINISHED]
@@ -120,10 +107,6 @@ class StepLog:
         self.settle()
         with self._metrics:
             forget_engines(self._recorder, seat.id, seat.description)
-        for metric, labels in seat.gauges:
-            if not _OF_A_PROCESS.isdisjoint(metric.labels):
-                with self._metrics:
-                    self._recorder.forget(metric, **dict(zip(metric.labels, labels, strict=True)))
         if not seat.has_reported:
             return
         with self._metrics:

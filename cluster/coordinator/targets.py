@@ -18,7 +18,6 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.plan.samples import Gauge
 from cluster.rpc.link import Link
 
 # Frames that a target may have sent before it is told that they came.  It parks this coordinator's
@@ -54,7 +53,7 @@ class TargetSeat:
         self._is_full = False  # it has refused a text since it last said how busy it is
         self.state: dict[str, Any] = {}
         self.has_reported = False  # it has gauges of its own
-        self.gauges: set[Gauge] = set()  # more of them, which it has set itself
+        self.page = b""  # its own metrics, if it tells them here
         self.received = 0  # serial of its last frame
         self._acknowledged = 0  # as it was last told
         self._serial = 0

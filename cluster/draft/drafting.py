@@ -25,7 +25,7 @@ from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows, StepWants
 from cluster.draft.once_a_minute import OnceAMinute
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import Refusal
-from cluster.plan.samples import Samples
+from cluster.metrics.recorder import Recorder
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree_check import ANY_VOCABULARY, problem_in_text, problems_of_proposals
 
@@ -205,21 +205,21 @@ class Drafting:
         self._reported_faults.clear()
         self._reported_s = self.busy_s
 
-    def record(self, samples: Samples, worker_id: str) -> None:
+    def record(self, recorder: Recorder, worker_id: str) -> None:
         """Record the tokens it holds, its drafting time since the last record, and its faults."""
         busy_s, self._reported_s = self.busy_s - self._reported_s, self.busy_s
         if busy_s > 0.0:
-            samples.add(metrics.DRAFT_TIME, busy_s, drafter=self.name)
+            recorder.add(metrics.DRAFT_TIME, busy_s, drafter=self.name)
         num_held = len(self.held)
-        samples.set(metrics.DRAFTER_REQUESTS, num_held, drafter=self.name, worker=worker_id)
+        recorder.set(metrics.DRAFTER_REQUESTS, num_held, drafter=self.name, worker=worker_id)
         for why, count in (self.breaker.faults - self._reported_faults).items():
-            samples.add(metrics.DRAFTER_FAULTS, count, drafter=self.name, why=why)
+            recorder.add(metrics.DRAFTER_FAULTS, count, drafter=self.name, why=why)
         self._reported_faults = self.breaker.faults.copy()
         in_use, total = self.pages
         if total:
             own = {"role": "drafter", "worker": f"{worker_id}/{self.name}"}
-            samples.set(metrics.KV_PAGES_IN_USE, in_use, **own)
-            samples.set(metrics.KV_PAGES_TOTAL, total, **own)
+            recorder.set(metrics.KV_PAGES_IN_USE, in_use, **own)
+            recorder.set(metrics.KV_PAGES_TOTAL, total, **own)
 
     def _drop(self, request_id: str) -> None:
         self.held.pop(request_id, None)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from cluster import metrics
@@ -120,3 +121,33 @@ def _labelled(family: Family, labels: dict[str, str]) -> Family:
     labelled = Family(family.name, family.documentation, family.type, family.unit)
     labelled.samples = [sample._replace(labels=sample.labels | labels) for sample in family.samples]
     return labelled
+
+
+def side_by_side(texts: Iterable[bytes]) -> bytes:
+    """Merge several texts in Prometheus' format into one that describes each family once."""
+    comments: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for text in texts:
+        family = ""
+        for line in text.decode().splitlines():
+            if not line.startswith("# "):
+                samples[family].append(line)
+                continue
+            _, kind, family, _ = line.split(" ", 3)
+            samples.setdefault(family, [])
+            known = comments.setdefault(family, [])
+            if not any(comment.startswith(f"# {kind} ") for comment in known):
+                known.append(line)
+    lines = [
+        line for family, described in comments.items() for line in (*described, *samples[family])
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def readable(page: bytes, only: Sequence[Metric]) -> bytes:
+    """Return a page that another process wrote; raises ValueError where it has other metrics than
+    these, or cannot be read."""
+    families = {family.name for family in text_string_to_metric_families(page.decode())}
+    if unknown := families - {metric.name for metric in only}:
+        raise ValueError(f"a page with metrics that are not its own: {sorted(unknown)[:3]}")
+    return page

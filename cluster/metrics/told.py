@@ -25,7 +25,16 @@ INGRESS = (
     *(metrics.REJECTED, metrics.REQUESTS, metrics.KEY_TOKENS, metrics.TOKEN_RATE),
     *(vllm_metrics.REQUEST_PROMPT_TOKENS, vllm_metrics.REQUEST_GENERATION_TOKENS),
 )
-COORDINATOR = tuple(metric for metric in EVERY_METRIC if metric not in INGRESS)
+_OF_STEPS = (metrics.DEFICIT, metrics.SPEEDUP, metrics.PLAIN_STEPS, metrics.CACHE_MISSES)
+COORDINATOR = tuple(metric for metric in EVERY_METRIC if metric not in (*INGRESS, *_OF_STEPS))
+# Coordinators record the others too, of the pool's drafters.
+TARGET = (
+    *_OF_STEPS,
+    *(metrics.BOOKKEEPING_FAULTS, metrics.CALIBRATION_ERROR, metrics.EXPECTED_ACCEPTED),
+    *(metrics.ROLLOUT_PHASE, metrics.ROLLOUT_LEAD, metrics.ROLLOUT_CHANGES),
+    *(metrics.DRAFT_TIME, metrics.DRAFT_DEMAND, metrics.DRAFTER_REQUESTS, metrics.DRAFTER_FAULTS),
+    *(metrics.KV_PAGES_IN_USE, metrics.KV_PAGES_TOTAL),
+)
 # Of the texts of a request, the reason that counts for it: the first that there is.
 _REASONS = ("error", "cancelled", "length", "stop")
 _RATE_WINDOW_S = 10.0  # as metrics.TOKEN_RATE says

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 
 from cluster import metrics
-from cluster.plan.samples import Samples
+from cluster.metrics.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 class Fence:
     """Counts and logs the exceptions that are raised within its sections."""
 
-    def __init__(self, recorder: Samples) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._num_failures: dict[str, int] = {}
 

@@ -26,8 +26,8 @@ from typing import Any
 from cluster import metrics
 from cluster.config.rollout import RolloutConfig
 from cluster.config.schema import Config
+from cluster.metrics.recorder import Recorder
 from cluster.plan.candidate import Candidate, Phase
-from cluster.plan.samples import Samples
 from cluster.plan.texts import Text
 from cluster.plan.trials import Trial
 
@@ -202,15 +202,15 @@ class Roster:
             why = candidate.note_faults(total if num_new < 0 else num_new)
             self._note(candidate, *former, why)
 
-    def record(self, samples: Samples) -> None:
+    def record(self, recorder: Recorder) -> None:
         """Export the phases as metrics."""
         for (name, phase), count in self._changed.items():
-            samples.add(metrics.ROLLOUT_CHANGES, count, drafter=name, phase=phase)
+            recorder.add(metrics.ROLLOUT_CHANGES, count, drafter=name, phase=phase)
         self._changed.clear()
         for each in self._candidates:
-            samples.set(metrics.ROLLOUT_PHASE, [*Phase].index(each.phase), drafter=each.name)
+            recorder.set(metrics.ROLLOUT_PHASE, [*Phase].index(each.phase), drafter=each.name)
             if each.num_places:
-                samples.set(metrics.ROLLOUT_LEAD, each.lead[0], drafter=each.name)
+                recorder.set(metrics.ROLLOUT_LEAD, each.lead[0], drafter=each.name)
 
     def table(self) -> list[dict[str, object]]:
         """Every rollout as a plain record, for status reports."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from cluster import metrics
 from cluster.core import Proposal
+from cluster.metrics.recorder import Recorder
 from cluster.plan.roster import Role, Roster
-from cluster.plan.samples import Samples
 from cluster.plan.texts import HeldTree, Text
 from cluster.spec.acceptance import AcceptanceModel, Fate, law_name
 
@@ -55,14 +55,14 @@ class DraftScores:
                 continue
             text.standing.note(seen.drafter, seen.base_len, accepted)
 
-    def record(self, samples: Samples) -> None:
+    def record(self, recorder: Recorder) -> None:
         """Export the scores of each drafter's trees, and what follows from them, as metrics."""
         for drafter, (task, is_sampled), score in self.acceptance:
             if score.num_trees:
                 labels = {"drafter": drafter, "task": task, "law": law_name(is_sampled=is_sampled)}
-                samples.set(metrics.CALIBRATION_ERROR, score.calibrator.expected_error(), **labels)
-                samples.set(metrics.EXPECTED_ACCEPTED, score.accepted_of_few(), **labels)
-        self.roster.record(samples)
+                recorder.set(metrics.CALIBRATION_ERROR, score.calibrator.expected_error(), **labels)
+                recorder.set(metrics.EXPECTED_ACCEPTED, score.accepted_of_few(), **labels)
+        self.roster.record(recorder)
 
     def export(self) -> dict[str, Any]:
         """Return what was learned as plain values."""

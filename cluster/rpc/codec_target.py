@@ -9,7 +9,6 @@ from cluster.errors import ProtocolError
 from cluster.messages import (
     Open,
     PoolTree,
-    Sample,
     StepFrame,
     TextVerdict,
     VerdictFrame,
@@ -61,19 +60,8 @@ _TREE = record_codec(
 _WHY = enum_codec(PlainWhy, pb.PlainWhy, "why", {why: why.value for why in PlainWhy})
 _REDRAW = record_codec(Redraw, pb.Redraw)
 _VERDICT = record_codec(TextVerdict, pb.TextVerdict, [*PARTS, _WHY, _REDRAW])
-_SAMPLE = record_codec(
-    Sample,
-    pb.Sample,
-    by_hand={
-        "how": ByHand(
-            ("is_gauge",),
-            lambda sample: {"is_gauge": sample.how == "set"},
-            lambda message: "set" if message.is_gauge else "add",
-        )
-    },
-)
 STEPS = FrameCodec(
     StepFrame, pb.StepFrame, [refusing(_OPEN, _decode_open), _TREE.read_by(_decode_tree)]
 )
 # To the coordinator, an unreadable verdict is a refusal of its text.
-VERDICT = FrameCodec(VerdictFrame, pb.VerdictFrame, [refusing(_VERDICT), _SAMPLE, _WHY])
+VERDICT = FrameCodec(VerdictFrame, pb.VerdictFrame, [refusing(_VERDICT), _WHY])

@@ -25,10 +25,10 @@ from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.draft.told import told_params
 from cluster.errors import ProtocolError
 from cluster.messages import Refusal, StepReport
+from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import made_for_of
 from cluster.models.version import NO_MODEL, ModelVersion
 from cluster.plan.resident import DraftTurn, Resident
-from cluster.plan.samples import Samples
 from cluster.spec.step_cost import MAX_COMMIT
 from cluster.spec.token_log import TokenLog
 from cluster.worker.text_record import TextRecord
@@ -146,11 +146,11 @@ class ResidentDrafter:
         if known := [each for each in request_ids if self._drafting.knows(each)]:
             self._drafting.release(known)
 
-    def record(self, samples: Samples, worker_id: str) -> None:
+    def record(self, recorder: Recorder, worker_id: str) -> None:
         """Record the tokens it holds, and its asks and drafts since the last record."""
-        self._drafting.record(samples, worker_id)
+        self._drafting.record(recorder, worker_id)
         for task, num_nodes in self._num_asked.items():
-            samples.add(metrics.DRAFT_DEMAND, num_nodes, drafter=self.name, task=task)
+            recorder.add(metrics.DRAFT_DEMAND, num_nodes, drafter=self.name, task=task)
         self._num_asked.clear()
 
     def state(self) -> str:
@@ -323,10 +323,10 @@ class Residents:
         drafted_s = max(self._clock() - started - stalled_s, 0.0)
         return Drafted(trees, drafted_s, turns, stalled_s > 0.0)
 
-    def record(self, samples: Samples, worker_id: str) -> None:
+    def record(self, recorder: Recorder, worker_id: str) -> None:
         """Record the tokens they hold, and their work since the last record."""
         for drafter in self._drafters:
-            drafter.record(samples, worker_id)
+            drafter.record(recorder, worker_id)
 
     def states(self) -> dict[str, str]:
         """Return the state of each drafter's breaker, or that it rests."""

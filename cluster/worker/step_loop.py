@@ -27,10 +27,11 @@ from cluster.messages import (
     TextVerdict,
     VerdictFrame,
 )
+from cluster.metrics.recorder import Recorder
+from cluster.metrics.told import TARGET
 from cluster.plan.controller import Controller, any_sampled
 from cluster.plan.fence import Fence
 from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
-from cluster.plan.samples import Tally
 from cluster.requests.acceptance_law import NO_LAWS
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
@@ -73,10 +74,10 @@ class StepLoop:
         self._clock = clock
         for drafter in residents:
             controller.scores.meet(drafter.name, drafter.model.model_hash)
-        self._tally = Tally()
-        fence = Fence(self._tally)
+        self.recorder = Recorder(worker_id, TARGET)
+        fence = Fence(self.recorder)
         self._keeper = TextKeeper(
-            verifier, residents, controller, streams, texts, self._tally, fence
+            verifier, residents, controller, streams, texts, self.recorder, fence
         )
         self._faults = Containment(verifier, self._keeper, texts, streams)
         self._planning, self._learning = fence.section("planning"), fence.section("rounds")
@@ -228,7 +229,7 @@ class StepLoop:
             frames.setdefault(text.stream, []).append(said)
             if said.why:
                 plain_why = said.why
-                self._tally.add(metrics.PLAIN_STEPS, why=said.why.name.lower())
+                self.recorder.add(metrics.PLAIN_STEPS, why=said.why.name.lower())
             text.answered_at = self._began_at
             answered.append(text)
         report = replace(report, why=plain_why)
@@ -308,24 +309,24 @@ class StepLoop:
 
     # Reports
 
-    def report(self) -> tuple[VerdictFrame, dict[str, Any]]:
-        """Return the target's own metrics since the last call, and a snapshot of its state."""
-        samples, state = self._tally, dict[str, Any]()
+    def report(self) -> tuple[StepReport, dict[str, Any]]:
+        """Bring the target's own metrics up to date; returns its pages and a snapshot of its
+        state."""
+        recorder, state = self.recorder, dict[str, Any]()
         with self._scoring:
             self._controller.scores.roster.note_faults(self._residents.faults())
-            self._controller.scores.record(samples)
-            samples.set(metrics.DEFICIT, self._controller.deficit_s, target=self._worker_id)
-            samples.set(metrics.SPEEDUP, self._controller.speedup, target=self._worker_id)
+            self._controller.scores.record(recorder)
+            recorder.set(metrics.DEFICIT, self._controller.deficit_s, target=self._worker_id)
+            recorder.set(metrics.SPEEDUP, self._controller.speedup, target=self._worker_id)
             state["scores"] = self._controller.acceptance.table()
             state["loads"] = self._controller.states()
             state["rollouts"] = self._controller.scores.roster.table()
         state["residents"] = self._residents.states()
         state["written_at"] = {each.name: each.model.written_at for each in self._residents}
         state["faults"] = self._residents.faults()
-        self._residents.record(samples, self._worker_id)
+        self._residents.record(recorder, self._worker_id)
         in_use, total = self._streams.pages = self._verifier.pages
-        page_report = StepReport(pages_in_use=in_use, pages_total=total)
-        return VerdictFrame(report=page_report, samples=samples.take()), state
+        return StepReport(pages_in_use=in_use, pages_total=total), state
 
     def export_learned(self) -> Mapping[str, Any]:
         """Return what the control loop has learned as plain values."""

@@ -74,6 +74,7 @@ class TargetWorker:
             verifier, residents, controller, self.streams, self._texts, self._mailbox,
             worker_id=description.worker_id, max_batch_tokens=description.max_batch_tokens,
         )  # fmt: skip
+        self.recorder = self._loop.recorder
         self._thread = threading.Thread(target=self._loop.run, name="target-engine", daemon=True)
 
     def start(self) -> None:
@@ -180,7 +181,8 @@ class TargetWorker:
             if stream.counts:
                 report, state = await asyncio.wrap_future(self._mailbox.call(self._loop.report))
                 status = json.dumps(state, allow_nan=False)
-                stream.post(replace(report, status=status))
+                page = await asyncio.to_thread(self.recorder.render)
+                stream.post(VerdictFrame(report=report, status=status, page=page))
 
     async def _watch(self, reader: _Reader) -> None:
         """Return when the coordinator has fallen silent."""

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from cluster import metrics
 from cluster.errors import DrafthouseError, RequestError, WorkerError
 from cluster.messages import Open, PoolTree, Refusal, TextName, VerdictFrame
+from cluster.metrics.recorder import Recorder
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
-from cluster.plan.samples import Tally
 from cluster.plan.texts import POOL, HeldTree
 from cluster.spec.tree_check import problem_of_tree
 from cluster.worker.residents import Residents
@@ -34,7 +34,7 @@ class TextKeeper:
         controller: Controller,
         streams: TargetStreams,
         texts: TextTable,
-        tally: Tally,
+        recorder: Recorder,
         fence: Fence,
     ) -> None:
         self._verifier = verifier
@@ -42,7 +42,7 @@ class TextKeeper:
         self._controller = controller
         self._streams = streams
         self._texts = texts
-        self._tally = tally
+        self._recorder = recorder
         self._scoring = fence.section("scores")
         self._roster = controller.scores.roster
         self._num_changes = self._roster.num_changes  # of the roster, as the texts follow it
@@ -74,8 +74,6 @@ class TextKeeper:
     def _end(self, stream: TargetStream) -> None:
         for text in self._texts.of(stream):
             self.drop(text)
-        if stream.counts:  # another stream gets the metrics from now on
-            self._tally.tell_all()
         self._convicted = {name for name in self._convicted if not name.startswith(stream.prefix)}
 
     def _forget_unnamed(self, stream: TargetStream, names: Sequence[TextName]) -> None:
@@ -155,7 +153,7 @@ class TextKeeper:
         """Take in that the engine has lost tokens of these texts; their logs have them."""
         for name in names:
             text = self._texts[name]
-            self._tally.add(metrics.CACHE_MISSES)
+            self._recorder.add(metrics.CACHE_MISSES)
             text.in_flight = None
             text.num_misses += 1
             if text.num_misses > _MAX_MISSES_IN_A_ROW:

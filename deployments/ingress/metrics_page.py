@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from cluster import metrics
 from cluster.errors import DrafthouseError
 from cluster.metrics import Metric, vllm_metrics
-from cluster.metrics.recorder import Recorder
+from cluster.metrics.recorder import Recorder, side_by_side
 from deployments.metrics_reader import Page
 
 
@@ -177,24 +177,3 @@ def seen_by(owner: str, page: bytes, *, is_general: bool) -> bytes:
         if line.startswith("#") or (key[1] == owner if key else is_general):
             lines.append(line)
     return "".join(lines).encode()
-
-
-def side_by_side(texts: Iterable[bytes]) -> bytes:
-    """Merge several texts in Prometheus' format into one that describes each family once."""
-    comments: dict[str, list[str]] = {}
-    samples: dict[str, list[str]] = {}
-    for text in texts:
-        family = ""
-        for line in text.decode().splitlines():
-            if not line.startswith("# "):
-                samples[family].append(line)
-                continue
-            _, kind, family, _ = line.split(" ", 3)
-            samples.setdefault(family, [])
-            known = comments.setdefault(family, [])
-            if not any(comment.startswith(f"# {kind} ") for comment in known):
-                known.append(line)
-    lines = [
-        line for family, described in comments.items() for line in (*described, *samples[family])
-    ]
-    return ("\n".join(lines) + "\n").encode()

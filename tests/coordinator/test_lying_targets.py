@@ -18,7 +18,6 @@ from cluster.messages import (
     Heartbeat,
     Load,
     Refusal,
-    Sample,
     StepReport,
     TextName,
     TextVerdict,
@@ -173,15 +172,9 @@ FRAMES = {
     "times": VerdictFrame(report=StepReport(NAN, -1.0, float("inf"), -NAN, -5, -5, -5, -5, -5)),
     "a status": VerdictFrame(status="{"),
     "another status": VerdictFrame(status="[1, 2]"),
-    "samples": VerdictFrame(
-        samples=(
-            Sample("no metric", "add", (), 1.0),
-            Sample("drafthouse_target_steps", "set", ("t",), 1.0),
-            Sample("drafthouse_target_steps", "add", ("t", "u"), 1.0),
-            Sample("drafthouse_target_steps", "add", ("t",), NAN),
-            Sample("drafthouse_target_steps", "add", ("t",), -1.0),
-        )
-    ),
+    "no page": VerdictFrame(page=b"\xff"),
+    "a page that cannot be read": VerdictFrame(page=b"drafthouse_target_speedup{"),
+    "another's metrics": VerdictFrame(page=b"# TYPE drafthouse_requests counter\n"),
     "refusals": VerdictFrame(refusals=(Refusal("x", 1, "no code", ""), Refusal("r", 0, "", ""))),
     "a serial": VerdictFrame(serial=2**63),
 }

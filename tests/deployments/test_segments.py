@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.config.schema import Config, DrafterConfig, IngressConfig
 from cluster.errors import ConfigError
+from cluster.metrics.recorder import side_by_side
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.keys import KeyRing
-from deployments.ingress.metrics_page import side_by_side
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 from tests.support.deployments.place import BODIES, Place, generate, place, write_keys
 

@@ -9,7 +9,7 @@ import pytest
 from cluster import metrics
 from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams, token_array
 from cluster.draft.base import Drafter
-from cluster.plan.samples import Tally
+from cluster.metrics.recorder import Recorder
 from cluster.spec.step_profile import DraftTime
 from cluster.spec.token_log import TokenLog
 from cluster.worker.draft_profile import profile_drafting
@@ -17,6 +17,7 @@ from cluster.worker.residents import Residents
 from cluster.worker.text_record import TextRecord
 from cluster.worker.verifier import Verifier
 from tests.support.worker.residents import GreedyOracle, resident
+from tests.support.worker.steps import recorded
 from tests.support.worker.texts import VOCAB_SIZE
 from tests.support.worker.toy_engine import ToyEngine, hashed_law
 
@@ -127,10 +128,11 @@ def test_faults_before_anyone_is_served_keep_no_drafter_from_its_first_request()
     engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
     residents = Residents([hosted], clock)
     profile_drafting(Verifier(engine, clock), residents, VOCAB_SIZE, 16, clock)
-    samples = Tally()
-    residents.record(samples, "w")
-    said = {sample.metric for sample in samples.take()}
-    assert not said & {metrics.DRAFT_TIME.name, metrics.DRAFTER_FAULTS.name}
+    recorder = Recorder()
+    residents.record(recorder, "w")
+    assert (
+        recorded(recorder, metrics.DRAFT_TIME) == recorded(recorder, metrics.DRAFTER_FAULTS) == {}
+    )
     text = TextRecord(
         "r", 1, 3, SamplingParams(max_tokens=8), "", b"", frozenset(["broken"]),
         TokenLog(token_array([1, 2, 3])), draft_nodes=4,

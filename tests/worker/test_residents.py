@@ -17,14 +17,14 @@ from cluster.core import SamplingParams
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.suffix import NgramCacheOptions, SuffixDrafter, SuffixOptions
 from cluster.engine.work import Output
-from cluster.messages import Open, Sample
+from cluster.messages import Open
 from cluster.worker.priority import freeze_gc
 from cluster.worker.residents import Residents
 from cluster.worker.swap import Swaps
 from tests.support.coordinator.house import collect, house, request, text_of
 from tests.support.worker.residents import LONG_STEP, GreedyOracle, resident, resident_text
 from tests.support.worker.stage import Peer, hosted, stage, worker_of
-from tests.support.worker.steps import Steps, steps
+from tests.support.worker.steps import steps
 from tests.support.worker.texts import GREEDY, LAWS, VOCAB_SIZE, opened, plain
 from tests.support.worker.toy_engine import ToyEngine, hashed_law
 
@@ -140,35 +140,22 @@ async def test_what_a_drafter_holds_is_released_with_its_text() -> None:
         desk = target.connect()
         desk.post(opened(drafters=("a",)), opened("s", drafters=("a",)))
         await target.turn()
-        assert gauge(target, metrics.DRAFTER_REQUESTS.name) == 2.0
+        assert target.told(metrics.DRAFTER_REQUESTS) == {("a", "w"): 2.0}
         await target.run()
-        assert gauge(target, metrics.DRAFTER_REQUESTS.name) == 0.0
+        assert target.told(metrics.DRAFTER_REQUESTS) == {("a", "w"): 0.0}
     assert sorted(oracle.released) == ["1/r", "1/s"]
     assert len(oracle.requests) == 0
-
-
-def gauge(target: Steps, name: str) -> float:
-    found: list[Sample] = [
-        sample for sample in target.loop.report()[0].samples if sample.metric == name
-    ]
-    assert [sample.how for sample in found] == ["set"]
-    return found[0].value
 
 
 async def test_what_is_asked_of_residents_and_what_they_take_is_counted() -> None:
     async with steps(residents=[resident(GreedyOracle(2))]) as target:
         target.connect().post(opened(drafters=("a",), task="code"))
         await target.run()
-        counts = {
-            sample.metric: (sample.labels, sample.value)
-            for sample in target.loop.report()[0].samples
-            if sample.how == "add"
-        }
-        assert target.loop.report()[0].samples == ()  # all of it was said
-    labels, nodes = counts[metrics.DRAFT_DEMAND.name]
-    assert labels == ("a", "code")
-    assert nodes > 100
-    assert counts[metrics.DRAFT_TIME.name][1] > 0.0
+        asked, took_s = target.told(metrics.DRAFT_DEMAND), target.told(metrics.DRAFT_TIME)
+        assert target.told(metrics.DRAFT_DEMAND) == asked  # none is counted twice
+    assert asked.keys() == {("a", "code")}
+    assert asked["a", "code"] > 100
+    assert took_s["a",] > 0.0
 
 
 async def test_a_step_says_how_long_residents_drafted_before_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cluster import metrics
 from cluster.config.rollout import RolloutConfig
 from cluster.core import SamplingParams
 from cluster.plan.candidate import Phase
@@ -82,11 +83,10 @@ async def test_faults_of_a_canary_and_the_phase_are_reported() -> None:
         _, state = target.loop.report()
         assert [each["phase"] for each in state["rollouts"]] == ["canary"]
         stage.residents[1].faults["rubbish"] += 3
-        frame, state = target.loop.report()
+        _, state = target.loop.report()
         assert [each["phase"] for each in state["rollouts"]] == ["retired"]
-        told = {(each.metric, each.labels): each.value for each in frame.samples}
-        assert told["drafthouse_rollout_phase", ("new",)] == 3
-        assert told["drafthouse_rollout_changes", ("new", "retired")] == 1
+        assert target.told(metrics.ROLLOUT_PHASE) == {("new",): 3}
+        assert target.told(metrics.ROLLOUT_CHANGES) == {("new", "retired"): 1}
         old, new = await stage.verified(target, SamplingParams(temperature=0.0, max_tokens=40))
     assert old > 0
     assert new == 0

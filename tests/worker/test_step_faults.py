@@ -280,5 +280,4 @@ async def test_a_cancel_during_its_own_trial_lets_the_others_go_on() -> None:
 
 
 def _num_misses(target: Steps) -> float:
-    samples = target.loop.report()[0].samples
-    return sum(each.value for each in samples if each.metric == metrics.CACHE_MISSES.name)
+    return sum(target.told(metrics.CACHE_MISSES).values())

@@ -289,6 +289,6 @@ async def test_the_targets_own_report_says_how_many_pages_are_in_use() -> None:
         desk = target.connect()
         desk.post(opened())
         await target.turn()
-        report = target.loop.report()[0].report
+        report = target.loop.report()[0]
     assert report is not None
     assert (report.pages_in_use, report.pages_total) == (1, 1000)

@@ -250,16 +250,16 @@ async def test_one_coordinator_counts_the_targets_own_metrics_and_another_after_
 ) -> None:
     first, second = built.connect(), built.connect()
     await second.written(opened())
-    await first.until(lambda: any(frame.samples for frame in first.frames))
-    counted = next(frame for frame in first.frames if frame.samples)
-    assert metrics.DEFICIT.name in {sample.metric for sample in counted.samples}
+    await first.until(lambda: any(frame.page for frame in first.frames))
+    counted = next(frame for frame in first.frames if frame.page)
+    assert f"{metrics.DEFICIT.name}{{" in counted.page.decode()
     assert counted.report is not None
     assert counted.report.pages_total == 1000
     assert json.loads(counted.status).keys() == {
         "scores", "loads", "rollouts", "residents", "faults", "written_at",
     }  # fmt: skip
     await second.until(lambda: any(frame.heartbeat for frame in second.frames[1:]))
-    assert not any(frame.samples or frame.status for frame in second.frames)
+    assert not any(frame.page or frame.status for frame in second.frames)
     await first.link.close()
     await second.until(lambda: bool(second.frames[-1].status))
 

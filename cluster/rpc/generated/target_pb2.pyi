@@ -134,40 +134,28 @@ class PoolTree(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., survival: _Optional[bytes] = ..., sources: _Optional[bytes] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class VerdictFrame(_message.Message):
-    __slots__ = ("verdicts", "refusals", "report", "serial", "heartbeat", "adapters", "samples", "status", "load", "engines")
+    __slots__ = ("verdicts", "refusals", "report", "serial", "heartbeat", "adapters", "status", "load", "engines", "page")
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     SERIAL_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
-    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
     verdicts: _containers.RepeatedCompositeFieldContainer[TextVerdict]
     refusals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Refusal]
     report: StepReport
     serial: int
     heartbeat: Heartbeat
     adapters: AdapterList
-    samples: _containers.RepeatedCompositeFieldContainer[Sample]
     status: str
     load: Load
     engines: _containers.RepeatedCompositeFieldContainer[_common_pb2.EngineState]
-    def __init__(self, verdicts: _Optional[_Iterable[_Union[TextVerdict, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., serial: _Optional[int] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., status: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., engines: _Optional[_Iterable[_Union[_common_pb2.EngineState, _Mapping]]] = ...) -> None: ...
-
-class Sample(_message.Message):
-    __slots__ = ("metric", "labels", "value", "is_gauge")
-    METRIC_FIELD_NUMBER: _ClassVar[int]
-    LABELS_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    IS_GAUGE_FIELD_NUMBER: _ClassVar[int]
-    metric: str
-    labels: _containers.RepeatedScalarFieldContainer[str]
-    value: float
-    is_gauge: bool
-    def __init__(self, metric: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., value: _Optional[float] = ..., is_gauge: _Optional[bool] = ...) -> None: ...
+    page: bytes
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[TextVerdict, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., serial: _Optional[int] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., status: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., engines: _Optional[_Iterable[_Union[_common_pb2.EngineState, _Mapping]]] = ..., page: _Optional[bytes] = ...) -> None: ...
 
 class AdapterList(_message.Message):
     __slots__ = ("served", "refused")

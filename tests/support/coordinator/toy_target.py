@@ -157,7 +157,7 @@ class ToyTarget:
                 report, state = self.loop.report()
                 stream.post(
                     VerdictFrame(
-                        report=report.report, samples=report.samples, status=json.dumps(state)
+                        report=report, page=self.loop.recorder.render(), status=json.dumps(state)
                     )
                 )
 

@@ -160,10 +160,6 @@ reports = st.builds(
     messages.StepReport, doubles, doubles, doubles, doubles, lengths, lengths, lengths, lengths,
     lengths, lengths, lengths,
 )  # fmt: skip
-samples = st.builds(
-    messages.Sample, ids, st.sampled_from(["add", "set"]), st.lists(ids, max_size=3).map(tuple),
-    doubles,
-)  # fmt: skip
 commits = st.builds(
     core.Commit, ids, generations, lengths, hashes, tokens(), lengths, lengths, ids,
     st.none() | params, st.binary(max_size=16),
@@ -237,7 +233,7 @@ verdict_frames = st.builds(
     hashes,
     st.none() | beats,
     st.none() | adapter_lists,
-    several(samples),
+    st.binary(max_size=64),
     texts,
     st.none() | loads,
 )

@@ -11,6 +11,8 @@ from cluster import metrics
 from cluster.config.schema import CoordinatorConfig
 from cluster.engine.engine import Engine
 from cluster.messages import Open, PoolTree, StepFrame, TextName, VerdictFrame
+from cluster.metrics import Metric
+from cluster.metrics.recorder import Recorder
 from cluster.plan.controller import Controller
 from cluster.plan.roster import Roster
 from cluster.plan.scores import DraftScores
@@ -120,6 +122,21 @@ class Steps:
             await self.turn()
         raise AssertionError(f"there is no end after {most} steps")
 
+    def told(self, metric: Metric) -> dict[tuple[str, ...], float]:
+        """The values of one of the target's own metrics, by its labels."""
+        self.loop.report()
+        return recorded(self.loop.recorder, metric)
+
+
+def recorded(recorder: Recorder, metric: Metric) -> dict[tuple[str, ...], float]:
+    """The values of a metric, by its labels."""
+    return {
+        tuple(sample.labels[name] for name in metric.labels): sample.value
+        for family in recorder.families()
+        if family.name == metric.name
+        for sample in family.samples
+    }
+
 
 @asynccontextmanager
 async def steps(*given: Any, **settings: Any) -> AsyncIterator[Steps]:
@@ -127,8 +144,7 @@ async def steps(*given: Any, **settings: Any) -> AsyncIterator[Steps]:
     built = Steps(*given, **settings)
     try:
         yield built
-        samples = built.loop.report()[0].samples
-        assert metrics.BOOKKEEPING_FAULTS.name not in {sample.metric for sample in samples}
+        assert built.told(metrics.BOOKKEEPING_FAULTS) == {}
     finally:
         for desk in built.desks:
             desk.sending.cancel()
