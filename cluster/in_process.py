@@ -53,13 +53,8 @@ class InProcessCluster:
     def reconfigure(self, user_config: Mapping[str, Any]) -> str:
         """Go on with other values of the target's live keys; returns why nothing has changed, "" if
         all has."""
-        from cluster.worker.adapters import reconfigure_target
-
-        target = self._target
-        served = reconfigure_target(
-            self._engine, self._config, user_config, target.use, target.swaps
-        )
-        target.streams.announce(served)
+        served = self._target.swaps.reconfigure(self._config, user_config)
+        self._target.streams.announce(served)
         return served.refused
 
     def stop(self) -> None:

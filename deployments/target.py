@@ -68,13 +68,10 @@ class TargetDeployment(WorkerReplica):
 
         A change that cannot be is refused in the log and in /health: an exception would make Serve
         replace the replica, with all that it is serving."""
-        from cluster.worker.adapters import reconfigure_target
-
         async with self._changing:
             adapters = await asyncio.to_thread(
-                reconfigure_target, self._engine, self._config, user_config, self._worker.use,
-                self._worker.swaps,
-            )  # fmt: skip
+                self._worker.swaps.reconfigure, self._config, user_config
+            )
             self._worker.streams.announce(adapters)
 
     async def check_health(self) -> None:

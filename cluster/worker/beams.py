@@ -14,7 +14,7 @@ from cluster.core import EMPTY_TOKENS, TokenLogprob, Verdict, token_array
 from cluster.engine.beam_search import BeamRun
 from cluster.errors import ContextLengthError, RequestError
 from cluster.requests.beam_spec import BeamEnd, BeamSpec
-from cluster.worker.text_record import TextRecord
+from cluster.worker.texts import TargetText
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MAX_LIVE_TOKENS = 4096
 
 
-def open_search(text: TextRecord, beams: BeamSpec, adapter: int, engine: Engine) -> BeamRun:
+def open_search(text: TargetText, beams: BeamSpec, adapter: int, engine: Engine) -> BeamRun:
     """Return the search that the text is; raises RequestError if it cannot fit.
 
     adapter: as in `Work`."""
@@ -49,12 +49,12 @@ def open_search(text: TextRecord, beams: BeamSpec, adapter: int, engine: Engine)
             param="max_tokens",
         )
     return BeamRun(
-        text.request_id, text.tokens.token_ids, beams, max_tokens, params.stop_token_ids,
-        params.logprobs, text.tenant, adapter,
+        text.id, text.tokens.token_ids, beams, max_tokens, params.stop_token_ids,
+        params.logprobs, text.opened.tenant, adapter,
     )  # fmt: skip
 
 
-def beam_verdict(text: TextRecord, search: BeamRun) -> Verdict:
+def beam_verdict(text: TargetText, search: BeamRun) -> Verdict:
     """Return the verdict that ends a finished search; raises RequestError for broken logits."""
     ends: list[BeamEnd] = []
     token_ids: list[int] = []
@@ -70,6 +70,6 @@ def beam_verdict(text: TextRecord, search: BeamRun) -> Verdict:
         logprobs += [beam.chosen for beam in path if beam.chosen is not None]
         ends.append(BeamEnd(len(path), one.is_stopped, float(one.beam.logprob), float(one.score)))
     return Verdict(
-        text.request_id, len(text.tokens), EMPTY_TOKENS, token_array(token_ids), tuple(logprobs),
+        text.id, len(text.tokens), EMPTY_TOKENS, token_array(token_ids), tuple(logprobs),
         beams=tuple(ends),
     )  # fmt: skip

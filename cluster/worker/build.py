@@ -23,14 +23,14 @@ from cluster.models.engine_state import EngineState
 from cluster.models.made_for import made_for_of
 from cluster.models.resolve import resolve
 from cluster.models.version import version_of
-from cluster.spec.token_log import TokenLog
+from cluster.spec.budget import Ask
 from cluster.worker.devices import devices_of, native_build
 from cluster.worker.draft_worker import DraftWorker
 from cluster.worker.grammars import Grammars
 from cluster.worker.priority import freeze_gc, importing, pin_to_cores, shorten_switch_interval
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.swap import Swaps, model_folders
-from cluster.worker.text_record import TextRecord
+from cluster.worker.texts import measured_text
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
@@ -81,7 +81,7 @@ def target_parts(engine: Engine, config: Config) -> TargetParts:
     verifier = Verifier(
         engine, open_hook=grammars.open_hook, wants=residents.wants,
         num_top=lambda text: max(
-            (each.num_top(text.request_id, text.tenant) for each in residents), default=0
+            (each.num_top(text.id, text.opened.tenant) for each in residents), default=0
         ),
     )  # fmt: skip
     times = (
@@ -120,7 +120,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         is_reproducible=settings.reproducible,
         residents=residents.names,
         refused=parts.refused,
-        made_for=residents.made_for,
+        made_for={each.name: each.made_for for each in residents},
         engines=(own_state, *_states(residents.engines)),
     )
     worker = TargetWorker(
@@ -139,7 +139,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     worker.swaps = Swaps(
         engine, config, residents,
         lambda wanted, name: _resident(engine, wanted, name, parts.grammars, beside=True),
-        exchange,
+        exchange, worker.use,
     )  # fmt: skip
     return worker
 
@@ -215,11 +215,11 @@ def _resident(
 
 def _warm_up(resident: ResidentDrafter) -> None:
     """Draft once without a request, because a model's first steps take longer than the rest."""
-    tokens, params = TokenLog(token_array([0] * 8)), SamplingParams(temperature=0.0)
-    names = frozenset((resident.name,))
-    text = TextRecord("", 0, len(tokens), params, "", b"", names, tokens, draft_nodes=4)
+    params, names = SamplingParams(temperature=0.0), (resident.name,)
+    text = measured_text("", token_array([0] * 8), params, names)
+    text.ask = Ask(4)
     resident.draft([text], math.inf, time.perf_counter() + 1.0)
-    resident.release([text.request_id])
+    resident.forget([text.id])
     resident.mean_s = 0.0
 
 

@@ -16,11 +16,10 @@ import numpy as np
 
 from cluster.core import EMPTY_TREE, SamplingParams, token_array
 from cluster.plan.resident import Resident
-from cluster.requests.tenant import PROFILE_TENANT
+from cluster.spec.budget import Ask
 from cluster.spec.step_profile import DraftTime
-from cluster.spec.token_log import TokenLog
 from cluster.worker.residents import NOTHING_DRAFTED, Residents
-from cluster.worker.text_record import TextRecord
+from cluster.worker.texts import TargetText, measured_text
 from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ def profile_drafting(
     max_sequences: int,
     clock: Callable[[], float] = time.perf_counter,
     *,
-    names: frozenset[str] | None = None,
+    names: Sequence[str] | None = None,
 ) -> tuple[DraftTime, ...]:
     """Return the times of residents' turns after steps of up to max_sequences sequences, whose
     texts the target draws; empty if there are no residents or the measurement fails.
@@ -51,7 +50,7 @@ def profile_drafting(
     """
     found: list[DraftTime] = []
     deadline = clock() + _MAX_S
-    names = frozenset(residents.names) if names is None else names
+    names = residents.names if names is None else names
     bench = _Bench(verifier, residents, vocab_size, names)
     sizes = [each for each in _SEQUENCES if each <= max_sequences]
     try:
@@ -68,7 +67,7 @@ def profile_drafting(
                 turn = bench.turn(nodes, team)
                 turns += turn if number else []
                 if number == 0 and count == 1:
-                    residents.begin_afresh(is_warm=False)
+                    residents.begin_afresh(keeps_stalls=False)
                 if clock() > deadline:
                     break
             best = {
@@ -84,7 +83,7 @@ def profile_drafting(
         return ()
     finally:
         bench.release()
-    residents.begin_afresh(is_warm=True)
+    residents.begin_afresh(keeps_stalls=True)
     return tuple(found)
 
 
@@ -93,7 +92,7 @@ def plain_turn_s(
 ) -> float:
     """Return the time of a plain step of one text, with all that belongs to it: the median of many,
     for a step of serving is not always the fastest one."""
-    bench = _Bench(verifier, Residents(()), vocab_size, frozenset())
+    bench = _Bench(verifier, Residents(()), vocab_size, ())
     times_s = []
     try:
         bench.open(1, _PROMPT_LEN)
@@ -110,14 +109,14 @@ class _Bench:
     """Several texts that are decoded at once."""
 
     def __init__(
-        self, verifier: Verifier, residents: Residents, vocab_size: int, names: frozenset[str]
+        self, verifier: Verifier, residents: Residents, vocab_size: int, names: Sequence[str]
     ) -> None:
         self._verifier = verifier
         self._residents = residents
         self._vocab_size = vocab_size
         self._names = names
         self._numbers = itertools.count()
-        self._texts: dict[str, TextRecord] = {}
+        self._texts: dict[str, TargetText] = {}
 
     def open(self, count: int, prompt_len: int) -> None:
         """Begin `count` texts in place of the former ones."""
@@ -125,11 +124,9 @@ class _Bench:
         # New texts each time: a text that another kind has read already would falsify the measure.
         for number in itertools.islice(self._numbers, count):
             params = SamplingParams(temperature=1.0, seed=number + 1, max_tokens=1 << 20)
-            tokens = TokenLog(token_array((number + np.arange(prompt_len)) % self._vocab_size))
+            tokens = token_array((number + np.arange(prompt_len)) % self._vocab_size)
             name = f"draft-profile-{number}"
-            self._texts[name] = TextRecord(
-                name, 1, prompt_len, params, "", PROFILE_TENANT, self._names, tokens
-            )
+            self._texts[name] = measured_text(name, tokens, params, self._names)
 
     def release(self) -> None:
         request_ids = list(self._texts)
@@ -150,7 +147,7 @@ class _Bench:
             own = [self._texts[each.request_id] for each in stepped.verdicts]
             for text, verdict in zip(own, stepped.verdicts, strict=True):
                 text.tokens.append(verdict.token_ids)
-                text.draft_nodes, text.ask_mask = nodes, mask
+                text.ask, text.ask_mask = Ask(nodes), mask
             drafted = self._residents.draft(own, stepped.report, self._verifier.last_rows)
             answered = len(own)
         if answered != len(self._texts):

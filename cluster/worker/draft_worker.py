@@ -79,7 +79,6 @@ class DraftWorker:
         # Shared between the event loop and the thread.
         self._mailbox = ThreadMail[DraftLease, CommitFrame]()
         self._leases: set[DraftLease] = set()
-        self._is_over = False
         self._former_pace = (0, 0)  # when `statistics` was last asked
         # Owned by the thread.
         self._requests: dict[str, _Request] = {}  # by the names within the drafter
@@ -119,7 +118,6 @@ class DraftWorker:
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the thread after its current slice; open links end.  Idempotent."""
-        self._is_over = True
         self._mailbox.close()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -135,12 +133,12 @@ class DraftWorker:
         """Serve one coordinator until the link ends or breaks, or the worker stops."""
         lease = DraftLease(next(self._numbers))
         self._leases.add(lease)
-        if self._is_over:
+        if self._mailbox.is_closed:
             lease.finish()
         named = self._description.name, lease.number
         log.info("link opened drafter=%s link=%s", *named)
         try:
-            await run_until_first_ends(self._read(lease, link), self._write(lease, link))
+            await run_until_first_ends(self._read(lease, link), lease.send_forever(link))
         except WorkerError as error:
             log.info("link broke drafter=%s link=%s: %s", *named, error)
         finally:
@@ -154,10 +152,6 @@ class DraftWorker:
             lease.check_read()
             await lease.frame_handed()
             self._hand(lease, frame)
-
-    async def _write(self, lease: DraftLease, link: DraftLink) -> None:
-        while (frame := await lease.next_frame()) is not None:
-            await link.send(frame)
 
     def _hand(self, lease: DraftLease, frame: CommitFrame | None) -> None:
         self._mailbox.put(lease, frame)
@@ -178,7 +172,6 @@ class DraftWorker:
                 self._put()
         finally:
             # Also after a defect of this loop, so that links do not wait for a dead thread.
-            self._is_over = True
             self._mailbox.close()
             drafting.release(list(self._requests))
             for lease in self._leases.copy():

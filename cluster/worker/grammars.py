@@ -15,7 +15,7 @@ from cluster.grammar.mask import MaskRow, mask_words
 from cluster.grammar.text import ConstrainedText
 from cluster.messages import Open
 from cluster.requests.grammar_spec import GrammarSpec
-from cluster.worker.text_record import TextRecord
+from cluster.worker.texts import TargetText
 
 
 class GrammarHook:
@@ -80,7 +80,7 @@ class Grammars:
         self._masks: Executor = ThreadPoolExecutor(1, "grammar-masks")
         self._compiling: Executor = ThreadPoolExecutor(1, "grammar-compile")
 
-    def open_hook(self, text: TextRecord) -> GrammarHook | None:
+    def open_hook(self, text: TargetText) -> GrammarHook | None:
         """Return the hook of a text; None without a grammar.
 
         Raises RequestError with the reason if its grammar cannot be used.

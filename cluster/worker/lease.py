@@ -12,12 +12,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cluster.core import Commit, Observation, Proposal, TokenTree
-from cluster.errors import CapacityError
 from cluster.messages import ProposalFrame, Refusal
 from cluster.worker.mailbox import LinkEnd
-
-# News that a coordinator leaves unread; each has a few requests, and of each one of a kind is kept.
-_MAX_UNREAD = 2**16
 
 News = Proposal | Observation | Refusal
 T = TypeVar("T", bound=News)
@@ -33,18 +29,16 @@ class DrafterLoad:
 
 
 class DraftLease(LinkEnd):
-    """One link's requests and its outbox.
+    """One link's requests and its outbox.  load: the load of the last `put`."""
 
-    `put`, `withdraw` and `finish` may be called from any thread: the loop runs them
-    in the order of the calls.  load: the load of the last `put`.
-    """
+    # Each request has a few, for of each kind the newest is kept.
+    what, max_unread = "notices", 2**16
 
     def __init__(self, number: int) -> None:
         """number: the name space of the link's request ids."""
-        super().__init__(number)
-        self.number = number
-        self.load = DrafterLoad()
         self._news: dict[tuple[type[News], str], News] = {}  # by kind and request
+        super().__init__(number, self._news)
+        self.load = DrafterLoad()
         self._draft_time_s = 0.0  # not told yet
 
     def named(self, commit: Commit) -> Commit:
@@ -56,24 +50,18 @@ class DraftLease(LinkEnd):
             commit.tenant,
         )  # fmt: skip
 
-    async def next_frame(self) -> ProposalFrame | None:
-        """Wait for news, and return all of it since the last frame; None at the end."""
-        await self._wake.wait()
-        if self.is_over:
-            return None
-        self._wake.clear()
-        news, self._news = self._news.values(), {}
+    def take(self) -> Sequence[ProposalFrame]:
+        """Return all news since the last frame in one."""
+        if self._is_finished:
+            return ()
+        news, load = list(self._news.values()), self.load
+        self._news.clear()
         draft_time_s, self._draft_time_s = self._draft_time_s, 0.0
-        load = self.load
-        return ProposalFrame(
+        frame = ProposalFrame(
             _of(Proposal, news), _of(Observation, news), _of(Refusal, news),
             load.pages_in_use, load.pages_total, load.num_requests, draft_time_s,
         )  # fmt: skip
-
-    def check_read(self) -> None:
-        """Raise CapacityError where the coordinator asks and does not read what it is told."""
-        if len(self._news) > _MAX_UNREAD:
-            raise CapacityError(f"{len(self._news)} notices are unread; read what is sent")
+        return [frame]
 
     def put(self, news: Sequence[News], load: DrafterLoad, draft_time_s: float) -> None:
         """Queue news; for each kind and request they replace those that are not sent yet.
@@ -86,10 +74,6 @@ class DraftLease(LinkEnd):
     def withdraw(self, request_ids: Iterable[str]) -> None:
         """Drop unsent news about released requests, except refusals."""
         self._call_soon(self._withdraw, request_ids)
-
-    def finish(self) -> None:
-        """Make next_frame return None, because the worker stops."""
-        self._call_soon(self._finish)
 
     # On the event loop
 
@@ -105,10 +89,6 @@ class DraftLease(LinkEnd):
         for request_id in request_ids:
             for kind in (Proposal, Observation):
                 self._news.pop((kind, request_id), None)
-
-    def _finish(self) -> None:
-        self.is_over = True
-        self._wake.set()
 
 
 def _of(kind: type[T], news: Iterable[News]) -> tuple[T, ...]:

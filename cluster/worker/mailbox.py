@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sized
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar, TypeVarTuple, Unpack
+from typing import Any, ClassVar, Generic, TypeVar, TypeVarTuple, Unpack
+
+from cluster.errors import CapacityError, WorkerError
+from cluster.rpc.link import Link
 
 T = TypeVar("T")
 Sender = TypeVar("Sender", bound="LinkEnd")
@@ -23,16 +26,53 @@ class LinkEnd:
     """The state that one link has created at a worker; made on the link's event loop.
 
     Inside the worker a request's id has the link's prefix, because coordinators choose ids
-    independently.  is_over: the link has ended, or soon will.
+    independently.  Its methods for what is to be sent may be called from any thread: the loop runs
+    them in the order of the calls.  what, max_unread: what its peer leaves unread, and how many.
     """
 
-    def __init__(self, number: int) -> None:
+    what: ClassVar[str]
+    max_unread: ClassVar[int]
+
+    def __init__(self, number: int, unread: Sized) -> None:
+        """unread: what is not sent yet."""
+        self.number = number
         self.prefix = f"{number}/"
-        self.is_over = False
+        self._unread = unread
+        self._is_finished = False
+        self._error: WorkerError | None = None
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()  # there is something to send
         self._room = asyncio.Semaphore(MAX_BACKLOG)
         self._num_taken = 0  # by the thread, and not said yet
+
+    def take(self) -> Iterable[Any]:
+        """Return the frames to send now, which are unread no more."""
+        raise NotImplementedError
+
+    async def send_forever(self, link: Link[Any, Any]) -> None:
+        """Send what there is until `finish`; raises the error that this was given."""
+        is_finished = False
+        while not is_finished:
+            await self._wake.wait()
+            self._wake.clear()
+            is_finished = self._is_finished
+            for frame in self.take():
+                await link.send(frame)
+        if self._error is not None:
+            raise self._error
+
+    def finish(self, error: WorkerError | None = None) -> None:
+        """End the link once everything is sent."""
+        self._call_soon(self._finish, error)
+
+    def _finish(self, error: WorkerError | None) -> None:
+        self._is_finished, self._error = True, error
+        self._wake.set()
+
+    def check_read(self) -> None:
+        """Raise CapacityError where the coordinator does not read what it is told."""
+        if len(self._unread) > self.max_unread:
+            raise CapacityError(f"{len(self._unread)} {self.what} are unread; read what is sent")
 
     @property
     def is_behind(self) -> bool:
@@ -76,7 +116,7 @@ class ThreadMail(Generic[Sender, Frame]):
         self._condition = threading.Condition()
         self._mail: deque[tuple[Sender, Frame | None]] = deque()
         self._calls: deque[tuple[Future[Any], Callable[[], None]]] = deque()
-        self._is_closed = False
+        self.is_closed = False
 
     def put(self, sender: Sender, frame: Frame | None) -> None:
         """Leave a frame, or word that the sender has ended."""
@@ -97,7 +137,7 @@ class ThreadMail(Generic[Sender, Frame]):
                     result.set_exception(error)
 
         with self._condition:
-            if self._is_closed:
+            if self.is_closed:
                 result.cancel()
             else:
                 self._calls.append((result, run))
@@ -107,7 +147,7 @@ class ThreadMail(Generic[Sender, Frame]):
     def close(self) -> None:
         """End the thread after the step it is in."""
         with self._condition:
-            self._is_closed = True
+            self.is_closed = True
             left = list(self._calls)
             self._calls.clear()
             self._condition.notify()
@@ -118,8 +158,8 @@ class ThreadMail(Generic[Sender, Frame]):
         """Return what has come, after waiting where there is nothing else to do; None = closed."""
         with self._condition:
             if not is_busy:
-                self._condition.wait_for(lambda: self._mail or self._calls or self._is_closed)
-            if self._is_closed:
+                self._condition.wait_for(lambda: self._mail or self._calls or self.is_closed)
+            if self.is_closed:
                 return None
             mail, calls = list(self._mail), list(self._calls)
             self._mail.clear()

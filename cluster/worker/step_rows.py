@@ -28,19 +28,19 @@ def rows_of_step(
     """
     if wants == WANTS_NOTHING:
         return []
-    found = [_answered(wants, taps, *each) for each in answered if not each[0].text.is_audit]
+    found = [_answered(wants, taps, *each) for each in answered if not each[0].text.opened.is_audit]
     places = {each.request_id: each for each in taps.sequences} if taps is not None else {}
     for sequence in sequences:
-        text = sequence.text
-        place = places.get(text.request_id)
+        text, opened = sequence.text, sequence.text.opened
+        place = places.get(text.id)
         if taps is None or place is None or not place.num_context:
             continue
-        if not sequence.is_pending or sequence.search is not None or text.is_audit:
+        if not sequence.is_pending or sequence.search is not None or opened.is_audit:
             continue
         first, count = place.first_position, place.num_context
         found.append(
             StepRows(
-                text.request_id, text.generation, text.task, text.tenant, first,
+                text.id, opened.generation, opened.task, opened.tenant, first,
                 text.tokens.since(first, first + count), count, EMPTY_TOKENS, EMPTY_TOKENS, None,
                 taps.rows[place.start : place.stop],
             )
@@ -51,15 +51,15 @@ def rows_of_step(
 def _answered(
     wants: StepWants, taps: Taps | None, sequence: TargetSequence, output: Output, verdict: Verdict
 ) -> StepRows:
-    text, tree = sequence.text, sequence.tree
-    tapped = None if taps is None else taps.of(text.request_id)
+    text, opened, tree = sequence.text, sequence.text.opened, sequence.tree
+    tapped = None if taps is None else taps.of(text.id)
     first, num_context = len(text.tokens) - 1, 1
     if tapped is not None:
         first, num_context = tapped[0].first_position, tapped[0].num_context
     return StepRows(
-        text.request_id, text.generation, text.task, text.tenant, first,
+        text.id, opened.generation, opened.task, opened.tenant, first,
         np.concatenate((text.tokens.since(first), tree.token_ids)), num_context, tree.parents,
         verdict.path, int(verdict.token_ids[-1]), None if tapped is None else tapped[1],
         output.top if wants.num_top else None,
-        params_beside_rows(text.params), text.adapter,
+        params_beside_rows(text.params), opened.adapter,
     )  # fmt: skip

@@ -1,6 +1,7 @@
-"""Puts another model in the place of a drafter's while it serves.
+"""Changes what a target does while it serves: its LoRA adapters, the models of the drafters inside
+it, and how it plans its steps.
 
-The new one is loaded beside the old one and checked, in a thread of its own.  Whatever is wrong
+A new model is loaded beside the old one and checked, in a thread of its own.  Whatever is wrong
 with it is raised there, and nothing has changed.  Then, between two steps, it takes the old one's
 place with nothing of its trees and caches: it says that it holds none of the texts, and is told
 them again.
@@ -13,14 +14,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cluster.config.live import changed
 from cluster.config.parse import parse
-from cluster.config.schema import Config, DrafterConfig, EngineConfig
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig, EngineConfig
 from cluster.draft.head_options import HEAD_KINDS
 from cluster.draft.own_layers_options import OWN_LAYERS
 from cluster.errors import ConfigError
-from cluster.messages import WorkerDescription
+from cluster.messages import AdapterList, WorkerDescription
 from cluster.models.resolve import resolve, resolve_head
 from cluster.models.weights import check_finite
 from cluster.worker.priority import freeze_gc
@@ -102,7 +104,7 @@ def check_successor(former: WorkerDescription, later: WorkerDescription) -> None
 
 
 class Swaps:
-    """Makes the residents of a target anew where their options have changed."""
+    """Changes a target, and makes its residents anew where their options have changed."""
 
     def __init__(
         self,
@@ -111,12 +113,38 @@ class Swaps:
         residents: Residents,
         make: Make,
         exchange: Callable[[Sequence[ResidentDrafter]], Sequence[ResidentDrafter]],
+        plan_by: Callable[[CoordinatorConfig], None],
     ) -> None:
-        """exchange: lets these draft, and returns those of their names."""
+        """exchange: lets these draft, and returns those of their names.  plan_by: is told the
+        settings by which steps are planned from then on."""
         self._engine, self._config, self._residents = engine, config, residents
-        self._make, self._exchange = make, exchange
+        self._make, self._exchange, self._plan_by = make, exchange, plan_by
 
-    def load(self, wanted: Config) -> list[ResidentDrafter]:
+    def reconfigure(self, config: Config, user_config: Any) -> AdapterList:
+        """Serve by `config` with `user_config`; returns the adapters that are then served.
+
+        A drafter with another model is loaded while the present one drafts.  Running requests keep
+        their adapters.  If anything cannot be, nothing changes, and the reason is logged and
+        returned.  May be called from any thread while another steps the engine.
+        """
+        from cluster.engine.loading.peft_folder import read_adapters
+
+        refused = ""
+        try:
+            wanted = changed(config, user_config)
+            loaded = self._load(wanted)
+            self._engine.model.adapters.serve(read_adapters(wanted.target.engine))
+        except ConfigError as error:
+            log.error("the target stays as it is: %s", error.message)
+            refused = error.message
+        else:
+            self.use(wanted, loaded)
+            self._plan_by(wanted.coordinator)
+            names = ", ".join(self._engine.adapters.names)
+            log.info("reconfigured; adapters served: %s", names or "none")
+        return AdapterList(self._engine.adapters.references, refused)
+
+    def _load(self, wanted: Config) -> list[ResidentDrafter]:
         """Load the drafters that have other options by `wanted`, while the present ones serve.
 
         Raises ConfigError, which names the key, for one that cannot draft."""
@@ -127,7 +155,7 @@ class Swaps:
         return [self._loaded(wanted, name) for name in changed]
 
     def use(self, wanted: Config, loaded: Sequence[ResidentDrafter]) -> None:
-        """Let what `load` has returned draft from the next step on."""
+        """Let what `_load` has returned draft from the next step on."""
         for drafter in loaded:
             drafter.begin()
         former = self._exchange(loaded) if loaded else ()
@@ -158,7 +186,7 @@ class Swaps:
         except Exception as error:  # whatever a library raises for a damaged or too large model
             raise ConfigError.at(path, f"{error!r}; name another model") from error
         self._check_fits(drafter, wanted)
-        drafter.begin_afresh(is_warm=False)
+        drafter.begin_afresh(keeps_stalls=False)
         return drafter
 
     def _check_fits(self, drafter: ResidentDrafter, wanted: Config) -> None:

@@ -28,8 +28,7 @@ from cluster.rpc.link import Link
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
 from cluster.worker.swap import Swaps
-from cluster.worker.target_stream import Mailbox, TargetStream, TargetStreams
-from cluster.worker.texts import TextTable
+from cluster.worker.target_stream import Mailbox, TargetStream
 from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,12 @@ _NUM_LOOKS = 4
 
 
 class TargetWorker:
-    """Serves any number of coordinators; `start` it first, `stop` it last."""
+    """Serves any number of coordinators; `start` it first, `stop` it last.
+
+    swaps: changes it while it serves; set by who has its configuration.
+    """
+
+    swaps: Swaps
 
     def __init__(
         self,
@@ -62,19 +66,13 @@ class TargetWorker:
     ) -> None:
         """silence_s: after so long without a frame, a coordinator's texts are freed."""
         residents = residents or Residents(())
-        self._texts = TextTable(residents.names, description.vocab_size, max_draft_tokens)
-        self.streams = TargetStreams(description.max_running_sequences, self._texts)
         self._description = description
         self._controller = controller
         self._silence_s, self._heartbeat_s = silence_s, heartbeat_s
         self._prepare = prepare
-        self.swaps: Swaps | None = None  # of its residents
-        self._mailbox = Mailbox()
-        self._loop = StepLoop(
-            verifier, residents, controller, self.streams, self._texts, self._mailbox,
-            worker_id=description.worker_id, max_batch_tokens=description.max_batch_tokens,
-        )  # fmt: skip
-        self.recorder = self._loop.recorder
+        loop = StepLoop(verifier, residents, controller, description, max_draft_tokens)
+        self._loop, self._mailbox, self._texts = loop, loop.mailbox, loop.texts
+        self.streams, self.recorder = loop.streams, loop.recorder
         self._thread = threading.Thread(target=self._loop.run, name="target-engine", daemon=True)
 
     def start(self) -> None:

@@ -22,7 +22,7 @@ from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from cluster.spec.sampling import is_truncated, pack
 from cluster.spec.tree import depths
-from cluster.worker.text_record import TextRecord
+from cluster.worker.texts import TargetText
 
 
 class TargetSequence:
@@ -34,7 +34,7 @@ class TargetSequence:
     """
 
     def __init__(
-        self, text: TextRecord, vocab_size: int, device: torch.device,
+        self, text: TargetText, vocab_size: int, device: torch.device,
         hook: LogitsHook | None = None, adapter: int = 0,
     ) -> None:  # fmt: skip
         """adapter: as in `Work`."""
@@ -51,7 +51,6 @@ class TargetSequence:
         self.hook = hook
         self.failure: RequestError | None = None  # raised by the hook; the request ends with it
         self.adapter = adapter
-        self.forced = token_array(params.forced_ids) if params.forced_ids else None
         self.redraws: tuple[Redraw, ...] = ()
         self.bias = TokenBias.of(params.logit_bias, device) if params.logit_bias else None
         stops = [token for token in params.stop_token_ids if 0 <= token < vocab_size]
@@ -64,7 +63,7 @@ class TargetSequence:
         self._device = device
         self._counts: Counts | None = None
         self._num_counted = 0  # tokens of the text in _counts
-        self._num_hooked = text.prompt_len  # tokens of the text that the hook knows
+        self._num_hooked = text.opened.prompt_len  # tokens of the text that the hook knows
 
     def begin(self, tree: TokenTree) -> None:
         """Begin a step of the text: the nodes that its hook allows become its `tree`."""
@@ -87,7 +86,7 @@ class TargetSequence:
         """Occurrences in the text so far."""
         tokens = self.text.tokens
         if self._counts is None:
-            prompt, output = np.split(tokens.token_ids, [self.text.prompt_len])
+            prompt, output = np.split(tokens.token_ids, [self.text.opened.prompt_len])
             self._counts = Counts.of(prompt, output, self._vocab_size, self._device)
         elif self._num_counted < len(tokens):
             self._counts.add(tokens.since(self._num_counted))
@@ -157,14 +156,14 @@ def draw_all(
 
 
 def _forced(entry: Evaluated, draws: TokenArray) -> TokenArray:
-    given = entry.sequence.forced
-    if given is None:
+    given = entry.sequence.text.forced
+    if not len(given):
         return draws
     positions = entry.positions
     # A row without a valid law has no log-probabilities either, so it fails as in other sequences.
     rows = np.flatnonzero((positions < len(given)) & (draws >= 0))
     wanted = given[positions[rows]]
-    if entry.sequence.text.is_audit:
+    if entry.sequence.text.opened.is_audit:
         entry.sequence.redraws = _redraws(entry, rows[draws[rows] != wanted], draws)
     draws[rows] = wanted
     return draws
@@ -172,9 +171,9 @@ def _forced(entry: Evaluated, draws: TokenArray) -> TokenArray:
 
 def _redraws(entry: Evaluated, rows: Indices, draws: TokenArray) -> tuple[Redraw, ...]:
     """Return what is drawn at rows whose given token is another one."""
-    sequence, given = entry.sequence, entry.sequence.forced
-    if given is None or not len(rows):
+    if not len(rows):
         return ()
+    sequence, given = entry.sequence, entry.sequence.text.forced
     logits, params, found = adjusted(entry), sequence.params, []
     for row, position in zip(rows.tolist(), entry.positions[rows].tolist(), strict=True):
         drawn = int(draws[row])

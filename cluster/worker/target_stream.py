@@ -6,18 +6,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from cluster.errors import CapacityError, WorkerError
 from cluster.messages import AdapterList, Load, StepFrame, StepReport, VerdictFrame
 from cluster.models.engine_state import EngineState
 from cluster.plan.texts import Text
-from cluster.rpc.link import Link
 from cluster.worker.mailbox import LinkEnd, ThreadMail
 
 # The steps that a coordinator may leave unacknowledged before its texts are parked.  That is half a
 # second of quick steps, so a coordinator that was only busy loses nothing.
 _MAX_UNACKNOWLEDGED = 64
-# The frames that it may leave unread, with those that tell every second that the target is there.
-_MAX_UNREAD = 4 * _MAX_UNACKNOWLEDGED
 # The unacknowledged steps up to which it is told of others' steps, too: a busy machine parks the
 # texts of one that counts for a moment, and its counters are to be right afterwards.
 _MAX_UNREPORTED = 3 * _MAX_UNACKNOWLEDGED
@@ -26,21 +22,24 @@ _MAX_UNREPORTED = 3 * _MAX_UNACKNOWLEDGED
 class TargetStream(LinkEnd):
     """The state that one link has created at the worker; it is freed when the link ends.
 
-    Frames may be posted from any thread; the event loop numbers and sends them.
+    The event loop numbers its frames.  is_over: the link has ended.
     acknowledged: serial of the last frame that the coordinator has acknowledged.  heard: serial of
     the coordinator's last frame that the engine has applied.  counts: True if this stream gets the
     target's own metrics.
     """
 
+    # Among them are those that tell every second that the target is there.
+    what, max_unread = "frames", 4 * _MAX_UNACKNOWLEDGED
+
     def __init__(self, number: int) -> None:
-        super().__init__(number)
+        self._frames = deque[VerdictFrame]()
+        super().__init__(number, self._frames)
+        self.is_over = False
         self.serial = 0
         self.acknowledged = 0
         self.heard = 0
         self.counts = False
         self.is_plain = False  # its texts are to have no drafts at present
-        self._frames: deque[VerdictFrame] = deque()
-        self._error: WorkerError | None = None
 
     @property
     def is_parked(self) -> bool:
@@ -52,36 +51,18 @@ class TargetStream(LinkEnd):
         """True if it counts steps, and is not too far behind to be told of those of other texts."""
         return self.counts and self.serial - self.acknowledged <= _MAX_UNREPORTED
 
-    def check_read(self) -> None:
-        """Raise CapacityError where the coordinator does not read what it is told."""
-        if len(self._frames) > _MAX_UNREAD:
-            raise CapacityError(f"{len(self._frames)} frames are unread; read what is sent")
-
     def post(self, frame: VerdictFrame) -> None:
         """Send `frame` with the next serial.  Does nothing once the loop is closed."""
         self._call_soon(self._put, frame)
 
-    def fail(self, error: WorkerError) -> None:
-        """End the link with `error`; called from the engine thread."""
-        self._call_soon(self._fail, error)
-
-    async def send_forever(self, link: Link[VerdictFrame, object]) -> None:
-        """Send posted frames; raises the error that was passed to `fail`."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._frames:
-                await link.send(self._frames.popleft())
-            if self._error is not None:
-                raise self._error
+    def take(self) -> Iterator[VerdictFrame]:
+        """See `LinkEnd.take`."""
+        while self._frames:
+            yield self._frames.popleft()
 
     def _put(self, frame: VerdictFrame) -> None:
         self.serial += 1
         self._frames.append(replace(frame, serial=self.serial))
-        self._wake.set()
-
-    def _fail(self, error: WorkerError) -> None:
-        self._error = error
         self._wake.set()
 
 

@@ -1,52 +1,92 @@
-"""Opens and ends the target's texts by the mail that arrives, and frees their state."""
+"""Opens and ends the target's texts by the mail that arrives, and frees their state.
+
+It also contains a step that raises: its texts run again one by one, and one that raises alone ends.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from cluster import metrics
-from cluster.errors import DrafthouseError, RequestError, WorkerError
-from cluster.messages import Open, PoolTree, Refusal, TextName, VerdictFrame
+from cluster.errors import CapacityError, DrafthouseError, ProtocolError, RequestError, WorkerError
+from cluster.messages import Open, PoolTree, Refusal, TextName, VerdictFrame, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.plan.texts import POOL, HeldTree
+from cluster.spec.params import check_params
 from cluster.spec.tree_check import problem_of_tree
 from cluster.worker.residents import Residents
 from cluster.worker.target_stream import Mail, TargetStream, TargetStreams
-from cluster.worker.texts import TargetText, TextTable
+from cluster.worker.texts import TargetText
 from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
 
 # If the engine forgets a text so often without a verdict in between, the text is given up.
 _MAX_MISSES_IN_A_ROW = 16
+# If so many requests raise alone with no good step in between, the engine itself is broken.
+_MAX_RAISED_ALONE = 3
 
 
-class TextKeeper:
-    """Belongs to the engine thread."""
+class TextKeeper(dict[str, TargetText]):
+    """All texts, by their names inside the worker.  Engine thread only, but for `names`.
+
+    broken: the error after which the engine cannot be used any more, None = it can.
+    """
 
     def __init__(
         self,
         verifier: Verifier,
         residents: Residents,
         controller: Controller,
-        streams: TargetStreams,
-        texts: TextTable,
+        description: WorkerDescription,
+        max_draft_tokens: int,
         recorder: Recorder,
         fence: Fence,
     ) -> None:
+        super().__init__()
+        self.streams = TargetStreams(description.max_running_sequences, self)
+        self.vocab_size = description.vocab_size
+        self.max_draft_tokens = max_draft_tokens
+        self.broken: WorkerError | None = None
         self._verifier = verifier
         self._residents = residents
         self._controller = controller
-        self._streams = streams
-        self._texts = texts
         self._recorder = recorder
         self._scoring = fence.section("scores")
         self._roster = controller.scores.roster
         self._num_changes = self._roster.num_changes  # of the roster, as the texts follow it
         self._convicted: set[str] = set()  # names that raised alone; they begin as suspects
+        self._raised_alone: set[str] = set()  # names of texts, since the last good step
+
+    def of(self, stream: TargetStream) -> list[TargetText]:
+        """Return the texts of one coordinator."""
+        return [text for text in self.values() if text.stream is stream]
+
+    def names(self, stream: TargetStream) -> tuple[TextName, ...]:
+        """Return the coordinator's own names of its texts; may be called from any thread."""
+        # The copy is atomic in Python, so the engine thread may go on meanwhile.
+        return tuple(
+            TextName(text.opened.request_id, text.opened.generation)
+            for text in self.copy().values()
+            if text.stream is stream
+        )
+
+    def next_batch(self, max_rows: int) -> list[TargetText]:
+        """Return the texts that join the step: all that are ready, or one suspect alone."""
+        ready = [text for text in self.values() if text.is_ready]
+        suspects = [text for text in ready if text.suspect]
+        in_flight = [text for text in self.values() if text.in_flight is not None]
+        if suspects or any(text.suspect for text in in_flight):
+            return [] if in_flight else suspects[:1]
+        if len(ready) > max_rows:
+            # If not all fit, the group of the text that has waited longest goes first.
+            first = min(ready, key=lambda text: text.answered_at).group
+            ready.sort(key=lambda text: (text.group != first, text.answered_at))
+        return ready[:max_rows]
 
     def apply(self, mail: Sequence[Mail]) -> None:
         """Apply the mail, and let others draft if the roster has changed since the last time."""
@@ -57,7 +97,7 @@ class TextKeeper:
             if stream.is_over:
                 continue
             for name in frame.cancels:
-                text = self._texts.get(stream.inside(name.request_id))
+                text = self.get(stream.inside(name.request_id))
                 if text is not None and text.opened.generation <= name.generation:
                     self.drop(text)
             for opened in frame.opens:
@@ -72,36 +112,70 @@ class TextKeeper:
         self._follow_changes()
 
     def _end(self, stream: TargetStream) -> None:
-        for text in self._texts.of(stream):
+        for text in self.of(stream):
             self.drop(text)
         self._convicted = {name for name in self._convicted if not name.startswith(stream.prefix)}
 
     def _forget_unnamed(self, stream: TargetStream, names: Sequence[TextName]) -> None:
         """Drop texts whose cancel was lost."""
         named = set(names)
-        for text in self._texts.of(stream):
+        for text in self.of(stream):
             if TextName(text.opened.request_id, text.opened.generation) not in named:
                 self.drop(text)
 
     def _open(self, stream: TargetStream, opened: Open) -> None:
-        name = stream.inside(opened.request_id)
-        former = self._texts.get(name)
+        """Run a text, unless it is here already or a newer owner has it."""
+        name, seats = stream.inside(opened.request_id), self.streams.seats
+        former = self.get(name)
+        if former is not None and former.opened.generation >= opened.generation:
+            return
         try:
-            text = self._texts.add(stream, opened, self._streams.seats)
+            text = self._checked(name, opened)
+            if former is None and seats and len(self.of(stream)) >= seats:
+                raise CapacityError(
+                    f"{seats} texts run here for this coordinator; ask again when one has ended",
+                    retry_after_s=1.0,
+                )
         except DrafthouseError as error:
             self._refuse(stream, opened, error)
-            return
-        if text is None:
             return
         if former is not None:
             self._verifier.release([name])
             self._residents.release([name])
+        self[name], text.stream = text, stream
+        text.max_draft_tokens = min(max(opened.max_draft_tokens, 0), self.max_draft_tokens)
         text.suspect = name in self._convicted
-        self._follow_roster(text)
+        self._roster.assign(text)
+
+    def _checked(self, name: str, opened: Open) -> TargetText:
+        """Return a new text; raises ProtocolError or RequestError where it makes no sense."""
+        tokens = opened.token_ids
+        if not 1 <= opened.prompt_len <= len(tokens):
+            raise ProtocolError(
+                f"prompt_len is {opened.prompt_len} and there are {len(tokens)} tokens; "
+                "send the whole prompt"
+            )
+        if tokens.min() < 0 or tokens.max() >= self.vocab_size:
+            raise ProtocolError(
+                f"a token is outside the target's vocabulary 0..{self.vocab_size - 1}"
+            )
+        if opened.max_len <= len(tokens):
+            raise ProtocolError(
+                f"max_len is {opened.max_len} and there are {len(tokens)} tokens; the text is over"
+            )
+        # An audit is given the text that was written under its grammar.
+        params = replace(opened.params, grammar=None) if opened.is_audit else opened.params
+        check_params(params, self.vocab_size)
+        if len(set(opened.drafters)) != len(opened.drafters):
+            raise ProtocolError("drafters names one twice")
+        text = TargetText(name, opened)
+        if text.tokens.hash_at(len(tokens)) != opened.prefix_hash:
+            raise ProtocolError("prefix_hash is not that of token_ids; send the text again")
+        return text
 
     def _hold(self, stream: TargetStream, mail: PoolTree) -> None:
         """Keep the newest of a text's pool trees; one that does not fit is dropped."""
-        text = self._texts.get(stream.inside(mail.request_id))
+        text = self.get(stream.inside(mail.request_id))
         if text is None or text.opened.generation != mail.generation:
             return
         tokens, former = text.tokens, text.held.get(POOL)
@@ -109,7 +183,7 @@ class TextKeeper:
             not 0 < mail.base_len <= len(tokens)
             or tokens.hash_at(mail.base_len) != mail.prefix_hash
             or (former is not None and former.proposed_len > mail.base_len)
-            or not _is_sound(mail, len(text.names), self._texts.vocab_size)
+            or not _is_sound(mail, len(text.names), self.vocab_size)
         ):
             return
         text.held[POOL] = HeldTree(
@@ -122,18 +196,13 @@ class TextKeeper:
     def _follow_changes(self) -> None:
         if self._num_changes != self._roster.num_changes:
             self._num_changes = self._roster.num_changes
-            for text in self._texts.values():
-                self._follow_roster(text)
+            for text in self.values():
+                self._roster.assign(text)
                 self._roster.drop_trees(text)
-
-    def _follow_roster(self, text: TargetText) -> None:
-        self._roster.assign(text)
-        asked = frozenset(self._residents.names).intersection(text.names)
-        text.record.residents = asked - text.resting
 
     def drop(self, text: TargetText) -> None:
         """Free all state of a text."""
-        self._texts.pop(text.id, None)
+        self.pop(text.id, None)
         self._verifier.release([text.id])
         self._residents.release([text.id])
         with self._scoring:
@@ -144,15 +213,10 @@ class TextKeeper:
         self.drop(text)
         self._refuse(text.stream, text.opened, error)
 
-    def convict(self, text: TargetText, error: DrafthouseError) -> None:
-        """End a text that raised in a step of its own; its next attempts begin as suspects."""
-        self._convicted.add(text.id)
-        self.end(text, error)
-
     def take_misses(self, names: Iterable[str]) -> None:
         """Take in that the engine has lost tokens of these texts; their logs have them."""
         for name in names:
-            text = self._texts[name]
+            text = self[name]
             self._recorder.add(metrics.CACHE_MISSES)
             text.in_flight = None
             text.num_misses += 1
@@ -162,7 +226,7 @@ class TextKeeper:
     def take_refusals(self, refused: Mapping[str, DrafthouseError]) -> None:
         """Take in that the engine cannot serve these texts as they are."""
         for name, error in refused.items():
-            text = self._texts[name]
+            text = self[name]
             in_flight, text.in_flight = text.in_flight, None
             has_drafts = in_flight is not None and len(in_flight.tree) > 0 and not text.is_scored
             if isinstance(error, RequestError) and has_drafts:
@@ -171,6 +235,48 @@ class TextKeeper:
                 text.max_draft_tokens = 0
             else:
                 self.end(text, error)
+
+    def went_well(self) -> None:
+        """Note that a step did not raise."""
+        self._raised_alone.clear()
+
+    def contain(self, error: Exception) -> None:
+        """Handle a step that raised: its texts run again one by one, without drafts, and a text
+        that raises alone is refused.
+
+        The engine is broken if several texts raise alone with no good step in between, or if the
+        error is a WorkerError (its device or a rank is lost).
+        """
+        kind = type(error).__name__
+        if isinstance(error, WorkerError):
+            self.break_off(f"the target's engine is broken: {kind}")
+            return
+        failed = [text for text in self.values() if text.in_flight is not None]
+        try:
+            # Their state is dropped, because the step may have left it inconsistent.
+            self._verifier.release([text.id for text in failed])
+        except Exception:
+            log.exception("state could not be freed")
+            self.break_off("the target's engine cannot free its state")
+            return
+        for text in failed:
+            text.in_flight, text.suspect = None, True
+            text.held.clear()
+        if len(failed) > 1:
+            return
+        self._raised_alone |= {text.id for text in failed}
+        if len(self._raised_alone) >= _MAX_RAISED_ALONE:
+            self.break_off(f"the target's engine is broken: {kind}")
+            return
+        for text in failed:
+            self._convicted.add(text.id)
+            self.end(text, WorkerError(f"the target failed on this step ({kind}); try again"))
+
+    def break_off(self, message: str) -> None:
+        """End every stream, because the engine cannot be used any more."""
+        self.broken = WorkerError(message)
+        for stream in self.streams:
+            stream.finish(self.broken)
 
     def _refuse(self, stream: TargetStream, opened: Open, error: DrafthouseError) -> None:
         log.warning(

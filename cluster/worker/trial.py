@@ -54,7 +54,7 @@ def try_here(config: Config, task: str) -> Trial:
         loaded = _in_use(device) - before
         parts = target_parts(engine, config)
         residents = parts.residents
-        timed = frozenset(config.drafters_of(task)).intersection(residents.names)
+        timed = [name for name in residents.names if name in config.drafters_of(task)]
         draft_times = profile_drafting(
             parts.verifier, residents, engine.vocab_size,
             config.target.engine.max_running_sequences, names=timed,
@@ -71,7 +71,8 @@ def try_here(config: Config, task: str) -> Trial:
         )  # fmt: skip
         return Trial(
             loaded, ready - loaded, full - ready, costs,
-            any(each.name in timed and not each.is_look_up for each in residents), parts.refused,
+            any(each.name in timed and not each.member.is_look_up for each in residents),
+            parts.refused,
         )  # fmt: skip
     finally:
         engine.close()

@@ -33,13 +33,13 @@ from cluster.worker.beams import beam_verdict, open_search
 from cluster.worker.ratio_walk import walk_by_ratio
 from cluster.worker.step_rows import Answered, rows_of_step
 from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all, no_law
-from cluster.worker.text_record import TextRecord
+from cluster.worker.texts import TargetText
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
 
 # Makes the logits hook of a text; None = it has none.
-OpenHook = Callable[[TextRecord], LogitsHook | None]
+OpenHook = Callable[[TargetText], LogitsHook | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ class Verifier:
         clock: Callable[[], float] = time.perf_counter,
         open_hook: OpenHook = lambda text: None,
         wants: StepWants = WANTS_NOTHING,
-        num_top: Callable[[TextRecord], int] | None = None,
+        num_top: Callable[[TargetText], int] | None = None,
     ) -> None:
         """wants: the rows of every step that the drafters inside the target read.  num_top: of each
         text at most wants.num_top; None = so many of all."""
@@ -95,7 +95,7 @@ class Verifier:
         """True if `step` has something to do."""
         return self._engine.has_pending
 
-    def submit(self, asked: Sequence[tuple[TextRecord, TokenTree]]) -> dict[str, DrafthouseError]:
+    def submit(self, asked: Sequence[tuple[TargetText, TokenTree]]) -> dict[str, DrafthouseError]:
         """Queue texts, each with a tree that continues it; `step` answers them.
 
         Returns those that cannot be served, by their ids, and why.
@@ -109,7 +109,7 @@ class Verifier:
                     check_tree(tree, vocab_size)
                 self._admit(text, tree)
             except DrafthouseError as error:
-                refused[text.request_id] = error
+                refused[text.id] = error
         self.release(refused)
         self._engine.drop_unused_adapters()
         return refused
@@ -166,9 +166,9 @@ class Verifier:
         self._engine.drop_unused_adapters()
         return Stepped(verdicts, missed, refused, report)
 
-    def _admit(self, text: TextRecord, tree: TokenTree) -> None:
+    def _admit(self, text: TargetText, tree: TokenTree) -> None:
         """Queue one text; raises if it cannot be served."""
-        sequence = self._sequences.get(text.request_id) or self._open(text)
+        sequence = self._sequences.get(text.id) or self._open(text)
         assert sequence.text is text, "a text that another replaces is released first"
         assert not sequence.is_pending, "a text has one step at a time"
         sequence.begin(tree)
@@ -177,17 +177,17 @@ class Verifier:
         else:
             held = text.held_len
             work = Work(
-                text.request_id, held, text.tokens.since(held), sequence.tree, 0,
-                text.tokens.hash_at(held), text.tenant, self._num_top(text),
+                text.id, held, text.tokens.since(held), sequence.tree, 0,
+                text.tokens.hash_at(held), text.opened.tenant, self._num_top(text),
                 adapter=sequence.adapter,
             )  # fmt: skip
         self._engine.submit(work)
         sequence.is_pending = True
-        self._sequences[text.request_id] = sequence
+        self._sequences[text.id] = sequence
 
-    def _open(self, text: TextRecord) -> TargetSequence:
+    def _open(self, text: TargetText) -> TargetSequence:
         engine, hook, beams = self._engine, self._open_hook(text), text.params.beams
-        adapter = engine.adapters.index_of(text.adapter)
+        adapter = engine.adapters.index_of(text.opened.adapter)
         sequence = TargetSequence(text, engine.vocab_size, engine.device, hook, adapter)
         if beams is not None:
             sequence.search = open_search(text, beams, adapter, engine)
@@ -205,11 +205,11 @@ class Verifier:
         context_len = len(text.tokens)
         if token_ids[-1] < 0:
             raise no_law(context_len + len(path))
-        self._engine.retain(text.request_id, path.tolist())
+        self._engine.retain(text.id, path.tolist())
         text.held_len = context_len + len(path)
         logprobs = _logprobs(entry, path, token_ids)
         return Verdict(
-            text.request_id, context_len, path, token_ids, logprobs, num_cached,
+            text.id, context_len, path, token_ids, logprobs, num_cached,
             redraws=sequence.redraws,
         )  # fmt: skip
 
@@ -230,18 +230,18 @@ class Verifier:
                 return
             verdicts.append(beam_verdict(text, search))
         except RequestError as error:
-            refused[text.request_id] = error
-        self.release([text.request_id])
+            refused[text.id] = error
+        self.release([text.id])
 
     def _report(
         self, started_at: float, batch: Sequence[Evaluated], answered: Sequence[Answered]
     ) -> StepReport:
         engine = self._engine
         # A given output is read as a prompt is, in rows of its own.
-        drawn = [entry for entry in batch if entry.sequence.forced is None]
+        drawn = [entry for entry in batch if not entry.sequence.text.is_scored]
         num_tokens = Counter[bool]()  # whether they were drawn
         for sequence, _, verdict in answered:
-            num_tokens[sequence.forced is None] += len(verdict.token_ids)
+            num_tokens[not sequence.text.is_scored] += len(verdict.token_ids)
         return StepReport(
             step_time_s=self._clock() - started_at,
             forward_time_s=engine.last_step.forward_time_s,

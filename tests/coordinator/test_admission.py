@@ -28,7 +28,8 @@ from cluster.errors import (
 )
 from cluster.requests.acceptance_law import Law
 from cluster.requests.beam_spec import BeamSpec
-from tests.support.coordinator.house import GREEDY, FakeClock, collect, house, request, text_of
+from tests.support.clock import FakeClock
+from tests.support.coordinator.house import GREEDY, collect, house, request, text_of
 from tests.support.coordinator.toys import ToyTarget, plain_text
 
 SAMPLED = replace(GREEDY, temperature=0.7)

@@ -52,7 +52,7 @@ async def test_no_node_is_verified_that_could_never_be_emitted() -> None:
         await collect(stage.coordinator, request(params=replace(GREEDY, max_tokens=12)))
     assert any(len(item.tree) for item in target.items)
     for item in target.items:
-        emitted = item.context_len - item.text.prompt_len
+        emitted = item.context_len - item.text.opened.prompt_len
         assert len(item.tree) <= 12 - emitted - 1
 
 

@@ -13,7 +13,8 @@ from cluster.config.schema import Config, CoordinatorConfig
 from cluster.coordinator.switchback import Switchback
 from cluster.errors import ConfigError
 from cluster.metrics.recorder import Recorder
-from tests.support.coordinator.house import FakeClock, collect, house, request
+from tests.support.clock import FakeClock
+from tests.support.coordinator.house import collect, house, request
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
 PERIOD_S, WINDOW_S, NUM_PERIODS = 500, 10, 24

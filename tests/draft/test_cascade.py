@@ -23,7 +23,7 @@ from cluster.draft.cascade import CascadeDrafter
 from cluster.draft.cascade_options import CascadeOptions
 from cluster.draft.plugin import Draft, RequestState, TextDrafter
 from cluster.errors import ConfigError
-from tests.support.coordinator.house import FakeClock
+from tests.support.clock import FakeClock
 from tests.support.draft.author import Author, grow
 
 

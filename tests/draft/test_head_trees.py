@@ -220,7 +220,8 @@ def test_another_target_that_takes_over_drafts_from_its_own_rows(
     first, second = Inside(config), Inside(config)
     oracle, session = load_oracle(llama_folder), Session("a", prompt(27).tolist(), GREEDY)
     first.decode([session], 10)
-    session.record.held_len, session.record.generation = 0, 1
+    session.change(generation=1)
+    session.record.held_len = 0
     second.draw(session)
     check_kept(second, oracle, "a", session.tokens)
     assert len(second.tree(session, 8)) > 0

@@ -178,7 +178,7 @@ def test_only_the_steps_of_what_is_recorded_have_their_likeliest_tokens_found(
     reader = resident(World(tmp_path, share=0.25).recorder)
     together = Residents([reader])
     texts = [resident_text(name=f"r{index}") for index in range(80)]
-    found = [reader.num_top(text.request_id, text.tenant) for text in texts]
+    found = [reader.num_top(text.id, text.opened.tenant) for text in texts]
     assert set(found) == {0, 32}
     assert 8 <= found.count(32) <= 32
     # It is no drafter that a plan could count on.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from cluster.core import SamplingParams
 from cluster.engine.engine import Engine
 from cluster.errors import NotFoundError
 from cluster.messages import AdapterList
-from cluster.worker.adapters import reconfigure_target
+from cluster.worker.residents import Residents
+from cluster.worker.swap import Swaps
 from cluster.worker.verifier import Verifier
 from tests.support.engine.adapters import merged_oracle, write_adapter
 from tests.support.engine.driver import generate, load_engine, prompt
@@ -46,7 +48,9 @@ def engine(base: Path, folders: dict[str, Path]) -> Engine:
 def change(engine: Engine, base: Path, **folders: Path) -> AdapterList:
     config = Config(target=TargetConfig(engine=EngineConfig(model=str(base))), model_name="m")
     named = {name: str(folder) for name, folder in folders.items()}
-    return reconfigure_target(engine, config, {"adapters": named}, lambda settings: None)
+    unused: Any = None
+    swaps = Swaps(engine, config, Residents(()), unused, unused, lambda settings: None)
+    return swaps.reconfigure(config, {"adapters": named})
 
 
 def go_on(verifier: Verifier, session: Session, num_tokens: int) -> list[int]:

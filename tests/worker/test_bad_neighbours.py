@@ -10,11 +10,11 @@ import pytest
 
 from cluster.core import DraftTask, Proposal, TokenTree
 from cluster.engine.work import Output
-from tests.support.coordinator.house import FakeClock
+from tests.support.clock import FakeClock
 from tests.support.worker.residents import GreedyOracle, resident
-from tests.support.worker.steps import steps
-from tests.support.worker.texts import GREEDY, VOCAB_SIZE, opened, plain
-from tests.support.worker.toy_engine import ToyEngine, hashed_law
+from tests.support.worker.steps import desk_of
+from tests.support.worker.texts import GREEDY, opened, plain
+from tests.support.worker.toy_engine import ToyEngine
 
 PARAMS = replace(GREEDY, max_tokens=40)
 STEP_S = 0.01
@@ -24,7 +24,7 @@ class TimedEngine(ToyEngine):
     """Its steps take as long as those of a small model."""
 
     def __init__(self, clock: FakeClock) -> None:
-        super().__init__(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+        super().__init__()
         self._clock = clock
 
     def step(self, taps: Sequence[int] = ()) -> list[Output]:
@@ -90,12 +90,13 @@ async def test_a_good_drafter_drafts_from_the_first_answer(bad: list[type[Timed]
     drafters = {"good": Timed(clock, "good")}
     drafters |= {kind.__name__: kind(clock, kind.__name__) for kind in bad}
     residents = [resident(each, name, clock) for name, each in drafters.items()]
-    async with steps(TimedEngine(clock), residents, clock=clock, budget="adaptive") as target:
-        desk = target.connect()
+    async with desk_of(
+        engine=TimedEngine(clock), residents=residents, clock=clock, budget="adaptive"
+    ) as desk:
         for index in range(6):
             name = f"r{index}"
             desk.post(opened(name, params=PARAMS, drafters=tuple(drafters)))
-            await target.run()
+            await desk.run()
             assert desk.text(name) == plain(params=PARAMS)
             accepted = [bits for each in desk.verdicts[name] for bits in each.sources.tolist()]
             assert any(bits & 1 for bits in accepted), f"answer {index}"

@@ -17,7 +17,7 @@ from cluster.worker.verifier import Verifier
 from tests.support.engine.beam_search import beam_search
 from tests.support.engine.driver import load_engine, prompt
 from tests.support.worker.rounds import Session, decode
-from tests.support.worker.steps import steps
+from tests.support.worker.steps import desk_of, written
 from tests.support.worker.texts import opened
 
 PROMPT = prompt(11, seed=3)
@@ -133,10 +133,9 @@ async def test_a_search_among_the_targets_texts_is_one_verdict_that_ends_it(
     engine: Engine,
 ) -> None:
     six = SamplingParams(temperature=0.0, max_tokens=6)
-    async with steps(engine) as target:
-        desk = target.connect()
-        desk.post(opened("a", PROMPT.tolist(), SEARCH), opened("b", PROMPT.tolist(), six))
-        await target.run()
+    desk = await written(
+        opened("a", PROMPT.tolist(), SEARCH), opened("b", PROMPT.tolist(), six), engine=engine
+    )
     (verdict,) = desk.verdicts["a"]
     assert texts_of(verdict) == searched(engine)
     assert (verdict.finish_reason, verdict.num_nodes) == (FinishReason.STOP, 0)
@@ -145,15 +144,13 @@ async def test_a_search_among_the_targets_texts_is_one_verdict_that_ends_it(
 
 
 async def test_a_search_that_its_coordinator_cancels_leaves_nothing(engine: Engine) -> None:
-    async with steps(engine) as target:
-        desk = target.connect()
-        desk.post(opened("a", PROMPT.tolist(), SEARCH))
+    async with desk_of(opened("a", PROMPT.tolist(), SEARCH), engine=engine) as desk:
         for _ in range(4):
-            await target.turn()
+            await desk.turn()
         assert engine.pages_in_use > 0
         desk.post(cancels=[TextName("a", 1)])
-        await target.turn()
-        assert not target.loop.has_work
+        await desk.turn()
+        assert not desk.target.loop.has_work
     assert desk.verdicts == {}
     assert engine.pages_in_use == 0
     engine.check_integrity()

@@ -10,30 +10,23 @@ from cluster import metrics
 from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams, token_array
 from cluster.draft.base import Drafter
 from cluster.metrics.recorder import Recorder
+from cluster.spec.budget import Ask
 from cluster.spec.step_profile import DraftTime
-from cluster.spec.token_log import TokenLog
 from cluster.worker.draft_profile import profile_drafting
 from cluster.worker.residents import Residents
-from cluster.worker.text_record import TextRecord
+from cluster.worker.texts import measured_text
 from cluster.worker.verifier import Verifier
+from tests.support.clock import FakeClock
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import recorded
 from tests.support.worker.texts import VOCAB_SIZE
-from tests.support.worker.toy_engine import ToyEngine, hashed_law
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.worker.toy_engine import ToyEngine
 
 
 class Timed(GreedyOracle):
     """Takes a millisecond per node and text, and one per ten tokens that it reads."""
 
-    def __init__(self, clock: Clock, *, is_look_up: bool = False) -> None:
+    def __init__(self, clock: FakeClock, *, is_look_up: bool = False) -> None:
         super().__init__(length=32)
         self._clock = clock
         self.is_look_up = is_look_up
@@ -56,9 +49,9 @@ class Broken(GreedyOracle):
 
 
 def profile(
-    drafters: Sequence[Drafter], clock: Clock, max_sequences: int = 16
+    drafters: Sequence[Drafter], clock: FakeClock, max_sequences: int = 16
 ) -> tuple[DraftTime, ...]:
-    engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+    engine = ToyEngine()
     residents = Residents(
         [resident(each, f"d{i}", clock) for i, each in enumerate(drafters)], clock
     )
@@ -70,7 +63,7 @@ def profile(
 
 
 def test_it_times_drafting_by_texts_and_nodes_and_reading_by_itself() -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     found = profile([Timed(clock)], clock, max_sequences=8)
     times = {(each.num_sequences, each.num_nodes): each for each in found if not each.num_read}
     assert times.keys() == {(count, nodes) for count in (1, 4) for nodes in (2, 8, 24)}
@@ -83,7 +76,7 @@ def test_it_times_drafting_by_texts_and_nodes_and_reading_by_itself() -> None:
 
 
 def test_each_resident_is_timed_by_itself() -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     look_ups, models = [Timed(clock, is_look_up=True) for _ in range(2)], [Timed(clock)] * 2
     found = profile([*look_ups, *models], clock, max_sequences=1)
     times = {(each.drafter, each.num_nodes): each.time_s for each in found if not each.num_read}
@@ -95,7 +88,7 @@ def test_each_resident_is_timed_by_itself() -> None:
 
 
 def test_residents_forget_the_texts_that_they_were_timed_on() -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     model = Timed(clock)
     profile([model], clock)
     told = {commit.request_id for commit in model.commits}
@@ -104,7 +97,7 @@ def test_residents_forget_the_texts_that_they_were_timed_on() -> None:
 
 
 def test_it_ends_soon_where_drafting_takes_long() -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
 
     class Slow(Timed):
         def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
@@ -116,16 +109,16 @@ def test_it_ends_soon_where_drafting_takes_long() -> None:
 
 
 def test_a_target_serves_without_residents_and_with_broken_ones() -> None:
-    assert profile([], Clock()) == ()
-    clock = Clock()
+    assert profile([], FakeClock(0.0)) == ()
+    clock = FakeClock(0.0)
     assert all(each.time_s > 0.0 for each in profile([Broken()], clock))
 
 
 def test_faults_before_anyone_is_served_keep_no_drafter_from_its_first_request() -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     broken = Broken()
     hosted = resident(broken, "broken", clock)
-    engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+    engine = ToyEngine()
     residents = Residents([hosted], clock)
     profile_drafting(Verifier(engine, clock), residents, VOCAB_SIZE, 16, clock)
     recorder = Recorder()
@@ -133,10 +126,8 @@ def test_faults_before_anyone_is_served_keep_no_drafter_from_its_first_request()
     assert (
         recorded(recorder, metrics.DRAFT_TIME) == recorded(recorder, metrics.DRAFTER_FAULTS) == {}
     )
-    text = TextRecord(
-        "r", 1, 3, SamplingParams(max_tokens=8), "", b"", frozenset(["broken"]),
-        TokenLog(token_array([1, 2, 3])), draft_nodes=4,
-    )  # fmt: skip
+    text = measured_text("r", token_array([1, 2, 3]), SamplingParams(), ["broken"])
+    text.ask = Ask(4)
     asked = broken.num_asked
     assert hosted.draft([text], 1.0, clock.now + 1.0) == ([], False)
     assert broken.num_asked == asked + 1

@@ -10,7 +10,7 @@ import numpy as np
 from cluster.core import SamplingParams, TokenTree
 from cluster.messages import TextVerdict
 from tests.support.worker.residents import GreedyOracle, resident
-from tests.support.worker.steps import steps
+from tests.support.worker.steps import desk_of
 from tests.support.worker.texts import GREEDY, LAWS, PROMPT, opened, plain, pool_tree
 
 NAMES = ("pool", "a")
@@ -20,15 +20,15 @@ P, A = 1, 2
 async def verdicts(params: SamplingParams = GREEDY, **fields: Any) -> list[TextVerdict]:
     """All of a text with a resident, and with a tree of the pool before its second step."""
     text = plain(params=params)
-    async with steps(residents=[resident(GreedyOracle(3))]) as target:
-        desk = target.connect()
-        desk.post(opened(params=params, drafters=NAMES, **fields))
-        await target.turn()
+    async with desk_of(
+        opened(params=params, drafters=NAMES, **fields), residents=[resident(GreedyOracle(3))]
+    ) as desk:
+        await desk.turn()
         wrong = (text[1] + 1) % 32
         tree = TokenTree.of([wrong, *text[1:3]], [-1, -1, 1])
         survival = np.array([0.2, 0.8, 0.4], np.float32)
         desk.post(trees=[pool_tree([*PROMPT, *text[:1]], tree, [P] * 3, survival=survival)])
-        await target.run()
+        await desk.run()
         assert desk.text() == text
         return desk.verdicts["r"]
 

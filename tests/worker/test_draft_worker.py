@@ -15,13 +15,19 @@ from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
 from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture
 from tests.support.draft.author import lm_drafter
-from tests.support.worker.draft_peer import TEXT, CountingDrafter, extension, house, lookup, opening
+from tests.support.worker.draft_peer import (
+    TEXT,
+    CountingDrafter,
+    extension,
+    house,
+    lookup,
+    opening,
+    peer_of,
+)
 
 
 async def test_a_commit_is_answered_with_an_observation_and_a_tree() -> None:
-    async with house(lookup()) as running:
-        peer = running.connect()
-        await peer.send(opening("a", TEXT))
+    async with peer_of(lookup(), opening("a", TEXT)) as peer:
         proposal = await peer.proposal("a")
         assert proposal.tree.token_ids.tolist()[:2] == [8, 9]
         assert (proposal.base_len, proposal.prefix_hash) == (8, prefix_hash(TEXT))
@@ -35,16 +41,14 @@ async def test_a_commit_is_answered_with_an_observation_and_a_tree() -> None:
 
 async def test_growth_goes_on_until_the_tree_is_complete_and_then_sleeps() -> None:
     drafter = CountingDrafter(slices=5)
-    async with house(drafter) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1, 2]))
+    async with peer_of(drafter, opening("a", [1, 2])) as peer:
         await drafter.content()
-        await running.idle()
+        await peer.house.idle()
         assert drafter.num_proposes == 6, "five slices that grew, one that had nothing to add"
         await peer.until(lambda f: any(len(p.tree) == 5 for p in f.proposals))
         await peer.send(extension("a", [1, 2], [3]))
         await drafter.content()
-        await running.idle()
+        await peer.house.idle()
         assert drafter.num_proposes == 12
 
 
@@ -93,9 +97,7 @@ async def test_the_end_of_a_link_frees_what_it_leased(noisy_engine: Engine) -> N
 
 async def test_commits_and_releases_are_taken_in_while_growth_never_ends() -> None:
     drafter = CountingDrafter(slices=10**9)
-    async with house(drafter) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1]), opening("b", [2]))
+    async with peer_of(drafter, opening("a", [1]), opening("b", [2])) as peer:
         await peer.proposal("a")
         await peer.send(extension("a", [1], [7]))
         await peer.until(lambda f: any(p.base_len == 2 for p in f.proposals))
@@ -107,7 +109,7 @@ async def test_commits_and_releases_are_taken_in_while_growth_never_ends() -> No
         assert all(p.request_id == "b" for frame in peer.frames for p in frame.proposals)
         await peer.send(released=["b"])
         await peer.until(lambda frame: frame.num_requests == 0)
-        await running.idle()
+        await peer.house.idle()
 
 
 async def test_a_link_that_is_backed_up_gets_only_the_newest_of_each_request() -> None:
@@ -129,26 +131,22 @@ async def test_a_link_that_is_backed_up_gets_only_the_newest_of_each_request() -
 
 async def test_no_nodes_wanted_means_no_growth() -> None:
     drafter = CountingDrafter()
-    async with house(drafter) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1, 2], max_nodes=0))
+    async with peer_of(drafter, opening("a", [1, 2], max_nodes=0)) as peer:
         frame = await peer.until(lambda frame: bool(frame.observations))
         assert frame.observations[0].have_len == 2
-        await running.idle()
+        await peer.house.idle()
         assert drafter.num_proposes == 0
 
 
 async def test_growth_that_is_under_way_ends_when_no_nodes_are_wanted_any_more() -> None:
     drafter = CountingDrafter(slices=10**9)
-    async with house(drafter) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1, 2]))
+    async with peer_of(drafter, opening("a", [1, 2])) as peer:
         assert len((await peer.proposal("a")).tree) > 0
         await peer.send(replace(extension("a", [1, 2], [3]), max_nodes=0))
-        await running.idle()
+        await peer.house.idle()
         count = drafter.num_proposes
         await peer.send(replace(extension("a", [1, 2, 3], [4]), max_nodes=0))
-        await running.idle()
+        await peer.house.idle()
         assert drafter.num_proposes == count
 
 
@@ -162,15 +160,14 @@ async def test_a_lookup_is_asked_twice_per_commit_and_no_more() -> None:
             return super().propose(tasks)
 
     drafter = Counted(DrafterContext("lookup", 8, 8), SuffixOptions())
-    async with house(drafter) as running:
-        peer = running.connect()
+    async with peer_of(drafter) as peer:
         text = list(TEXT)
         await peer.send(opening("a", text))
-        await running.idle()
+        await peer.house.idle()
         for token in (8, 9, 5, 6):
             await peer.send(extension("a", text, [token]))
             text.append(token)
-            await running.idle()
+            await peer.house.idle()
         assert len(counts) <= 2 * 5
 
 
@@ -190,9 +187,7 @@ async def test_stopping_the_worker_ends_its_links_and_frees_everything() -> None
 
 async def test_frames_tell_the_drafters_computing_time() -> None:
     ticks, drafter = itertools.count(), CountingDrafter(slices=3)
-    async with house(drafter, clock=lambda: float(next(ticks))) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1]))
+    async with peer_of(drafter, opening("a", [1]), clock=lambda: float(next(ticks))) as peer:
         await drafter.content()
         await peer.send(released=["a"])
         await peer.until(lambda frame: frame.num_requests == 0)
@@ -202,8 +197,7 @@ async def test_frames_tell_the_drafters_computing_time() -> None:
 
 async def test_a_reader_that_outruns_the_drafter_is_held_back_and_nothing_is_lost() -> None:
     drafter = CountingDrafter(slices=1)
-    async with house(drafter) as running:
-        peer = running.connect()
+    async with peer_of(drafter) as peer:
         text: list[int] = []
         for index in range(1500):
             commit = extension("a", text, [index]) if text else opening("a", [index])
@@ -222,11 +216,9 @@ class OneAtATime(CountingDrafter):
 
 async def test_what_a_release_frees_lets_waiting_requests_grow() -> None:
     drafter = OneAtATime(slices=2)
-    async with house(drafter) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1]), opening("b", [2]))
+    async with peer_of(drafter, opening("a", [1]), opening("b", [2])) as peer:
         await drafter.content()
-        await running.idle()
+        await peer.house.idle()
         assert drafter.grown["1/b"] == 0
         await peer.send(released=["a"])
         assert (await peer.proposal("b")).base_len == 1
@@ -242,11 +234,9 @@ class Following(CountingDrafter):
 
 async def test_a_commit_lets_other_requests_finish_what_waited_in_the_drafter() -> None:
     drafter = Following(slices=2)
-    async with house(drafter) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1]), opening("b", [2]))
+    async with peer_of(drafter, opening("a", [1]), opening("b", [2])) as peer:
         await drafter.content()
-        await running.idle()
+        await peer.house.idle()
         assert drafter.grown["1/b"] == 0
         await peer.send(extension("a", [1], [3]))
         assert (await peer.proposal("b")).base_len == 1
@@ -261,9 +251,7 @@ async def test_growth_stands_back_and_the_hearing_of_commits_does_not() -> None:
             return super().propose(tasks)
 
     before = os.nice(0)
-    async with house(NotingDrafter(), nice=3) as running:
-        peer = running.connect()
-        await peer.send(opening("a", TEXT))
+    async with peer_of(NotingDrafter(), opening("a", TEXT), nice=3) as peer:
         await peer.proposal("a")
         assert os.nice(0) == before
     assert set(nices) == {min(before + 3, 19)}

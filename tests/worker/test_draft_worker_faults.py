@@ -21,16 +21,14 @@ from tests.support.worker.draft_peer import (
     CountingDrafter,
     Peer,
     extension,
-    house,
     lookup,
     opening,
+    peer_of,
 )
 
 
 async def test_a_full_drafter_refuses_and_takes_the_request_when_there_is_room() -> None:
-    async with house(lookup(max_requests=1)) as running:
-        peer = running.connect()
-        await peer.send(opening("a", TEXT))
+    async with peer_of(lookup(max_requests=1), opening("a", TEXT)) as peer:
         await peer.proposal("a")
         await peer.send(opening("b", TEXT))
         frame = await peer.until(lambda frame: bool(frame.refusals))
@@ -42,9 +40,7 @@ async def test_a_full_drafter_refuses_and_takes_the_request_when_there_is_room()
 
 
 async def test_what_a_frame_releases_makes_room_for_what_it_brings() -> None:
-    async with house(lookup(max_requests=1)) as running:
-        peer = running.connect()
-        await peer.send(opening("a", TEXT))
+    async with peer_of(lookup(max_requests=1), opening("a", TEXT)) as peer:
         await peer.proposal("a")
         await peer.send(opening("b", TEXT), released=["a"])
         assert (await peer.proposal("b")).base_len == len(TEXT)
@@ -54,17 +50,13 @@ async def test_what_a_frame_releases_makes_room_for_what_it_brings() -> None:
 
 
 async def test_a_commit_that_contradicts_itself_is_refused() -> None:
-    async with house(lookup()) as running:
-        peer = running.connect()
-        await peer.send(opening("a", TEXT, prefix_hash=99))
+    async with peer_of(lookup(), opening("a", TEXT, prefix_hash=99)) as peer:
         frame = await peer.until(lambda frame: bool(frame.refusals))
         assert frame.refusals[0].code == ProtocolError.code
 
 
 async def test_a_lost_commit_is_asked_for_again() -> None:
-    async with house(lookup()) as running:
-        peer = running.connect()
-        await peer.send(opening("a", TEXT))
+    async with peer_of(lookup(), opening("a", TEXT)) as peer:
         await peer.proposal("a")
         await peer.send(extension("a", [*TEXT, 8], [9]))
         frame = await peer.until(lambda frame: bool(frame.observations))
@@ -94,19 +86,19 @@ async def test_a_drafter_that_raises_costs_only_the_request_concerned(
 ) -> None:
     drafter = RaisingDrafter(slices=2)
     with caplog.at_level(logging.DEBUG):
-        async with house(drafter) as running:
-            peer = running.connect()
-            await peer.send(opening("good", [1]), opening("bad", [bad_token]), opening("fine", [2]))
+        async with peer_of(
+            drafter, opening("good", [1]), opening("bad", [bad_token]), opening("fine", [2])
+        ) as peer:
             frame = await peer.until(lambda frame: bool(frame.refusals))
             assert [(r.request_id, r.code) for r in frame.refusals] == [("bad", code)]
-            await running.idle()
+            await peer.house.idle()
             proposed = {p.request_id for frame in peer.frames for p in frame.proposals}
             while proposed < {"good", "fine"}:
                 proposed |= {p.request_id for p in (await peer.read()).proposals}
             assert proposed == {"good", "fine"}
             assert "1/bad" in drafter.released
             assert set(drafter.texts) == {"1/good", "1/fine"}
-            assert running.worker.is_healthy
+            assert peer.house.worker.is_healthy
             await peer.send(opening("bad", [1]))
             assert (await peer.proposal("bad")).base_len == 1
     assert "drafter failed" in caplog.text
@@ -124,14 +116,12 @@ class BrokenDrafter(CountingDrafter):
 
 
 async def test_a_drafter_that_always_fails_makes_the_worker_unhealthy() -> None:
-    async with house(BrokenDrafter()) as running:
-        peer = running.connect()
-        await peer.send(*(opening(str(index), [1]) for index in range(20)))
+    async with peer_of(BrokenDrafter(), *(opening(str(index), [1]) for index in range(20))) as peer:
         refused: set[str] = set()
         while len(refused) < 20:
             refused |= {refusal.request_id for refusal in (await peer.read()).refusals}
-        await running.idle()
-        assert not running.worker.is_healthy
+        await peer.house.idle()
+        assert not peer.house.worker.is_healthy
 
 
 class RaisingAtTrees(CountingDrafter):
@@ -145,12 +135,11 @@ class RaisingAtTrees(CountingDrafter):
 
 async def fail_one_by_one(drafter: RaisingAtTrees) -> bool:
     """Let 20 requests be refused; returns whether the worker is healthy after that."""
-    async with house(drafter) as running:
-        peer = running.connect()
+    async with peer_of(drafter) as peer:
         for index in range(20):
             await peer.send(opening(str(index), [1]))
             await peer.until(lambda frame: bool(frame.refusals))
-        return running.worker.is_healthy
+        return peer.house.worker.is_healthy
 
 
 async def test_a_drafter_that_takes_commits_in_and_never_drafts_is_unhealthy_too() -> None:
@@ -169,11 +158,9 @@ async def test_a_drafter_that_drafts_for_nobody_lets_its_worker_sleep() -> None:
             return replace(super()._proposal(task), request_id="somebody else's")
 
     drafter = Elsewhere(slices=10**9)
-    async with house(drafter) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1, 2]))
+    async with peer_of(drafter, opening("a", [1, 2])) as peer:
         await peer.until(lambda frame: bool(frame.observations))
-        await running.idle()
+        await peer.house.idle()
         assert drafter.num_proposes == 1
         assert not any(frame.proposals for frame in peer.frames)
 
@@ -183,9 +170,7 @@ async def test_a_drafter_that_answers_too_few_commits_is_refused_its_request() -
         def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
             return []
 
-    async with house(Forgetful()) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1]))
+    async with peer_of(Forgetful(), opening("a", [1])) as peer:
         frame = await peer.until(lambda frame: bool(frame.refusals))
         assert frame.refusals[0].code == ProtocolError.code
 
@@ -197,8 +182,7 @@ async def test_after_any_accidents_on_the_link_the_next_full_commit_sets_things_
         await asyncio.sleep(0)
 
     for seed in range(8):
-        async with house(drafter) as running:
-            peer = running.connect()
+        async with peer_of(drafter) as peer:
             plan = FaultPlan(seed, drop=0.2, duplicate=0.2, delay=0.1, reorder=0.3)
             faulty = Peer(FaultyLink(peer.link, plan, no_wait))  # type: ignore[arg-type]
             text = TEXT[:3]

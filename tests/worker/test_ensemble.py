@@ -8,7 +8,7 @@ import numpy as np
 
 from cluster.core import DraftTask, Proposal, SamplingParams, TokenTree, token_array
 from tests.support.worker.residents import GreedyOracle, resident
-from tests.support.worker.steps import steps
+from tests.support.worker.steps import written
 from tests.support.worker.texts import LAWS, opened, plain
 
 LENGTH = 300
@@ -33,11 +33,10 @@ class Half(GreedyOracle):
 async def test_a_text_does_not_depend_on_which_models_are_asked(params: SamplingParams) -> None:
     params = replace(params, max_tokens=LENGTH)
     halves = [Half("a", is_first=True), Half("b", is_first=False)]
-    async with steps(
-        residents=[resident(each, each.name) for each in halves], budget="adaptive"
-    ) as target:
-        desk = target.connect()
-        desk.post(opened(params=params, drafters=("a", "b")))
-        await target.run()
+    desk = await written(
+        opened(params=params, drafters=("a", "b")),
+        residents=[resident(each, each.name) for each in halves],
+        budget="adaptive",
+    )
     assert desk.text() == plain(params=params)
     assert all(each.tasks for each in halves)

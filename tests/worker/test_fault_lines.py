@@ -17,7 +17,7 @@ from cluster.errors import ProtocolError, RequestError
 from cluster.messages import Refusal
 from cluster.spec.token_log import TokenLog
 from deployments.console_log import is_wanted
-from tests.support.coordinator.house import FakeClock
+from tests.support.clock import FakeClock
 from tests.support.worker.draft_peer import CountingDrafter
 
 SECRET = "what the prompt says"

@@ -11,7 +11,7 @@ import pytest
 from cluster.core import SamplingParams, TokenArray, TokenTree
 from cluster.engine.cpu import kernels
 from cluster.spec.logits_hook import TokenMask
-from cluster.worker.text_record import TextRecord
+from cluster.worker.texts import TargetText
 from cluster.worker.verifier import Verifier
 from tests.support.worker.rounds import (
     Session,
@@ -79,10 +79,10 @@ def is_allowed(text: Sequence[int]) -> list[bool]:
 
 
 def verifier(engine: ToyEngine | None = None) -> Verifier:
-    def open_hook(text: TextRecord) -> Allowed | None:
-        return None if text.request_id == "free" else Allowed()
+    def open_hook(text: TargetText) -> Allowed | None:
+        return None if text.id == "free" else Allowed()
 
-    toy = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+    toy = ToyEngine(vocab_size=VOCAB_SIZE)
     return Verifier(engine or toy, open_hook=open_hook)
 
 
@@ -108,7 +108,7 @@ def test_texts_obey_it_and_no_tree_changes_them(
 def test_it_follows_the_text_through_lost_caches() -> None:
     params = LAWS["T1"]
     plain = decode(verifier(), PROMPT, params, num_tokens=30)
-    engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+    engine = ToyEngine(vocab_size=VOCAB_SIZE)
     target, session = verifier(engine), Session("r", PROMPT, params)
     for num_tokens in range(3, 31, 3):
         decode_all(target, [session], [half_right(PROMPT + plain, 1, VOCAB_SIZE)], num_tokens)
@@ -119,7 +119,7 @@ def test_it_follows_the_text_through_lost_caches() -> None:
 
 def test_others_in_the_batch_are_left_alone() -> None:
     params = LAWS["T1"]
-    free = decode(Verifier(ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)), PROMPT, params)
+    free = decode(Verifier(ToyEngine(vocab_size=VOCAB_SIZE)), PROMPT, params)
     bound = decode(verifier(), PROMPT, params)
     assert free != bound
     sessions = [Session(name, PROMPT, params) for name in ("free", "bound")]
@@ -147,7 +147,7 @@ def test_tokens_that_are_banned_are_drawn_where_a_hook_allows_no_other() -> None
             return packed(np.isin(np.arange(VOCAB_SIZE), [2, 7])[None])
 
     params = SamplingParams(1.0, min_tokens=20, stop_token_ids=(2, 5, 7), seed=3)
-    target = Verifier(ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE), open_hook=lambda _: Stops())
+    target = Verifier(ToyEngine(vocab_size=VOCAB_SIZE), open_hook=lambda _: Stops())
     assert set(decode(target, PROMPT, params, num_tokens=20)) == {2, 7}
 
 
@@ -156,8 +156,8 @@ def test_a_hook_that_allows_nothing_ends_its_request_with_an_error() -> None:
         def masks(self) -> TokenMask:
             return np.zeros((1, 1), dtype=np.uint32)
 
-    engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
-    target = Verifier(engine, open_hook=lambda text: Nothing() if text.request_id == "r" else None)
+    engine = ToyEngine(vocab_size=VOCAB_SIZE)
+    target = Verifier(engine, open_hook=lambda text: Nothing() if text.id == "r" else None)
     target.submit([Session(name, PROMPT, LAWS["T1"]).item() for name in ("r", "other")])
     frame = target.step()
     assert [verdict.request_id for verdict in frame.verdicts] == ["other"]

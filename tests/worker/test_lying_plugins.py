@@ -25,9 +25,9 @@ from tests.support.worker.draft_peer import (
     CountingDrafter,
     Peer,
     extension,
-    house,
     idle,
     opening,
+    peer_of,
 )
 
 PARAMS = [replace(GREEDY, max_tokens=40), replace(SEEDED, max_tokens=40)]
@@ -77,33 +77,33 @@ OBSERVATIONS: dict[str, Callable[[Observation], Any]] = {
 }
 
 
-class Liar(CountingDrafter):
-    """Honest in its first answer and in every third one after that."""
+class Lying:
+    """Makes a drafter honest in its first answer and in every third one after that alone."""
 
     def __init__(
         self,
         proposes: Callable[[Proposal], Any] | None = None,
         observes: Callable[[Observation], Any] | None = None,
     ) -> None:
-        super().__init__(slices=2)
+        super().__init__()
         self.proposes, self.observes = proposes, observes
         self.num_answers = 0
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Any]:
-        honest = super().propose(tasks)
-        if self.proposes is None or self._is_honest():
-            return honest
-        return [self.proposes(proposal) for proposal in honest]
+        return self._told(self.proposes, super().propose(tasks))  # type: ignore[misc]
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Any]:
-        honest = super().observe(commits)
-        if self.observes is None or self._is_honest():
-            return honest
-        return [self.observes(observation) for observation in honest]
+        return self._told(self.observes, super().observe(commits))  # type: ignore[misc]
 
-    def _is_honest(self) -> bool:
+    def _told(self, lie: Callable[[Any], Any] | None, honest: Sequence[Any]) -> Sequence[Any]:
+        if lie is None:
+            return honest
         self.num_answers += 1
-        return self.num_answers % 3 == 1
+        return honest if self.num_answers % 3 == 1 else [lie(each) for each in honest]
+
+
+class Liar(Lying, CountingDrafter):
+    pass
 
 
 class Patience(asyncio.Event):
@@ -180,9 +180,7 @@ class LiesAboutA(CountingDrafter):
 
 
 async def test_a_proposal_that_is_none_is_refused_and_those_of_others_go_out() -> None:
-    async with house(LiesAboutA(slices=2)) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1, 2]))
+    async with peer_of(LiesAboutA(slices=2), opening("a", [1, 2])) as peer:
         await peer.until(lambda frame: bool(frame.refusals))
         (refusal,) = peer.frames[-1].refusals
         assert (refusal.request_id, refusal.code) == ("a", ProtocolError.code)
@@ -192,12 +190,10 @@ async def test_a_proposal_that_is_none_is_refused_and_those_of_others_go_out() -
 
 
 async def first_proposal(drafter: CountingDrafter) -> tuple[Peer, Proposal]:
-    async with house(drafter) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1, 2]))
+    async with peer_of(drafter, opening("a", [1, 2])) as peer:
         proposal = await peer.proposal("a")
         await peer.send(extension("a", [1, 2], [3]))
-        await running.idle()
+        await peer.house.idle()
         return peer, proposal
 
 

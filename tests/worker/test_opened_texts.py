@@ -11,7 +11,7 @@ from cluster.core import SamplingParams, TokenTree
 from cluster.errors import CapacityError, ProtocolError, RequestError
 from cluster.messages import PoolTree, TextName
 from tests.support.worker.residents import GreedyOracle, resident
-from tests.support.worker.steps import steps
+from tests.support.worker.steps import desk_of, steps, written
 from tests.support.worker.texts import GREEDY, PROMPT, VOCAB_SIZE, opened, plain, pool_tree
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -52,49 +52,39 @@ async def test_a_text_that_makes_no_sense_is_refused_and_nobody_else_notices(
     ],
 )
 async def test_parameters_that_nobody_can_draw_by_are_refused(params: SamplingParams) -> None:
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened("bad", params=params), opened())
-        await target.run()
+    desk = await written(opened("bad", params=params), opened())
     (refusal,) = desk.refusals["bad"]
     assert refusal.code in (ProtocolError.code, RequestError.code)
     assert desk.text() == plain()
 
 
 async def test_an_adapter_that_is_not_here_is_refused() -> None:
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened("bad", adapter="french"), opened("good", adapter="sql@1"))
-        await target.run()
+    desk = await written(opened("bad", adapter="french"), opened("good", adapter="sql@1"))
     assert "french" in desk.refusals["bad"][0].message
     assert desk.text("good") == plain()
 
 
 async def test_a_newer_generation_takes_the_text_over() -> None:
     text = plain()
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened(generation=3))
+    async with desk_of(opened(generation=3)) as desk:
         for _ in range(5):
-            await target.turn()
+            await desk.turn()
         desk.post(opened(generation=4, written=text[:2]))
-        await target.run()
+        await desk.run()
     generations = [verdict.generation for verdict in desk.verdicts["r"]]
     assert generations == [3] * 5 + [4] * 38
     newer = [token for each in desk.verdicts["r"][5:] for token in each.token_ids.tolist()]
     assert newer == text[2:]
-    assert target.engine.contexts == {}
+    assert desk.target.engine.contexts == {}
 
 
 @pytest.mark.parametrize("generation", [3, 2, 0])
 async def test_an_older_or_equal_generation_is_ignored(generation: int) -> None:
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened(generation=3))
-        await target.turn()
+    async with desk_of(opened(generation=3)) as desk:
+        await desk.turn()
         desk.post(opened(prompt=[9, 9], generation=generation))
         desk.post(cancels=[TextName("r", generation if generation < 3 else 2)])
-        await target.run()
+        await desk.run()
     assert desk.text() == plain()
     assert {verdict.generation for verdict in desk.verdicts["r"]} == {3}
     assert not desk.refusals["r"]
@@ -102,38 +92,32 @@ async def test_an_older_or_equal_generation_is_ignored(generation: int) -> None:
 
 async def test_a_cancel_of_a_newer_generation_ends_an_older_text() -> None:
     """Its own cancel may have been lost."""
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened())
-        await target.turn()
+    async with desk_of(opened()) as desk:
+        await desk.turn()
         desk.post(cancels=[TextName("r", 9)])
-        await target.run()
+        await desk.run()
     assert len(desk.text()) == 1
-    assert len(target.texts) == 0
+    assert len(desk.target.texts) == 0
 
 
 async def test_a_refused_successor_leaves_the_text_as_it_is() -> None:
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened())
-        await target.turn()
+    async with desk_of(opened()) as desk:
+        await desk.turn()
         desk.post(opened(generation=2, prefix_hash=1))
-        await target.run()
+        await desk.run()
     assert desk.text() == plain()
     assert [refusal.generation for refusal in desk.refusals["r"]] == [2]
 
 
 async def test_texts_beyond_the_targets_seats_are_refused_for_the_moment() -> None:
-    async with steps(max_texts=3) as target:
-        desk = target.connect()
-        desk.post(*(opened(f"r{number}") for number in range(5)))
-        await target.run()
+    async with desk_of(*(opened(f"r{number}") for number in range(5)), max_texts=3) as desk:
+        await desk.run()
         assert [name for name in desk.refusals if desk.refusals[name]] == ["r3", "r4"]
         (refusal,) = desk.refusals["r4"]
         assert refusal.code == CapacityError.code
         assert "3 texts run here for this coordinator" in refusal.message
         desk.post(opened("r4", generation=2))
-        await target.run()
+        await desk.run()
     assert desk.text("r4") == plain()
 
 
@@ -166,29 +150,27 @@ async def test_coordinators_share_the_seats() -> None:
 
 
 async def test_a_target_without_a_limit_takes_any_number() -> None:
-    async with steps(max_texts=0) as target:
-        desk = target.connect()
-        desk.post(*(opened(f"r{number}") for number in range(100)))
-        await target.turn()
-    assert len(target.texts) == 100
+    async with desk_of(*(opened(f"r{number}") for number in range(100)), max_texts=0) as desk:
+        await desk.turn()
+    assert len(desk.target.texts) == 100
 
 
 async def test_a_class_that_is_none_changes_nothing() -> None:
-    async with steps(residents=[resident(GreedyOracle(4))], budget="adaptive") as target:
-        desk = target.connect()
+    async with desk_of(residents=[resident(GreedyOracle(4))], budget="adaptive") as desk:
         odd = opened(drafters=("a",), latency_class="urgent")
         desk.post(odd, opened("other", drafters=("a",)))
-        await target.run()
+        await desk.run()
     assert desk.text() == desk.text("other") == plain()
 
 
 async def test_the_targets_own_limit_of_drafts_holds_whatever_a_text_asks_for() -> None:
     oracle = GreedyOracle(100)
-    async with steps(residents=[resident(oracle)], max_draft_tokens=3) as target:
-        desk = target.connect()
-        desk.post(opened(drafters=("a",), max_draft_tokens=99))
-        desk.post(opened("none", drafters=("a",), max_draft_tokens=-4))
-        await target.run()
+    desk = await written(
+        opened(drafters=("a",), max_draft_tokens=99),
+        opened("none", drafters=("a",), max_draft_tokens=-4),
+        residents=[resident(oracle)],
+        max_draft_tokens=3,
+    )
     assert max(verdict.num_nodes for verdict in desk.verdicts["r"]) == 3
     assert max(verdict.num_nodes for verdict in desk.verdicts["none"]) == 0
     assert desk.text() == desk.text("none") == plain()
@@ -217,38 +199,31 @@ MISFITS: dict[str, PoolTree] = {
 async def test_a_pool_tree_that_does_not_fit_is_dropped_without_an_answer(
     misfit: PoolTree | None,
 ) -> None:
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened(drafters=("p",)))
-        await target.turn()
+    async with desk_of(opened(drafters=("p",))) as desk:
+        await desk.turn()
         desk.post(trees=[misfit or pool_tree(CONTEXT, RIGHT)])
-        await target.turn()
+        await desk.turn()
         assert desk.verdicts["r"][1].num_nodes == (3 if misfit is None else 0)
-        await target.run()
+        await desk.run()
     assert desk.text() == plain()
     assert not any(desk.refusals.values())
 
 
 async def test_a_pool_tree_that_was_overtaken_is_dropped() -> None:
     text = plain()
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened(drafters=("p",)))
+    async with desk_of(opened(drafters=("p",))) as desk:
         for _ in range(3):
-            await target.turn()
+            await desk.turn()
         newer = pool_tree([*PROMPT, *text[:3]], TokenTree.chain(text[3:5]))
         older = pool_tree([*PROMPT, *text[:2]], TokenTree.chain(text[2:9]))
         desk.post(trees=[newer])
         desk.post(trees=[older])
-        await target.turn()
+        await desk.turn()
     assert desk.verdicts["r"][3].num_nodes == 2
 
 
 async def test_parameters_reach_the_draws() -> None:
     """A check of this stage: without it every text here could be greedy."""
     bias = SamplingParams(temperature=0.0, max_tokens=5, logit_bias=((9, 100.0),))
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened(params=bias))
-        await target.run()
+    desk = await written(opened(params=bias))
     assert desk.text() == [9] * 5 != plain(params=GREEDY)[:5]

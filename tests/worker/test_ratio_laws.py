@@ -15,9 +15,10 @@ from cluster.messages import TextVerdict
 from cluster.requests.acceptance_law import LAWS, Law
 from cluster.spec.logits_hook import TokenMask
 from cluster.worker.verifier import OpenHook, Verifier
+from tests.support.clock import FakeClock
 from tests.support.draft.toy_lm import ToyLM
 from tests.support.spec.ratio_world import Floats, Ints, hashed, p_value
-from tests.support.worker.residents import FakeClock, resident
+from tests.support.worker.residents import resident
 from tests.support.worker.steps import steps
 from tests.support.worker.texts import opened
 from tests.support.worker.toy_engine import ToyEngine

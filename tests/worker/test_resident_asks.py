@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from cluster.core import token_array
 from cluster.worker.residents import Residents
-from tests.support.worker.residents import (
-    LONG_STEP,
-    FakeClock,
-    GreedyOracle,
-    drafted,
-    resident,
-    resident_text,
-)
+from tests.support.clock import FakeClock
+from tests.support.worker.residents import LONG_STEP, GreedyOracle, drafted, resident, resident_text
 
 
 class LookUp(GreedyOracle):
@@ -56,7 +50,7 @@ def test_each_resident_of_a_target_is_asked_by_its_own_bit() -> None:
     drafters = [resident(each, each.name, clock=FakeClock()) for each in oracles]
     residents = Residents(drafters, FakeClock())
     kept = resident_text(draft_nodes=4)
-    kept.residents, kept.ask_mask = frozenset("abc"), 0b101
+    kept.ask_mask = 0b101
     found = residents.draft([kept], LONG_STEP)
     assert {drafter.name for drafter, _ in found.trees} == {"a", "c"}
     assert [(turn.drafter, turn.num_texts, turn.num_nodes) for turn in found.turns] == [

@@ -24,9 +24,9 @@ from cluster.worker.swap import Swaps
 from tests.support.coordinator.house import collect, house, request, text_of
 from tests.support.worker.residents import LONG_STEP, GreedyOracle, resident, resident_text
 from tests.support.worker.stage import Peer, hosted, stage, worker_of
-from tests.support.worker.steps import steps
-from tests.support.worker.texts import GREEDY, LAWS, VOCAB_SIZE, opened, plain
-from tests.support.worker.toy_engine import ToyEngine, hashed_law
+from tests.support.worker.steps import desk_of, steps, written
+from tests.support.worker.texts import GREEDY, LAWS, opened, plain
+from tests.support.worker.toy_engine import ToyEngine
 
 
 def suffix() -> Drafter:
@@ -66,7 +66,7 @@ class LossyEngine(ToyEngine):
     """Answers two works a step, and loses a text in five that it is not asked for."""
 
     def __init__(self) -> None:
-        super().__init__(hashed_law(VOCAB_SIZE), VOCAB_SIZE, works_per_step=2)
+        super().__init__(works_per_step=2)
         self._count = 0
 
     def step(self, taps: Sequence[int] = ()) -> list[Output]:
@@ -86,30 +86,28 @@ async def test_a_text_is_right_where_the_target_loses_its_caches(params: Samplin
 
 
 async def test_a_short_answer_is_drafted_for_from_its_first_step() -> None:
-    async with steps(residents=[resident(GreedyOracle(16))]) as target:
-        desk = target.connect()
-        desk.post(opened(params=replace(GREEDY, max_tokens=8), drafters=("a",)))
+    async with desk_of(
+        opened(params=replace(GREEDY, max_tokens=8), drafters=("a",)),
+        residents=[resident(GreedyOracle(16))],
+    ) as desk:
         # The prompt's step brings a token, and the next one all others at once.
-        assert await target.run() == 2
+        assert await desk.run() == 2
     assert [len(verdict.sources) for verdict in desk.verdicts["r"]] == [0, 6]
     assert desk.text() == plain()[:8]
 
 
 async def test_a_text_of_which_only_the_last_token_is_missing_is_not_drafted_for() -> None:
     oracle = GreedyOracle(16)
-    async with steps(residents=[resident(oracle)]) as target:
-        desk = target.connect()
-        desk.post(opened(params=replace(GREEDY, max_tokens=2), drafters=("a",)))
-        assert await target.run() == 2
+    desk = await written(
+        opened(params=replace(GREEDY, max_tokens=2), drafters=("a",)), residents=[resident(oracle)]
+    )
+    assert desk.num_steps == 2
     assert oracle.tasks == []
 
 
 async def test_nobody_drafts_for_a_text_that_wants_no_speculation() -> None:
     oracle = GreedyOracle()
-    async with steps(residents=[resident(oracle)]) as target:
-        desk = target.connect()
-        desk.post(opened(drafters=("a",), max_draft_tokens=0))
-        await target.run()
+    desk = await written(opened(drafters=("a",), max_draft_tokens=0), residents=[resident(oracle)])
     assert desk.text() == plain()
     assert (oracle.commits, oracle.tasks) == ([], [])
 
@@ -126,23 +124,22 @@ async def test_only_the_drafters_that_a_text_names_are_asked() -> None:
 async def test_nobody_drafts_for_an_output_that_is_given() -> None:
     oracle = GreedyOracle()
     params = SamplingParams(forced_ids=tuple(range(30)), max_tokens=30, logprobs=0)
-    async with steps(residents=[resident(oracle)], max_rows=16) as target:
-        desk = target.connect()
-        desk.post(opened(params=params, drafters=("a",)))
-        await target.run()
+    desk = await written(
+        opened(params=params, drafters=("a",)), residents=[resident(oracle)], max_rows=16
+    )
     assert desk.text() == list(range(30))
     assert oracle.tasks == []
 
 
 async def test_what_a_drafter_holds_is_released_with_its_text() -> None:
     oracle = GreedyOracle()
-    async with steps(residents=[resident(oracle)]) as target:
-        desk = target.connect()
-        desk.post(opened(drafters=("a",)), opened("s", drafters=("a",)))
-        await target.turn()
-        assert target.told(metrics.DRAFTER_REQUESTS) == {("a", "w"): 2.0}
-        await target.run()
-        assert target.told(metrics.DRAFTER_REQUESTS) == {("a", "w"): 0.0}
+    async with desk_of(
+        opened(drafters=("a",)), opened("s", drafters=("a",)), residents=[resident(oracle)]
+    ) as desk:
+        await desk.turn()
+        assert desk.target.told(metrics.DRAFTER_REQUESTS) == {("a", "w"): 2.0}
+        await desk.run()
+        assert desk.target.told(metrics.DRAFTER_REQUESTS) == {("a", "w"): 0.0}
     assert sorted(oracle.released) == ["1/r", "1/s"]
     assert len(oracle.requests) == 0
 
@@ -159,10 +156,7 @@ async def test_what_is_asked_of_residents_and_what_they_take_is_counted() -> Non
 
 
 async def test_a_step_says_how_long_residents_drafted_before_it() -> None:
-    async with steps(residents=[resident(GreedyOracle(2))]) as target:
-        desk = target.connect()
-        desk.post(opened(drafters=("a",)))
-        await target.run()
+    desk = await written(opened(drafters=("a",)), residents=[resident(GreedyOracle(2))])
     reports = [frame.report for frame in desk.frames if frame.report is not None]
     assert reports[0].draft_time_s == 0.0
     assert all(0.0 < report.draft_time_s < report.period_s for report in reports[1:])
@@ -240,6 +234,7 @@ def test_a_drafter_that_is_replaced_is_freed_though_it_was_excluded_from_collect
     swaps = Swaps(
         engine, Config(), residents, lambda config, name: later[0],
         lambda drafters: [residents.exchange(drafter) for drafter in drafters],
+        lambda settings: None,
     )  # fmt: skip
     freeze_gc()
     try:

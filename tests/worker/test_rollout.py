@@ -10,7 +10,7 @@ from cluster.core import SamplingParams
 from cluster.plan.candidate import Phase
 from cluster.plan.roster import Roster
 from tests.support.worker.residents import GreedyOracle, resident
-from tests.support.worker.steps import Steps, steps
+from tests.support.worker.steps import Steps, desk_of, steps
 from tests.support.worker.texts import LAWS, opened, plain
 
 NAMES = ("old", "new")
@@ -64,13 +64,13 @@ async def test_a_change_in_the_middle_of_a_text_drops_the_trees_and_keeps_the_te
     params: SamplingParams,
 ) -> None:
     stage = Stage("active", 1.0)
-    async with steps(residents=stage.residents, roster=stage.roster) as target:
-        desk = target.connect()
-        desk.post(opened(params=params, drafters=NAMES))
+    async with desk_of(
+        opened(params=params, drafters=NAMES), residents=stage.residents, roster=stage.roster
+    ) as desk:
         for turn in range(12):
             stage.roster.met("new", "" if turn // 3 % 2 else "other")
-            await target.turn()
-        await target.run()
+            await desk.turn()
+        await desk.run()
     assert desk.text() == plain(params=params)
     verified = [each.verified for each in desk.verdicts["r"] if each.verified]
     assert any(each[0] for each in verified)
@@ -82,7 +82,7 @@ async def test_faults_of_a_canary_and_the_phase_are_reported() -> None:
     async with steps(residents=stage.residents, roster=stage.roster) as target:
         _, state = target.loop.report()
         assert [each["phase"] for each in state["rollouts"]] == ["canary"]
-        stage.residents[1].faults["rubbish"] += 3
+        stage.residents[1].breaker.faults["rubbish"] += 3
         _, state = target.loop.report()
         assert [each["phase"] for each in state["rollouts"]] == ["retired"]
         assert target.told(metrics.ROLLOUT_PHASE) == {("new",): 3}

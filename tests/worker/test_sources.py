@@ -13,7 +13,7 @@ from cluster.messages import TextVerdict
 from cluster.plan.roster import Roster
 from cluster.requests.plain_why import PlainWhy
 from tests.support.worker.residents import GreedyOracle, resident
-from tests.support.worker.steps import Desk, Steps, steps
+from tests.support.worker.steps import Desk, Steps, desk_of, steps
 from tests.support.worker.texts import LAWS, PROMPT, opened, plain, pool_tree
 
 NAMES = ("b", "p", "a", "q")  # as an `Open` has them: neither the pool's nor the residents' order
@@ -169,10 +169,8 @@ async def test_residents_and_the_pool_together_change_no_text(params: SamplingPa
     text = plain(params=params)
     generator = np.random.default_rng(4)
     residents = [resident(GreedyOracle(3)), resident(Wrong(2, "b"), "b")]
-    async with steps(residents=residents) as target:
-        desk = target.connect()
-        desk.post(opened(params=params, drafters=NAMES))
-        await target.turn()
+    async with desk_of(opened(params=params, drafters=NAMES), residents=residents) as desk:
+        await desk.turn()
         while not desk.is_over():
             told = desk.text()
             base = int(generator.integers(1, len(told) + 1))
@@ -180,6 +178,6 @@ async def test_residents_and_the_pool_together_change_no_text(params: SamplingPa
             tree = TokenTree.of([*right, 31], [*range(-1, len(right) - 1), -1])
             if 31 not in right[:1]:
                 desk.post(trees=[pool_tree([*PROMPT, *text[:base]], tree, [P] * len(tree))])
-            await target.turn()
+            await desk.turn()
     assert desk.text() == text
     assert len(desk.verdicts["r"]) < 30

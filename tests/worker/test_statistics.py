@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from cluster.core import EMPTY_TREE, DraftTask, Proposal
-from tests.support.worker.draft_peer import CountingDrafter, extension, house, opening
+from tests.support.worker.draft_peer import CountingDrafter, extension, opening, peer_of
 from tests.support.worker.stage import stage, worker_of
 
 NOTHING = np.zeros(0, dtype=np.float32)
@@ -28,20 +28,18 @@ class GatedDrafter(CountingDrafter):
 
 async def test_a_commit_is_late_if_no_tree_came_since_the_last_one() -> None:
     drafter = GatedDrafter()
-    async with house(drafter) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1, 2]))
+    async with peer_of(drafter, opening("a", [1, 2])) as peer:
         await peer.until(lambda frame: bool(frame.observations))
         await peer.send(extension("a", [1, 2], [3]))
         await peer.until(lambda frame: bool(frame.observations))
-        said = running.worker.statistics()
+        said = peer.house.worker.statistics()
         assert (said["texts"], said["late"]) == (1, 0.5)
         drafter.gate.set()
         await peer.proposal("a")
         await peer.send(extension("a", [1, 2, 3], [4]))
         await peer.until(lambda frame: bool(frame.observations))
-        assert running.worker.statistics()["late"] == 0.0
-        assert running.worker.statistics()["late"] == 0.0, "nothing has come since"
+        assert peer.house.worker.statistics()["late"] == 0.0
+        assert peer.house.worker.statistics()["late"] == 0.0, "nothing has come since"
 
 
 async def test_a_target_says_how_full_it_is() -> None:

@@ -15,16 +15,16 @@ from cluster.engine.work import Output, Work
 from cluster.errors import RequestError, WorkerError
 from cluster.messages import TextName
 from tests.support.worker.residents import GreedyOracle, resident
-from tests.support.worker.steps import Desk, Steps, steps
-from tests.support.worker.texts import GREEDY, LAWS, PROMPT, VOCAB_SIZE, opened, plain, pool_tree
-from tests.support.worker.toy_engine import ToyEngine, hashed_law
+from tests.support.worker.steps import Desk, Steps, desk_of, steps, written
+from tests.support.worker.texts import GREEDY, LAWS, PROMPT, opened, plain, pool_tree
+from tests.support.worker.toy_engine import ToyEngine
 
 
 class FragileEngine(ToyEngine):
     """Raises what `failures` holds, one per step, and whenever `is_poison` says so of a work."""
 
     def __init__(self, is_poison: Callable[[Work], bool] = lambda work: False) -> None:
-        super().__init__(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+        super().__init__()
         self.is_poison = is_poison
         self.failures: list[Exception] = []
         self.works: list[list[str]] = []
@@ -51,7 +51,7 @@ class LossyEngine(ToyEngine):
     """Answers two works a step, and loses the cache of one text in five."""
 
     def __init__(self) -> None:
-        super().__init__(hashed_law(VOCAB_SIZE), VOCAB_SIZE, works_per_step=2)
+        super().__init__(works_per_step=2)
         self._random = np.random.default_rng(3)
         self.num_lost = 0
 
@@ -69,11 +69,12 @@ async def test_what_the_engine_loses_is_filled_in_again_and_the_text_is_the_same
     length: int, params: SamplingParams
 ) -> None:
     engine = LossyEngine()
-    async with steps(engine, [resident(GreedyOracle(length))]) as target:
-        desk = target.connect()
-        desk.post(*(opened(f"r{i}", [i, 7], params, drafters=("a",)) for i in range(5)))
-        await target.run()
-        misses = _num_misses(target)
+    desk = await written(
+        *(opened(f"r{i}", [i, 7], params, drafters=("a",)) for i in range(5)),
+        engine=engine,
+        residents=[resident(GreedyOracle(length))],
+    )
+    misses = _num_misses(desk.target)
     assert [desk.text(f"r{i}") for i in range(5)] == [plain([i, 7], params) for i in range(5)]
     assert not any(desk.refusals.values())
     assert engine.num_lost > 10
@@ -84,14 +85,12 @@ async def test_what_the_engine_loses_is_filled_in_again_and_the_text_is_the_same
 async def test_one_text_that_is_lost_is_filled_in_from_the_targets_own_log(
     params: SamplingParams,
 ) -> None:
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened(params=params))
+    async with desk_of(opened(params=params)) as desk:
         for _ in range(6):
-            await target.turn()
-        for name in list(target.engine.contexts):
-            target.engine.lose(name)
-        num_steps = await target.run()
+            await desk.turn()
+        for name in list(desk.target.engine.contexts):
+            desk.target.engine.lose(name)
+        num_steps = await desk.run()
     assert desk.text() == plain(params=params)
     assert num_steps == 35  # 34 tokens, and the step that missed them
 
@@ -110,20 +109,15 @@ class UselessEngine(ForgetfulEngine):
 
 
 async def test_an_engine_that_keeps_nothing_still_writes_the_text() -> None:
-    async with steps(ForgetfulEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)) as target:
-        desk = target.connect()
-        desk.post(opened())
-        await target.run()
+    desk = await written(opened(), engine=ForgetfulEngine())
     assert desk.text() == plain()
 
 
 async def test_a_text_that_the_engine_never_takes_in_is_refused_and_tried_elsewhere() -> None:
-    async with steps(UselessEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)) as target:
-        desk = target.connect()
-        desk.post(opened())
-        assert await target.run() == 17
+    desk = await written(opened(), engine=UselessEngine())
+    assert desk.num_steps == 17
     assert codes(desk, "r") == [WorkerError.code]
-    assert len(target.texts) == 0
+    assert len(desk.target.texts) == 0
 
 
 async def test_a_step_that_raises_is_run_again_one_by_one_and_only_the_guilty_one_is_refused() -> (
@@ -151,13 +145,11 @@ async def test_a_step_that_raises_is_run_again_one_by_one_and_only_the_guilty_on
 async def test_a_tree_that_makes_the_step_raise_costs_no_text() -> None:
     engine = FragileEngine(lambda work: len(work.tree) == 3)
     text = plain()
-    async with steps(engine) as target:
-        desk = target.connect()
-        desk.post(opened(drafters=("p",)), opened("other", [7, 8]))
-        await target.turn()
+    async with desk_of(opened(drafters=("p",)), opened("other", [7, 8]), engine=engine) as desk:
+        await desk.turn()
         tree = TokenTree.chain(text[1:4])
         desk.post(trees=[pool_tree([*PROMPT, *text[:1]], tree)])
-        await target.run()
+        await desk.run()
     assert desk.text() == text
     assert desk.text("other") == plain([7, 8])
     assert not any(desk.refusals.values())
@@ -167,15 +159,13 @@ async def test_a_tree_that_makes_the_step_raise_costs_no_text() -> None:
 async def test_a_text_that_raised_alone_begins_alone_where_it_comes_again() -> None:
     """Nobody else is run again for it a second time."""
     engine = FragileEngine(begins_with(6, 6))
-    async with steps(engine) as target:
-        desk = target.connect()
-        desk.post(opened("bad", [6, 6]))
-        await target.run()
+    async with desk_of(opened("bad", [6, 6]), engine=engine) as desk:
+        await desk.run()
         desk.post(opened("good", [5, 6]))
-        await target.turn()
+        await desk.turn()
         desk.post(opened("bad", [6, 6], generation=2))
-        await target.run()
-        assert target.loop.broken is None
+        await desk.run()
+        assert desk.target.loop.broken is None
     assert codes(desk, "bad") == [WorkerError.code] * 2
     assert desk.text("good") == plain([5, 6])
     assert not any({"bad", "good"} <= set(works) for works in engine.works)
@@ -198,37 +188,32 @@ async def test_three_guilty_ones_with_no_good_step_between_break_the_engine() ->
 
 async def test_guilty_ones_with_good_steps_between_them_break_nothing() -> None:
     engine = FragileEngine(begins_with(6, 6))
-    async with steps(engine) as target:
-        desk = target.connect()
+    async with desk_of(engine=engine) as desk:
         for number in range(6):
             desk.post(opened(f"bad{number}", [6, 6]))
-            await target.run()
+            await desk.run()
             desk.post(opened(f"good{number}", params=replace(GREEDY, max_tokens=1)))
-            await target.run()
-        assert target.loop.broken is None
+            await desk.run()
+        assert desk.target.loop.broken is None
     assert all(codes(desk, f"bad{number}") == [WorkerError.code] for number in range(6))
 
 
 async def test_an_engine_that_says_itself_that_it_is_lost_is_broken_at_once() -> None:
     engine = FragileEngine()
     engine.failures.append(WorkerError("a rank is gone"))
-    async with steps(engine) as target:
-        desk = target.connect()
-        desk.post(opened())
-        await target.turn()
+    async with desk_of(opened(), engine=engine) as desk:
+        await desk.turn()
         with pytest.raises(WorkerError, match="engine is broken"):
             await asyncio.wait_for(desk.sending, 20)
-        assert not target.loop.has_work
+        assert not desk.target.loop.has_work
 
 
 async def test_a_single_bad_step_costs_no_text() -> None:
     engine = FragileEngine()
-    async with steps(engine) as target:
-        desk = target.connect()
-        desk.post(opened("r"), opened("s", [4, 5]))
-        await target.turn()
+    async with desk_of(opened("r"), opened("s", [4, 5]), engine=engine) as desk:
+        await desk.turn()
         engine.failures.append(ValueError("out of luck"))
-        await target.run()
+        await desk.run()
     assert (desk.text("r"), desk.text("s")) == (plain(), plain([4, 5]))
     assert not any(desk.refusals.values())
 
@@ -243,22 +228,16 @@ class NarrowEngine(ToyEngine):
 
 
 async def test_drafts_that_are_too_much_for_the_engine_cost_no_text() -> None:
-    async with steps(
-        NarrowEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE), [resident(GreedyOracle())]
-    ) as target:
-        desk = target.connect()
-        desk.post(opened(drafters=("a",)))
-        await target.run()
+    desk = await written(
+        opened(drafters=("a",)), engine=NarrowEngine(), residents=[resident(GreedyOracle())]
+    )
     assert desk.text() == plain()
     assert not desk.refusals["r"]
 
 
 async def test_a_context_that_is_too_long_for_the_engine_is_refused_by_itself() -> None:
-    engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE, max_context_len=20)
-    async with steps(engine) as target:
-        desk = target.connect()
-        desk.post(opened("long", range(21)), opened("short"))
-        await target.run()
+    engine = ToyEngine(max_context_len=20)
+    desk = await written(opened("long", range(21)), opened("short"), engine=engine)
     assert codes(desk, "long") == [RequestError.code]
     assert "too long" in desk.refusals["long"][0].message
     assert codes(desk, "short") == [RequestError.code]  # as soon as it is
@@ -267,14 +246,12 @@ async def test_a_context_that_is_too_long_for_the_engine_is_refused_by_itself() 
 
 async def test_a_cancel_during_its_own_trial_lets_the_others_go_on() -> None:
     engine = FragileEngine()
-    async with steps(engine) as target:
-        desk = target.connect()
-        desk.post(opened("r"), opened("s", [4, 5]))
-        await target.turn()
+    async with desk_of(opened("r"), opened("s", [4, 5]), engine=engine) as desk:
+        await desk.turn()
         engine.failures.append(ValueError("out of luck"))
-        await target.turn()
+        await desk.turn()
         desk.post(cancels=[TextName("r", 1)])
-        await target.run()
+        await desk.run()
     assert len(desk.text("r")) == 1
     assert desk.text("s") == plain([4, 5])
 

@@ -10,7 +10,7 @@ from cluster.core import FinishReason, SamplingParams, TokenTree
 from cluster.messages import Heartbeat, TextName
 from cluster.requests.plain_why import PlainWhy
 from tests.support.worker.residents import GreedyOracle, resident
-from tests.support.worker.steps import steps
+from tests.support.worker.steps import desk_of, steps, written
 from tests.support.worker.texts import GREEDY, LAWS, PROMPT, SEEDED, opened, plain, pool_tree
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -20,13 +20,11 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 async def test_a_text_runs_to_its_end_without_a_word_from_the_coordinator(
     params: SamplingParams,
 ) -> None:
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened(params=params))
-        assert await target.run() == params.max_tokens
+    desk = await written(opened(params=params))
+    assert desk.num_steps == params.max_tokens
     assert (desk.text(), desk.reason()) == (plain(params=params), LENGTH)
-    assert target.engine.contexts == {}
-    assert len(target.texts) == 0
+    assert desk.target.engine.contexts == {}
+    assert len(desk.target.texts) == 0
 
 
 @LAWS
@@ -62,10 +60,7 @@ async def test_a_text_goes_on_where_another_target_left_it(
     num_written: int, params: SamplingParams
 ) -> None:
     text = plain(params=params)
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened(params=params, written=text[:num_written], generation=4))
-        await target.run()
+    desk = await written(opened(params=params, written=text[:num_written], generation=4))
     assert desk.text() == text[num_written:]
     assert desk.verdicts["r"][0].generation == 4
 
@@ -75,22 +70,20 @@ async def test_an_end_token_ends_the_text_and_is_no_part_of_it(length: int) -> N
     text = plain()
     stop = next(token for token in text[6:] if token not in text[:6])
     params = replace(GREEDY, stop_token_ids=(stop,))
-    async with steps(residents=[resident(GreedyOracle(length))]) as target:
-        desk = target.connect()
-        desk.post(opened(params=params, drafters=("a",)))
-        await target.run()
+    desk = await written(
+        opened(params=params, drafters=("a",)), residents=[resident(GreedyOracle(length))]
+    )
     assert (desk.text(), desk.reason()) == (text[: text.index(stop)], STOP)
-    assert target.engine.contexts == {}
+    assert desk.target.engine.contexts == {}
 
 
 @pytest.mark.parametrize("length", [0, 4], ids=["alone", "with drafts"])
 async def test_an_end_token_is_not_drawn_before_the_least_length(length: int) -> None:
     first = plain()[0]
     params = replace(GREEDY, stop_token_ids=(first,), min_tokens=9)
-    async with steps(residents=[resident(GreedyOracle(length))]) as target:
-        desk = target.connect()
-        desk.post(opened(params=params, drafters=("a",)))
-        await target.run()
+    desk = await written(
+        opened(params=params, drafters=("a",)), residents=[resident(GreedyOracle(length))]
+    )
     text = desk.text()
     assert text == plain(params=params)
     assert first not in text[:9]
@@ -98,10 +91,10 @@ async def test_an_end_token_is_not_drawn_before_the_least_length(length: int) ->
 
 @pytest.mark.parametrize("length", [0, 4, 16], ids=["alone", "with drafts", "with long ones"])
 async def test_the_limit_that_came_with_the_text_ends_it(length: int) -> None:
-    async with steps(residents=[resident(GreedyOracle(length))]) as target:
-        desk = target.connect()
-        desk.post(opened(max_len=len(PROMPT) + 11, drafters=("a",)))
-        await target.run()
+    desk = await written(
+        opened(max_len=len(PROMPT) + 11, drafters=("a",)),
+        residents=[resident(GreedyOracle(length))],
+    )
     assert (desk.text(), desk.reason()) == (plain()[:11], LENGTH)
     # A path of k nodes brings k + 1 tokens: deeper ones could never be of use.
     limit = len(PROMPT) + 11
@@ -109,10 +102,8 @@ async def test_the_limit_that_came_with_the_text_ends_it(length: int) -> None:
 
 
 async def test_a_text_of_one_more_token_takes_one_step() -> None:
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened(max_len=len(PROMPT) + 1))
-        assert await target.run() == 1
+    desk = await written(opened(max_len=len(PROMPT) + 1))
+    assert desk.num_steps == 1
     assert (desk.text(), desk.reason()) == (plain()[:1], LENGTH)
 
 
@@ -122,10 +113,8 @@ async def test_a_given_output_is_scored_whole_and_nothing_in_it_ends_it(max_rows
     params = SamplingParams(
         temperature=0.0, max_tokens=20, forced_ids=forced, stop_token_ids=(3, 4), logprobs=1
     )
-    async with steps(max_rows=max_rows) as target:
-        desk = target.connect()
-        desk.post(opened(params=params, drafters=("a",)))
-        num_steps = await target.run()
+    desk = await written(opened(params=params, drafters=("a",)), max_rows=max_rows)
+    num_steps = desk.num_steps
     assert (desk.text(), desk.reason()) == (list(forced), LENGTH)
     assert num_steps == (1 if max_rows == 512 else 4)  # chunks of a quarter of the rows
     scores = [score for verdict in desk.verdicts["r"] for score in verdict.logprobs]
@@ -139,23 +128,21 @@ async def test_a_given_output_is_scored_whole_and_nothing_in_it_ends_it(max_rows
 async def test_where_not_all_texts_fit_a_step_all_come_to_their_end(
     params: SamplingParams,
 ) -> None:
-    async with steps(max_rows=3) as target:
-        desk = target.connect()
-        desk.post(*(opened(f"r{number}", [number, 1], params) for number in range(8)))
-        await target.run()
+    desk = await written(
+        *(opened(f"r{number}", [number, 1], params) for number in range(8)), max_rows=3
+    )
     assert [desk.text(f"r{i}") for i in range(8)] == [plain([i, 1], params) for i in range(8)]
 
 
 async def test_where_not_all_texts_fit_those_of_the_oldest_ones_kind_go_first() -> None:
-    async with steps(max_rows=2) as target:
-        desk = target.connect()
+    async with desk_of(max_rows=2) as desk:
         desk.post(
             opened("greedy"), opened("seeded", params=SEEDED), opened("other", params=SEEDED),
             opened("greedy too"),
         )  # fmt: skip
-        await target.turn()
+        await desk.turn()
         assert set(desk.verdicts) == {"greedy", "greedy too"}
-        await target.turn()
+        await desk.turn()
         assert set(desk.verdicts) == {"greedy", "greedy too", "seeded", "other"}, "nobody starves"
 
 
@@ -177,25 +164,21 @@ async def test_a_coordinator_that_reads_nothing_has_its_texts_parked_and_others_
 
 
 async def test_a_cancelled_text_is_freed_and_the_others_go_on() -> None:
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened("gone"), opened("kept", [7, 8]))
-        await target.turn()
+    async with desk_of(opened("gone"), opened("kept", [7, 8])) as desk:
+        await desk.turn()
         desk.post(cancels=[TextName("gone", 1), TextName("unknown", 1)])
-        await target.turn()
-        assert len(target.engine.contexts) == 1
-        await target.run()
+        await desk.turn()
+        assert len(desk.target.engine.contexts) == 1
+        await desk.run()
     assert len(desk.text("gone")) == 1
     assert desk.text("kept") == plain([7, 8])
 
 
 async def test_a_cancel_and_an_opening_in_one_frame_end_the_former_text() -> None:
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened())
-        await target.turn()
+    async with desk_of(opened()) as desk:
+        await desk.turn()
         desk.post(opened(prompt=[5, 5], generation=2), cancels=[TextName("r", 1)])
-        await target.run()
+        await desk.run()
     assert [verdict.generation for verdict in desk.verdicts["r"]] == [1] + [2] * 40
     assert desk.verdicts["r"][-1].finish_reason is LENGTH
 
@@ -244,18 +227,12 @@ async def test_a_report_says_what_a_step_took_and_to_whom_it_counts_without_verd
 
 
 async def test_what_was_found_in_the_prefix_cache_is_said_of_a_text_in_every_verdict() -> None:
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened())
-        await target.run()
+    desk = await written(opened())
     assert {verdict.num_cached for verdict in desk.verdicts["r"]} == {0}
 
 
 async def test_a_step_without_drafts_says_why() -> None:
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened("wants none", max_draft_tokens=0), opened("has none"))
-        await target.run()
+    desk = await written(opened("wants none", max_draft_tokens=0), opened("has none"))
     assert {each.why for each in desk.verdicts["wants none"]} == {PlainWhy.NONE}
     # The prompt's own step, and the one before the last token, could have had none.
     whys = [each.why for each in desk.verdicts["has none"]]
@@ -267,15 +244,13 @@ async def test_a_pool_tree_is_verified_in_the_next_step_and_changes_no_text(
     params: SamplingParams,
 ) -> None:
     text = plain(params=params)
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened(params=params, drafters=("p", "q")))
-        await target.turn()
+    async with desk_of(opened(params=params, drafters=("p", "q"))) as desk:
+        await desk.turn()
         tree = TokenTree.of([*text[1:4], 0, 5], [-1, 0, 1, 2, -1])
         desk.post(trees=[pool_tree([*PROMPT, *text[:1]], tree, [1, 3, 2, 2, 1])])
-        await target.turn()
+        await desk.turn()
         verdict = desk.verdicts["r"][1]
-        await target.run()
+        await desk.run()
     assert desk.text() == text
     expected = [1, 3, 2] if text[4] else [1, 3, 2, 2]
     assert verdict.sources.tolist() == expected
@@ -285,10 +260,8 @@ async def test_a_pool_tree_is_verified_in_the_next_step_and_changes_no_text(
 
 
 async def test_the_targets_own_report_says_how_many_pages_are_in_use() -> None:
-    async with steps() as target:
-        desk = target.connect()
-        desk.post(opened())
-        await target.turn()
-        report = target.loop.report()[0]
+    async with desk_of(opened()) as desk:
+        await desk.turn()
+        report = desk.target.loop.report()[0]
     assert report is not None
     assert (report.pages_in_use, report.pages_total) == (1, 1000)

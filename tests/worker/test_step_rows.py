@@ -24,7 +24,7 @@ from tests.support.engine.driver import last_logits, load_engine, load_oracle, p
 from tests.support.engine.taps import errors, expected_taps
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.rounds import Session, chain_of_the_truth, decode_all, half_right
-from tests.support.worker.steps import steps
+from tests.support.worker.steps import desk_of
 from tests.support.worker.texts import LAWS, opened, plain
 
 WANTS = StepWants((2, 0, -1), 3)
@@ -100,7 +100,7 @@ def test_the_most_probable_tokens_are_those_of_the_last_row_and_of_all_nodes(
 
 def test_nobody_reads_an_audit(llama_folder: Path) -> None:
     sessions = [Session(name, prompt(40, seed=1).tolist(), PARAMS) for name in "ab"]
-    sessions[0].record.is_audit = True
+    sessions[0].change(is_audit=True)
     rows = decoded(load_engine(llama_folder, max_batch_tokens=16), sessions, WANTS)
     assert {each.request_id for each in rows} == {"b"}
 
@@ -160,12 +160,11 @@ class Reader(GreedyOracle):
 @pytest.mark.parametrize("every", [1, 2])
 async def test_a_reader_that_raises_changes_no_text(every: int, params: SamplingParams) -> None:
     reader = Reader(every)
-    async with steps(residents=[resident(reader)]) as target:
-        desk = target.connect()
+    async with desk_of(residents=[resident(reader)]) as desk:
         for index in range(3):
             desk.post(opened(f"r{index}", params=params, drafters=("a",)))
-            await target.run()
-        assert target.loop.broken is None
+            await desk.run()
+        assert desk.target.loop.broken is None
     assert [desk.text(f"r{index}") for index in range(3)] == [plain(params=params)] * 3
     assert reader.num_calls > 2
 
@@ -175,7 +174,7 @@ def test_one_that_raises_again_and_again_is_left_alone() -> None:
     contained = resident(reader, failures=3)
     rows = [StepRows("a", 0, "", b"", 0, token_array([1]), 1, token_array([]), token_array([]), 2)]
     for _ in range(10):
-        contained.read(rows, StepWants(num_top=2), 1.0)
+        contained.read_step(rows, StepWants(num_top=2), 1.0)
     assert reader.num_calls == 3
 
 

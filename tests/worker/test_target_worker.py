@@ -18,15 +18,15 @@ from cluster.errors import ProtocolError, WorkerError
 from cluster.messages import AdapterList, Heartbeat, Load, StepFrame, TextName
 from tests.support.worker.residents import GreedyOracle
 from tests.support.worker.stage import Peer, Stage, stage, worker_of
-from tests.support.worker.texts import GREEDY, LAWS, VOCAB_SIZE, opened, plain
-from tests.support.worker.toy_engine import ToyEngine, hashed_law
+from tests.support.worker.texts import GREEDY, LAWS, opened, plain
+from tests.support.worker.toy_engine import ToyEngine
 
 
 class GatedEngine(ToyEngine):
     """Raises what `failures` holds, one per step; a cleared gate holds steps up."""
 
     def __init__(self) -> None:
-        super().__init__(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+        super().__init__()
         self.failures: list[Exception] = []
         self.stepping = threading.Event()
         self.gate = threading.Event()
@@ -189,7 +189,7 @@ class LeavingEngine(ToyEngine):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_an_engine_thread_that_ends_ends_every_link() -> None:
-    engine = LeavingEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+    engine = LeavingEngine()
     async with stage(worker_of({}, engine)) as built:
         peer = built.connect()
         await peer.open(opened())

@@ -14,14 +14,13 @@ from cluster.engine.work import Output
 from cluster.errors import CapacityError, WorkerError
 from cluster.messages import AdapterList, CommitFrame, StepFrame
 from cluster.rpc.memory import memory_pair
-from cluster.worker.lease import _MAX_UNREAD as MAX_NEWS
-from cluster.worker.lease import DrafterLoad
+from cluster.worker.lease import DrafterLoad, DraftLease
 from cluster.worker.mailbox import MAX_BACKLOG
-from cluster.worker.target_stream import _MAX_UNREAD as MAX_FRAMES
+from cluster.worker.target_stream import TargetStream
 from tests.support.worker.draft_peer import CountingDrafter, House, house, opening
 from tests.support.worker.stage import Stage, stage, worker_of
-from tests.support.worker.texts import VOCAB_SIZE, opened, plain
-from tests.support.worker.toy_engine import ToyEngine, hashed_law
+from tests.support.worker.texts import opened, plain
+from tests.support.worker.toy_engine import ToyEngine
 
 PATIENCE_S = 20.0
 MANY = 4 * MAX_BACKLOG
@@ -43,7 +42,7 @@ class Gate:
 
 class HeldEngine(ToyEngine):
     def __init__(self) -> None:
-        super().__init__(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+        super().__init__()
         self.gate = Gate()
 
     def step(self, taps: Sequence[int] = ()) -> list[Output]:
@@ -113,13 +112,13 @@ async def test_a_coordinator_that_sends_without_an_end_waits_for_the_drafter() -
 
 
 async def test_a_target_leaves_a_coordinator_that_does_not_read() -> None:
-    async with stage(worker_of({}, ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE))) as built:
+    async with stage(worker_of({}, ToyEngine())) as built:
         neighbour = built.connect()
         _, theirs = memory_pair(window=1)
         serving = asyncio.create_task(built.worker.serve(theirs))
         await asyncio.sleep(0)
         assert len(list(built.worker.streams)) == 2
-        for _ in range(MAX_FRAMES + 8):
+        for _ in range(TargetStream.max_unread + 8):
             built.worker.streams.announce(AdapterList())
         with pytest.raises(CapacityError, match="frames are unread"):
             await asyncio.wait_for(serving, PATIENCE_S)
@@ -134,7 +133,7 @@ async def test_a_drafter_leaves_a_coordinator_that_does_not_read() -> None:
         (lease,) = running.worker._leases
         neighbour = running.connect()
         for _ in range(8):  # the first few are on their way
-            news = [Observation(f"r{number}", 1, 1) for number in range(MAX_NEWS + 1)]
+            news = [Observation(f"r{number}", 1, 1) for number in range(DraftLease.max_unread + 1)]
             lease.put(news, DrafterLoad(), 0.0)
             with suppress(WorkerError):  # the link is over
                 await asyncio.wait_for(ours.send(CommitFrame()), PATIENCE_S)

@@ -19,7 +19,7 @@ GREEDY = SamplingParams(0.0)
 
 @pytest.fixture
 def engine() -> ToyEngine:
-    return ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE, max_context_len=64)
+    return ToyEngine(vocab_size=VOCAB_SIZE, max_context_len=64)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_another_prefix_is_a_miss_that_heals(verifier: Verifier, engine: ToyEngi
     decode_all(verifier, [session], [no_drafts], 8)
 
     assert session.num_misses == 1
-    fresh = decode(Verifier(ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)), PROMPT, GREEDY)
+    fresh = decode(Verifier(ToyEngine(vocab_size=VOCAB_SIZE)), PROMPT, GREEDY)
     assert session.output[:8] == fresh[:8]
     assert session.output[:3] == plain
 

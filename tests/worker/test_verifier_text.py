@@ -43,7 +43,7 @@ OPTIONS = {
 
 
 def verifier() -> Verifier:
-    return Verifier(ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE))
+    return Verifier(ToyEngine(vocab_size=VOCAB_SIZE))
 
 
 @pytest.mark.parametrize("params", OPTIONS.values(), ids=OPTIONS.keys())
@@ -111,7 +111,7 @@ def test_right_drafts_are_accepted_whole() -> None:
 
 def test_requests_that_wait_for_their_turn_get_the_same_text() -> None:
     alone = decode(verifier(), PROMPT, OPTIONS["everything"])
-    engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE, works_per_step=1)
+    engine = ToyEngine(vocab_size=VOCAB_SIZE, works_per_step=1)
     sessions = [Session(f"r{i}", PROMPT, OPTIONS["everything"]) for i in range(3)]
 
     decode_all(Verifier(engine), sessions, [random_drafts(i, VOCAB_SIZE) for i in range(3)], 20)
@@ -127,7 +127,8 @@ def test_a_request_that_moves_to_another_target_goes_on_with_the_same_text(
     session = Session("r", PROMPT, params)
     decode_all(verifier(), [session], [random_drafts(1, VOCAB_SIZE)], 7)
 
-    session.record.generation, session.record.held_len = 1, 0
+    session.change(generation=1)
+    session.record.held_len = 0
     decode_all(verifier(), [session], [no_drafts], 20)
 
     assert session.output[:20] == plain
@@ -136,7 +137,7 @@ def test_a_request_that_moves_to_another_target_goes_on_with_the_same_text(
 @pytest.mark.parametrize("name", ["T1", "everything"])
 def test_a_preempted_request_goes_on_with_the_same_text(name: str) -> None:
     plain = decode(verifier(), PROMPT, OPTIONS[name], num_tokens=30)
-    engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+    engine = ToyEngine(vocab_size=VOCAB_SIZE)
     target = Verifier(engine)
     session = Session("r", PROMPT, OPTIONS[name])
     drafter = half_right(PROMPT + plain, 1, VOCAB_SIZE)

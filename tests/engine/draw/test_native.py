@@ -12,13 +12,13 @@ import torch
 from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
 from cluster.engine.cpu import kernels as native
 from cluster.engine.cpu.kernels import Kernels
+from cluster.messages import Open
 from cluster.spec.logits_hook import TokenMask
 from cluster.spec.logprobs import top_tokens
 from cluster.spec.noise import gumbel, gumbel_rows
 from cluster.spec.noise_torch import NoiseRows
-from cluster.spec.token_log import TokenLog
 from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
-from cluster.worker.text_record import TextRecord
+from cluster.worker.texts import TargetText
 
 pytestmark = [
     pytest.mark.skipif(native.load() is None, reason="needs a C++ compiler"),
@@ -43,7 +43,7 @@ def evaluated(
         parents = list(range(-1, len(logits) - 2))
     tree = TokenTree(token_array(range(len(parents))), token_array(parents))
     context = token_array([0] * (3 + output))
-    text = TextRecord("a", 0, 3, params, "", b"", frozenset(), TokenLog(context))
+    text = TargetText("a", Open("a", 0, context, 0, 3, params, 0))
     sequence = TargetSequence(text, logits.shape[1], CPU)
     sequence.tree = tree
     return Evaluated(sequence, logits)

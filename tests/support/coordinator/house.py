@@ -19,6 +19,7 @@ from cluster.core import (
     token_array,
 )
 from cluster.rpc.memory import MemoryLink, memory_pair
+from tests.support.clock import FakeClock
 from tests.support.coordinator.toys import (
     ToyDrafter,
     ToyTarget,
@@ -30,16 +31,6 @@ from tests.support.rpc.faulty import FaultPlan, FaultyLink
 SOUND = FaultPlan(0)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 SEEDED = SamplingParams(temperature=0.8, seed=11, max_tokens=40)
-
-
-class FakeClock:
-    """Time as an argument."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 async def turns(seconds: float) -> None:

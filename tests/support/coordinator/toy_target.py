@@ -26,7 +26,7 @@ from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 from cluster.worker.residents import ResidentDrafter
 from cluster.worker.target_stream import TargetStream
-from cluster.worker.text_record import TextRecord
+from cluster.worker.texts import TargetText
 from cluster.worker.verifier import Verifier
 from tests.support.coordinator.toy_law import VOCAB_SIZE, toy_law
 from tests.support.worker.steps import Steps
@@ -52,17 +52,17 @@ class Item:
     base_len, context_len: the tokens that the engine held, and all tokens, at that time.
     """
 
-    text: TextRecord
+    text: TargetText
     tree: TokenTree
     base_len: int
     context_len: int
 
     @property
     def request_id(self) -> str:
-        return self.text.request_id
+        return self.text.id
 
 
-Asked = Sequence[tuple[TextRecord, TokenTree]]
+Asked = Sequence[tuple[TargetText, TokenTree]]
 
 
 @dataclass(eq=False)

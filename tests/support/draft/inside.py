@@ -138,13 +138,13 @@ class Inside:
     def tree(self, session: Session, max_nodes: int) -> TokenTree:
         """Its tree for the session's text as it stands."""
         commit = Commit(
-            session.request_id, session.record.generation, 0, 0, token_array(session.tokens),
-            session.record.prompt_len, max_nodes, "default", session.record.params, b"",
+            session.request_id, session.record.opened.generation, 0, 0, token_array(session.tokens),
+            session.record.opened.prompt_len, max_nodes, "default", session.record.params, b"",
         )  # fmt: skip
         (observed,) = self.drafter.observe([commit])
         assert observed.have_len == len(session.tokens)
         tree = EMPTY_TREE
-        task = DraftTask(session.request_id, session.record.generation, max_nodes)
+        task = DraftTask(session.request_id, session.record.opened.generation, max_nodes)
         while proposals := self.drafter.propose([task]):
             (proposal,) = proposals
             assert proposal.base_len == len(session.tokens)

@@ -43,7 +43,9 @@ def extension(request_id: str, before: Sequence[int], tokens: Sequence[int]) -> 
 
 
 class Peer:
-    """Sends commits, keeps every frame that comes back."""
+    """Sends commits, keeps every frame that comes back.  house: the worker's."""
+
+    house: House
 
     def __init__(self, link: MemoryLink[Any, Any]) -> None:
         self.link = link
@@ -119,6 +121,17 @@ async def house(drafter: Drafter, **settings: Any) -> AsyncIterator[House]:
     finally:
         await asyncio.to_thread(running.worker.stop)
         await asyncio.wait_for(asyncio.gather(*running.serving), PATIENCE_S)
+
+
+@asynccontextmanager
+async def peer_of(drafter: Drafter, *commits: Commit, **settings: Any) -> AsyncIterator[Peer]:
+    """A coordinator of a running worker, which has sent these commits in a frame."""
+    async with house(drafter, **settings) as running:
+        peer = running.connect()
+        peer.house = running
+        if commits:
+            await peer.send(*commits)
+        yield peer
 
 
 class CountingDrafter:

@@ -13,26 +13,16 @@ from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree, to
 from cluster.draft.base import Drafter
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.committed_text import RequestState, RequestTable, common_len
-from cluster.messages import StepReport
-from cluster.spec.token_log import TokenLog
+from cluster.messages import Open, StepReport
+from cluster.spec.budget import Ask
 from cluster.worker.residents import ResidentDrafter
-from cluster.worker.text_record import TextRecord
+from cluster.worker.texts import TargetText
 from tests.support.worker.texts import GREEDY, VOCAB_SIZE
 from tests.support.worker.toy_engine import hashed_law
 
 RESET_S = 2.0
 # A step after which residents have as much time as they want.
 LONG_STEP = StepReport(step_time_s=1.0)
-
-
-class FakeClock:
-    """Time as an argument."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class GreedyOracle:
@@ -97,13 +87,13 @@ def resident(
 
 def resident_text(
     tokens: Sequence[int] = (1, 2, 3), draft_nodes: int = 4, name: str = "r"
-) -> TextRecord:
-    return TextRecord(
-        name, 1, len(tokens), GREEDY, "default", b"", frozenset("a"), TokenLog(token_array(tokens)),
-        draft_nodes=draft_nodes,
-    )  # fmt: skip
+) -> TargetText:
+    ids, many = token_array(tokens), 1 << 20
+    text = TargetText(name, Open(name, 1, ids, 0, len(ids), GREEDY, many, drafters=tuple("abc")))
+    text.ask, text.cap = Ask(draft_nodes), many
+    return text
 
 
-def drafted(drafter: ResidentDrafter, *texts: TextRecord, now: float) -> Sequence[Proposal]:
+def drafted(drafter: ResidentDrafter, *texts: TargetText, now: float) -> Sequence[Proposal]:
     trees, _ = drafter.draft(texts, 0.01, now + 0.01)
     return trees

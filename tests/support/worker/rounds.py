@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, Verdict, token_array
-from cluster.spec.token_log import TokenLog
-from cluster.worker.text_record import TextRecord
+from cluster.messages import Open
+from cluster.worker.texts import TargetText
 from cluster.worker.verifier import Verifier
 from tests.support.spec.trees import random_tree
 
@@ -59,12 +61,17 @@ class Session:
         written: Sequence[int] = (), adapter: str = "",
     ) -> None:  # fmt: skip
         self.request_id = request_id
-        self.record = TextRecord(
-            request_id, generation, len(prompt), params, "", b"", frozenset(),
-            TokenLog(token_array([*prompt, *written])), adapter,
-        )  # fmt: skip
+        tokens = token_array([*prompt, *written])
+        self.record = TargetText(
+            request_id,
+            Open(request_id, generation, tokens, 0, len(prompt), params, 0, "", adapter=adapter),
+        )
         self.verdicts: list[Verdict] = []
         self.num_misses = 0
+
+    def change(self, **fields: Any) -> None:
+        """Be another one than was opened."""
+        self.record.opened = replace(self.record.opened, **fields)
 
     @property
     def tokens(self) -> list[int]:
@@ -72,9 +79,9 @@ class Session:
 
     @property
     def output(self) -> list[int]:
-        return self.tokens[self.record.prompt_len :]
+        return self.tokens[self.record.opened.prompt_len :]
 
-    def item(self, tree: TokenTree = EMPTY_TREE) -> tuple[TextRecord, TokenTree]:
+    def item(self, tree: TokenTree = EMPTY_TREE) -> tuple[TargetText, TokenTree]:
         return self.record, tree
 
     def take(self, verdict: Verdict) -> None:
@@ -105,7 +112,7 @@ def decode_all(
             for session, drafter in zip(sessions, drafters, strict=True)
             if len(session.output) < num_tokens and session.request_id not in waiting
         ]
-        waiting |= {record.request_id for record, _ in items}
+        waiting |= {record.id for record, _ in items}
         assert verifier.submit(items) == {}
         frame = verifier.step()
         assert frame.refused == {}

@@ -18,7 +18,7 @@ from cluster.worker.target import TargetWorker
 from cluster.worker.verifier import Verifier
 from tests.support.worker.residents import resident
 from tests.support.worker.texts import VOCAB_SIZE, Told
-from tests.support.worker.toy_engine import ToyEngine, hashed_law
+from tests.support.worker.toy_engine import ToyEngine
 
 PATIENCE_S = 20.0
 # Frames that a coordinator reads before it says so.
@@ -90,7 +90,7 @@ def worker_of(
     breaker: limits of the drafters' breakers.  worker: further arguments of the worker.  settings:
     of the coordinator.
     """
-    engine = engine or ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+    engine = engine or ToyEngine()
     description = WorkerDescription(
         "w", "target", "toy", model_hash="m", tokenizer_hash="t", vocab_size=VOCAB_SIZE,
         max_context_len=4096, max_running_sequences=64, max_batch_tokens=512,

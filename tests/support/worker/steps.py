@@ -10,7 +10,7 @@ from typing import Any
 from cluster import metrics
 from cluster.config.schema import CoordinatorConfig
 from cluster.engine.engine import Engine
-from cluster.messages import Open, PoolTree, StepFrame, TextName, VerdictFrame
+from cluster.messages import Open, PoolTree, StepFrame, TextName, VerdictFrame, WorkerDescription
 from cluster.metrics import Metric
 from cluster.metrics.recorder import Recorder
 from cluster.plan.controller import Controller
@@ -18,32 +18,23 @@ from cluster.plan.roster import Roster
 from cluster.plan.scores import DraftScores
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
-from cluster.worker.target_stream import Mailbox, TargetStream, TargetStreams
-from cluster.worker.texts import TextTable
+from cluster.worker.target_stream import TargetStream
 from cluster.worker.verifier import Verifier
-from tests.support.worker.texts import VOCAB_SIZE, Told
-from tests.support.worker.toy_engine import ToyEngine, hashed_law
-
-
-class Clock:
-    """Time as an argument: each look at it takes a tenth of a millisecond."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        self.now += 0.0001
-        return self.now
+from tests.support.clock import FakeClock
+from tests.support.worker.texts import Told
+from tests.support.worker.toy_engine import ToyEngine
 
 
 class Desk(Told):
-    """A coordinator at its end of a stream.  reads: whether it says what it has received."""
+    """A coordinator at its end of a stream.  reads: whether it says what it has received.
+    num_steps: that its texts took in `written`."""
 
-    def __init__(self, steps: Steps, stream: TargetStream) -> None:
+    def __init__(self, target: Steps, stream: TargetStream) -> None:
         super().__init__()
         self.reads = True
+        self.num_steps = 0
         self.stream = stream
-        self._steps = steps
+        self.target = target
         self.sending = asyncio.create_task(stream.send_forever(self))  # type: ignore[arg-type]
 
     async def send(self, frame: VerdictFrame) -> None:
@@ -57,13 +48,19 @@ class Desk(Told):
         **fields: Any,
     ) -> None:  # fmt: skip
         """Send a frame; it is taken in before the next step."""
-        self._steps.mailbox.put(
+        self.target.mailbox.put(
             self.stream, StepFrame(tuple(opens), tuple(cancels), tuple(trees), **fields)
         )
 
+    async def turn(self) -> None:
+        await self.target.turn()
+
+    async def run(self) -> int:
+        return await self.target.run()
+
     def leave(self) -> None:
-        self._steps.streams.close(self.stream)
-        self._steps.mailbox.put(self.stream, None)
+        self.target.streams.close(self.stream)
+        self.target.mailbox.put(self.stream, None)
 
 
 class Steps:
@@ -85,20 +82,20 @@ class Steps:
     ) -> None:
         """max_rows: of a step.  config, or settings: of the coordinator."""
         config = config or CoordinatorConfig(**{"budget": "fixed", **settings})
-        clock = clock or Clock()
-        self.engine: Any = engine or ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+        clock = clock or FakeClock(tick_s=0.0001)
+        self.engine: Any = engine or ToyEngine()
         self.controller = Controller(config, scores=DraftScores(roster))
         self.residents = Residents(residents, clock)
-        self.texts = TextTable(
-            self.residents.names, self.engine.vocab_size, config.max_draft_tokens
-        )
-        self.streams = TargetStreams(max_texts, self.texts)
-        self.mailbox = Mailbox()
         self.verifier = verifier or Verifier(self.engine, clock, wants=self.residents.wants)
-        self.loop = StepLoop(
-            self.verifier, self.residents, self.controller, self.streams, self.texts, self.mailbox,
-            worker_id=worker_id, max_batch_tokens=max_rows, clock=clock,
+        description = WorkerDescription(
+            worker_id, "target", "toy", vocab_size=self.engine.vocab_size,
+            max_running_sequences=max_texts, max_batch_tokens=max_rows,
         )  # fmt: skip
+        self.loop = loop = StepLoop(
+            self.verifier, self.residents, self.controller, description, config.max_draft_tokens,
+            clock,
+        )  # fmt: skip
+        self.texts, self.streams, self.mailbox = loop.texts, loop.streams, loop.mailbox
         self.desks: list[Desk] = []
 
     def connect(self) -> Desk:
@@ -149,3 +146,20 @@ async def steps(*given: Any, **settings: Any) -> AsyncIterator[Steps]:
         for desk in built.desks:
             desk.sending.cancel()
         await asyncio.gather(*(desk.sending for desk in built.desks), return_exceptions=True)
+
+
+@asynccontextmanager
+async def desk_of(*opens: Open, **settings: Any) -> AsyncIterator[Desk]:
+    """The desk of the only coordinator of such a target, which has opened these texts."""
+    async with steps(**settings) as target:
+        desk = target.connect()
+        if opens:
+            desk.post(*opens)
+        yield desk
+
+
+async def written(*opens: Open, **settings: Any) -> Desk:
+    """The same, once the texts have come to an end."""
+    async with desk_of(*opens, **settings) as desk:
+        desk.num_steps = await desk.run()
+    return desk

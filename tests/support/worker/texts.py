@@ -15,9 +15,9 @@ from cluster.messages import Open, PoolTree, Refusal, TextVerdict, VerdictFrame
 from cluster.spec.token_log import prefix_hash
 from cluster.worker.verifier import Verifier
 from tests.support.worker.rounds import decode
-from tests.support.worker.toy_engine import ToyEngine, hashed_law
+from tests.support.worker.toy_engine import VOCAB_SIZE as VOCAB_SIZE
+from tests.support.worker.toy_engine import ToyEngine
 
-VOCAB_SIZE = 32
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 SEEDED = SamplingParams(temperature=0.8, seed=11, max_tokens=40)
 LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -61,7 +61,7 @@ def plain(prompt: Sequence[int] = PROMPT, params: SamplingParams = GREEDY) -> li
 
 @functools.cache
 def _plain(prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
-    verifier = Verifier(ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE))
+    verifier = Verifier(ToyEngine())
     text = decode(verifier, prompt, params, num_tokens=params.max_tokens)
     ends = [
         place

@@ -21,6 +21,7 @@ from cluster.spec.token_log import prefix_hash
 from tests.support.spec.trees import path_to
 
 Law = Callable[[Sequence[int]], np.ndarray]
+VOCAB_SIZE = 32
 
 
 def hashed_law(vocab_size: int, spread: float = 2.0) -> Law:
@@ -37,9 +38,10 @@ class ToyEngine:
     """Serves `law` through the engine's seam."""
 
     def __init__(
-        self, law: Law, vocab_size: int, max_context_len: int = 4096, works_per_step: int = 1000
-    ) -> None:
-        self.law = law
+        self, law: Law | None = None, vocab_size: int = VOCAB_SIZE, max_context_len: int = 4096,
+        works_per_step: int = 1000,
+    ) -> None:  # fmt: skip
+        self.law = law or hashed_law(vocab_size)
         self.vocab_size = vocab_size
         self.adapters = Adapters({1: Adapter("sql@1", {})}, {"sql": 1})
         self.max_context_len = max_context_len
