@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
-from cluster.engine.cpu import kernels
 from tests.support.draft.inside import GREEDY, LAWS, Inside, config_of
 from tests.support.engine.driver import prompt
+from tests.support.engine.native import needs_native
 from tests.support.engine.parts import plain
 from tests.support.worker.rounds import Session
 
@@ -84,7 +84,7 @@ def test_no_row_of_the_text_is_computed_twice(llama_folder: Path) -> None:
 
 
 @LAWS
-@pytest.mark.skipif(kernels.load() is None, reason="there is no C++ compiler")
+@needs_native
 def test_native_trees_are_those_of_passes_one_by_one(
     params: SamplingParams, checkpoint_factory: Factory
 ) -> None:

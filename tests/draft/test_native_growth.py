@@ -12,13 +12,13 @@ import pytest
 from cluster.core import Proposal, SamplingParams
 from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_request import LMRequest
-from cluster.engine.cpu import kernels
 from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
 from tests.support.checkpoints import noisy_copy
 from tests.support.draft.author import GREEDY, Author, draft_engine, grow, lm_drafter, target_text
+from tests.support.engine.native import needs_native
 
-pytestmark = pytest.mark.skipif(kernels.load() is None, reason="there is no C++ compiler")
+pytestmark = needs_native
 
 # Tiny models whose heads native attention takes: plain, and with a window.
 MODELS = ("qwen3", "mistral-sliding")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from cluster.engine.cpu import kernels
 from cluster.engine.reminder import Reminder
 from cluster.engine.state import engine_state
 from cluster.errors import ConfigError
 from tests.support.engine.driver import load_engine
-
-needs_native = pytest.mark.skipif(kernels.load() is None, reason="this machine has no C++ compiler")
+from tests.support.engine.native import needs_native
 
 
 @needs_native
@@ -40,17 +41,22 @@ def test_attention_that_was_given_up_at_load_is_a_fallback_with_its_reason(
     llama_folder: Path,
 ) -> None:
     engine = load_engine(llama_folder, attention="auto")
-    answers = iter([ConfigError("a layer is wrong"), None])
-
-    def check() -> None:
-        error = next(answers)
-        if error is not None:
-            raise error
-
-    engine.forward.settle(check)
+    engine.forward.settle(Mock(side_effect=[ConfigError("a layer is wrong"), None]))
     state = engine_state(engine)
     assert state.attention == "sdpa"
     assert state.fallbacks == ("attention: the slower reference is used: a layer is wrong",)
+
+
+@needs_native
+@pytest.mark.parametrize("settings", [{"attention": "native"}, {"reproducible": True}])
+def test_attention_that_was_asked_for_is_refused_and_not_replaced(
+    checkpoint_factory: Callable[..., Path], settings: dict[str, Any]
+) -> None:
+    # Heads of a size that the native kernels attend with, as reproducible mode wants.
+    engine = load_engine(checkpoint_factory("llama", head_dim=16), **settings)
+    with pytest.raises(ConfigError, match="a layer is wrong"):
+        engine.forward.settle(Mock(side_effect=ConfigError("a layer is wrong")))
+    assert engine_state(engine).attention == "native"
 
 
 def test_a_fallback_is_said_again_every_ten_minutes(caplog: pytest.LogCaptureFixture) -> None:

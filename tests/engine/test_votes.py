@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from cluster.engine.cpu import kernels
+from tests.support.engine.native import needs_native
 from tests.support.engine.ranks import two_ranks
 from tests.support.engine.vote_process import SCENARIOS
-
-needs_native = pytest.mark.skipif(kernels.load() is None, reason="this machine has no C++ compiler")
 
 
 @dataclass(frozen=True, slots=True)

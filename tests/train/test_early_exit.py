@@ -17,7 +17,6 @@ from cluster.core import SamplingParams, token_array
 from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.exit import ExitHead
 from cluster.draft.heads.load import load_draft_head
-from cluster.engine.cpu import kernels
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
@@ -27,6 +26,7 @@ from tests.draft.test_early_exit import recorded
 from tests.support.draft.heads import random_medusa
 from tests.support.draft.inside import Inside, config_of
 from tests.support.engine.driver import prompt
+from tests.support.engine.native import needs_native
 from tests.support.engine.parts import plain
 from tests.support.worker.rounds import Session
 
@@ -110,7 +110,7 @@ def test_it_is_served_as_it_was_trained(
         torch.testing.assert_close(logits[: len(expected)], expected, rtol=0, atol=1e-2 * scale)
 
 
-@pytest.mark.skipif(kernels.load() is None, reason="there is no C++ compiler")
+@needs_native
 def test_native_trees_are_those_of_passes_one_by_one(
     checkpoint_factory: Callable[..., Path], tmp_path: Path
 ) -> None:

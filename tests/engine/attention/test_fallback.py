@@ -5,7 +5,6 @@ Without a GPU, and not interpreted, no launch succeeds: that is the host of thes
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from pathlib import Path
 
@@ -17,11 +16,11 @@ from cluster.engine.launch import KernelHealth
 from cluster.engine.state import engine_state
 from cluster.engine.work import Work
 from tests.support.engine.driver import load_engine, prompt, rows, run
+from tests.support.engine.interpreter import has_triton
 from tests.support.engine.triton_cases import PROMPT, RAGGED, SCRATCH_SLOT, Case
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or torch.cuda.is_available(),
-    reason="needs Triton, and no GPU",
+    not has_triton or torch.cuda.is_available(), reason="needs Triton, and no GPU"
 )
 
 

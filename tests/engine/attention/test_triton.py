@@ -6,12 +6,6 @@ on that.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -23,45 +17,10 @@ from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.cpu import kernels
 from cluster.engine.schedule.batch import Batch, Share
 from cluster.errors import ConfigError
+from tests.support.engine.interpreter import has_triton, needs_gpu, needs_triton, run_python
 from tests.support.engine.triton_cases import CASES, CHUNK, DECODING, RAGGED, SCRATCH_SLOT, Case
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-ROOT = Path(__file__).resolve().parents[3]
-
-has_triton = importlib.util.find_spec("triton") is not None
-needs_triton = pytest.mark.skipif(not has_triton, reason="triton is not installed")
-needs_gpu = pytest.mark.skipif(
-    not (has_triton and torch.cuda.is_available()), reason="this machine has no NVIDIA GPU"
-)
-
-
-def run_triton(*arguments: str) -> None:
-    """Run the interpreter's process with these words."""
-    run_python("tests.support.engine.triton_process", *arguments, interpret=True)
-
-
-def run_python(module: str, *arguments: str, interpret: bool) -> str:
-    """What the module says when it is run with these words."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
-    process = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
-
-
-@pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """Every case's output under the interpreter."""
-    path = tmp_path_factory.mktemp("triton") / "outputs.pt"
-    run_triton("attend", str(path))
-    found: dict[str, torch.Tensor] = torch.load(path)
-    return found
 
 
 def _expected(case: Case) -> torch.Tensor:
@@ -80,20 +39,14 @@ def _check(case: Case, found: torch.Tensor) -> None:
 def test_interpreted_kernels_equal_the_reference(
     interpreted: dict[str, torch.Tensor], name: str
 ) -> None:
+    """And give the same bits in a layout that has room for any batch of its width."""
     _check(CASES[name], interpreted[name])
-
-
-@needs_triton
-@pytest.mark.parametrize("name", CASES)
-def test_a_layout_with_room_for_any_batch_of_its_width_gives_the_same_bits(
-    interpreted: dict[str, torch.Tensor], name: str
-) -> None:
     in_form = interpreted.get(f"{name}, in a form")
     if in_form is None:
         # The interpreter leaves these to the reference, which has no forms.
         assert CASES[name].head_dim > 256 or CASES[name].dtype == torch.bfloat16
-        return
-    assert torch.equal(in_form, interpreted[name])
+    else:
+        assert torch.equal(in_form, interpreted[name])
 
 
 @needs_triton

@@ -12,18 +12,26 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.engine.cpu import causal_lm, comparison, kernels
+from cluster.engine.cpu import causal_lm, comparison
 from cluster.engine.cpu.comparison import Comparison
 from cluster.engine.cpu.decoder_layer import NativeLayer
+from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.engine import Engine, Work
 from cluster.engine.loading import model
 from cluster.errors import ConfigError
-from tests.support.engine.driver import load_engine, prompt, random_tree, rows, run, varied_works
+from tests.support.engine.driver import (
+    check_equal_works,
+    check_near,
+    load_engine,
+    prompt,
+    random_tree,
+    rows,
+    run,
+    varied_works,
+)
+from tests.support.engine.native import formats, needs_native
 
-pytestmark = [
-    pytest.mark.skipif(kernels.load() is None, reason="needs a C++ compiler"),
-    pytest.mark.usefixtures("several_threads"),
-]
+pytestmark = [needs_native, pytest.mark.usefixtures("several_threads")]
 
 Factory = Callable[..., Path]
 
@@ -33,37 +41,51 @@ def native_layers(engine: Engine) -> list[bool]:
     return [isinstance(each.forward, NativeLayer) for each in modules if hasattr(each, "self_attn")]
 
 
+ALL, NONE = [True] * 3, [False] * 3
+
+
 @pytest.mark.parametrize(
-    ("architecture", "fields", "expected"),
+    ("architecture", "fields", "expected", "is_whole"),
     [
-        ("llama", {"head_dim": 16}, [True, True, True]),
-        ("llama", {"head_dim": 48, "attention_bias": True, "mlp_bias": True}, [True] * 3),
-        ("llama", {"head_dim": 12}, [False, False, False]),  # not a multiple of any register
-        ("qwen2", {}, [True, True, True]),
-        ("qwen3", {}, [True, True, True]),
-        ("mistral-sliding", {}, [True, True, True]),
-        ("granite", {}, [False, False, False]),  # residuals are scaled
-        ("smollm3", {}, [True, False, True]),  # one layer does not rotate
-        ("olmo2", {}, [False, False, False]),  # norms stand elsewhere
+        ("llama", {"head_dim": 16}, ALL, True),
+        ("llama", {"head_dim": 48, "attention_bias": True, "mlp_bias": True}, ALL, True),
+        ("llama", {"head_dim": 32, "tie_word_embeddings": True}, ALL, True),
+        ("llama", {"head_dim": 12}, NONE, False),  # not a multiple of any register
+        ("qwen2", {}, ALL, True),
+        ("qwen3", {}, ALL, True),
+        ("mistral-sliding", {}, ALL, True),
+        ("granite", {}, NONE, False),  # residuals are scaled
+        ("smollm3", {}, [True, False, True], False),  # one layer does not rotate
+        ("olmo2", {}, NONE, False),  # norms stand elsewhere
+        ("gemma2", {}, [False] * 4, False),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_what_is_recognised_computes_the_same(
+def test_what_is_recognised_computes_the_same_also_in_bfloat16(
     architecture: str,
     fields: dict[str, int],
     expected: list[bool],
+    is_whole: bool,
+    kernels: Kernels,
     checkpoint_factory: Factory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = checkpoint_factory(architecture, **fields)
-    fused = load_engine(folder)
+    folder = checkpoint_factory(architecture, dtype=torch.bfloat16, **fields)
+    fused, narrow = load_engine(folder), load_engine(folder, dtype="bfloat16")
     monkeypatch.setattr(model, "fuse_decoder_layers", lambda module, comparison, kernels: 0)
     plain = load_engine(folder)
     assert native_layers(fused) == expected
-    assert native_layers(plain) == [False] * 3
-    for work in varied_works():
-        found, wanted = rows(run(fused, work)), rows(run(plain, work))
-        torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
+    assert not any(native_layers(plain))
+    assert (fused.model.native is not None) == (narrow.model.native is not None) == is_whole
+    assert formats(fused) == {Format.BF16}
+    assert {layer.dtype for layer in narrow.layers} == {torch.bfloat16}
+    if all(layer.head_dim % kernels.lanes == 0 for layer in narrow.layers):
+        products = Format.BF16_PRODUCTS if kernels.multiplies_bf16 else Format.BF16
+        assert formats(narrow) == {products}
+    check_equal_works(fused, plain)
+    check_near(narrow, plain)
+    exact, rounded = (rows(run(each, varied_works()[0])) for each in (fused, narrow))
+    assert not torch.equal(exact, rounded)  # the cache at least is rounded
 
 
 def test_a_class_that_nobody_compared_takes_the_ordinary_path_and_says_so(
@@ -71,7 +93,7 @@ def test_a_class_that_nobody_compared_takes_the_ordinary_path_and_says_so(
 ) -> None:
     with caplog.at_level(logging.INFO):
         engine = load_engine(checkpoint_factory("ministral3"))
-    assert native_layers(engine) == [False] * 3
+    assert native_layers(engine) == NONE
     assert engine.model.native is None
     assert caplog.text.count("none are made for Ministral3ForCausalLM") == 1
 
@@ -99,7 +121,7 @@ def test_a_forward_with_a_wrong_layer_is_not_taken(
     """A layer that goes wrong after it was compared by itself."""
     fuse = model.fuse_decoder_layers
 
-    def perturbed(module: torch.nn.Module, compared: Comparison, loaded: kernels.Kernels) -> int:
+    def perturbed(module: torch.nn.Module, compared: Comparison, loaded: Kernels) -> int:
         count = fuse(module, compared, loaded)
         layers = [each for each in module.modules() if hasattr(each, "self_attn")]
         layers[1].forward.weights.scaling *= 1.1
@@ -141,7 +163,7 @@ def test_another_attention_and_other_numbers_are_left_to_the_original(
     work = Work("a", 0, prompt(9), random_tree(4, np.random.default_rng(6)))
     expected = rows(run(load_engine(folder), work))
     # The layers are the native ones, which hand over what they are not made for.
-    assert native_layers(reference) == [True] * 3
+    assert native_layers(reference) == ALL
     torch.testing.assert_close(rows(run(reference, work)), expected, atol=2e-5, rtol=2e-5)
     error = (rows(run(narrow, work)) - expected).norm() / expected.norm()
     assert float(error) < 0.1
@@ -153,7 +175,7 @@ def test_a_layer_with_somebody_elses_hook_stays(
     seen: list[int] = []
     fuse = model.fuse_decoder_layers
 
-    def hooked(module: torch.nn.Module, comparison: Comparison, loaded: kernels.Kernels) -> int:
+    def hooked(module: torch.nn.Module, comparison: Comparison, loaded: Kernels) -> int:
         layers = [each for each in module.modules() if hasattr(each, "self_attn")]
         layers[1].register_forward_hook(lambda *_: seen.append(1))
         return fuse(module, comparison, loaded)
@@ -163,27 +185,6 @@ def test_a_layer_with_somebody_elses_hook_stays(
     assert native_layers(engine) == [True, False, True]
     run(engine, Work("a", 0, prompt(3)))
     assert seen
-
-
-@pytest.mark.parametrize(
-    ("architecture", "fields", "is_native"),
-    [
-        ("llama", {"head_dim": 16}, True),
-        ("llama", {"head_dim": 16, "tie_word_embeddings": True}, True),
-        ("qwen3", {}, True),
-        ("mistral-sliding", {}, True),
-        ("llama", {"head_dim": 12}, False),
-        ("granite", {}, False),
-        ("smollm3", {}, False),
-        ("gemma2", {}, False),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
-def test_the_whole_forward_is_native_where_all_layers_are(
-    architecture: str, fields: dict[str, int], is_native: bool, checkpoint_factory: Factory
-) -> None:
-    engine = load_engine(checkpoint_factory(architecture, **fields))
-    assert (engine.model.native is not None) == is_native
 
 
 @pytest.mark.parametrize(
@@ -206,10 +207,4 @@ def test_rotations_are_the_models_own(
     assert native.model.native is not None
     monkeypatch.setattr(model, "native_forward", lambda module, comparison, kernels: None)
     other = load_engine(folder)
-    for length in (5, 70, 9):
-        work = Work("a", 0, prompt(length, seed=length))
-        torch.testing.assert_close(
-            rows(run(native, work)), rows(run(other, work)), atol=2e-5, rtol=2e-5
-        )
-        native.release("a")
-        other.release("a")
+    check_equal_works(native, other)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,113 +17,8 @@ from cluster.engine.cpu.layers import NativeMLP, NativeRMSNorm, SiblingLinear, f
 from cluster.engine.cpu.packed_linear import PackedLinear, pack_linears
 
 pytestmark = pytest.mark.usefixtures("several_threads")
-needs_compiler = pytest.mark.skipif(native.load() is None, reason="needs a C++ compiler")
 
 
-@pytest.fixture
-def kernels() -> Kernels:
-    loaded = native.load()
-    assert loaded is not None
-    return loaded
-
-
-def format_of(packed: torch.Tensor) -> Format:
-    return Format.BF16 if packed.dtype == torch.bfloat16 else Format.FLOAT32
-
-
-def linear(kernels: Kernels, rows: torch.Tensor, layer: torch.nn.Linear) -> torch.Tensor:
-    packed = kernels.pack(layer.weight.detach())
-    bias = None if layer.bias is None else layer.bias.detach().float()
-    return kernels.linear(rows, packed, bias, layer.out_features, format_of(packed))
-
-
-@needs_compiler
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 63), (64, 64), (129, 200)])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_products_are_torchs_and_every_row_is_on_its_own(
-    kernels: Kernels, dtype: torch.dtype, inputs: int, outputs: int, has_bias: bool
-) -> None:
-    torch.manual_seed(1)
-    layer = torch.nn.Linear(inputs, outputs, bias=has_bias).to(dtype)
-    rows = torch.randn(40, inputs)
-    together = linear(kernels, rows, layer)
-    plain = torch.nn.functional.linear(
-        rows.double(), layer.weight.double(), layer.bias.double() if has_bias else None
-    )
-    torch.testing.assert_close(together.double(), plain, atol=1e-5, rtol=1e-5)
-    for count in (1, 2, 3, 5, 6, 7, 11, 12, 13, 25, 39):
-        assert torch.equal(linear(kernels, rows[-count:], layer), together[-count:]), count
-    shaped = linear(kernels, rows.view(2, 20, inputs), layer)
-    assert torch.equal(shaped.view(40, outputs), together)
-
-
-@needs_compiler
-@pytest.mark.parametrize(("inputs", "outputs"), [(32, 16), (33, 63), (96, 200), (576, 64)])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_rounded_products_are_those_of_rounded_rows_and_every_row_is_on_its_own(
-    kernels: Kernels, inputs: int, outputs: int, has_bias: bool
-) -> None:
-    """In the processor's tiles, too, where it has them: of 16 rows, of 32, or of fewer."""
-    torch.manual_seed(1)
-    layer = torch.nn.Linear(inputs, outputs, bias=has_bias).bfloat16()
-    packed = kernels.pack(layer.weight.detach())
-    bias = layer.bias.detach().float() if has_bias else None
-
-    def product(rows: torch.Tensor) -> torch.Tensor:
-        return kernels.linear(rows, packed, bias, outputs, Format.BF16_PRODUCTS)
-
-    rows = torch.randn(100, inputs)
-    together = product(rows)
-    plain = torch.nn.functional.linear(
-        rows.bfloat16().double(), layer.weight.double(), bias.double() if has_bias else None
-    )
-    torch.testing.assert_close(together.double(), plain, atol=1e-5, rtol=1e-5)
-    for count in (1, 2, 6, 12, 13, 15, 16, 17, 31, 32, 33, 48, 49, 99):
-        assert torch.equal(product(rows[-count:]), together[-count:]), count
-    assert product(rows[:0]).shape == (0, outputs)
-
-
-@needs_compiler
-def test_any_number_of_threads_gives_the_same_bits(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer, rows = torch.nn.Linear(300, 1000), torch.randn(9, 300)
-    found = []
-    for num_threads in (1, 2, 5):
-        monkeypatch.setattr(kernels, "num_threads", num_threads)
-        found.append(linear(kernels, rows, layer))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-
-
-@needs_compiler
-def test_callers_in_several_threads_do_not_disturb_each_other(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "num_threads", 3)
-    layers = [torch.nn.Linear(64, 500 + 100 * index) for index in range(4)]
-    rows = torch.randn(5, 64)
-    expected = [linear(kernels, rows, layer) for layer in layers]
-    wrong: list[int] = []
-
-    def call(index: int) -> None:
-        packed = kernels.pack(layers[index].weight.detach())
-        bias = layers[index].bias.detach()
-        for _ in range(300):
-            found = kernels.linear(rows, packed, bias, layers[index].out_features, Format.FLOAT32)
-            if not torch.equal(found, expected[index]):
-                wrong.append(index)
-
-    threads = [threading.Thread(target=call, args=(index,)) for index in range(len(layers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-@needs_compiler
 def test_a_float32_weight_is_kept_as_bfloat16_only_where_that_loses_nothing(
     kernels: Kernels,
 ) -> None:
@@ -133,7 +27,9 @@ def test_a_float32_weight_is_kept_as_bfloat16_only_where_that_loses_nothing(
     assert PackedLinear(exact, kernels).packed.dtype == torch.bfloat16
     assert PackedLinear(other, kernels).packed.dtype == torch.float32
     rows = torch.randn(3, 64)
-    assert torch.equal(PackedLinear(exact, kernels)(rows), linear(kernels, rows, exact))
+    packed = kernels.pack(exact.weight.detach().bfloat16())
+    expected = kernels.linear(rows, packed, None, 64, Format.BF16)
+    assert torch.equal(PackedLinear(exact, kernels)(rows), expected)
 
 
 class PlainRMSNorm(torch.nn.Module):
@@ -177,7 +73,6 @@ class Layer(torch.nn.Module):
         return torch.cat(parts, dim=-1)
 
 
-@needs_compiler
 def test_what_is_fused_computes_the_same(kernels: Kernels) -> None:
     torch.manual_seed(2)
     layer = Layer(0.0, torch.nn.SiLU())
@@ -194,7 +89,6 @@ def test_what_is_fused_computes_the_same(kernels: Kernels) -> None:
         assert torch.equal(layer(rows[:, 4:5]), layer(rows)[:, 4:5])
 
 
-@needs_compiler
 def test_unusual_variants_stay_as_they_are(kernels: Kernels) -> None:
     layer = Layer(1.0, torch.nn.GELU())
     fuse_layers(torch.nn.ModuleList([layer]), kernels)
@@ -202,7 +96,6 @@ def test_unusual_variants_stay_as_they_are(kernels: Kernels) -> None:
     assert isinstance(layer.mlp, MLP)
 
 
-@needs_compiler
 def test_siblings_notice_another_input_and_a_changed_one(kernels: Kernels) -> None:
     layer = Layer(0.0, torch.nn.SiLU())
     plain = {name: getattr(layer, name) for name in ("q_proj", "k_proj", "v_proj")}
@@ -222,7 +115,6 @@ def test_siblings_notice_another_input_and_a_changed_one(kernels: Kernels) -> No
         check("k_proj", first)
 
 
-@needs_compiler
 @pytest.mark.parametrize("options", [[], ["-mavx512f", "-mfma"]], ids=str)
 def test_they_compile_for_narrower_registers_too(options: list[str]) -> None:
     """Those of AVX2 are compiled in test_kernels_ahead.py, and run."""
@@ -236,7 +128,6 @@ def test_they_compile_for_narrower_registers_too(options: list[str]) -> None:
         assert done.returncode == 0, done.stderr
 
 
-@needs_compiler
 def test_a_norm_of_another_dtype_is_computed_in_float32(kernels: Kernels) -> None:
     norm = NativeRMSNorm(kernels, torch.nn.Parameter(torch.randn(24), False), 1e-6)
     rows = torch.randn(3, 24).bfloat16()

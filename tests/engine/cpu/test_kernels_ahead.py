@@ -10,8 +10,9 @@ import torch
 
 from cluster import cpp
 from cluster.engine.cpu import kernels as native
-from cluster.engine.cpu.kernels import Format, Kernels
+from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.structures import STRUCTURES
+from tests.support.engine.products import check_products
 
 _LEAST = cpp.PROCESSORS[-1]
 
@@ -41,15 +42,9 @@ def test_its_vectors_are_those_of_the_processor(kernels: Kernels) -> None:
     assert not kernels.multiplies_bf16
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_its_products_are_torchs(kernels: Kernels, dtype: torch.dtype) -> None:
-    torch.manual_seed(1)
-    layer, rows = torch.nn.Linear(129, 200).to(dtype), torch.randn(40, 129)
-    packed = kernels.pack(layer.weight.detach())
-    form = Format.BF16 if dtype == torch.bfloat16 else Format.FLOAT32
-    found = kernels.linear(rows, packed, layer.bias.detach().float(), 200, form)
-    plain = torch.nn.functional.linear(rows.double(), layer.weight.double(), layer.bias.double())
-    torch.testing.assert_close(found.double(), plain, atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_its_products_are_torchs(kernels: Kernels, kind: str) -> None:
+    check_products(kernels, kind, (129, 200), has_bias=True)
 
 
 def test_its_norms_are_torchs(kernels: Kernels) -> None:

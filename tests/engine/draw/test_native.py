@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
-from cluster.engine.cpu import kernels as native
 from cluster.engine.cpu.kernels import Kernels
 from cluster.messages import Open
 from cluster.spec.logits_hook import TokenMask
@@ -19,20 +18,11 @@ from cluster.spec.noise import gumbel, gumbel_rows
 from cluster.spec.noise_torch import NoiseRows
 from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
 from cluster.worker.texts import TargetText
+from tests.support.choices import pairwise
 
-pytestmark = [
-    pytest.mark.skipif(native.load() is None, reason="needs a C++ compiler"),
-    pytest.mark.usefixtures("several_threads"),
-]
+pytestmark = pytest.mark.usefixtures("several_threads")
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def kernels() -> Kernels:
-    loaded = native.load()
-    assert loaded is not None
-    return loaded
 
 
 def evaluated(
@@ -116,9 +106,7 @@ class Fixed:
         return self._masks
 
 
-@pytest.mark.parametrize("vocab_size", [7, 64, 4100])
-@pytest.mark.parametrize("spread", [0.0, 4.0])
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1e-50])
+@pairwise(vocab_size=[7, 64, 4100], spread=[0.0, 4.0], temperature=[0.0, 0.8, 1e-50])
 def test_masked_draws_are_those_of_the_masked_law(
     kernels: Kernels, vocab_size: int, spread: float, temperature: float
 ) -> None:

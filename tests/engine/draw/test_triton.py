@@ -6,22 +6,12 @@ that.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from cluster.worker.verifier import fused_draw
-from tests.engine.attention.test_triton import needs_gpu, needs_triton, run_triton
+from tests.support.engine.interpreter import needs_gpu, needs_triton
 from tests.support.engine.triton_cases import DRAWS
-
-
-@pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    path: Path = tmp_path_factory.mktemp("triton") / "tokens.pt"
-    run_triton("draw", str(path))
-    found: dict[str, torch.Tensor] = torch.load(path)
-    return found
 
 
 @needs_triton
@@ -29,7 +19,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Ten
 def test_the_kernel_draws_what_the_reference_draws(
     interpreted: dict[str, torch.Tensor], name: str
 ) -> None:
-    assert interpreted[name].tolist() == DRAWS[name].drawn(None).tolist()
+    assert interpreted[f"draw {name}"].tolist() == DRAWS[name].drawn(None).tolist()
 
 
 @needs_gpu

@@ -22,16 +22,9 @@ from tests.support.engine.graphs import (
     answers,
     build,
     check_equal,
-    check_interpreted,
     decoding,
     interpreted,
-    starts_interpreter,
 )
-
-
-@starts_interpreter
-def test_the_interpreted_tests_of_this_file_pass() -> None:
-    check_interpreted(__file__)
 
 
 @interpreted

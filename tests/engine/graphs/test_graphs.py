@@ -2,7 +2,7 @@
 
 Without a GPU a double stands for CUDA: what it "captures" it calls again, and so it shows whether
 that can be called again, on whatever the words on the device say by then.  The kernels run under
-Triton's interpreter, for which this file runs itself in a process of its own.
+Triton's interpreter, for which this folder's files are run in a process of its own.
 """
 
 from __future__ import annotations
@@ -22,30 +22,24 @@ from tests.support.engine.driver import prompt
 from tests.support.engine.graphs import (
     CASES,
     FEW_LAYERS,
-    IS_INTERPRETED,
     MIXED,
     OTHERS,
     answers,
     build,
     check_equal,
-    check_interpreted,
     decoding,
-    has_triton,
     interpreted,
     starts_interpreter,
-    tree_of_size,
 )
+from tests.support.engine.interpreter import needs_gpu, run_python
 from tests.support.engine.taps import TapLog
-
-needs_gpu = pytest.mark.skipif(
-    IS_INTERPRETED or not (has_triton and torch.cuda.is_available()),
-    reason="this machine has no NVIDIA GPU",
-)
+from tests.support.engine.triton_cases import tree_of_size
 
 
 @starts_interpreter
-def test_the_interpreted_tests_of_this_file_pass() -> None:
-    check_interpreted(__file__)
+def test_the_interpreted_tests_of_this_folder_pass() -> None:
+    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("graphs", "captures")]
+    assert " passed" in run_python("pytest", "-p", "no:cacheprovider", *files)
 
 
 @interpreted

@@ -26,6 +26,7 @@ from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash
 from tests.support.checkpoints import EOS_TOKEN_ID, MAX_POSITIONS
 from tests.support.engine.driver import last_logits, load_engine, load_oracle, prompt, rows, run
+from tests.support.engine.native import needs_native
 
 Factory = Callable[..., Path]
 
@@ -248,7 +249,7 @@ def test_auto_is_the_gpu_where_there_is_one() -> None:
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.mark.skipif(kernels.load() is None, reason="needs a C++ compiler")
+@needs_native
 def test_loading_never_holds_the_weights_three_times(checkpoint_factory: Factory) -> None:
     """The file, the model, and of one layer at a time what becomes of it."""
     fields = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,

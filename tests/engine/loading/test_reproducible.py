@@ -15,8 +15,9 @@ from cluster.engine.engine import Engine, Work
 from cluster.errors import ConfigError
 from tests.support.engine.driver import load_engine, prompt, rows, run
 from tests.support.engine.driver import random_tree as tree_of
+from tests.support.engine.native import needs_native
 
-pytestmark = pytest.mark.skipif(kernels.load() is None, reason="needs a C++ compiler")
+pytestmark = needs_native
 
 # Crosses two of the attention kernel's chunks of 64 keys, the second one within its last 20 tokens.
 LENGTH = 140

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.engine.cpu import kernels
 from cluster.engine.cpu.decoder_layer import NativeLayer
 from cluster.engine.engine import Engine
 from cluster.engine.loading import self_check
 from cluster.errors import ConfigError
 from tests.support.engine.driver import load_engine
+from tests.support.engine.native import needs_native
 
 # Trained, so that one layer less changes the logits by less than a coarse format's worst noise.
 TRAINED = Path("models/demo-target")
@@ -24,7 +24,7 @@ def decoder_layers(engine: Engine) -> list[Any]:
     return list(engine.model.module.model.layers)
 
 
-@pytest.mark.skipif(kernels.load() is None, reason="needs a C++ compiler")
+@needs_native
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_native_layer_with_anothers_weights_is_refused(dtype: str) -> None:
     engine = load_engine(TRAINED, dtype=dtype)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from cluster.core import token_array
-from cluster.engine.cpu import kernels
 from cluster.engine.engine import Engine, Output, Work
 from cluster.engine.memory.reach import Reach, layer_groups
 from cluster.engine.types import LayerSpec
@@ -24,6 +23,7 @@ from tests.support.engine.driver import (
     rows,
     run,
 )
+from tests.support.engine.native import needs_native
 
 CPU = torch.device("cpu")
 # Other heads than any layer of the model has.
@@ -177,7 +177,7 @@ def test_a_head_with_a_window_lets_the_models_pages_go(
     assert head.check("a") == 150
 
 
-@pytest.mark.skipif(kernels.load() is None, reason="there is no C++ compiler")
+@needs_native
 @pytest.mark.parametrize("architecture", ["llama", "mistral-sliding"])
 def test_the_native_forward_leaves_the_heads_layers_alone(
     architecture: str, checkpoint_factory: Callable[..., Path]

@@ -15,6 +15,14 @@ from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.engine.engine import Engine, Output, Work
 from cluster.spec.token_log import prefix_hash
+from tests.support.checkpoints import SLIDING_WINDOW
+
+PAGE_SIZE = 4
+
+
+def most_pages(num_rows: int) -> int:
+    """Of one sequence in layers with a window, where so many rows are written in a step."""
+    return -(-(SLIDING_WINDOW + num_rows) // PAGE_SIZE) + 2
 
 
 def load_engine(folder: Path, **settings: Any) -> Engine:
@@ -22,7 +30,7 @@ def load_engine(folder: Path, **settings: Any) -> Engine:
     defaults: dict[str, Any] = {
         "dtype": "float32",
         "device": "cpu",
-        "page_size": 4,
+        "page_size": PAGE_SIZE,
         "num_pages": 256,
         "max_batch_tokens": 64,
     }
@@ -228,3 +236,18 @@ def varied_works() -> list[Work]:
         Work("b", 0, prompt(60, seed=2), random_tree(3, generator)),
         Work("a", 21, prompt(2, seed=3), random_tree(30, generator)),
     ]
+
+
+def check_equal_works(one: Engine, other: Engine) -> None:
+    for work in varied_works():
+        found, wanted = rows(run(one, work)), rows(run(other, work))
+        torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
+
+
+def check_near(narrow: Engine, wide: Engine) -> None:
+    """Their rows differ by what rounding leaves, which a random network multiplies."""
+    for work in varied_works():
+        found, wanted = rows(run(narrow, work)), rows(run(wide, work))
+        error = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
+        assert float(error.median()) < 0.05
+        assert float(error.max()) < 0.2

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,30 +14,15 @@ from cluster.core import TokenTree
 from cluster.engine.engine import Engine
 from cluster.engine.loading.model import load_model
 from cluster.engine.work import Work
-from tests.support.engine.driver import prompt, random_tree, rows
+from tests.support.engine.driver import prompt, rows
+from tests.support.engine.interpreter import IS_INTERPRETED, has_triton
+from tests.support.engine.triton_cases import tree_of_size
 
-ROOT = Path(__file__).resolve().parents[3]
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-has_triton = importlib.util.find_spec("triton") is not None
 interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="runs in a process of its own")
 starts_interpreter = pytest.mark.skipif(
     IS_INTERPRETED or not has_triton, reason="this is the process of its own"
 )
 Steps = Sequence[Sequence[Work]]
-
-
-def check_interpreted(file: str) -> None:
-    """Run the tests of the file that are `interpreted` in a process of their own; they pass."""
-    process = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", file],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert process.returncode == 0, process.stdout
-    assert " passed" in process.stdout
 
 
 def build(folder: Path, capture: Any = None, **settings: Any) -> Engine:
@@ -74,10 +54,6 @@ def check_equal(
 ) -> None:
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, atol=tolerance, rtol=tolerance)
-
-
-def tree_of_size(size: int) -> TokenTree:
-    return random_tree(size, np.random.default_rng(size))
 
 
 def decoding(names: str, start: int, count: int) -> Steps:

@@ -75,7 +75,7 @@ def lay_out(*specs: tuple[int, int, TokenTree, int], min_rows: int = 0) -> Batch
     return build_batch(picks, min_rows=min_rows, scratch_slot=SCRATCH_SLOT, max_context_len=550)
 
 
-def _tree(size: int) -> TokenTree:
+def tree_of_size(size: int) -> TokenTree:
     return random_tree(size, np.random.default_rng(size))
 
 
@@ -87,15 +87,15 @@ def _chain(size: int) -> TokenTree:
 
 DECODING = lay_out((20, 1, EMPTY_TREE, 0), (275, 1, EMPTY_TREE, 0))
 CHAIN = lay_out((70, 1, _chain(5), 0))
-TREE = lay_out((270, 1, _tree(9), 0))
-LARGE_TREE = lay_out((530, 1, _tree(40), 0))
-GROWTH = lay_out((11, 0, _tree(40), 35))
+TREE = lay_out((270, 1, tree_of_size(9), 0))
+LARGE_TREE = lay_out((530, 1, tree_of_size(40), 0))
+GROWTH = lay_out((11, 0, tree_of_size(40), 35))
 PROMPT = lay_out((0, 40, EMPTY_TREE, 0))
 CHUNK = lay_out((250, 30, EMPTY_TREE, 0))
-RAGGED = lay_out((3, 1, _tree(5), 0), (290, 2, EMPTY_TREE, 0), (800, 0, _tree(7), 3))
+RAGGED = lay_out((3, 1, tree_of_size(5), 0), (290, 2, EMPTY_TREE, 0), (800, 0, tree_of_size(7), 3))
 LONG = lay_out((5, 1, EMPTY_TREE, 0), (4400, 1, EMPTY_TREE, 0))
-MIXED = lay_out((5, 40, _tree(3), 0), (540, 1, _tree(6), 0))
-PADDED = lay_out((5, 1, _tree(2), 0), (270, 1, EMPTY_TREE, 0), min_rows=21)
+MIXED = lay_out((5, 40, tree_of_size(3), 0), (540, 1, tree_of_size(6), 0))
+PADDED = lay_out((5, 1, tree_of_size(2), 0), (270, 1, EMPTY_TREE, 0), min_rows=21)
 
 CASES = {
     "decoding rows of several lengths": Case(DECODING),

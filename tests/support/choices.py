@@ -1,0 +1,36 @@
+"""Products of choices, of which every night tests the whole and each day every two values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from itertools import combinations, product
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def pairwise(**choices: Collection[Any]) -> Callable[[Test], Test]:
+    """Parametrises by so few combinations that each value of a choice meets each of every other.
+
+    With the profile `nightly` by all of them; as a test with examples it is one of those that are
+    run every night."""
+    values = [list(each) for each in choices.values()]
+    left = list(product(*(range(len(each)) for each in values)))
+    chosen = left if settings.get_current_profile_name() == "nightly" else []
+    met: set[tuple[tuple[int, int], ...]] = set()
+    while not chosen or len(chosen) < len(left):
+        best = max(left, key=lambda each: len(_pairs(each) - met))
+        if _pairs(best) <= met:
+            break
+        met |= _pairs(best)
+        chosen.append(best)
+    cases = [[own[at] for own, at in zip(values, each, strict=True)] for each in chosen]
+    parametrised = pytest.mark.parametrize(list(choices), cases)
+    return lambda test: pytest.mark.hypothesis(parametrised(test))
+
+
+def _pairs(indices: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
+    return set(combinations(enumerate(indices), 2))

@@ -1,0 +1,34 @@
+"""Triton's interpreter, which needs a process of its own, and GPUs, which need no such."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+has_triton = importlib.util.find_spec("triton") is not None
+needs_triton = pytest.mark.skipif(not has_triton, reason="triton is not installed")
+needs_gpu = pytest.mark.skipif(
+    IS_INTERPRETED or not (has_triton and torch.cuda.is_available()),
+    reason="this machine has no NVIDIA GPU",
+)
+
+
+def run_python(module: str, *arguments: str, interpret: bool = True) -> str:
+    """What the module says when it is run with these words."""
+    process = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=Path(__file__).resolve().parents[3],
+        env={**os.environ, "TRITON_INTERPRET": str(int(interpret))},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
