@@ -1,229 +1,299 @@
-"""Chunks, prefix hits, rollbacks and retained nodes change no row of logits."""
+"""Chunks, prefix hits, rollbacks and retained nodes change no row of logits, in every cache.
+
+Where layers have a window, they hold the pages of the window and no others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from cluster.core import EMPTY_TOKENS, TokenTree
-from cluster.engine.engine import Engine, Work
+from cluster.core import TokenTree, token_array
+from cluster.engine.cpu import kernels
+from cluster.engine.work import Work
 from cluster.errors import ProtocolError
 from cluster.spec.token_log import prefix_hash
+from tests.support.engine.checked import Checked
 from tests.support.engine.driver import (
-    expected_rows,
+    PAGE_SIZE,
+    GreedyDecoder,
     last_logits,
-    load_engine,
-    load_oracle,
+    most_pages,
     num_cached,
     prompt,
     random_tree,
     rows,
-    run,
     run_resending,
 )
 
-CLOSE = {"atol": 2e-5, "rtol": 2e-5}
+TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
+NO_TOKENS = token_array([])
+Make = partial[Checked]
+# No layer has a window, each has, and some have.
+CACHES = [
+    ("llama", "native"), ("mistral-sliding", "sdpa"), ("mistral-sliding", "native"),
+    ("gemma3", "sdpa"), ("gemma3", "native"), ("gpt-oss", "native"),
+]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral-sliding"])
-def folder(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory(request.param)
+@pytest.fixture(params=CACHES, ids="-".join)
+def make(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path]) -> Make:
+    architecture, attention = request.param
+    if attention == "native" and kernels.load() is None:
+        pytest.skip("needs a C++ compiler")
+    return partial(Checked, checkpoint_factory(architecture), attention=attention)
 
 
 @pytest.fixture
-def engine(folder: Path) -> Engine:
-    return load_engine(folder)
+def cached(make: Make) -> Checked:
+    return make()
 
 
-@pytest.fixture(scope="module")
-def oracle(folder: Path) -> object:
-    return load_oracle(folder)
+def joined(*parts: object) -> np.ndarray:
+    return np.concatenate([token_array(part) for part in parts])
+
+
+def check_most(cached: Checked, num_rows: int, length: int) -> None:
+    """A sequence of that length held at most its windows' pages, with so many rows in a step."""
+    for window, most in zip(cached.windows, cached.most, strict=True):
+        if window is None:
+            assert most >= -(-length // PAGE_SIZE)
+        else:
+            assert most <= most_pages(num_rows)
 
 
 @pytest.mark.parametrize("max_batch_tokens", [8, 16, 33])
-def test_chunked_prefill_equals_one_forward(
-    folder: Path, oracle: object, max_batch_tokens: int
-) -> None:
-    engine = load_engine(folder, max_batch_tokens=max_batch_tokens)
-    tree = TokenTree.of([5, 6, 7], [-1, 0, -1])
-    found = rows(run(engine, Work("a", 0, prompt(50), tree)))
-    torch.testing.assert_close(found, expected_rows(oracle, prompt(50), tree), **CLOSE)
-    assert engine.cached_len("a") == 50
+def test_a_long_prompt_is_served_chunk_by_chunk(make: Make, max_batch_tokens: int) -> None:
+    cached = make(max_batch_tokens=max_batch_tokens)
+    cached.run("a", 0, prompt(200), TREE)
+    check_most(cached, max_batch_tokens + len(TREE), 204)
+    assert cached.engine.cached_len("a") == 200
+    cached.engine.release("a")
+    assert not any(cached.held)
 
 
-def test_a_prefix_hit_saves_rows_and_changes_nothing(engine: Engine, oracle: object) -> None:
-    shared = prompt(30, seed=1)
-    first = np.concatenate((shared, prompt(9, seed=2)))
-    second = np.concatenate((shared, prompt(7, seed=3)))
-    run(engine, Work("first", 0, first))
-    tree = TokenTree.of([5, 6, 7], [-1, 0, -1])
-    found = rows(run(engine, Work("second", 0, second, tree)))
+def test_long_texts_hold_the_pages_of_their_windows(make: Make) -> None:
+    for generator in (None, np.random.default_rng(3)):
+        cached = make(max_batch_tokens=16)
+        texts = cached.texts({"a": prompt(9)}, 90)
+        decoder = GreedyDecoder(cached.engine, {"a": prompt(9)}, 90, generator, texts)
+        assert decoder.run() == texts
+        assert decoder.num_misses == 0
+        # Before it retains a path, a sequence holds its tree's slots as well.
+        check_most(cached, 1 + (7 if generator else 0), 98)
+        assert not any(cached.held)
+
+
+def test_preempted_requests_still_finish_their_texts(make: Make) -> None:
+    prompts = {f"r{index}": prompt(5 + 13 * index, seed=index) for index in range(6)}
+    limits = {"num_pages": 34, "max_running_sequences": 4, "max_context_len": 140}
+    if "mistral" in str(make.args[0]):  # its texts hold the pages of their windows and no more
+        limits = {"num_pages": 17}
+    for generator in (None, np.random.default_rng(2)):
+        cached = make(max_batch_tokens=16, prefix_cache=generator is None, **limits)
+        texts = cached.texts(prompts, 40)
+        decoder = GreedyDecoder(cached.engine, prompts, 40, generator, texts)
+        assert decoder.run() == texts
+        assert decoder.num_misses > 0
+        assert not any(cached.held)
+
+
+def test_a_prefix_hit_saves_rows_and_changes_nothing(cached: Checked) -> None:
+    shared, tree = prompt(30, seed=1), TokenTree.of([5, 6, 7], [-1, 0, -1])
+    cached.run("first", 0, joined(shared, prompt(9, seed=2)))
+    cached.run("second", 0, joined(shared, prompt(7, seed=3)), tree)
     # Seven pages of four tokens are common.
-    assert engine.last_step.num_prefix_hit_tokens == 28
-    assert engine.last_step.num_rows == len(second) - 28 + 3
-    torch.testing.assert_close(found, expected_rows(oracle, second, tree), **CLOSE)
+    assert cached.engine.last_step.num_prefix_hit_tokens == 28
+    assert cached.engine.last_step.num_rows == 37 - 28 + 3
 
 
-def test_another_tenant_finds_no_prefix_and_gets_the_same_rows(
-    engine: Engine, oracle: object
-) -> None:
-    run(engine, Work("first", 0, prompt(24), tenant=b"a"))
+def test_a_prefix_hit_needs_the_pages_of_the_last_window_only(make: Make) -> None:
+    """Also where the cache has long evicted those of the text's beginning."""
+    for num_pages in (256, 14):
+        cached = make(max_batch_tokens=16)
+        if None not in cached.windows:
+            cached = make(max_batch_tokens=16, num_pages=num_pages)
+        cached.run("first", 0, prompt(100))
+        cached.engine.release("first")
+        cached.run("second", 0, joined(prompt(100), prompt(7, seed=1)), TREE)
+        assert cached.engine.last_step.num_prefix_hit_tokens == 100
+        for window, held in zip(cached.windows, cached.held, strict=True):
+            assert held == 28 if window is None else held <= most_pages(7 + len(TREE))
+
+
+def test_a_text_behind_a_prefix_hit_may_end_anywhere_in_it(make: Make) -> None:
+    cached = make(max_batch_tokens=16)
+    cached.run("first", 0, prompt(100))
+    for length in (99, 80, 61, 12, 3):
+        cached.run("second", 0, joined(prompt(length + 1)[:length], prompt(4, seed=length)))
+
+
+def test_another_tenant_finds_no_prefix_and_gets_the_same_rows(cached: Checked) -> None:
+    cached.run("first", 0, prompt(24), tenant=b"a")
     for tenant in (b"", b"b", b"a"):
-        name = f"of {tenant!r}"
-        found = rows(run(engine, Work(name, 0, prompt(24), tenant=tenant)))
-        assert engine.last_step.num_prefix_hit_tokens == (20 if tenant == b"a" else 0)
-        torch.testing.assert_close(found[0], last_logits(oracle, prompt(24)), **CLOSE)
-    engine.check_integrity()
+        cached.run(f"of {tenant!r}", 0, prompt(24), tenant=tenant)
+        assert cached.engine.last_step.num_prefix_hit_tokens == (20 if tenant == b"a" else 0)
 
 
-def test_a_request_that_opens_again_for_another_tenant_keeps_nothing(engine: Engine) -> None:
-    run(engine, Work("a", 0, prompt(24), tenant=b"a"))
-    run(engine, Work("a", 0, prompt(24), tenant=b"b"))
-    assert engine.last_step.num_rows == 24
-    run(engine, Work("other", 0, prompt(24), tenant=b"b"))
-    assert engine.last_step.num_prefix_hit_tokens == 20
-    engine.check_integrity()
+def test_a_request_that_opens_again_for_another_tenant_keeps_nothing(cached: Checked) -> None:
+    cached.run("a", 0, prompt(24), tenant=b"a")
+    cached.run("a", 0, prompt(24), tenant=b"b")
+    assert cached.engine.last_step.num_rows == 24
+    cached.run("other", 0, prompt(24), tenant=b"b")
+    assert cached.engine.last_step.num_prefix_hit_tokens == 20
 
 
-def test_a_prefix_outlives_the_request_that_computed_it(engine: Engine, oracle: object) -> None:
-    run(engine, Work("first", 0, prompt(24)))
-    engine.release("first")
-    assert engine.pages_in_use == 0
-    assert num_cached(engine) == 6
-    found = rows(run(engine, Work("second", 0, prompt(24))))
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_prefix_outlives_the_request_that_computed_it(make: Make, prefix_cache: bool) -> None:
+    cached = make(prefix_cache=prefix_cache)
+    cached.run("first", 0, prompt(24))
+    cached.engine.release("first")
+    assert not any(cached.held)
+    assert num_cached(cached.engine) == 6 * len(cached.held) * prefix_cache
+    cached.run("second", 0, prompt(24))
     # All six pages are there, but the row after the last token is asked for.
-    assert engine.last_step.num_prefix_hit_tokens == 20
-    torch.testing.assert_close(found[0], last_logits(oracle, prompt(24)), **CLOSE)
+    assert cached.engine.last_step.num_prefix_hit_tokens == 20 * prefix_cache
 
 
-def test_without_the_prefix_cache_nothing_is_kept(folder: Path) -> None:
-    engine = load_engine(folder, prefix_cache=False)
-    run(engine, Work("first", 0, prompt(24)))
-    engine.release("first")
-    assert (engine.pages_in_use, num_cached(engine)) == (0, 0)
-    run(engine, Work("second", 0, prompt(24)))
-    assert engine.last_step.num_prefix_hit_tokens == 0
-
-
-def test_samples_of_one_prompt_share_its_pages(engine: Engine, oracle: object) -> None:
+def test_samples_of_one_prompt_share_its_pages_and_part_ways(cached: Checked) -> None:
     names = [f"sample-{index}" for index in range(4)]
     for name in names:
-        engine.submit(Work(name, 0, prompt(42)))
-    found = {}
-    while engine.has_pending:
-        found.update({output.request_id: rows(output) for output in engine.step()})
-    for name in names:
-        torch.testing.assert_close(found[name][0], last_logits(oracle, prompt(42)), **CLOSE)
+        cached.engine.submit(Work(name, 0, prompt(42)))
+    while cached.engine.has_pending:
+        for output in cached.engine.step():
+            cached.close(rows(output)[0], last_logits(cached.oracle, prompt(42)))
     # Ten full pages once, of which six may have left the window, and each sample's own last one.
-    num_released = 0 if engine.layers[0].window is None else 6
-    assert engine.pages_in_use == 10 - num_released + 4
+    assert cached.held == [4 + (10 if window is None else 4) for window in cached.windows]
+    for index, name in enumerate(names):
+        cached.run(name, 41, joined(prompt(42)[:41], prompt(4, seed=index)))
 
 
-def test_committed_drafts_enter_the_prefix_cache_and_live_nodes_do_not(engine: Engine) -> None:
-    context, tree = prompt(8), TokenTree.chain([5, 6, 7, 8, 9, 10])
-    run(engine, Work("a", 0, context, tree))
-    engine.retain("a", [0, 1, 2, 3], [4])
-    engine.release("a")
-    assert num_cached(engine) == 3
-    longer = np.concatenate((context, np.array([5, 6, 7, 8, 9, 10, 11], np.int32)))
-    run(engine, Work("b", 0, longer))
-    assert engine.last_step.num_prefix_hit_tokens == 12
+def test_committed_drafts_enter_the_prefix_cache_and_live_nodes_do_not(cached: Checked) -> None:
+    drafts = [5, 6, 7, 8, 9, 10]
+    cached.run("a", 0, prompt(8), TokenTree.chain(drafts))
+    cached.engine.retain("a", [0, 1, 2, 3], [4])
+    cached.engine.release("a")
+    assert num_cached(cached.engine) == 3 * len(cached.held)
+    cached.run("b", 0, joined(prompt(8), drafts, [11]))
+    assert cached.engine.last_step.num_prefix_hit_tokens == 12
 
 
-def test_rollback_continues_from_an_earlier_token(engine: Engine, oracle: object) -> None:
-    run(engine, Work("a", 0, prompt(30, seed=1)))
+def test_rollback_continues_from_an_earlier_token(cached: Checked) -> None:
+    text = prompt(30, seed=1)
+    cached.run("a", 0, text)
     for base_len in (26, 13, 8, 0):
-        context = np.concatenate((prompt(30, seed=1)[:base_len], prompt(5, seed=base_len)))
-        found = rows(run_resending(engine, Work("a", base_len, context[base_len:])))
-        torch.testing.assert_close(found[0], last_logits(oracle, context), **CLOSE)
-        assert engine.context_ids("a").tolist() == context.tolist()
-        run_resending(engine, Work("a", base_len, prompt(30, seed=1)[base_len:]))
+        context = joined(text[:base_len], prompt(5, seed=base_len))
+        found = rows(run_resending(cached.engine, Work("a", base_len, context[base_len:])))
+        cached.close(found[0], last_logits(cached.oracle, context))
+        assert cached.engine.context_ids("a").tolist() == context.tolist()
+        run_resending(cached.engine, Work("a", base_len, text[base_len:]))
 
 
-def test_rollback_into_a_shared_page_leaves_the_other_sharer_alone(
-    engine: Engine, oracle: object
-) -> None:
-    run(engine, Work("a", 0, prompt(16)))
-    run(engine, Work("b", 0, np.append(prompt(16), np.int32(9))))
-    assert engine.pages_in_use == 5
-    changed = np.append(prompt(16)[:14], np.int32(77))
-    found = rows(run_resending(engine, Work("b", 14, changed[14:])))
-    torch.testing.assert_close(found[0], last_logits(oracle, changed), **CLOSE)
-    longer = np.append(prompt(16), np.int32(10))
-    found = rows(run(engine, Work("a", 16, longer[16:])))
-    torch.testing.assert_close(found[0], last_logits(oracle, longer), **CLOSE)
-    run(engine, Work("c", 0, longer))
-    torch.testing.assert_close(
-        rows(run(engine, Work("c", 16, longer[16:])))[0], last_logits(oracle, longer), **CLOSE
-    )
-    engine.check_integrity()
+def test_a_rollback_to_before_the_window_asks_for_the_text_again(cached: Checked) -> None:
+    text, has_windows = prompt(60), any(cached.windows)
+    cached.run("a", 0, text)
+    cached.run("a", 57, joined(text[:57], [9]))
+    assert cached.engine.last_step.num_rows == 1
+    changed = joined(text[:30], prompt(5, seed=1))
+    output = cached.run("a", 30, changed, TREE, prefix_hash=prefix_hash(text[:30]))
+    if has_windows:
+        assert output.have_len == 0
+        assert not any(cached.held)
+        cached.run("a", 0, changed, TREE)
+    assert cached.engine.context_ids("a").tolist() == changed.tolist()
+    cached.run("a", 0, text, TREE)
+    output = cached.run("a", 20, text[:20], TREE, num_cached_nodes=2)
+    assert output.have_len == (0 if has_windows else 20), "the nodes are lost"
+    cached.run("a", 0, text[:20], TREE)
 
 
-def test_tokens_resent_although_cached_are_not_computed_again(engine: Engine) -> None:
-    run(engine, Work("a", 0, prompt(30)))
-    run(engine, Work("a", 10, prompt(30)[10:]))
-    assert engine.last_step.num_rows == 1
+def test_a_text_sent_again_from_its_start_may_differ_anywhere(make: Make) -> None:
+    cached = make(prefix_cache=False)
+    cached.run("a", 0, prompt(60))
+    cached.run("a", 0, joined(prompt(20), prompt(9, seed=1)))
 
 
-def test_a_shortage_is_answered_with_what_is_held(engine: Engine) -> None:
-    assert run(engine, Work("a", 5, prompt(3))).have_len == 0
-    run(engine, Work("a", 0, prompt(10)))
-    assert run(engine, Work("a", 12, prompt(3))).have_len == 10
-    assert engine.cached_len("a") == 10
+def test_a_rollback_into_a_shared_page_leaves_the_other_sharer_alone(cached: Checked) -> None:
+    text = prompt(44)
+    for name in "ab":
+        cached.run(name, 0, text)
+    # Takes the page that "b" computed and gave up for that of "a": a copy is to go elsewhere.
+    cached.run("c", 0, prompt(9, seed=8))
+    tables = [cached.engine.page_owners.sequences[name].tables for name in "ab"]
+    assert all(own.pages[10] == other.pages[10] for own, other in zip(*tables, strict=True))
+    cached.run("b", 42, joined(text[:42], prompt(3, seed=6)), TREE)
+    assert all(own.pages[10] != other.pages[10] for own, other in zip(*tables, strict=True))
+    cached.run("a", 44, joined(text, prompt(1, seed=7)), TREE)
 
 
-def test_another_prefix_is_answered_with_zero(engine: Engine) -> None:
-    run(engine, Work("a", 0, prompt(10)))
+def test_tokens_resent_although_cached_are_not_computed_again(cached: Checked) -> None:
+    cached.run("a", 0, prompt(30))
+    cached.run("a", 10, prompt(30))
+    assert cached.engine.last_step.num_rows == 1
+
+
+def test_a_shortage_is_answered_with_what_is_held(cached: Checked) -> None:
+    assert cached.run("a", 5, prompt(8)).have_len == 0
+    cached.run("a", 0, prompt(10))
+    assert cached.run("a", 12, prompt(15)).have_len == 10
+    assert cached.engine.cached_len("a") == 10
+
+
+def test_another_prefix_is_answered_with_zero(cached: Checked) -> None:
+    cached.run("a", 0, prompt(10))
     right, wrong = prefix_hash(prompt(8)), prefix_hash(prompt(8, seed=1))
-    assert run(engine, Work("a", 8, prompt(2), prefix_hash=wrong)).have_len == 0
-    assert run(engine, Work("a", 8, prompt(2), prefix_hash=right)).logits is not None
+    assert cached.run("a", 8, prompt(10), prefix_hash=wrong).have_len == 0
+    assert cached.run("a", 8, prompt(10), prefix_hash=right).logits is not None
 
 
-def test_lost_nodes_are_answered_with_the_whole_context(engine: Engine) -> None:
-    tree = TokenTree.of([5, 6], [-1, 0])
-    run(engine, Work("a", 0, prompt(10)))
-    work = Work("a", 10, EMPTY_TOKENS, tree, num_cached_nodes=1)
-    assert run(engine, work).have_len == 10
-    run(engine, Work("a", 10, EMPTY_TOKENS, TokenTree.of([7], [-1])))
-    assert run(engine, work).have_len == 10  # other nodes than these
-    assert rows(run(engine, Work("a", 10, EMPTY_TOKENS, tree))).shape[0] == 2
+def test_lost_nodes_are_answered_with_the_whole_context(cached: Checked) -> None:
+    text, tree = prompt(10), TokenTree.of([5, 6], [-1, 0])
+    cached.run("a", 0, text)
+    assert cached.run("a", 10, text, tree, num_cached_nodes=1).have_len == 10
+    cached.run("a", 10, text, TokenTree.of([7], [-1]))
+    # Other nodes than these.
+    assert cached.run("a", 10, text, tree, num_cached_nodes=1).have_len == 10
+    cached.run("a", 10, text, tree)
 
 
-def test_fewer_cached_nodes_than_live_ones_drop_the_rest(engine: Engine, oracle: object) -> None:
-    run(engine, Work("a", 0, prompt(10), TokenTree.of([5, 6, 7], [-1, 0, 0])))
-    tree = TokenTree.of([5, 8], [-1, 0])
-    found = rows(run(engine, Work("a", 10, EMPTY_TOKENS, tree, num_cached_nodes=1)))
-    torch.testing.assert_close(
-        found, expected_rows(oracle, prompt(10), tree, first_node=1), **CLOSE
-    )
+def test_fewer_cached_nodes_than_live_ones_drop_the_rest(cached: Checked) -> None:
+    cached.run("a", 0, prompt(10), TokenTree.of([5, 6, 7], [-1, 0, 0]))
+    cached.run("a", 10, prompt(10), TokenTree.of([5, 8], [-1, 0]), num_cached_nodes=1)
 
 
-def test_retained_paths_of_random_trees_serve_later_rows(engine: Engine, oracle: object) -> None:
-    """Twenty rounds of commit and survival in one sequence, each checked against the oracle."""
+def test_retained_paths_of_random_trees_serve_later_rows(make: Make) -> None:
+    """Twenty rounds of commit and survival in one sequence, of which pages are released.
+
+    A text before it gives its pages other numbers in each kind of layer, so that a path that reads
+    the other kind's table reads other rows."""
+    cached = make(max_batch_tokens=16, prefix_cache=False)
+    cached.run("apart", 0, prompt(41, seed=9))
     generator = np.random.default_rng(7)
-    context = prompt(6)
-    run(engine, Work("a", 0, context))
-    tree = TokenTree.of([], [])
+    context, tree = prompt(41), TokenTree.of([], [])
+    cached.run("a", 0, context)
     for _ in range(20):
         extra = random_tree(int(generator.integers(1, 6)), generator)
         parents = generator.integers(-1, len(tree), len(extra)) if len(tree) else extra.parents
         grown = TokenTree.of([*tree.token_ids, *extra.token_ids], [*tree.parents, *parents])
-        work = Work("a", len(context), EMPTY_TOKENS, grown, num_cached_nodes=len(tree))
-        found = rows(run(engine, work))
-        expected = expected_rows(oracle, context, grown, first_node=len(tree))
-        torch.testing.assert_close(found, expected[-len(extra) :], **CLOSE)
+        cached.run("a", len(context), context, grown, num_cached_nodes=len(tree))
         path, survivors = _commit_somewhere(grown, generator)
-        engine.retain("a", path, survivors)
-        context = np.concatenate((context, grown.token_ids[path]))
+        cached.engine.retain("a", path, survivors)
+        context = joined(context, grown.token_ids[path])
         new = {node: index for index, node in enumerate(survivors)}
         tree = TokenTree.of(
             grown.token_ids[survivors], [new.get(grown.parents[node], -1) for node in survivors]
         )
-        engine.check_integrity()
+        cached.engine.check_integrity()
+    tables = cached.engine.page_owners.sequences["a"].tables
+    for window, table in zip(cached.windows, tables, strict=True):
+        assert (table.num_released > 0) == (window is not None)
+    if len(tables) > 1:
+        assert set(zip(*(table.pages for table in tables), strict=True)).isdisjoint(
+            (page, page) for page in tables[0].pages
+        )
 
 
 def _commit_somewhere(
@@ -250,15 +320,16 @@ def _commit_somewhere(
     [([1], []), ([0, 3], []), ([5], []), ([0], [3]), ([0], [2, 1]), ([0], [1, 1]), ([], [2])],
 )
 def test_what_is_no_path_or_no_survivor_is_not_retained(
-    engine: Engine, path: list[int], keep: list[int]
+    llama_folder: Path, path: list[int], keep: list[int]
 ) -> None:
-    run(engine, Work("a", 0, prompt(5), TokenTree.of([5, 6, 7, 8], [-1, 0, 0, 1])))
+    cached = Checked(llama_folder)
+    cached.run("a", 0, prompt(5), TokenTree.of([5, 6, 7, 8], [-1, 0, 0, 1]))
     with pytest.raises(ProtocolError):
-        engine.retain("a", path, keep)
-    assert engine.cached_len("a") == 5
+        cached.engine.retain("a", path, keep)
+    assert cached.engine.cached_len("a") == 5
 
 
-def test_retaining_for_an_unknown_request_does_nothing(engine: Engine) -> None:
-    engine.retain("nobody", [0])
-    assert engine.cached_len("nobody") == 0
-    assert len(engine.context_ids("nobody")) == 0
+def test_retaining_for_an_unknown_request_does_nothing(cached: Checked) -> None:
+    cached.engine.retain("nobody", [0])
+    assert cached.engine.cached_len("nobody") == 0
+    assert len(cached.engine.context_ids("nobody")) == 0

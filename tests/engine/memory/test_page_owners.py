@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -196,6 +197,16 @@ TestResidents.settings = settings(
 )
 
 
+def write(page_owners: PageOwners, name: str, tokens: Iterable[int]) -> Sequence:
+    """One token after the other."""
+    sequence = page_owners.enter(name)
+    for token in tokens:
+        page_owners.reserve(sequence, sequence.cached_len + 1)
+        page_owners.commit(sequence, token_array([token]))
+        page_owners.check_integrity()
+    return sequence
+
+
 def test_a_hit_compares_tokens_and_their_whole_prefix() -> None:
     cache = PrefixCache(page_size=2)
     first = cache.insert(b"", token_array([1, 2]), [0])
@@ -211,9 +222,7 @@ def test_the_least_recently_used_page_goes_first_and_children_before_parents() -
     cache = KVCache([LAYER], [4], 1)
     page_owners = PageOwners(cache, EngineConfig())
     for name, tokens in (("old", [1, 2]), ("new", [3, 4])):
-        sequence = page_owners.enter(name)
-        page_owners.reserve(sequence, 2)
-        page_owners.commit(sequence, token_array(tokens))
+        write(page_owners, name, tokens)
         page_owners.leave(name)
     taken = page_owners.enter("taker")
     page_owners.reserve(taken, 1)
@@ -227,10 +236,7 @@ def test_the_least_recently_used_page_goes_first_and_children_before_parents() -
 def test_evicted_pages_before_the_window_hinder_no_hit() -> None:
     page_owners = PageOwners(KVCache([replace(LAYER, window=2)], [6], 1), EngineConfig())
     text = token_array(range(10))
-    writer = page_owners.enter("writer")
-    for token in text:
-        page_owners.reserve(writer, writer.cached_len + 1)
-        page_owners.commit(writer, token_array([int(token)]))
+    write(page_owners, "writer", text.tolist())
     page_owners.leave("writer")
     reader = page_owners.enter("reader")
     assert page_owners.adopt_prefix(reader, token_array([*text, 99])) == 10
@@ -247,13 +253,8 @@ def test_evicted_pages_before_the_window_hinder_no_hit() -> None:
 
 def test_an_entry_gets_its_page_back_from_who_computes_it_again() -> None:
     page_owners = PageOwners(KVCache([replace(LAYER, window=2)], [4], 1), EngineConfig())
-    text = token_array(range(8))
     for name in ("first", "second"):
-        sequence = page_owners.enter(name)
-        for token in text:
-            page_owners.reserve(sequence, sequence.cached_len + 1)
-            page_owners.commit(sequence, token_array([int(token)]))
-            page_owners.check_integrity()
+        write(page_owners, name, range(8))
         page_owners.leave(name)
     assert page_owners.pools[0].num_idle == 4
 
@@ -261,16 +262,11 @@ def test_an_entry_gets_its_page_back_from_who_computes_it_again() -> None:
 def test_a_rollback_keeps_what_the_next_page_stands_below() -> None:
     """In a window smaller than a page, and with the entries before it evicted."""
     page_owners = PageOwners(KVCache([replace(LAYER, window=1)], [6], 2), EngineConfig())
-    sequence = page_owners.enter("a")
-    for token in range(7):
-        page_owners.reserve(sequence, sequence.cached_len + 1)
-        page_owners.commit(sequence, token_array([token]))
+    sequence = write(page_owners, "a", range(7))
     page_owners.reserve(page_owners.enter("taker"), 2 * page_owners.num_available)
     page_owners.leave("taker")
     page_owners.truncate(sequence, 5)
-    page_owners.reserve(sequence, 6)
-    page_owners.commit(sequence, token_array([99]))
-    page_owners.check_integrity()
+    write(page_owners, "a", [99])
 
 
 def test_a_sequence_gets_neighbouring_pages_where_it_can() -> None:

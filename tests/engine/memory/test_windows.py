@@ -1,214 +1,50 @@
-"""Where every layer has a window, a sequence holds the pages of the window and no others."""
+"""What windows leave of the memory: which texts fit, and which pages they are given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from cluster.core import TokenArray, TokenTree, token_array
-from cluster.engine.engine import Engine, Output, Work
-from cluster.spec.token_log import prefix_hash
+from cluster.core import TokenTree
+from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.memory.reach import layer_groups
+from cluster.engine.work import Work
 from tests.support.checkpoints import SLIDING_WINDOW
+from tests.support.engine.checked import Checked
 from tests.support.engine.driver import (
+    PAGE_SIZE,
     GreedyDecoder,
-    expected_rows,
     generate,
-    last_logits,
     load_engine,
-    load_oracle,
+    most_pages,
     prompt,
     rows,
     run,
 )
+from tests.support.engine.native import needs_native
 
-CLOSE = {"atol": 2e-5, "rtol": 2e-5}
-PAGE_SIZE = 4
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
+Factory = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def folder(checkpoint_factory: Callable[..., Path]) -> Path:
+def folder(checkpoint_factory: Factory) -> Path:
+    """Each layer has a window."""
     return checkpoint_factory("mistral-sliding")
 
 
-@pytest.fixture(scope="module")
-def oracle(folder: Path) -> Any:
-    return load_oracle(folder)
+@pytest.fixture(scope="module", params=["gemma3", "gpt-oss"])
+def mixed(request: pytest.FixtureRequest, checkpoint_factory: Factory) -> Path:
+    """Layers with a window, with full attention, with a window."""
+    return checkpoint_factory(request.param)
 
 
-def most_pages(num_rows: int) -> int:
-    """Of one sequence where so many rows are written in a step."""
-    return -(-(SLIDING_WINDOW + num_rows) // PAGE_SIZE) + 2
-
-
-class Watched:
-    """Steps an engine and notes the most pages that were held after any of them."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.most = 0
-        self._step = engine.step
-        engine.step = self._watched  # type: ignore[method-assign]
-
-    def _watched(self) -> list[Output]:
-        outputs = self._step()
-        self.engine.check_integrity()
-        assert self.engine.pages_in_use <= self.engine.pages_total
-        self.most = max(self.most, self.engine.pages_in_use)
-        return outputs
-
-
-@pytest.mark.parametrize("max_batch_tokens", [8, 16, 33])
-def test_a_prompt_longer_than_the_cache_is_served_chunk_by_chunk(
-    folder: Path, oracle: Any, attention: str, max_batch_tokens: int
-) -> None:
-    engine = load_engine(
-        folder, attention=attention, num_pages=18, max_batch_tokens=max_batch_tokens
-    )
-    watched = Watched(engine)
-    text = prompt(200)
-    found = rows(run(engine, Work("a", 0, text, TREE)))
-    torch.testing.assert_close(found, expected_rows(oracle, text, TREE), **CLOSE)
-    assert watched.most <= most_pages(max_batch_tokens + len(TREE))
-    assert engine.cached_len("a") == 200
-    engine.release("a")
-    assert engine.pages_in_use == 0
-
-
-@pytest.mark.parametrize("drafts", [False, True])
-def test_long_texts_hold_the_pages_of_their_window(
-    folder: Path, oracle: Any, attention: str, drafts: bool
-) -> None:
-    prompts = {"a": prompt(9)}
-    texts = {"a": generate(oracle, prompts["a"], 150)}
-    engine = load_engine(folder, attention=attention, num_pages=12, max_batch_tokens=16)
-    watched = Watched(engine)
-    generator = np.random.default_rng(3) if drafts else None
-    decoder = GreedyDecoder(engine, prompts, 150, generator, texts)
-    assert decoder.run() == texts
-    assert decoder.num_misses == 0
-    # Before it retains a path, a sequence holds its tree's slots as well.
-    assert watched.most <= most_pages(1 + (7 if drafts else 0))
-
-
-def test_retained_paths_serve_later_rows(folder: Path, oracle: Any, attention: str) -> None:
-    engine = load_engine(folder, attention=attention, num_pages=12, max_batch_tokens=16)
-    context = prompt(30)
-    run(engine, Work("a", 0, context, TREE))
-    for turn in range(12):
-        engine.retain("a", [0, 2], [])
-        context = np.concatenate((context, TREE.token_ids[[0, 2]], token_array([20 + turn])))
-        work = Work("a", len(context) - 1, context[-1:], TREE)
-        found = rows(run(engine, work))
-        torch.testing.assert_close(found, expected_rows(oracle, context, TREE), **CLOSE)
-        engine.check_integrity()
-
-
-def test_a_live_tree_grows_on_behind_released_pages(folder: Path, oracle: Any) -> None:
-    engine = load_engine(folder, num_pages=12, max_batch_tokens=16)
-    context = prompt(41)
-    run(engine, Work("a", 0, context, TREE))
-    engine.retain("a", [0], [1, 2])
-    context = np.append(context, TREE.token_ids[0])
-    grown = TokenTree.of([6, 7, 9, 10], [-1, -1, 0, 2])
-    found = rows(run(engine, Work("a", 42, token_array([]), grown, num_cached_nodes=2)))
-    expected = expected_rows(oracle, context, grown, first_node=2)
-    torch.testing.assert_close(found, expected, **CLOSE)
-
-
-def test_a_rollback_to_before_the_window_asks_for_the_text_again(
-    folder: Path, oracle: Any, attention: str
-) -> None:
-    engine = load_engine(folder, attention=attention)
-    text = prompt(60)
-    run(engine, Work("a", 0, text))
-    changed = np.concatenate((text[:30], prompt(5, seed=1)))
-    work = Work("a", 30, changed[30:], TREE, prefix_hash=prefix_hash(text[:30]))
-    assert run(engine, work).have_len == 0
-    engine.check_integrity()
-    found = rows(run(engine, Work("a", 0, changed, TREE)))
-    torch.testing.assert_close(found, expected_rows(oracle, changed, TREE), **CLOSE)
-    assert engine.context_ids("a").tolist() == changed.tolist()
-
-
-def test_lost_nodes_on_released_pages_ask_for_the_text_again(folder: Path) -> None:
-    engine = load_engine(folder)
-    run(engine, Work("a", 0, prompt(60), TREE))
-    work = Work("a", 20, token_array([]), TREE, num_cached_nodes=2)
-    assert run(engine, work).have_len == 0
-    assert rows(run(engine, Work("a", 0, prompt(20), TREE))).shape[0] == 5
-
-
-def test_a_short_rollback_keeps_the_cache(folder: Path, oracle: Any) -> None:
-    engine = load_engine(folder)
-    text = prompt(60)
-    run(engine, Work("a", 0, text))
-    changed = np.append(text[:57], np.int32(9))
-    found = rows(run(engine, Work("a", 57, changed[57:])))
-    assert engine.last_step.num_rows == 1
-    torch.testing.assert_close(found[0], last_logits(oracle, changed), **CLOSE)
-
-
-def test_a_text_sent_again_from_its_start_may_differ_anywhere(folder: Path, oracle: Any) -> None:
-    engine = load_engine(folder, prefix_cache=False)
-    run(engine, Work("a", 0, prompt(60)))
-    changed = np.concatenate((prompt(20), prompt(9, seed=1)))
-    found = rows(run(engine, Work("a", 0, changed)))
-    torch.testing.assert_close(found[0], last_logits(oracle, changed), **CLOSE)
-    engine.check_integrity()
-
-
-def _prompts() -> Iterator[tuple[str, TokenArray]]:
-    for index in range(6):
-        yield f"r{index}", prompt(5 + 13 * index, seed=index)
-
-
-@pytest.mark.parametrize("prefix_cache", [False, True])
-def test_preempted_requests_still_finish_their_texts(
-    folder: Path, oracle: Any, attention: str, prefix_cache: bool
-) -> None:
-    prompts = dict(_prompts())
-    texts = {name: generate(oracle, ids, 40) for name, ids in prompts.items()}
-    engine = load_engine(
-        folder, attention=attention, num_pages=17, max_batch_tokens=16, prefix_cache=prefix_cache
-    )
-    decoder = GreedyDecoder(engine, prompts, 40, np.random.default_rng(2), texts)
-    assert decoder.run() == texts
-    assert decoder.num_misses > 0
-    assert engine.pages_in_use == 0
-
-
-@pytest.mark.parametrize("num_pages", [256, 14])
-def test_a_prefix_hit_needs_the_pages_of_the_last_window_only(
-    folder: Path, oracle: Any, attention: str, num_pages: int
-) -> None:
-    """The small cache has long evicted the pages of the text's beginning."""
-    engine = load_engine(folder, attention=attention, num_pages=num_pages, max_batch_tokens=16)
-    text = prompt(100)
-    run(engine, Work("first", 0, text))
-    engine.release("first")
-    longer = np.concatenate((text, prompt(7, seed=1)))
-    found = rows(run(engine, Work("second", 0, longer, TREE)))
-    assert engine.last_step.num_prefix_hit_tokens == 100
-    torch.testing.assert_close(found, expected_rows(oracle, longer, TREE), **CLOSE)
-    assert engine.pages_in_use <= most_pages(7 + len(TREE))
-    engine.check_integrity()
-
-
-def test_a_text_behind_a_prefix_hit_may_end_anywhere_in_it(folder: Path, oracle: Any) -> None:
-    engine = load_engine(folder, max_batch_tokens=16)
-    text = prompt(100)
-    run(engine, Work("first", 0, text))
-    for length in (99, 80, 61, 12, 3):
-        changed = np.concatenate((text[:length], prompt(4, seed=length)))
-        found = rows(run(engine, Work("second", 0, changed)))
-        torch.testing.assert_close(found[0], last_logits(oracle, changed), **CLOSE)
-        engine.check_integrity()
+def num_bytes(cache: KVCache) -> int:
+    return sum(kv.nbytes for kv in cache.layers)
 
 
 def test_what_the_window_itself_does_not_fit_is_refused(folder: Path) -> None:
@@ -239,3 +75,58 @@ def test_pages_are_derived_from_the_window_instead_of_the_context(folder: Path) 
     assert engine.max_context_len == 512
     # A step's rows, and a tree as wide, are one sequence's or spread over all.
     assert engine.pages_total == most_pages(16) + 1 + 2 * (most_pages(16 // 3) + 1)
+
+
+def test_a_hit_whose_window_is_gone_is_shortened_to_where_it_is_there(mixed: Path) -> None:
+    cached = Checked(
+        mixed, num_pages=20, max_batch_tokens=8, max_running_sequences=1, max_context_len=160
+    )
+    cached.run("first", 0, prompt(100))
+    cached.engine.release("first")
+    # Of the few pages of the windows those of the text's beginning were taken for its end.
+    assert [pool.num_pages for pool in cached.engine.page_owners.pools] == [40, 10]
+    for length, num_hits in ((98, 96), (60, 0)):
+        cached.run("second", 0, np.concatenate((prompt(100)[:length], prompt(2, seed=length))))
+        assert cached.engine.last_step.num_prefix_hit_tokens == num_hits
+        cached.engine.release("second")
+
+
+def test_memory_that_windows_leave_serves_a_text_that_one_kind_of_layer_could_not_hold(
+    mixed: Path,
+) -> None:
+    """The same bytes; its prompt alone is longer than the share of the layers with a window."""
+    settings = {"num_pages": 20, "max_batch_tokens": 8, "max_running_sequences": 1}
+    cached = Checked(mixed, max_context_len=160, **settings)
+    engine, text = cached.engine, prompt(90)
+    one_kind = [replace(layer, window=None) for layer in engine.layers]
+    assert len(layer_groups(one_kind, PAGE_SIZE)) == 1
+    alike, scratch = (num_bytes(KVCache(one_kind, (count,), PAGE_SIZE)) for count in (20, 0))
+    assert num_bytes(engine.cache) <= alike == 21 * scratch
+    assert [pool.num_pages for pool in engine.page_owners.pools] == [40, 10]
+    assert len(text) > 20 * PAGE_SIZE > 10 * PAGE_SIZE
+    texts = {"a": generate(cached.oracle, text, 60)}
+    decoder = GreedyDecoder(engine, {"a": text}, 60, np.random.default_rng(4), texts)
+    assert decoder.run() == texts
+    assert decoder.num_misses == 0
+
+
+@needs_native
+def test_native_layers_with_windows_and_without_read_their_own_pages(
+    checkpoint_factory: Factory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model of the native layers' classes; one native call for all of them reads one table, so
+    its forward is left to a path that knows both, and the log says so."""
+    caplog.set_level("INFO", logger="cluster.engine.cpu.causal_lm")
+    folder = checkpoint_factory(
+        "qwen2", use_sliding_window=True, sliding_window=SLIDING_WINDOW, max_window_layers=1
+    )
+    cached = Checked(folder, max_batch_tokens=16, prefix_cache=False)
+    cached.run("apart", 0, prompt(41, seed=9))
+    engine = cached.engine
+    assert [layer.window for layer in engine.layers] == [None, SLIDING_WINDOW, SLIDING_WINDOW]
+    assert engine.model.native is None
+    assert "layers with a window have page tables of their own" in caplog.text
+    assert engine.grower is None
+    texts = {"a": generate(cached.oracle, prompt(43), 60)}
+    decoder = GreedyDecoder(engine, {"a": prompt(43)}, 60, np.random.default_rng(3), texts)
+    assert decoder.run() == texts
