@@ -15,27 +15,22 @@ from safetensors.torch import load_file, save_file
 
 from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TREE, TokenTree
-from cluster.engine.cpu import kernels
 from cluster.engine.engine import Engine, Work
 from cluster.engine.loading.inspection import check_loadable
 from cluster.errors import ConfigError
 from tests.support.engine.adapters import ATTENTION, EVERYTHING, merged_oracle, write_adapter
 from tests.support.engine.driver import (
-    GreedyDecoder,
     expected_rows,
-    generate,
     load_engine,
     load_oracle,
     prompt,
     rows,
     run,
 )
+from tests.support.engine.native import needs_native
 
 Factory = Callable[..., Path]
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
-NUM_TOKENS = 16
-NUM_PROMPTS = 50
-native = pytest.mark.skipif(kernels.load() is None, reason="there is no C++ compiler")
 
 
 def three_adapters(base: Path, folder: Path) -> dict[str, str]:
@@ -90,23 +85,7 @@ def test_rows_of_three_adapters_and_of_none_in_one_step(
         torch.testing.assert_close(found[str(index)], expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("speculates", [False, True], ids=["plain", "speculative"])
-def test_greedy_texts_of_many_prompts_are_those_of_the_merged_models(
-    base: Path, adapters: dict[str, str], engine: Engine, *, speculates: bool
-) -> None:
-    prompts = {str(i): prompt(5 + i % 9, seed=i) for i in range(NUM_PROMPTS)}
-    chosen = {name: 1 + i % 3 for i, name in enumerate(prompts)}
-    models = oracles(base, adapters)
-    texts = {name: generate(models[chosen[name]], prompts[name], NUM_TOKENS) for name in prompts}
-    generator = np.random.default_rng(1) if speculates else None
-    decoder = GreedyDecoder(engine, prompts, NUM_TOKENS, generator, texts, chosen)
-    assert decoder.run() == texts
-    assert (decoder.num_accepted > 0) == speculates
-    plain = generate(models[0], prompts["0"], NUM_TOKENS)
-    assert texts["0"] != plain, "the adapter changes nothing: the test could not fail"
-
-
-@native
+@needs_native
 def test_a_step_without_adapters_keeps_the_native_path(engine: Engine) -> None:
     assert engine.model.native is not None
     calls: list[str] = []
@@ -158,19 +137,6 @@ def test_a_request_that_changes_its_adapter_begins_anew(engine: Engine) -> None:
     run(engine, Work("a", 0, prompt(9), adapter=1))
     assert run(engine, Work("a", 9, prompt(1), adapter=2)).have_len == 0
     engine.release("a")
-
-
-def test_an_adapter_that_is_not_there_is_refused(engine: Engine) -> None:
-    for index in (4, -1):
-        error = run_refused(engine, Work("bad", 0, prompt(5), adapter=index))
-        assert f"adapter {index} is asked for, which is not loaded" in error
-
-
-def run_refused(engine: Engine, work: Work) -> str:
-    engine.submit(work)
-    (output,) = engine.step()
-    assert output.error is not None
-    return output.error.message
 
 
 def _settings(**changes: Any) -> Callable[[Path], None]:

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from cluster.core import TokenTree
 from cluster.engine.engine import Engine, Work
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.schedule.batch import Pick, build_batch
 from cluster.engine.types import Ability
-from cluster.spec.logprobs import top_tokens
 from tests.support.engine.driver import load_engine, prompt, rows, run
 
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
@@ -33,15 +31,6 @@ def test_the_most_probable_tokens_come_with_their_raw_log_probabilities(engine: 
     for law, ids, values in zip(laws, output.top.token_ids, output.top.logprobs, strict=True):
         assert ids.tolist() == np.argsort(-law, kind="stable")[:3].tolist()
         np.testing.assert_allclose(values, law[ids], atol=1e-5)
-
-
-def test_equally_probable_tokens_stand_in_the_order_of_their_ids() -> None:
-    top = top_tokens(torch.tensor([[0.0, 2.0, 1.0, 2.0], [1.0, 1.0, 1.0, 0.0]]), 3)
-    assert top.token_ids.tolist() == [[1, 3, 2], [0, 1, 2]]
-
-
-def test_a_small_vocabulary_gives_all_of_it() -> None:
-    assert top_tokens(torch.zeros(2, 4), 9).token_ids.shape == (2, 4)
 
 
 def test_nothing_comes_where_nothing_is_asked(engine: Engine) -> None:

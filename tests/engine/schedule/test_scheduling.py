@@ -36,19 +36,6 @@ def _prompts() -> dict[str, np.ndarray]:
     return {f"r{index}": prompt(3 + 5 * index, seed=index) for index in range(16)}
 
 
-@pytest.mark.parametrize("drafts", [False, True])
-def test_a_tiny_page_pool_preempts_and_still_finishes_every_text(
-    llama_folder: Path, texts: dict[str, list[int]], drafts: bool
-) -> None:
-    """26 pages hold one of the longest texts, or a few short ones, of sixteen."""
-    engine = load_engine(llama_folder, num_pages=27, max_batch_tokens=32)
-    generator = np.random.default_rng(1) if drafts else None
-    decoder = GreedyDecoder(engine, _prompts(), 20, generator, texts)
-    assert decoder.run() == texts
-    assert decoder.num_misses > 0
-    assert engine.pages_in_use == 0
-
-
 def test_plenty_of_pages_need_no_preemption(
     llama_folder: Path, texts: dict[str, list[int]]
 ) -> None:
