@@ -35,7 +35,8 @@ class ConstrainedText:
         self._start, self._end = spec.reasoning_start, spec.reasoning_end
         self._tokens: list[int] = []
         # Output tokens before the part that is constrained; None while the text reasons.
-        self._begins_at: int | None = None if self._end and not self._start else 0
+        self._first_begins_at = None if self._end and not self._start else 0
+        self._begins_at: int | None = self._first_begins_at
         self._ends_at: int | None = None  # where the first end-of-sequence token stands
 
     def __len__(self) -> int:
@@ -82,7 +83,7 @@ class ConstrainedText:
         if ends_at is not None and num_tokens <= ends_at:
             self._ends_at = None
         if num_tokens == 0:
-            self._begins_at = None if self._end and not self._start else 0
+            self._begins_at = self._first_begins_at
         elif begins_at is not None and num_tokens < begins_at:
             self._begins_at = None
 
@@ -128,20 +129,19 @@ class ConstrainedText:
         Afterwards it is as it was before.
         """
         base_len = len(self._tokens)
-        children: dict[int, list[int]] = {}
+        below: list[list[int]] = [[] for _ in range(len(tree) + 1)]
         for node, parent in enumerate(tree.parents.tolist()):
-            children.setdefault(parent, []).append(node)
+            below[parent + 1].append(node)
         token_ids = tree.token_ids.tolist()
         try:
             yield -1
-            pending = [(node, base_len) for node in reversed(children.get(-1, ()))]
+            pending = [(node, base_len) for node in reversed(below[0])]
             while pending:
                 node, depth = pending.pop()
                 self.truncate(depth)
                 if self.push(token_ids[node]):
                     yield node
-                    below = children.get(node, ())
-                    pending += [(child, depth + 1) for child in reversed(below)]
+                    pending += [(child, depth + 1) for child in reversed(below[node + 1])]
         finally:
             self.truncate(base_len)
 
