@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from cluster.config.schema import CoordinatorConfig
-from cluster.simulate.replay import Simulation, Timed
+from cluster.simulate.replay import Adaptive, Simulation
 from cluster.simulate.texts import RecordedText
 from cluster.simulate.world import Machine, Pool
 from cluster.spec.forest import Floats
@@ -58,20 +58,16 @@ class DecodeTimes:
         return times
 
     def _replay(self, num_texts: int) -> Floats:
-        policy = Timed(self._machine, self._pool, self._config)
         lengths = np.array([len(text.token_ids) for text in self._texts], dtype=np.float64)
         # A pass takes at most what it would take without drafts, and each text ends once at least.
         tokens = max(lengths.sum() / num_texts, lengths.max())
         seconds = _PASSES * tokens * self._machine.step_s(num_texts, num_texts)
         simulation = Simulation(self._texts, self._machine, self._pool, num_texts)
-        simulation.run(policy, seconds, self._seed)
-        return self._means(policy, lengths)
-
-    def _means(self, policy: Timed, lengths: Floats) -> Floats:
-        """Return each text's mean time, in the later plays where there are several."""
+        simulation.run(Adaptive(self._machine, self._pool, self._config), seconds, self._seed)
+        # Each text's mean time, in the later plays where there are several.
         times: dict[int, list[float]] = {}
-        for playing, time_s in policy.ended:
-            times.setdefault(id(playing.recorded), []).append(time_s)
+        for recorded, time_s in simulation.ended:
+            times.setdefault(id(recorded), []).append(time_s)
         found = np.full(len(self._texts), np.nan)
         for index, text in enumerate(self._texts):
             if own := times.get(id(text)):

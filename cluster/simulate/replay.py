@@ -33,15 +33,17 @@ _JITTER = 0.03
 class Playing:
     """A text that is being written.
 
-    prompt_rows: rows of its prompt that are still to be read, 0 = it is read.  offers: the drafts
-    that residents have made after the last step.  read: by model, the tokens that it was told of,
-    those of the prompt among them.
+    prompt_rows: rows of its prompt that are still to be read, 0 = it is read.  began_s: when its
+    first token was drawn, and drafts behind it were made.  offers: the drafts that residents have
+    made after the last step.  read: by model, the tokens that it was told of, those of the prompt
+    among them.
     """
 
     recorded: RecordedText
     text: Text
     prompt_rows: int
     position: int = 0
+    began_s: float = 0.0
     growing: dict[str, Growing] = field(default_factory=dict)
     offers: dict[str, Offer] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
@@ -98,7 +100,6 @@ class Outcome:
     plain_s: float
     rounds: int
     nodes: int
-    drafted: int
 
     @property
     def speed(self) -> float:
@@ -107,7 +108,10 @@ class Outcome:
 
 
 class Simulation:
-    """One cell: a number of concurrent texts, of one law, on one machine, with one pool."""
+    """One cell: a number of concurrent texts, of one law, on one machine, with one pool.
+
+    ended: the texts that have ended, with the seconds from the first token of each to its last.
+    """
 
     def __init__(
         self, texts: Sequence[RecordedText], machine: Machine, pool: Pool, num_sequences: int
@@ -116,13 +120,14 @@ class Simulation:
         self._machine = machine
         self._pool = pool
         self._num_sequences = num_sequences
+        self.ended: list[tuple[RecordedText, float]] = []
 
     def run(self, policy: Policy, seconds: float, seed: int = 0) -> Outcome:
         """Run a policy for `seconds` of virtual time."""
         generator, max_rows = np.random.default_rng(seed), self._machine.max_rows
         order = generator.permutation(len(self._texts)).tolist()
         turns = list(range(self._num_sequences))
-        now, plain_s, tokens, rounds, nodes, drafted = 0.0, 0.0, 0, 0, 0, 0
+        now, plain_s, tokens, rounds, nodes = 0.0, 0.0, 0, 0, 0
         batch = [self._open(order, place, turns, now) for place in range(self._num_sequences)]
         while now < seconds:
             new = [own for own in batch if own.prompt_rows]
@@ -159,6 +164,8 @@ class Simulation:
                 self._commit(own, 1, now, ask)
                 draft_s += sum(turn.time_s for turn in self._turns([own], ask))
             now += draft_s
+            for own in new:
+                own.began_s = now
             policy.learn(decoding, step, emitted, Times(step_s, draft_s, sum(chunks), drafted_in))
             tokens += sum(emitted) + num_read
             plain_s += (
@@ -166,11 +173,11 @@ class Simulation:
             )
             rounds += 1
             nodes += size
-            drafted += step.ask.num_nodes * len(batch)
             for place, own in enumerate(batch):
                 if own.remaining == 0:
+                    self.ended.append((own.recorded, now - own.began_s))
                     batch[place] = self._open(order, place, turns, now)
-        return Outcome(tokens, now, plain_s, rounds, nodes, drafted)
+        return Outcome(tokens, now, plain_s, rounds, nodes)
 
     def _turns(self, batch: Sequence[Playing], ask: Ask) -> list[DraftTurn]:
         """Let residents read and draft; returns their turns."""
@@ -310,33 +317,3 @@ class Adaptive:
                 held.is_look_up = held.is_resident and name not in self._pool.models
         if not offers:
             text.held.clear()
-
-
-class Timed(Adaptive):
-    """The controller; the decoding of each text is timed, from its first token to its last.
-
-    ended: the texts that have ended, with the seconds that each has taken.
-    """
-
-    def __init__(
-        self, machine: Machine, pool: Pool, config: CoordinatorConfig | None = None
-    ) -> None:
-        super().__init__(machine, pool, config)
-        self.ended: list[tuple[Playing, float]] = []
-        self._now = 0.0
-        self._began: dict[Playing, float] = {}
-
-    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
-        self._now = now
-        for own in batch:
-            self._began.setdefault(own, now)
-        return super().plan(batch, now, prompt_rows)
-
-    def learn(
-        self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
-    ) -> None:
-        super().learn(batch, step, num_tokens, times)
-        now = self._now + times.step_s + times.draft_s
-        for own in batch:
-            if not own.remaining:
-                self.ended.append((own, now - self._began.pop(own)))
