@@ -59,7 +59,7 @@ class Exporter:
     def export(self) -> None:
         """Copy every value once."""
         gone = set(self._gauges)
-        for family in self._recorder.families():
+        for family in self._recorder.collect():
             for sample in family.samples:
                 # Ray's names have no colon, and its own vLLM's are told likewise.
                 name, labels = sample.name.replace(":", "_"), dict(sample.labels)

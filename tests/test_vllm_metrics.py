@@ -100,7 +100,7 @@ def test_histograms_have_vllms_bounds() -> None:
 
 
 def value(recorder: Recorder, name: str, **labels: str) -> float | None:
-    for family in recorder.families():
+    for family in recorder.collect():
         for sample in family.samples:
             if sample.name == name and sample.labels == LABELS | labels:
                 return sample.value
@@ -143,11 +143,11 @@ def test_a_process_that_counts_no_requests_has_none_of_vllms_names() -> None:
 
 def test_every_name_has_one_kind_of_process_that_counts_it() -> None:
     ingress, coordinator = (
-        {family.name for family in Recorder("p", only=own).families()}
+        {family.name for family in Recorder("p", only=own).collect()}
         for own in (INGRESS, COORDINATOR)
     )
     assert not ingress & coordinator
-    everything = {family.name for family in Recorder("p").families()}
+    everything = {family.name for family in Recorder("p").collect()}
     assert ingress | coordinator == everything
 
 
@@ -186,5 +186,5 @@ def test_a_large_deployments_series_are_at_most_five_thousand() -> None:
                     recorder.set(metric, 1.0, **labels)
                 case "histogram":
                     recorder.observe(metric, 1.0, **labels)
-    num_series = sum(len(family.samples) for family in recorder.families())
+    num_series = sum(len(family.samples) for family in recorder.collect())
     assert num_series <= 5_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -19,7 +20,7 @@ EVERY_METRIC = (*metrics.ALL, *vllm_metrics.RECORDED)
 PROCESS_LABEL = "process"
 
 
-class Recorder:
+class Recorder(Collector):
     """Holds one process's values.  Cheap enough for the per-round path (microseconds a call)."""
 
     def __init__(
@@ -33,21 +34,19 @@ class Recorder:
         self._own_labels = {PROCESS_LABEL: process} if process else {}
         self._vllm_labels = {"model_name": model_name, "engine": process or "0"}
         self._rendered = CollectorRegistry()
-        self._rendered.register(_Families(self))
-        kinds = {"counter": Counter, "gauge": Gauge}
+        self._rendered.register(self)
         self._series: dict[str, Counter | Gauge | Histogram] = {}
         # prometheus_client takes longer to find a child than to change it.
         self._children: dict[tuple[str | None, ...], Any] = {}
         for metric in only:
-            if metric.kind == "histogram":
-                self._series[metric.name] = Histogram(
-                    metric.name, metric.help, metric.labels, buckets=metric.buckets,
-                    registry=self.registry,
-                )  # fmt: skip
-            else:
-                self._series[metric.name] = kinds[metric.kind](
-                    metric.name, metric.help, metric.labels, registry=self.registry
-                )
+            made: Any = {
+                "counter": Counter,
+                "gauge": Gauge,
+                "histogram": partial(Histogram, buckets=metric.buckets),
+            }[metric.kind]
+            self._series[metric.name] = made(
+                metric.name, metric.help, metric.labels, registry=self.registry
+            )
 
     def add(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
         """Increase a counter."""
@@ -86,7 +85,7 @@ class Recorder:
             child = self._children[key] = self._series[metric.name].labels(**labels)
         return child
 
-    def families(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[Family]:
         """Yield what there is to read: all that is recorded, and what vLLM's names make of it.
 
         Without the times of creation, which would double the series of every counter.
@@ -105,16 +104,6 @@ class Recorder:
     def render(self) -> bytes:
         """The values in Prometheus' text format."""
         return generate_latest(self._rendered)
-
-
-class _Families(Collector):
-    """The families of a recorder."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def collect(self) -> Iterator[Family]:
-        return self._recorder.families()
 
 
 def _labelled(family: Family, labels: dict[str, str]) -> Family:

@@ -35,6 +35,9 @@ class TextStream:
     Only text that may begin a stop string is held back.  The text returned so far depends only on
     the tokens, not on how they were grouped, so a resumed text continues where it stopped.  Takes
     microseconds per token.
+
+    num_tokens: of the output, up to and including the one that completed a stop string.
+    is_finished: after a stop string or `finish`.
     """
 
     def __init__(
@@ -57,30 +60,20 @@ class TextStream:
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._held = ""
-        self._num_tokens = 0
-        self._is_finished = False
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of output tokens, up to and including the one that completed a stop string."""
-        return self._num_tokens
-
-    @property
-    def is_finished(self) -> bool:
-        """True after a stop string or `finish`."""
-        return self._is_finished
+        self.num_tokens = 0
+        self.is_finished = False
 
     def push(self, token_ids: TokenArray | Sequence[int]) -> TextDelta:
         """Add the next output tokens; ignored after the end of the text."""
-        if self._is_finished:
+        if self.is_finished:
             return TextDelta("")
         ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
         if self._matcher is None:
-            self._num_tokens += len(ids)
+            self.num_tokens += len(ids)
             return TextDelta(self._detokenizer.feed(ids), len(ids))
         pieces = []
         for index, token in enumerate(ids):
-            self._num_tokens += 1
+            self.num_tokens += 1
             text, stop = self._search(self._detokenizer.feed((token,)), self._matcher)
             pieces.append(text)
             if stop is not None:
@@ -89,14 +82,14 @@ class TextStream:
 
     def finish(self) -> TextDelta:
         """End the sequence; returns the held-back text, incomplete characters as U+FFFD."""
-        if self._is_finished:
+        if self.is_finished:
             return TextDelta("")
         rest = self._detokenizer.flush()
         if self._matcher is None:
-            self._is_finished = True
+            self.is_finished = True
             return TextDelta(rest)
         text, stop = self._search(rest, self._matcher)
-        self._is_finished = True
+        self.is_finished = True
         if stop is None:
             text += self._held
             self._held = ""
@@ -104,7 +97,7 @@ class TextStream:
 
     def _search(self, piece: str, matcher: StopMatcher) -> tuple[str, str | None]:
         """The text that is final after `piece`, and the stop string that ends it or None."""
-        if self._num_tokens <= self._min_tokens:
+        if self.num_tokens <= self._min_tokens:
             return piece, None
         match = matcher.feed(piece)
         text = self._held + piece
@@ -112,7 +105,7 @@ class TextStream:
             certain = len(text) - matcher.held_len
             self._held = text[certain:]
             return text[:certain], None
-        self._is_finished = True
+        self.is_finished = True
         end = len(self._held) + match.end
         self._held = ""
         return text[: end if self._include_stop else end - len(match.stop)], match.stop

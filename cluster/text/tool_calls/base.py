@@ -208,9 +208,9 @@ class CallFormat:
                 "type": "tags_with_separator", "tags": tags, "separator": self.separator,
                 "at_least_one": True, "stop_after_first": not is_parallel,
             }  # fmt: skip
-            around = [("begin", self.begin), ("end", self.end)]
             begin, end = (
-                [{"type": "const_string", "value": text}] if text else [] for _, text in around
+                [{"type": "const_string", "value": text}] if text else []
+                for text in (self.begin, self.end)
             )
             elements = [*begin, calls, *end]
             layout = calls if len(elements) == 1 else {"type": "sequence", "elements": elements}
