@@ -14,11 +14,10 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from benchmarks.agents.sessions import MAX_TOKENS, MODULES, session
-from benchmarks.support.options import add_server_options, numbers, parser_of
+from benchmarks.support.options import add_options, add_server_options, parser_of
 from benchmarks.support.processes import exit_on_sigterm
 from benchmarks.support.record import OUT, write_report
 from benchmarks.support.serving import running
@@ -35,10 +34,16 @@ def main() -> None:
     parser = parser_of(__doc__)
     add_server_options(parser)
     parser.set_defaults(config="configs/local.yaml")
-    parser.add_argument("--sessions", type=numbers, default=[1, 4], help="at a time (1,4)")
-    parser.add_argument("--rounds", type=int, default=2)
+    add_options(
+        parser,
+        sessions=([1, 4], "at a time (1,4)"),
+        rounds=2,
+    )
     parser.add_argument("--modules", nargs="+", choices=MODULES, default=list(MODULES))
-    parser.add_argument("--out", type=Path, default=OUT / "agents" / "agents.json")
+    add_options(
+        parser,
+        out=OUT / "agents" / "agents.json",
+    )
     options = parser.parse_args()
     exit_on_sigterm()
     with running(options.config, options.overrides, options.url) as server:

@@ -22,7 +22,7 @@ from benchmarks.clients.environments import Environments
 from benchmarks.clients.plan import CLIENTS, Setting
 from benchmarks.clients.report import publish, read_rows
 from benchmarks.clients.running import Row, rows_of
-from benchmarks.support.options import parser_of
+from benchmarks.support.options import add_options, parser_of
 from benchmarks.support.processes import exit_on_sigterm, free_ports
 from benchmarks.support.record import OUT, ROOT
 from benchmarks.support.serving import running
@@ -33,14 +33,23 @@ from tests.support.agents.plan import AGENTS
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--config", default="configs/local.yaml")
+    add_options(
+        parser,
+        config="configs/local.yaml",
+    )
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="overrides")
-    parser.add_argument("--url", help="a server of that configuration, instead of starting one")
+    add_options(
+        parser,
+        url=(str, "a server of that configuration, instead of starting one"),
+    )
     names = [one.name for one in (*CLIENTS, *AGENTS)]
     parser.add_argument("--only", nargs="+", choices=names)
-    parser.add_argument("--venvs", type=Path, default=ROOT / "build" / "clients")
-    parser.add_argument("--vllm", type=Path, help="interpreter of an environment with vllm")
-    parser.add_argument("--out", type=Path, default=OUT / "clients" / "clients.json")
+    add_options(
+        parser,
+        venvs=ROOT / "build" / "clients",
+        vllm=(Path, "interpreter of an environment with vllm"),
+        out=OUT / "clients" / "clients.json",
+    )
     options = parser.parse_args()
     exit_on_sigterm()
     rows = dict(read_rows(options.out))

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from benchmarks.support import prompts
-from benchmarks.support.options import parser_of, words
+from benchmarks.support.options import add_options, parser_of, words
 from benchmarks.support.record import OUT, Record, rows
 from cluster.config.parse import parse
 from cluster.config.schema import EngineConfig
@@ -49,12 +48,15 @@ Texts = Sequence[tuple[TokenArray, int]]
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--only", type=words, help=f"some of: {','.join(FORMATS)}")
-    parser.add_argument("--rows", type=int, default=512, help="tokens of an excerpt, at most")
-    parser.add_argument("--excerpts", type=int, help="of each kind; all of them by default")
-    parser.add_argument("--out", type=Path, default=OUT / "exactness" / "bits.json")
-    parser.add_argument("--fresh", action="store_true", help="measure anew, not go on")
+    add_options(
+        parser,
+        model="smollm2-135m-instruct",
+        only=(words, f"some of: {','.join(FORMATS)}"),
+        rows=(512, "tokens of an excerpt, at most"),
+        excerpts=(int, "of each kind; all of them by default"),
+        out=OUT / "exactness" / "bits.json",
+        fresh=(False, "measure anew, not go on"),
+    )
     options = parser.parse_args()
     if unknown := set(options.only or ()) - FORMATS.keys():
         parser.error(f"no such format: {', '.join(sorted(unknown))}")

@@ -29,14 +29,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks.exactness.prompts import add_prompt_options, config_of, model_folder, prompts_of
 from benchmarks.support.completions import acceptance, body_of, complete, token_ids
-from benchmarks.support.options import add_server_options, parser_of, words
+from benchmarks.support.options import add_options, add_server_options, parser_of, words
 from benchmarks.support.record import OUT, show_report
 from benchmarks.support.serving import Server, running
 
@@ -238,10 +237,13 @@ def main() -> None:
     add = parser.add_argument
     add("what", choices=["greedy", "sampled", "reproducible"])
     add("--laws", nargs="*", help="of `sampled`; default: all", choices=LAWS)
-    add("--alone", type=words, help="drafters to use alone; default: each; '': none")
-    add("--nodes", type=int, default=8, help="draft tokens per sequence and step")
-    add("--max-tokens", type=int, default=48)
-    add("--out", type=Path, default=OUT / "exactness", help="folder of the report")
+    add_options(
+        parser,
+        alone=(words, "drafters to use alone; default: each; '': none"),
+        nodes=(8, "draft tokens per sequence and step"),
+        max_tokens=48,
+        out=(OUT / "exactness", "folder of the report"),
+    )
     add_prompt_options(parser, 100)
     add_server_options(parser)
     arguments = parser.parse_args()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.spec_bench.questions import limit, load
+from benchmarks.support.options import add_options
 from benchmarks.support.prompts import heldout
 from cluster.config.file import load as load_config
 from cluster.config.schema import Config
@@ -23,7 +24,10 @@ def add_prompt_options(parser: argparse.ArgumentParser, count: int) -> None:
     parser.add_argument(
         "--questions-per-category", type=int, metavar="N", help="of the file; default: all"
     )
-    parser.add_argument("--prompts", type=int, default=count, help="of the held-out text")
+    add_options(
+        parser,
+        prompts=(count, "of the held-out text"),
+    )
 
 
 def config_of(arguments: argparse.Namespace) -> Config:

@@ -24,7 +24,13 @@ from typing import Any
 
 import psutil
 
-from benchmarks.support.options import DEMO_NAME, DEMO_TARGET, add_server_options, parser_of
+from benchmarks.support.options import (
+    DEMO_NAME,
+    DEMO_TARGET,
+    add_options,
+    add_server_options,
+    parser_of,
+)
 from benchmarks.support.prompts import heldout
 from benchmarks.support.record import OUT, show_report
 from benchmarks.support.serving import Server, child_processes, running
@@ -189,9 +195,12 @@ async def _pages_until_zero(server: Server, patience_s: float = 10.0) -> dict[st
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=180.0)
-    parser.add_argument("--idle", type=float, default=0.0, help="seconds without a request")
+    add_options(
+        parser,
+        streams=64,
+        seconds=180.0,
+        idle=(0.0, "seconds without a request"),
+    )
     add_server_options(parser)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,7 @@ from benchmarks.gpu.kernels import Problem, attention_row, copy_bandwidth, draw_
 from benchmarks.gpu.report import markdown
 from benchmarks.gpu.speed import WARM_UP_ROUNDS, Decoder, speculative_row
 from benchmarks.grown.layers import SHAPES, Shape
-from benchmarks.support.options import DEMO_DRAFT, DEMO_TARGET, parser_of
+from benchmarks.support.options import DEMO_DRAFT, DEMO_TARGET, add_options, parser_of
 from benchmarks.support.prompts import heldout
 from benchmarks.support.record import OUT, rows
 from cluster.config.schema import EngineConfig
@@ -179,12 +179,18 @@ def _say(line: str) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")
+    add_options(
+        parser,
+        tiny=(False, "sizes for a CPU"),
+    )
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["1b", "8b"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 64])
     parser.add_argument("--nodes", nargs="+", type=int, default=[4, 8, 16])
-    parser.add_argument("--tokens", type=int, default=128, help="per text")
-    parser.add_argument("--out", type=Path, default=OUT / "gpu")
+    add_options(
+        parser,
+        tokens=(128, "per text"),
+        out=OUT / "gpu",
+    )
     arguments = parser.parse_args()
     arguments.prompt_len = PROMPT_LEN
     arguments.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

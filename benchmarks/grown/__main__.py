@@ -36,11 +36,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from benchmarks.grown.layers import DTYPES, SHAPES, Grower, Shape, Weights, logits_of
-from benchmarks.support.options import DEMO_TARGET, parser_of
+from benchmarks.support.options import DEMO_TARGET, add_options, parser_of
 from benchmarks.support.prompts import heldout
 from benchmarks.support.record import rows
 
@@ -108,8 +107,7 @@ def saved_parts(folder: Path) -> Iterator[Weights]:
     """The weights of a grown checkpoint on disk, part by part, in the order written."""
     index = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))
     for name in sorted(set(index["weight_map"].values())):
-        with safe_open(folder / name, framework="pt") as file:
-            yield {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        yield load_file(folder / name)
 
 
 def _difference(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> float:
@@ -146,12 +144,18 @@ def heldout_texts(source: Path, count: int = 4) -> list[list[int]]:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of(__doc__)
     parser.add_argument("out", type=Path, help="folder of the new checkpoint")
-    parser.add_argument("--source", type=Path, default=DEMO_TARGET)
+    add_options(
+        parser,
+        source=DEMO_TARGET,
+    )
     parser.add_argument("--shape", choices=sorted(SHAPES), help="a preset; options override it")
     for name in ("hidden", "layers", "heads", "kv-heads", "intermediate"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
-    parser.add_argument("--seed", type=int, default=0)
+    add_options(
+        parser,
+        seed=0,
+    )
     return parser
 
 

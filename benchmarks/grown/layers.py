@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoConfig, LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
@@ -127,7 +127,9 @@ class Grower:
 
     def parts(self) -> Iterator[Weights]:
         """The grown weights in float32, one part at a time: embedding, each layer, the end."""
-        yield {"model.embed_tokens.weight": self._embedding()}
+        name = "model.embed_tokens.weight"
+        rows = torch.zeros(len(self._weights[name]), self.shape.hidden)
+        yield {name: self._pasted(name, rows)}
         for layer in range(self.shape.layers):
             yield self._layer(layer)
         yield self._end()
@@ -156,20 +158,19 @@ class Grower:
             / self.shape.hidden,
         }
 
-    def _embedding(self) -> torch.Tensor:
-        rows = self._weights["model.embed_tokens.weight"]
-        grown = torch.zeros(rows.shape[0], self.shape.hidden)
-        grown[:, : self._source_shape.hidden] = rows
+    def _pasted(self, name: str, grown: torch.Tensor) -> torch.Tensor:
+        """With the source's values at the beginning of every dimension, where it has some."""
+        own = self._weights.get(name)
+        if own is not None:
+            grown[tuple(map(slice, own.shape))] = own
         return grown
 
     def _end(self) -> Weights:
         fill = _Fill(self._seed, self.shape.layers)
         weights = {"model.norm.weight": self._norm("model.norm.weight", fill)}
         if "lm_head.weight" in self._weights:
-            head = self._weights["lm_head.weight"]
-            grown = fill.matrix(head.shape[0], self.shape.hidden)
-            grown[:, : self._source_shape.hidden] = head
-            weights["lm_head.weight"] = grown
+            grown = fill.matrix(len(self._weights["lm_head.weight"]), self.shape.hidden)
+            weights["lm_head.weight"] = self._pasted("lm_head.weight", grown)
         return weights
 
     def _layer(self, layer: int) -> Weights:
@@ -184,10 +185,7 @@ class Grower:
 
     def _norm(self, name: str, fill: _Fill) -> torch.Tensor:
         # The inputs of the new entries are zero; 1 is about the average of the others.
-        grown = self._norm_scale * (1 + fill.matrix(1, self.shape.hidden)[0])
-        if name in self._weights:
-            grown[: self._source_shape.hidden] = self._norm_scale * self._weights[name]
-        return grown
+        return self._norm_scale * self._pasted(name, 1 + fill.matrix(1, self.shape.hidden)[0])
 
     def _attention(self, prefix: str, fill: _Fill) -> Weights:
         old, new, dim = self._source_shape, self.shape, self._head_dim
@@ -210,19 +208,14 @@ class Grower:
         return weights | {f"{prefix}o_proj.weight": output.flatten(1)}
 
     def _mlp(self, prefix: str, fill: _Fill) -> Weights:
-        old, new = self._source_shape, self.shape
-        gate = fill.matrix(new.intermediate, new.hidden)
-        up = fill.matrix(new.intermediate, new.hidden)
-        down = torch.zeros(new.hidden, new.intermediate)
-        if f"{prefix}gate_proj.weight" in self._weights:
-            gate[: old.intermediate, : old.hidden] = self._weights[f"{prefix}gate_proj.weight"]
-            up[: old.intermediate, : old.hidden] = self._weights[f"{prefix}up_proj.weight"]
-            down[: old.hidden, : old.intermediate] = self._weights[f"{prefix}down_proj.weight"]
-        return {
-            f"{prefix}gate_proj.weight": gate,
-            f"{prefix}up_proj.weight": up,
-            f"{prefix}down_proj.weight": down,
+        hidden, inner = self.shape.hidden, self.shape.intermediate
+        grown = {
+            "gate_proj": fill.matrix(inner, hidden),
+            "up_proj": fill.matrix(inner, hidden),
+            "down_proj": torch.zeros(hidden, inner),
         }
+        names = {name: f"{prefix}{name}.weight" for name in grown}
+        return {names[name]: self._pasted(names[name], tensor) for name, tensor in grown.items()}
 
 
 class _Fill:
@@ -290,7 +283,5 @@ def _check_plain(config: Any) -> None:
 def _load(folder: Path) -> Weights:
     weights: Weights = {}
     for file in sorted(folder.glob("model*.safetensors")):
-        with safe_open(file, framework="pt") as content:
-            for key in content.keys():  # noqa: SIM118
-                weights[key] = content.get_tensor(key).float()
+        weights |= {key: tensor.float() for key, tensor in load_file(file).items()}
     return weights

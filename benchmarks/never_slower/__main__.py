@@ -40,7 +40,13 @@ from benchmarks.never_slower.report import markdown, picture
 from benchmarks.never_slower.runs import PlainAndRival, PromptSets, measure
 from benchmarks.support.answers import Law
 from benchmarks.support.by_hand import Ours, Setup
-from benchmarks.support.options import DEMO_TARGET, add_config_options, numbers, parser_of, words
+from benchmarks.support.options import (
+    DEMO_TARGET,
+    add_config_options,
+    add_options,
+    numbers,
+    parser_of,
+)
 from benchmarks.support.processes import exit_on_sigterm
 from benchmarks.support.record import OUT, ROOT, Record
 from cluster.config.file import load
@@ -101,25 +107,40 @@ def setup_of(stack: str, settings: Mapping[str, Any], log: Path, *, plain: bool 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--model", default=str(DEMO_TARGET.relative_to(ROOT)), help="the target's checkpoint")
+    add_options(
+        parser,
+        model=(str(DEMO_TARGET.relative_to(ROOT)), "the target's checkpoint"),
+    )
     add_config_options(parser)
-    add("--stacks", type=words, default=list(STACKS))
-    add("--cells", default="*", help="patterns of cells, e.g. 'normal/code/*,*/random/greedy/1'")
-    add("--laws", type=words, default=["greedy", "t1"])
-    add("--concurrency", type=numbers, default=[1, 4, 16, 32])
-    add("--pairs", type=int, default=6, help="per cell")
+    add_options(
+        parser,
+        stacks=list(STACKS),
+        cells=("*", "patterns of cells, e.g. 'normal/code/*,*/random/greedy/1'"),
+        laws=["greedy", "t1"],
+        concurrency=[1, 4, 16, 32],
+        pairs=(6, "per cell"),
+    )
     about = "no further pairs for a stack whose mean is known within this share"
-    add("--until", type=float, default=0.02, help=about)
-    add("--turn", type=int, default=3, help="pairs per cell until all processes start anew")
-    add("--prompts", type=int, default=4, help="per run; never fewer than run at a time")
-    add("--max-tokens", type=int, default=64)
-    add("--cores", type=numbers, default=sorted(os.sched_getaffinity(0)), help="of everything")
+    add_options(
+        parser,
+        until=(0.02, about),
+        turn=(3, "pairs per cell until all processes start anew"),
+        prompts=(4, "per run; never fewer than run at a time"),
+        max_tokens=64,
+        cores=(sorted(os.sched_getaffinity(0)), "of everything"),
+    )
     about = "of the target alone; the drafters, in the pool, and all else have the other --cores"
     add("--target-cores", type=numbers, default=[], help=about)
-    add("--fresh", action="store_true", help="forget what was measured before")
+    add_options(
+        parser,
+        fresh=(False, "forget what was measured before"),
+    )
     logs = Path(tempfile.gettempdir()) / "drafthouse-never-slower"
-    add("--logs", type=Path, default=logs, help="folder for what the processes write to stderr")
-    add("--out", type=Path, default=OUT / "never_slower" / "never_slower.json")
+    add_options(
+        parser,
+        logs=(logs, "folder for what the processes write to stderr"),
+        out=OUT / "never_slower" / "never_slower.json",
+    )
     return parser
 
 

@@ -10,7 +10,6 @@ controller in virtual time, and through plain decoding and fixed budgets of 1 to
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from tqdm import tqdm
 
 from benchmarks.replay.grid import BEHAVIOURS, LAWS, PLACES, SIZES, Bench, Found, cells
 from benchmarks.replay.machines import MACHINES
-from benchmarks.support.options import DEMO_CONFIG
+from benchmarks.support.options import DEMO_CONFIG, add_options, parser_of
 from benchmarks.support.record import rows
 from cluster.config.file import load as load_config
 from cluster.simulate.texts import load
@@ -40,12 +39,16 @@ HEADER = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.replay", description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("texts", type=Path)
-    parser.add_argument("--json", type=Path, help="write all that was found there")
+    add_options(
+        parser,
+        json=(Path, "write all that was found there"),
+    )
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="K=V")
-    parser.add_argument(
-        "--models", default="lm", help="recorded drafters that are no look-ups, by commas"
+    add_options(
+        parser,
+        models=("lm", "recorded drafters that are no look-ups, by commas"),
     )
     choices = {
         "machines": tuple(MACHINES), "places": tuple(PLACES), "behaviours": BEHAVIOURS,

@@ -25,7 +25,7 @@ from benchmarks.replay.ensembles import LEADS
 from benchmarks.replay.grid import Cell, pool_of
 from benchmarks.replay.machines import MACHINES
 from benchmarks.replay.synthetic import KINDS, specialists
-from benchmarks.support.options import parser_of
+from benchmarks.support.options import add_options, parser_of
 from benchmarks.support.record import Record
 from cluster.plan import ensemble, load, standing
 from cluster.plan.arms import ArmWorth
@@ -154,9 +154,12 @@ def shares(stage: _Stage, seeds: int) -> dict[str, list[float | None]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("texts", type=Path)
-    parser.add_argument("--models", default="lm", help="recorded ones that are no look-ups")
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--cells", default="", help="those whose name begins so")
+    add_options(
+        parser,
+        models=("lm", "recorded ones that are no look-ups"),
+        seeds=20,
+        cells=("", "those whose name begins so"),
+    )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     settings = {"texts": options.texts.name, "models": options.models, "seeds": options.seeds}

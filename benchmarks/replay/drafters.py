@@ -31,7 +31,7 @@ from tqdm import tqdm
 from benchmarks.replay.along import Recording, ReplayStats, replay
 from benchmarks.replay.record import created, write_texts
 from benchmarks.spec_bench import questions as spec_bench
-from benchmarks.support.options import add_config_options, parser_of, sampling
+from benchmarks.support.options import add_config_options, add_options, parser_of, sampling
 from benchmarks.support.page import head, number, row
 from benchmarks.support.record import OUT, Record, rows
 from cluster.config.file import load
@@ -114,11 +114,14 @@ def main(words: Sequence[str] | None = None) -> int:
     add_config_options(parser, "configs/local.yaml")
     add("--drafters", nargs="+", help="default: all of the configuration")
     add("--laws", nargs="+", default=["greedy"], help="greedy, t0.7, t0.7,p0.9,k50 ...")
-    add("--per-task", type=int, default=5, help="questions of each task")
-    add("--max-tokens", type=int, default=128)
-    add("--nodes", type=int, default=8, help="of each tree")
-    add("--fresh", action="store_true", help="forget what was measured before")
-    add("--out", type=Path, default=OUT / "replay" / "drafters.json")
+    add_options(
+        parser,
+        per_task=(5, "questions of each task"),
+        max_tokens=128,
+        nodes=(8, "of each tree"),
+        fresh=(False, "forget what was measured before"),
+        out=OUT / "replay" / "drafters.json",
+    )
     arguments = parser.parse_args(words)
     config = load(arguments.config, arguments.overrides).config
     chosen = spec_bench.limit(spec_bench.load(arguments.questions), arguments.per_task)

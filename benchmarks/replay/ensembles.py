@@ -15,7 +15,6 @@ task.  The loop is compared with the same oracle, and with itself where it has o
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import json
@@ -28,6 +27,7 @@ from tqdm import tqdm
 
 from benchmarks.replay.machines import MACHINES
 from benchmarks.replay.synthetic import KINDS, USELESS, Leads, kind_at, specialists
+from benchmarks.support.options import add_options, parser_of
 from cluster.plan.resident import EVERYONE
 from cluster.simulate.replay import Adaptive, Playing, Simulation, Step, Times
 from cluster.simulate.texts import RecordedText, load
@@ -219,11 +219,14 @@ def _of_recorded(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.replay.ensembles", description=__doc__)
-    parser.add_argument("--out", type=Path, help="a file of one JSON object a line, to append to")
-    parser.add_argument("--texts", type=Path, help="recorded ones, in place of artificial ones")
-    parser.add_argument("--machines", default="cpu,gpu", help="separated by commas")
-    parser.add_argument("--seconds", type=float, default=_SECONDS, help="virtual, of each cell")
+    parser = parser_of(__doc__)
+    add_options(
+        parser,
+        out=(Path, "a file of one JSON object a line, to append to"),
+        texts=(Path, "recorded ones, in place of artificial ones"),
+        machines=("cpu,gpu", "separated by commas"),
+        seconds=(_SECONDS, "virtual, of each cell"),
+    )
     options = parser.parse_args(arguments)
     machines = options.machines.split(",")
     if options.texts:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from benchmarks.replay.along import Recording
 from benchmarks.spec_bench import questions as spec_bench
-from benchmarks.support.options import add_config_options, parser_of
+from benchmarks.support.options import add_config_options, add_options, parser_of
 from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.core import (
@@ -136,9 +136,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("questions", type=Path)
     parser.add_argument("out", type=Path)
     add_config_options(parser, "configs/local.yaml")
-    parser.add_argument("--per-task", type=int, default=4, help="questions of each category")
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--max-tokens", type=int, default=128)
+    add_options(
+        parser,
+        per_task=(4, "questions of each category"),
+        temperature=0.8,
+        max_tokens=128,
+    )
     options = parser.parse_args(arguments)
     config = load(options.config, options.overrides).config
     chosen = spec_bench.limit(spec_bench.load(options.questions), options.per_task)

@@ -14,7 +14,6 @@ that turns bad while it is a canary or serves is not out within 300 places.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.replay.machines import MACHINES
+from benchmarks.support.options import add_options, parser_of
 from benchmarks.support.record import rows
 from cluster.config.rollout import RolloutConfig
 from cluster.core import TokenTree
@@ -208,13 +208,16 @@ HEADER = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.replay.rollout", description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("texts", type=Path)
-    parser.add_argument("--json", type=Path, help="write all that was found there")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of virtual time")
-    parser.add_argument("--share", type=float, default=RolloutConfig().canary_share, help="sample")
-    parser.add_argument("--only", default="", help="scenes whose names contain this")
+    add_options(
+        parser,
+        json=(Path, "write all that was found there"),
+        seeds=3,
+        seconds=(SECONDS, "of virtual time"),
+        share=(RolloutConfig().canary_share, "sample"),
+        only=("", "scenes whose names contain this"),
+    )
     options = parser.parse_args(arguments)
     texts = load(options.texts)
     chosen = [scene for scene in scenes() if options.only in scene.name]

@@ -16,7 +16,6 @@ Bar: the profile that the engine makes is within 15 % at each of these sizes.  E
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import time
@@ -29,6 +28,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.support.options import add_options, parser_of
 from benchmarks.support.prompts import held_out_text
 from benchmarks.support.record import OUT, show_report
 from cluster.config.schema import EngineConfig
@@ -165,9 +165,12 @@ def report_of(engine: Engine, family: str, text: TokenArray) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--families", default="qwen3_moe,mixtral", help="separated by commas")
-    parser.add_argument("--folder", type=Path, help="models made before are taken from here")
+    parser = parser_of(__doc__)
+    add_options(
+        parser,
+        families=("qwen3_moe,mixtral", "separated by commas"),
+        folder=(Path, "models made before are taken from here"),
+    )
     arguments = parser.parse_args(argv)
     reports = []
     with TemporaryDirectory() as temporary:

@@ -6,7 +6,6 @@ long after each walk the verdict was handed to gRPC.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.rounds.null_engine import VOCAB_SIZE, NullEngine, asleep, spinning
+from benchmarks.support.options import add_options, parser_of
 from cluster.config.schema import CoordinatorConfig, DrafterConfig
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
@@ -87,8 +87,11 @@ async def _serve(worker: TargetWorker) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.rounds.null_target", description=__doc__)
-    parser.add_argument("--forward-ms", type=float, default=8.0)
+    parser = parser_of(__doc__)
+    add_options(
+        parser,
+        forward_ms=8.0,
+    )
     parser.add_argument("--how", choices=["asleep", "spinning"], default="asleep")
     parser.add_argument("--budget", choices=["fixed", "adaptive"], default="fixed")
     parser.add_argument("--out", type=Path, required=True)

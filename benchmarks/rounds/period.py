@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.rounds.null_engine import PERIOD, text
 from benchmarks.support.by_hand import complete
-from benchmarks.support.options import numbers, parser_of
+from benchmarks.support.options import add_options, parser_of
 from benchmarks.support.processes import PinnedProcess
 from benchmarks.support.record import OUT, show_report
 from cluster.core import Request, SamplingParams, SpeculationOptions
@@ -168,12 +168,18 @@ def measure(arguments: argparse.Namespace, how: str, size: int, is_drafted: bool
 def main() -> int:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--sizes", type=numbers, default=[1, 8, 32])
+    add_options(
+        parser,
+        sizes=[1, 8, 32],
+    )
     add("--how", choices=["asleep", "spinning"], nargs="*", default=["asleep", "spinning"])
     add("--budget", choices=["fixed", "adaptive"], default="fixed")
-    add("--tokens", type=int, default=600, help="of each text")
-    add("--delay-ms", type=float, default=0.0)
-    add("--pause-ms", type=float, default=0.0)
+    add_options(
+        parser,
+        tokens=(600, "of each text"),
+        delay_ms=0.0,
+        pause_ms=0.0,
+    )
     add("--drafts", choices=["without", "with"], nargs="*", default=["without", "with"])
     arguments = parser.parse_args()
     report = {

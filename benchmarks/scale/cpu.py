@@ -24,7 +24,7 @@ import uvloop
 from benchmarks.scale.paced_target import TOKENS_PER_STEP
 from benchmarks.scale.readers import GrpcReader, HttpReader
 from benchmarks.scale.stack import Plan, Stack, running
-from benchmarks.support.options import numbers, parser_of, words
+from benchmarks.support.options import add_options, parser_of
 from benchmarks.support.processes import exit_on_sigterm
 from benchmarks.support.record import OUT, show_report
 
@@ -86,14 +86,16 @@ def measure(arguments: argparse.Namespace, plan: Plan, how: str) -> dict[str, An
 
 def main() -> int:
     parser = parser_of(__doc__)
-    add = parser.add_argument
-    add("--streams", type=int, default=64)
-    add("--seconds", type=float, default=8.0, help="of each measurement")
-    add("--period-ms", type=float, default=40.0, help="between two steps of the target")
-    add("--how", type=words, default=["HTTP", "HTTP chat", "gRPC"])
-    add("--coordinators", type=numbers, default=[1])
-    add("--drafted", action="store_true", help="three tokens a step instead of one")
-    add("--name", default="ingress", help="of the record")
+    add_options(
+        parser,
+        streams=64,
+        seconds=(8.0, "of each measurement"),
+        period_ms=(40.0, "between two steps of the target"),
+        how=["HTTP", "HTTP chat", "gRPC"],
+        coordinators=[1],
+        drafted=(False, "three tokens a step instead of one"),
+        name=("ingress", "of the record"),
+    )
     arguments = parser.parse_args()
     exit_on_sigterm()
     report = {}

@@ -5,13 +5,13 @@ On uvloop, as in a replica of Ray Serve.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
 
 import uvloop
 
+from benchmarks.support.options import parser_of
 from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.core import SamplingParams
@@ -71,7 +71,7 @@ async def _serve(config: Config, coordinators: Sequence[str]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.scale.ingress_process", description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("config")
     parser.add_argument("--coordinator", action="append", required=True)
     arguments = parser.parse_args()

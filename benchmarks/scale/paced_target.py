@@ -14,6 +14,7 @@ import sys
 import numpy as np
 import uvloop
 
+from benchmarks.support.options import add_options, parser_of
 from cluster.core import FinishReason, TokenArray
 from cluster.messages import (
     Load,
@@ -137,9 +138,12 @@ async def _serve(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.scale.paced_target", description=__doc__)
-    parser.add_argument("--period-ms", type=float, default=40.0)
-    parser.add_argument("--drafted", action="store_true")
+    parser = parser_of(__doc__)
+    add_options(
+        parser,
+        period_ms=40.0,
+        drafted=False,
+    )
     uvloop.run(_serve(parser.parse_args()))
     return 0
 

@@ -42,7 +42,13 @@ from benchmarks.spec_bench.questions import Question, held_out, limit, load
 from benchmarks.spec_bench.report import markdown
 from benchmarks.spec_bench.servers import Setup
 from benchmarks.spec_bench.summary import summarise
-from benchmarks.support.options import add_config_options, laws, numbers, parser_of, words
+from benchmarks.support.options import (
+    add_config_options,
+    add_options,
+    laws,
+    parser_of,
+    words,
+)
 from benchmarks.support.processes import exit_on_sigterm
 from benchmarks.support.prompts import KINDS
 from benchmarks.support.record import OUT, Record, reason_of
@@ -80,26 +86,41 @@ def _parser() -> argparse.ArgumentParser:
     add("questions", type=Path, metavar="QUESTIONS.jsonl", nargs="?")
     about = "instead of questions, so many held-out texts to be continued by --max-tokens tokens"
     add("--held-out", type=int, default=0, metavar="N", help=about)
-    add("--kinds", type=words, default=list(KINDS), help=f"of them: {','.join(KINDS)}")
+    add_options(
+        parser,
+        kinds=(list(KINDS), f"of them: {','.join(KINDS)}"),
+    )
     add("--seen", type=int, default=0, metavar="N", help="ask all so often before it counts")
     add_config_options(parser, "configs/local.yaml")
     add("--laws", type=laws, default=laws("greedy,t0.7"))
-    add("--concurrency", type=numbers, default=[1, 4, 16, 32])
+    add_options(
+        parser,
+        concurrency=[1, 4, 16, 32],
+    )
     add("--questions-per-category", type=int, metavar="N", help="default: all")
-    add("--max-tokens", type=int, default=128)
-    add("--rounds", type=int, default=1, help="more rounds ask each level more of the questions")
+    add_options(
+        parser,
+        max_tokens=128,
+        rounds=(1, "more rounds ask each level more of the questions"),
+    )
     add("--peer", type=words, default=[], help=f"of {','.join(PEERS)}")
-    add("--ways", type=words, default=list(_WAYS), help=f"to ask it: {','.join(_WAYS)}")
+    add_options(
+        parser,
+        ways=(list(_WAYS), f"to ask it: {','.join(_WAYS)}"),
+    )
     add_program_options(parser)
     about = "vLLM's, where the target's folder has weights in a form that only ours reads"
-    add("--vllm-model", default="", help=about)
-    add("--draft", default="", help="of vLLM's mode draft a model, of eagle3 a head")
-    add("--dtype", default="bfloat16", help="vLLM's")
-    add("--max-context-len", type=int, default=4096, help="the peers'")
-    add("--port", type=int, default=8155, help="the peers'")
-    add("--logs", type=Path, default=Path(tempfile.gettempdir()) / "drafthouse-spec-bench")
-    add("--fresh", action="store_true", help="forget what was measured before")
-    add("--out", type=Path, default=OUT / "spec_bench" / "spec_bench.json")
+    add_options(
+        parser,
+        vllm_model=("", about),
+        draft=("", "of vLLM's mode draft a model, of eagle3 a head"),
+        dtype=("bfloat16", "vLLM's"),
+        max_context_len=(4096, "the peers'"),
+        port=(8155, "the peers'"),
+        logs=Path(tempfile.gettempdir()) / "drafthouse-spec-bench",
+        fresh=(False, "forget what was measured before"),
+        out=OUT / "spec_bench" / "spec_bench.json",
+    )
     return parser
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from benchmarks.support.answers import Law
 from benchmarks.support.record import ROOT
@@ -47,6 +48,24 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     )
 
 
+def add_options(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """Options by name: the default, and with a text of help behind it where there is one.
+
+    A default tells how the option is read: False = a switch, a list = words or numbers with commas
+    between them; in place of one stands what reads a value, where None is the default.
+    """
+    for name, found in options.items():
+        default, about = found if isinstance(found, tuple) else (found, None)
+        how: dict[str, Any] = {"default": default, "type": type(default)}
+        if default is False:
+            how = {"action": "store_true"}
+        elif callable(default):
+            how = {"type": default}
+        elif isinstance(default, list):
+            how["type"] = numbers if isinstance(default[0], int) else words
+        parser.add_argument(f"--{name.replace('_', '-')}", help=about, **how)
+
+
 def add_config_options(parser: argparse.ArgumentParser, default: str = DEMO_CONFIG) -> None:
     """Ours: --config and --set, as `drafthouse serve` has them."""
     parser.add_argument("--config", default=default)
@@ -56,4 +75,4 @@ def add_config_options(parser: argparse.ArgumentParser, default: str = DEMO_CONF
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     """The options of benchmarks over HTTP."""
     add_config_options(parser)
-    parser.add_argument("--url", help="use this running server instead of starting one")
+    add_options(parser, url=(str, "use this running server instead of starting one"))
