@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cluster.core import TokenTree
-from cluster.engine.cpu import kernels
 from cluster.engine.engine import Work
 from cluster.engine.graphs.compiled import CompiledForward
 from cluster.engine.paths import StepInputs, StepOutputs
@@ -30,47 +29,42 @@ from tests.support.engine.driver import (
     rows,
     run,
 )
-from tests.support.engine.taps import TapLog, errors, expected_nodes, expected_taps
+from tests.support.engine.native import needs_native
+from tests.support.engine.taps import (
+    FLOAT32_BOUND,
+    TAPS,
+    TapLog,
+    errors,
+    expected_nodes,
+    expected_taps,
+)
 
 Factory = Callable[..., Path]
 
-FLOAT32_BOUND = 1e-5
-TAPS = (2, 0, 1, -1)
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
-native = pytest.mark.skipif(kernels.load() is None, reason="there is no C++ compiler")
-
-
-def check_text(log: TapLog, oracle: Any, name: str, text: Any, start: int = 0) -> None:
-    expected = expected_taps(oracle, text, log.taps)[start:]
-    found = log.text(name, start, len(text))
-    assert errors(found, expected).max() <= FLOAT32_BOUND
 
 
 @pytest.mark.parametrize("architecture", SERVED)
 def test_they_are_the_hidden_states_of_prompts_in_chunks_and_of_trees(
     architecture: str, checkpoint_factory: Factory
 ) -> None:
-    folder = checkpoint_factory(architecture)
-    oracle = load_oracle(folder)
-    log = TapLog(load_engine(folder, max_batch_tokens=16), TAPS)
+    log = TapLog.of(checkpoint_factory(architecture), max_batch_tokens=16)
     text = prompt(41)
     found = log.run(Work("a", 0, text, TREE))
     assert log.chunks == [("a", 0, 16), ("a", 16, 16), ("a", 32, 9)]
-    check_text(log, oracle, "a", text)
-    nodes = expected_nodes(oracle, text, TREE, TAPS)
-    assert errors(log.nodes["a"], nodes).max() <= FLOAT32_BOUND
-    torch.testing.assert_close(rows(found), expected_rows(oracle, text, TREE), atol=2e-5, rtol=2e-5)
+    log.check("a", text, TREE)
+    expected = expected_rows(log.oracle, text, TREE)
+    torch.testing.assert_close(rows(found), expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("taps", [(3,), (-1, 3, -1), (0,), (0, 1, 2, 3)])
 def test_any_set_of_taps_in_any_order(llama_folder: Path, taps: tuple[int, ...]) -> None:
-    oracle, text = load_oracle(llama_folder), prompt(20)
-    log = TapLog(load_engine(llama_folder), taps)
-    log.run(Work("a", 0, text))
-    check_text(log, oracle, "a", text)
+    log = TapLog.of(llama_folder, taps)
+    log.run(Work("a", 0, prompt(20)))
+    log.check("a", prompt(20))
 
 
-@native
+@needs_native
 def test_a_native_forward_serves_them_itself(
     checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,10 +77,9 @@ def test_a_native_forward_serves_them_itself(
         raise AssertionError("transformers' forward was called")
 
     monkeypatch.setattr(engine.model.module, "forward", fails)
-    log = TapLog(engine, TAPS)
-    text = prompt(30)
-    log.run(Work("a", 0, text, TREE))
-    check_text(log, load_oracle(folder), "a", text)
+    log = TapLog(engine, TAPS, load_oracle(folder))
+    log.run(Work("a", 0, prompt(30), TREE))
+    log.check("a", prompt(30), TREE)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +104,13 @@ def test_in_bfloat16_they_are_as_near_as_transformers_own(
 
 
 def test_rows_of_a_cached_prefix_have_none(llama_folder: Path) -> None:
-    oracle = load_oracle(llama_folder)
-    log = TapLog(load_engine(llama_folder), TAPS)
+    log = TapLog.of(llama_folder)
     first, second = prompt(30), np.concatenate((prompt(30)[:22], prompt(9, seed=4)))
     log.run(Work("a", 0, first))
     log.run(Work("b", 0, second))
     assert log.engine.last_step.num_prefix_hit_tokens == 20
     assert log.chunks == [("a", 0, 30), ("b", 20, 11)]
-    check_text(log, oracle, "b", second, start=20)
+    log.check("b", second, start=20)
     log.engine.retain("b", [])
     log.run(Work("b", 25, second[25:]))  # a rollback: what is held already is not computed again
     assert log.chunks[-1] == ("b", 30, 1)
@@ -127,8 +119,7 @@ def test_rows_of_a_cached_prefix_have_none(llama_folder: Path) -> None:
 def test_an_accepted_path_has_the_taps_of_its_nodes_and_the_next_step_goes_on(
     llama_folder: Path,
 ) -> None:
-    oracle = load_oracle(llama_folder)
-    log = TapLog(load_engine(llama_folder), TAPS)
+    log = TapLog.of(llama_folder)
     context = prompt(11)
     log.run(Work("a", 0, context, TREE))
     path = log.nodes["a"][[0, 2]]
@@ -137,28 +128,25 @@ def test_an_accepted_path_has_the_taps_of_its_nodes_and_the_next_step_goes_on(
     log.run(Work("a", 13, text[13:]))
     assert log.chunks[-1] == ("a", 13, 1)
     found = torch.cat((log.text("a", 0, 11), path, log.text("a", 13, 14)))
-    assert errors(found, expected_taps(oracle, text, TAPS)).max() <= FLOAT32_BOUND
+    assert errors(found, expected_taps(log.oracle, text, TAPS)).max() <= FLOAT32_BOUND
 
 
 def test_nodes_that_are_cached_have_none(llama_folder: Path) -> None:
-    oracle = load_oracle(llama_folder)
-    log = TapLog(load_engine(llama_folder), TAPS)
+    log = TapLog.of(llama_folder)
     context = prompt(11)
     log.run(Work("a", 0, context, TREE))
     log.engine.retain("a", [], range(4))
     grown = TokenTree.of([*TREE.token_ids.tolist(), 9, 10], [*TREE.parents.tolist(), 1, 3])
     log.run(Work("a", 11, context[:0], grown, num_cached_nodes=4))
     assert log.chunks[-1] == ("a", 11, 0)
-    expected = expected_nodes(oracle, context, grown, TAPS)[4:]
+    expected = expected_nodes(log.oracle, context, grown, TAPS)[4:]
     assert errors(log.nodes["a"], expected).max() <= FLOAT32_BOUND
 
 
 def test_preempted_texts_are_tapped_again(llama_folder: Path) -> None:
-    oracle = load_oracle(llama_folder)
-    engine = load_engine(llama_folder, num_pages=16, max_batch_tokens=16, prefix_cache=False)
-    log = TapLog(engine, TAPS)
+    log = TapLog.of(llama_folder, num_pages=16, max_batch_tokens=16, prefix_cache=False)
     prompts = {"a": prompt(5, seed=1), "b": prompt(9, seed=2), "c": prompt(20, seed=3)}
-    decoder = GreedyDecoder(engine, prompts, 24)
+    decoder = GreedyDecoder(log.engine, prompts, 24)
     texts = decoder.run()
     assert decoder.num_misses > 0
     starts = [start for name, start, _ in log.chunks if name == "c"]
@@ -166,12 +154,11 @@ def test_preempted_texts_are_tapped_again(llama_folder: Path) -> None:
     for name, start in prompts.items():
         # The last token was drawn, and never computed.
         text = np.array([*start.tolist(), *texts[name]])[:-1]
-        check_text(log, oracle, name, text)
+        log.check(name, text)
 
 
 def test_requests_in_one_step_get_their_own_rows(llama_folder: Path) -> None:
-    oracle = load_oracle(llama_folder)
-    log = TapLog(load_engine(llama_folder), TAPS)
+    log = TapLog.of(llama_folder)
     generator = np.random.default_rng(0)
     texts = {name: prompt(5 + 4 * index, seed=index) for index, name in enumerate("abc")}
     trees = {name: random_tree(3, generator) for name in texts}
@@ -179,9 +166,7 @@ def test_requests_in_one_step_get_their_own_rows(llama_folder: Path) -> None:
         log.engine.submit(Work(name, 0, text, trees[name]))
     assert len(log.engine.step()) == 3
     for name, text in texts.items():
-        check_text(log, oracle, name, text)
-        nodes = expected_nodes(oracle, text, trees[name], TAPS)
-        assert errors(log.nodes[name], nodes).max() <= FLOAT32_BOUND
+        log.check(name, text, trees[name])
 
 
 def test_a_step_that_asks_for_none_has_none_and_leaves_nothing_behind(
@@ -229,10 +214,9 @@ def test_a_step_takes_a_path_that_serves_what_it_needs(llama_folder: Path) -> No
     deaf = Deaf(engine.model.plain)
     model: Any = replace(engine.model, native=None, compiled=deaf)
     engine.forward._model = model
-    log = TapLog(engine, TAPS)
-    text = prompt(12)
-    log.run(Work("a", 0, text))
-    check_text(log, load_oracle(llama_folder), "a", text)
+    log = TapLog(engine, TAPS, load_oracle(llama_folder))
+    log.run(Work("a", 0, prompt(12)))
+    log.check("a", prompt(12))
     assert deaf.num_calls == 0
     log.taps = ()
     log._take = lambda summary: None  # type: ignore[method-assign]

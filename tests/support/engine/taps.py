@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from cluster.core import TokenArray, TokenTree
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.engine.engine import Engine, Output, Work
 from cluster.engine.work import StepSummary
+from tests.support.engine.checked import oracle_of
+from tests.support.engine.driver import load_engine, run
+
+FLOAT32_BOUND = 1e-5
+TAPS = (2, 0, 1, -1)
 
 
 class TapLog:
     """Every row that came, by request and position; a row that comes again replaces its former."""
 
-    def __init__(self, engine: Engine, taps: Sequence[int]) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, taps: Sequence[int], oracle: Any = None) -> None:
+        self.engine, self.oracle = engine, oracle
         self.taps = taps
         self.context: dict[str, dict[int, torch.Tensor]] = {}
         self.nodes: dict[str, torch.Tensor] = {}
@@ -25,14 +31,22 @@ class TapLog:
         self._step = engine.step
         engine.step = self._logged  # type: ignore[method-assign, assignment]
 
+    @classmethod
+    def of(cls, folder: Path, taps: Sequence[int] = TAPS, **settings: Any) -> TapLog:
+        return cls(load_engine(folder, **settings), taps, oracle_of(folder))
+
     def run(self, work: Work) -> Output:
-        """Submit one work and step until it is answered."""
-        self.engine.submit(work)
-        while self.engine.has_pending:
-            for output in self.engine.step():
-                if output.request_id == work.request_id:
-                    return output
-        raise AssertionError(f"{work.request_id} was never answered")
+        return run(self.engine, work)
+
+    def check(
+        self, name: str, text: TokenArray, tree: TokenTree = EMPTY_TREE, start: int = 0
+    ) -> None:
+        """What came of a text from that position on, and of a tree behind it, is transformers'."""
+        expected = expected_taps(self.oracle, text, self.taps)[start:]
+        assert errors(self.text(name, start, len(text)), expected).max() <= FLOAT32_BOUND
+        if len(tree):
+            nodes = expected_nodes(self.oracle, text, tree, self.taps)
+            assert errors(self.nodes[name], nodes).max() <= FLOAT32_BOUND
 
     def _logged(self) -> list[Output]:
         outputs = self._step(self.taps)
