@@ -22,6 +22,7 @@ from cluster.config.schema import IngressConfig
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
 from tests.support.deployments.metrics import metric
+from tests.support.deployments.shares import before_others
 from tests.support.engine.adapters import write_adapter
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
@@ -143,17 +144,18 @@ def ray_session(dashboard_port: int) -> Iterator[None]:
     import ray
     from ray import serve
 
-    ray.init(
-        address="local",
-        num_cpus=64,
-        num_gpus=8,
-        resources={"target_slot": 4, "draft_slot": 4},
-        labels={"ray.io/node-group": "demo"},
-        object_store_memory=80 * 2**20,
-        include_dashboard=True,
-        dashboard_port=dashboard_port,
-        log_to_driver=False,
-    )
+    with before_others():
+        ray.init(
+            address="local",
+            num_cpus=64,
+            num_gpus=8,
+            resources={"target_slot": 4, "draft_slot": 4},
+            labels={"ray.io/node-group": "demo"},
+            object_store_memory=80 * 2**20,
+            include_dashboard=True,
+            dashboard_port=dashboard_port,
+            log_to_driver=False,
+        )
     yield
     serve.shutdown()
     ray.shutdown()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,10 +26,10 @@ import yaml
 
 from cluster.config.file import load
 from tests.deployments.conftest import DEADLINE_S, free_ports
+from tests.support.deployments.command import Command
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTS_VARIABLE = "DRAFTHOUSE_README_PORTS"
-READY = "Drafthouse is ready:"
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PRELUDE = """set -euo pipefail
 make() { command make --dry-run "$@"; }
@@ -89,21 +88,12 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     arguments["dashboard"] = {"port": dashboard}
     folder = tmp_path_factory.mktemp("readme")
     (folder / "serve.yaml").write_text(yaml.safe_dump(document))
-    # Not that of the Ray which other tests have started in this process.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "deployments.cli", "serve", str(folder / "serve.yaml")],
-            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log, text=True,
-        )  # fmt: skip
+    command = Command(folder, str(folder / "serve.yaml"))
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith(READY), (folder / "log").read_text()
+        command.wait_for("Drafthouse is ready:")
         yield Ports(http, grpc)
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(DEADLINE_S)
+        command.end()
 
 
 def as_typed(block: Block, ports: Ports) -> list[str]:

@@ -14,6 +14,7 @@ import yaml
 
 from deployments.console_log import is_wanted
 from tests.deployments.conftest import DEADLINE_S, MODEL, free_ports, wait_until
+from tests.support.deployments.shares import BEFORE_OTHERS, LIKE_OTHERS, share
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -59,6 +60,7 @@ class Command:
         self.stderr = folder / "stderr"
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
+        self._starts = True
         # Not that of the Ray which other tests have started in this process.
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         with self.stdout.open("w") as out, self.stderr.open("w") as err:
@@ -72,11 +74,17 @@ class Command:
             )
 
     def wait_for(self, text: str) -> None:
+        """What is waited for first is said once its Ray runs: until then it goes before others."""
+
         def said() -> bool:
             assert self.process.poll() is None, self.stderr.read_text()
+            if self._starts:  # the session that has its Ray is not there from the first
+                share(self.process.pid, BEFORE_OTHERS)
             return text in self.stdout.read_text() + self.stderr.read_text()
 
         wait_until(said)
+        self._starts = False
+        share(self.process.pid, LIKE_OTHERS)
 
     def family(self) -> list[int]:
         """The processes below the command."""

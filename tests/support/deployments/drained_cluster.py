@@ -15,6 +15,8 @@ from ray import serve
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from tests.support.deployments.shares import before_others
+
 _STORE = 80 * 2**20
 
 
@@ -47,8 +49,9 @@ class Answering:
 
 def main() -> None:
     head = {"num_cpus": 0, "object_store_memory": _STORE, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(num_cpus=1, object_store_memory=_STORE)
+    with before_others():
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster.add_node(num_cpus=1, object_store_memory=_STORE)
     ray.init(address=cluster.address, log_to_driver=False)
     stays = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     gate = Gate.options(scheduling_strategy=stays).remote()
@@ -57,7 +60,8 @@ def main() -> None:
     before = handle.remote().result()
     under_way = handle.remote(gate)
     ray.get(gate.somebody_waits.remote())
-    cluster.add_node(num_cpus=1, object_store_memory=_STORE)
+    with before_others():
+        cluster.add_node(num_cpus=1, object_store_memory=_STORE)
     drain = subprocess.Popen(
         [sys.executable, "-m", "deployments.drain", "--address", cluster.address,
          "--node-id", before, "--within", "100"],

@@ -23,12 +23,11 @@ import pytest
 
 from deployments.processes import descendants
 from tests.deployments.conftest import free_ports
+from tests.support.deployments.shares import BEFORE_OTHERS, LIKE_OTHERS, share
 
 _START_S = 60.0
 # A start may fail while the machine is busy (Ray gives it 30 s), and of two at the same time.
 _NUM_ATTEMPTS = 6
-# Before what serves: its daemons import, and on cores that others use not within those 30 s.
-_FIRST = -15
 # A frame to this address is delivered to nobody; bit 1 marks it as one of no manufacturer.
 _NOWHERE = "02:00:00:00:00:fe"
 # The cluster is to notice within four seconds that a node is gone, for tests wait for that; on a
@@ -234,7 +233,7 @@ class Nodes:
                 [*prefix, str(ray), "start", "--block", "--object-store-memory=80000000", *options],
                 env=environment, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
-        _share(started, _FIRST)
+        share(started.pid, BEFORE_OTHERS)
         return started
 
     def _is_up(self, name: str, started: subprocess.Popen[bytes], *, is_last: bool) -> bool:
@@ -247,7 +246,7 @@ class Nodes:
             assert started.poll() is None, f"`ray start` has failed; see {log}"
             assert time.monotonic() < end, f"Ray did not start in {_START_S:g} s; see {log}"
             time.sleep(0.05)
-        _share(started, 0)
+        share(started.pid, LIKE_OTHERS)
         return True
 
 
@@ -257,12 +256,6 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("latin-1")
     except OSError:
         return ""
-
-
-def _share(started: subprocess.Popen[bytes], nice: int) -> None:
-    """Set the niceness of a node among sessions, where the kernel shares cores by session."""
-    with contextlib.suppress(OSError):
-        Path(f"/proc/{started.pid}/autogroup").write_text(str(nice))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
