@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,32 +26,19 @@ from cluster.draft.base import DrafterContext
 from cluster.errors import NotFoundError, RequestError, WorkerError
 from cluster.local import LLM
 from cluster.spec.token_log import prefix_hash
-from tests.support.checkpoints import noisy_copy
 from tests.support.local_models import (
+    GREEDY,
+    OPTIONS,
+    PLAIN,
     PROMPTS,
+    SEEDED,
     drafters,
-    has_misses,
+    drafting,
     hf_greedy,
     metrics_once,
     target,
 )
 
-ARCHITECTURES = ["llama", "qwen3", "mistral-sliding", "mixtral", "starcoder2"]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
-SEEDED = SamplingParams(temperature=1.0, seed=7, max_tokens=24)
-OPTIONS = {
-    "temperature 0.7": replace(SEEDED, temperature=0.7),
-    "temperature 1": SEEDED,
-    "top_p": replace(SEEDED, top_p=0.9),
-    "top_k": replace(SEEDED, top_k=50),
-    "min_p": replace(SEEDED, min_p=0.05),
-    "presence": replace(SEEDED, presence_penalty=0.8),
-    "frequency": replace(SEEDED, frequency_penalty=0.5),
-    "repetition": replace(SEEDED, repetition_penalty=1.3),
-    "logit_bias": replace(SEEDED, logit_bias=((17, 4.0), (23, -50.0))),
-    "min_tokens": replace(SEEDED, min_tokens=8, stop_token_ids=(17, 40, 99)),
-    "greedy with penalties": replace(GREEDY, frequency_penalty=0.7, repetition_penalty=1.2),
-}
 SPECULATION = {
     "all drafters": SpeculationOptions(),
     "lm": SpeculationOptions(drafters=("lm",)),
@@ -61,55 +48,16 @@ SPECULATION = {
 }
 
 
-# Which drafters run beside the target; the others run inside it.
-POOLS = {"inside": (), "beside": ("lm", "lookup", "ngram"), "mixed": ("lookup",)}
-CASES = [*((name, "inside") for name in ARCHITECTURES), ("llama", "beside"), ("llama", "mixed")]
-
-
-@pytest.fixture(scope="module", params=CASES, ids=" ".join)
-def case(request: pytest.FixtureRequest) -> tuple[str, str]:
-    found: tuple[str, str] = request.param
-    return found
-
-
 @pytest.fixture(scope="module")
-def folder(case: tuple[str, str], checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory(case[0])
-
-
-@pytest.fixture(scope="module")
-def llm(
-    case: tuple[str, str], folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LLM]:
-    draft = noisy_copy(folder, tmp_path_factory.mktemp("draft") / "noisy")
-    # A fixed budget verifies drafts in every step; the adaptive one may verify none here.
-    config = Config(
-        target=target(folder),
-        drafters=drafters(draft, POOLS[case[1]]),
-        coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=8),
-    )
-    with LLM(config) as opened:
+def llm(llama_folder: Path, draft_folder: Path) -> Iterator[LLM]:
+    """With drafters inside the target and one beside it."""
+    with LLM(drafting(llama_folder, drafters(draft_folder, ("lookup",)))) as opened:
         yield opened
 
 
-def test_greedy_text_is_what_transformers_generates(llm: LLM, folder: Path) -> None:
-    completions = llm.generate(PROMPTS, GREEDY)
-    assert [c.token_ids for c in completions] == hf_greedy(folder, PROMPTS, GREEDY.max_tokens)
-
-
-def test_drafts_are_verified_and_accepted(llm: LLM) -> None:
-    def num_accepted() -> int:
-        completions = llm.generate(PROMPTS, GREEDY)
-        return sum(c.stats.num_accepted_draft_tokens for c in completions)
-
-    # Rounds do not wait for drafters and may have no drafts; from the second time on the n-gram
-    # cache has seen the whole text.
-    assert any(num_accepted() > 0 for _ in range(20))
-
-
-def test_one_request_at_a_time_gives_the_same_text(llm: LLM, folder: Path) -> None:
+def test_one_request_at_a_time_gives_the_same_text(llm: LLM, llama_folder: Path) -> None:
     texts = [llm.generate(prompt, GREEDY)[0].token_ids for prompt in PROMPTS]
-    assert texts == hf_greedy(folder, PROMPTS, GREEDY.max_tokens)
+    assert texts == hf_greedy(llama_folder, PROMPTS, GREEDY.max_tokens)
 
 
 @pytest.mark.parametrize("speculation", SPECULATION.values(), ids=SPECULATION.keys())
@@ -118,21 +66,12 @@ def test_speculation_does_not_change_any_sampled_text(
 ) -> None:
     prompts = [PROMPTS[index % len(PROMPTS)] for index in range(len(OPTIONS))]
     params = list(OPTIONS.values())
-    plain = llm.generate(prompts, params, speculation=SpeculationOptions(enabled=False))
+    plain = llm.generate(prompts, params, speculation=PLAIN)
     drafted = llm.generate(prompts, params, speculation=speculation)
     assert all(c.stats.num_draft_tokens == 0 for c in plain)
     for name, before, after in zip(OPTIONS, plain, drafted, strict=True):
         assert after.token_ids == before.token_ids, name
         assert after.finish_reason is before.finish_reason, name
-
-
-def test_every_page_is_free_when_all_requests_have_ended(llm: LLM) -> None:
-    llm.generate(PROMPTS, GREEDY)
-    pages = 'drafthouse_kv_pages_in_use{role="target",worker="target"} 0.0'
-    metrics_once(llm, lambda page: pages in page)
-
-
-# What follows does not depend on the architecture.
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +191,7 @@ async def test_it_works_where_an_event_loop_is_running(small: LLM) -> None:
 
 def test_closing_ends_every_thread(llama_folder: Path, draft_folder: Path) -> None:
     before = threading.active_count()
-    mixed = drafters(draft_folder, POOLS["mixed"])
+    mixed = drafters(draft_folder, ("lookup",))
     llm = LLM(Config(target=target(llama_folder), drafters=mixed))
     llm.generate([5, 6], GREEDY)
     llm.close()
@@ -268,17 +207,6 @@ def test_a_text_ends_where_the_kv_pages_end(llama_folder: Path) -> None:
         (completion,) = tight.generate([5, 6, 7], replace(GREEDY, max_tokens=200), ignore_eos=True)
     assert completion.finish_reason is FinishReason.LENGTH
     assert len(completion.token_ids) == 61
-
-
-@pytest.mark.parametrize("place", ["inside", "beside"])
-def test_preempted_requests_are_sent_again_and_continue(
-    llama_folder: Path, draft_folder: Path, place: str
-) -> None:
-    few_pages = target(llama_folder, num_pages=12)  # 192 tokens; the requests come to 297
-    with LLM(Config(target=few_pages, drafters=drafters(draft_folder, POOLS[place]))) as tight:
-        completions = tight.generate(PROMPTS, GREEDY)
-        assert [c.token_ids for c in completions] == hf_greedy(llama_folder, PROMPTS, 32)
-        metrics_once(tight, has_misses)
 
 
 class Cyclic:

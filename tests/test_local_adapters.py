@@ -9,18 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.schema import Config, CoordinatorConfig
 from cluster.core import SamplingParams, SpeculationOptions, token_array
 from cluster.errors import NotFoundError
 from cluster.local import LLM
 from tests.support.checkpoints import noisy_copy
 from tests.support.engine.adapters import ATTENTION, EVERYTHING, merged_oracle, write_adapter
 from tests.support.engine.driver import generate, load_oracle
-from tests.support.local_models import PROMPTS, drafters, metrics_once, target
+from tests.support.local_models import PLAIN, PROMPTS, drafters, drafting, metrics_once
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 SEEDED = SamplingParams(temperature=0.8, seed=5, max_tokens=20)
-PLAIN = SpeculationOptions(enabled=False)
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +37,11 @@ def llm(
     folders: tuple[Path, dict[str, Path]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LLM]:
     base, adapters = folders
-    served = target(base)
     named = {name: str(folder) for name, folder in adapters.items()}
     draft = noisy_copy(base, tmp_path_factory.mktemp("draft") / "noisy")
-    config = Config(
-        target=replace(served, engine=replace(served.engine, adapters=named)),
-        drafters=drafters(draft),
-        coordinator=CoordinatorConfig(budget="fixed"),
-    )
-    with LLM(config) as running:
+    config = drafting(base, drafters(draft))
+    engine = replace(config.target.engine, adapters=named)
+    with LLM(replace(config, target=replace(config.target, engine=engine))) as running:
         yield running
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.config.schema import Config, CoordinatorConfig
+from cluster.config.schema import Config
 from cluster.core import SamplingParams, token_array
 from cluster.errors import RequestError
 from cluster.local import LLM
@@ -19,7 +19,7 @@ from cluster.requests.beam_spec import BeamSpec, EarlyStopping
 from cluster.requests.grammar_spec import GrammarSpec
 from tests.engine.test_beam_search import expected
 from tests.support.engine.driver import load_oracle, prompt
-from tests.support.local_models import PROMPTS, drafters, hf_greedy, target
+from tests.support.local_models import PROMPTS, drafters, drafting, hf_greedy, target
 
 pytestmark = pytest.mark.usefixtures("tireless_residents")
 
@@ -35,12 +35,7 @@ def asked(num_beams: int, early_stopping: EarlyStopping = False, **more: Any) ->
 
 @pytest.fixture(scope="module")
 def llm(llama_folder: Path, draft_folder: Path) -> Iterator[LLM]:
-    config = Config(
-        target=target(llama_folder),
-        drafters=drafters(draft_folder),
-        coordinator=CoordinatorConfig(budget="fixed"),
-    )
-    with LLM(config) as running:
+    with LLM(drafting(llama_folder, drafters(draft_folder))) as running:
         yield running
 
 

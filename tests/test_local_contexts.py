@@ -10,31 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.config.schema import Config, CoordinatorConfig
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.local import LLM
-from tests.support.checkpoints import noisy_copy
-from tests.support.local_models import drafters, hf_greedy, target
+from tests.support.local_models import PLAIN, drafters, drafting, hf_greedy
 
 pytestmark = pytest.mark.usefixtures("tireless_residents")
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
 SEEDED = SamplingParams(temperature=0.8, seed=7, max_tokens=64)
 PROMPTS = [np.random.default_rng(seed).integers(4, 288, 150).tolist() for seed in (1, 2)]
-OFF = SpeculationOptions(enabled=False)
 _WINDOW = 40
 
 
 @pytest.fixture(scope="module")
-def llm(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    found = drafters(noisy_copy(llama_folder, tmp_path_factory.mktemp("draft") / "noisy"))
+def llm(llama_folder: Path, draft_folder: Path) -> Iterator[LLM]:
+    found = drafters(draft_folder)
     lm = replace(found["lm"], options={**found["lm"].options, "context_window": _WINDOW})
-    config = Config(
-        target=target(llama_folder),
-        drafters={"lm": lm, "lookup": found["lookup"]},
-        coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=8),
-    )
-    with LLM(config) as opened:
+    with LLM(drafting(llama_folder, {"lm": lm, "lookup": found["lookup"]})) as opened:
         yield opened
 
 
@@ -45,7 +37,7 @@ def test_a_model_drafts_along_texts_beyond_its_window(llm: LLM, llama_folder: Pa
 
 
 def test_sampled_text_is_the_same_without_drafts(llm: LLM) -> None:
-    plain = llm.generate(PROMPTS, SEEDED, speculation=OFF)
+    plain = llm.generate(PROMPTS, SEEDED, speculation=PLAIN)
     drafted = llm.generate(PROMPTS, SEEDED)
     assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
     assert all(each.stats.num_draft_tokens > 0 for each in drafted)
@@ -53,7 +45,7 @@ def test_sampled_text_is_the_same_without_drafts(llm: LLM) -> None:
 
 def test_a_second_turn_finds_as_much_in_the_prefix_cache_as_without_drafts(llm: LLM) -> None:
     hits = {}
-    for name, speculation in (("plain", OFF), ("drafted", SpeculationOptions())):
+    for name, speculation in (("plain", PLAIN), ("drafted", SpeculationOptions())):
         # Tenants of their own share no pages.
         first = llm.generate(PROMPTS, GREEDY, cache_salt=name, speculation=speculation)
         turns = [

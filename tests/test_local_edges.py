@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.schema import Config, CoordinatorConfig
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.local import LLM
-from tests.support.checkpoints import noisy_copy
-from tests.support.local_models import PROMPTS, drafters, target
+from tests.support.local_models import PLAIN, PROMPTS, drafters, drafting
 
 TINY, LARGE = 5e-324, 1e300
 EDGES: dict[str, dict[str, float]] = {
@@ -35,14 +33,8 @@ EDGES: dict[str, dict[str, float]] = {
 
 
 @pytest.fixture(scope="module")
-def llm(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    draft = noisy_copy(llama_folder, tmp_path_factory.mktemp("draft") / "noisy")
-    config = Config(
-        target=target(llama_folder),
-        drafters=drafters(draft, ("lm", "lookup")),
-        coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=8),
-    )
-    with LLM(config) as opened:
+def llm(llama_folder: Path, draft_folder: Path) -> Iterator[LLM]:
+    with LLM(drafting(llama_folder, drafters(draft_folder, ("lm", "lookup")))) as opened:
         yield opened
 
 
@@ -54,7 +46,7 @@ def test_every_edge_has_a_text_that_no_drafter_changes(
         SamplingParams(seed=7, max_tokens=24, **more)  # type: ignore[arg-type]
         for more in EDGES.values()
     ]
-    plain = llm.generate(prompts, params, speculation=SpeculationOptions(enabled=False))
+    plain = llm.generate(prompts, params, speculation=PLAIN)
     caplog.set_level(logging.WARNING)
     for names in (None, ("lm",), ("lookup", "ngram")):
         drafted = llm.generate(prompts, params, speculation=SpeculationOptions(drafters=names))

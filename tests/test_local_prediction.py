@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig, DrafterPlacement
+from cluster.config.schema import DrafterConfig, DrafterPlacement
 from cluster.core import SamplingParams
 from cluster.errors import RequestError
 from cluster.local import LLM, Completion
-from tests.support.local_models import PROMPTS, hf_greedy, target
+from tests.support.local_models import PROMPTS, drafting, hf_greedy
 
 pytestmark = pytest.mark.usefixtures("tireless_residents")
 
@@ -24,12 +24,8 @@ LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seede
 @pytest.fixture(scope="module", params=["target", ""], ids=["inside", "beside"])
 def llm(request: pytest.FixtureRequest, llama_folder: Path) -> Iterator[LLM]:
     placement = DrafterPlacement(host=request.param)
-    config = Config(
-        target=target(llama_folder),
-        drafters={"prediction": DrafterConfig(kind="prediction", placement=placement)},
-        coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=8),
-    )
-    with LLM(config) as opened:
+    prediction = DrafterConfig(kind="prediction", placement=placement)
+    with LLM(drafting(llama_folder, {"prediction": prediction})) as opened:
         yield opened
 
 

@@ -11,17 +11,22 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
+from cluster.config.schema import Config, DrafterConfig
 from cluster.core import SpeculationOptions
 from cluster.draft.recorded import Origin, RecordedAnswer, tenant_name
 from cluster.local import LLM
 from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
 from cluster.requests.tenant import tenant_of
 from tests.support.draft.recording import answers_in
-from tests.support.local_models import PROMPTS, drafters, target
-from tests.test_local import GREEDY, SEEDED
-
-PLAIN = SpeculationOptions(enabled=False)
+from tests.support.local_models import (
+    GREEDY,
+    PLAIN,
+    PROMPTS,
+    SEEDED,
+    drafters,
+    drafting,
+    target,
+)
 
 
 def texts_of(folder: Path, recorded: Path | None) -> list[list[int]]:
@@ -30,11 +35,7 @@ def texts_of(folder: Path, recorded: Path | None) -> list[list[int]]:
     if recorded is not None:
         options = {"tenants": "all", "share": 1.0, "keep": "disk", "folder": str(recorded)}
         found["recorder"] = DrafterConfig(kind="recorder", options=options)
-    config = Config(
-        target=target(folder), drafters=found,
-        coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=6),
-    )  # fmt: skip
-    with LLM(config) as llm:
+    with LLM(drafting(folder, found)) as llm:
         return [
             list(completion.token_ids)
             for salt in (None, "secret")

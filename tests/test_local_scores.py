@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
+from cluster.config.schema import Config, DrafterConfig
 from cluster.core import FinishReason, SamplingParams, SpeculationOptions, TokenLogprob
 from cluster.errors import RequestError
 from cluster.local import LLM, Completion
-from tests.support.local_models import target
+from tests.support.local_models import drafting, target
 
 NUM_TOP = 4
 TOLERANCE = 1e-4  # float32 on both sides, sums in another order
@@ -38,12 +38,7 @@ def folder(checkpoint_factory) -> Path:  # type: ignore[no-untyped-def]
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    config = Config(
-        target=target(folder),
-        drafters={"lookup": DrafterConfig(kind="prompt_lookup")},
-        coordinator=CoordinatorConfig(budget="fixed"),
-    )
-    with LLM(config) as opened:
+    with LLM(drafting(folder, {"lookup": DrafterConfig(kind="prompt_lookup")})) as opened:
         yield opened
 
 

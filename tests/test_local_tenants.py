@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
+from cluster.config.schema import DrafterConfig
 from cluster.core import SamplingParams
 from cluster.local import LLM
 from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
 from tests.support.draft.recorder import Recorder
-from tests.support.local_models import target
+from tests.support.local_models import drafting
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
 
-def test_drafters_hear_the_tenant_of_a_salt_and_not_the_salt(
-    checkpoint_factory: Callable[..., Path],
-) -> None:
-    config = Config(
-        target=target(checkpoint_factory("llama")),
-        drafters={"recorder": DrafterConfig(kind="tests.support.draft.recorder:Recorder")},
-        # An adaptive budget would ask a drafter that proposes nothing for nothing.
-        coordinator=CoordinatorConfig(budget="fixed"),
-    )
-    with LLM(config) as llm:
+def test_drafters_hear_the_tenant_of_a_salt_and_not_the_salt(llama_folder: Path) -> None:
+    recorder = DrafterConfig(kind="tests.support.draft.recorder:Recorder")
+    with LLM(drafting(llama_folder, {"recorder": recorder})) as llm:
         texts = {
             tuple(llm.generate([5, 6, 7], GREEDY, cache_salt=salt)[0].token_ids)
             for salt in ("secret", None)

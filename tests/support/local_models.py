@@ -5,12 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from cluster.config.schema import DrafterConfig, DrafterPlacement, EngineConfig, TargetConfig
+from cluster.config.schema import (
+    Config,
+    CoordinatorConfig,
+    DrafterConfig,
+    DrafterPlacement,
+    EngineConfig,
+    TargetConfig,
+)
+from cluster.core import SamplingParams, SpeculationOptions
 from cluster.local import LLM
 
 PROMPTS: list[list[int]] = [
@@ -19,6 +28,22 @@ PROMPTS: list[list[int]] = [
     list(range(3, 120)),
     [200, 17, 200, 17, 200],
 ]
+PLAIN = SpeculationOptions(enabled=False)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
+SEEDED = SamplingParams(temperature=1.0, seed=7, max_tokens=24)
+OPTIONS = {
+    "temperature 0.7": replace(SEEDED, temperature=0.7),
+    "temperature 1": SEEDED,
+    "top_p": replace(SEEDED, top_p=0.9),
+    "top_k": replace(SEEDED, top_k=50),
+    "min_p": replace(SEEDED, min_p=0.05),
+    "presence": replace(SEEDED, presence_penalty=0.8),
+    "frequency": replace(SEEDED, frequency_penalty=0.5),
+    "repetition": replace(SEEDED, repetition_penalty=1.3),
+    "logit_bias": replace(SEEDED, logit_bias=((17, 4.0), (23, -50.0))),
+    "min_tokens": replace(SEEDED, min_tokens=8, stop_token_ids=(17, 40, 99)),
+    "greedy with penalties": replace(GREEDY, frequency_penalty=0.7, repetition_penalty=1.2),
+}
 
 
 def engine(folder: Path, num_pages: int = 256) -> EngineConfig:
@@ -34,6 +59,12 @@ def engine(folder: Path, num_pages: int = 256) -> EngineConfig:
 
 def target(folder: Path, num_pages: int = 256) -> TargetConfig:
     return TargetConfig(engine=engine(folder, num_pages))
+
+
+def drafting(folder: Path, found: dict[str, DrafterConfig]) -> Config:
+    """A fixed budget verifies drafts in every step; the adaptive one may verify none here."""
+    coordinator = CoordinatorConfig(budget="fixed", max_draft_tokens=8)
+    return Config(target=target(folder), drafters=found, coordinator=coordinator)
 
 
 def drafters(folder: Path, pool: Collection[str] = ()) -> dict[str, DrafterConfig]:
@@ -55,6 +86,13 @@ def drafters(folder: Path, pool: Collection[str] = ()) -> dict[str, DrafterConfi
 
 def hf_greedy(folder: Path, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
     """transformers' own greedy text, up to but excluding an end-of-sequence token."""
+    return [list(text) for text in _hf_greedy(folder, tuple(map(tuple, prompts)), max_tokens)]
+
+
+@cache
+def _hf_greedy(
+    folder: Path, prompts: tuple[tuple[int, ...], ...], max_tokens: int
+) -> list[list[int]]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ends = model.generation_config.eos_token_id
     stops = set(ends if isinstance(ends, list) else [ends])
