@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import metrics
@@ -149,42 +147,3 @@ def test_every_name_has_one_kind_of_process_that_counts_it() -> None:
     assert not ingress & coordinator
     everything = {family.name for family in Recorder("p").collect()}
     assert ingress | coordinator == everything
-
-
-# How many values each label has in a large deployment: five drafters, ten tasks, eight workers.
-VALUES = {
-    "drafter": 5,
-    "task": 10,
-    "position": 64,
-    "law": 2,
-    "outcome": 2,
-    "why": 9,
-    "finish_reason": 4,
-    "code": 12,
-    "kind": 3,
-    "part": 6,
-    "target": 4,
-    "worker": 8,
-}
-# Those that tell what something is have one value each.
-TELLS_WHAT = ("vllm:cache_config_info", "vllm:lora_requests_info", "drafthouse_engine_info")
-
-
-def test_a_large_deployments_series_are_at_most_five_thousand() -> None:
-    recorder = Recorder("c-1", model_name="a-model")
-    for metric in EVERY_METRIC:
-        values = {
-            name: 1 if metric.name in TELLS_WHAT and name != "worker" else VALUES.get(name, 1)
-            for name in metric.labels
-        }
-        for combination in itertools.product(*(range(count) for count in values.values())):
-            labels = dict(zip(metric.labels, map(str, combination), strict=True))
-            match metric.kind:
-                case "counter":
-                    recorder.add(metric, **labels)
-                case "gauge":
-                    recorder.set(metric, 1.0, **labels)
-                case "histogram":
-                    recorder.observe(metric, 1.0, **labels)
-    num_series = sum(len(family.samples) for family in recorder.collect())
-    assert num_series <= 5_000
