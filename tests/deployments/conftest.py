@@ -5,29 +5,34 @@ Ports are free ones, so the tests run beside a server that uses the usual ones.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
-from cluster.config.schema import IngressConfig
+from cluster.config.schema import ApiConfig, Config, GrpcConfig, HttpConfig, IngressConfig
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
+from tests.support.deployments.api import MODEL, Api
 from tests.support.deployments.metrics import metric
 from tests.support.deployments.shares import before_others
 from tests.support.engine.adapters import write_adapter
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
+if TYPE_CHECKING:
+    from tests.support.deployments.server import Server
+
 APPLICATION = "drafthouse"
-MODEL, ADAPTER = "tiny", "tiny/pirate"
+ADAPTER = "tiny/pirate"
 MAX_BODY_BYTES = 4_000_000
 # Generous: other work may share the two cores of the machine.
 DEADLINE_S = 300.0
@@ -59,6 +64,10 @@ class Served:
     own_grpc: str
     dashboard: str
     target_folder: Path
+
+    @property
+    def api(self) -> Api:
+        return Api(self.http)
 
     def health(self) -> dict[str, Any]:
         return dict(httpx.get(f"{self.http}/health", timeout=30).json())
@@ -110,6 +119,90 @@ def free_ports(count: int) -> list[int]:
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """Of every byte, for ingresses in front of toys."""
     return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Config]:
+    """Write a file of keys by their names, each of which is its owner's key too; a configuration
+    that names it."""
+    from tests.support.deployments.place import write_keys
+
+    def write(
+        classes: dict[str, Any] | None = None, *, http: HttpConfig | None = None, **keys: Any
+    ) -> Config:
+        access = write_keys(tmp_path / "keys.yaml", classes, **keys)
+        return Config(access=access, http=http or HttpConfig())
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def server(llama_folder: Path) -> Iterator[Server]:
+    """The HTTP API over a tiny target, without Ray."""
+    from tests.support.deployments.server import serving, tiny_config
+
+    with serving(tiny_config(llama_folder)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def api_server(llama_folder: Path) -> Iterator[Server]:
+    """The same with other settings of its API."""
+    from tests.support.deployments.server import serving, tiny_config
+
+    api = ApiConfig(
+        served_model_names=("other",),
+        cors_origins=("https://page.example",),
+        heartbeat_s=0.05,
+        max_request_timeout_s=100,
+        max_stored_responses=3,
+    )
+    with serving(tiny_config(llama_folder, api)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def grpc_address(server: Server) -> Iterator[str]:
+    """Of the same server's gRPC."""
+    from deployments.ingress.grpc_api import GrpcApi
+    from deployments.ingress.grpc_listener import GrpcListener
+
+    where = GrpcConfig(port=free_port())
+
+    async def start() -> GrpcListener:
+        config = replace(server.ingress.config, grpc=where)
+        listener = GrpcListener(GrpcApi(server.ingress), config, 5.0)
+        await listener.start()
+        return listener
+
+    def run(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, server.loop).result(60)
+
+    listener = run(start())
+    yield f"{where.host}:{where.port}"
+    run(listener.stop())
+
+
+@pytest.fixture(scope="session")
+def tool_folder(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.support.deployments.server import with_tools
+
+    return with_tools(llama_folder, tmp_path_factory.mktemp("tools") / "model")
+
+
+@pytest.fixture(scope="session")
+def tool_server(tool_folder: Path) -> Iterator[Server]:
+    """The same where the model's template knows tools."""
+    from tests.support.deployments.server import serving, tiny_config
+
+    with serving(tiny_config(tool_folder)) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from cluster.config.schema import Config
 from tests.support.agents.corpus import RECORDED, Recorded, recorded
 from tests.support.agents.plan import AGENTS, LAST, MODEL, call
 from tests.support.agents.written import WritingTarget, chat_folder
+from tests.support.deployments.api import events
 from tests.support.deployments.scripted import Scripted, scripted
 
 REQUESTS = [
@@ -45,17 +46,12 @@ def first_tool(body: Any) -> str:
     return str({**tools[0], **tools[0].get("function", {})}["name"]) if tools else ""
 
 
-def events(answer: httpx.Response) -> list[dict[str, Any]]:
-    lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
-
-
 def chat(answer: httpx.Response) -> tuple[str, str, str]:
     """Text, name of the call and arguments of an answer of /v1/chat/completions."""
     is_whole = answer.headers["content-type"] == "application/json"
     messages = [
         choice["message" if is_whole else "delta"]
-        for event in ([answer.json()] if is_whole else events(answer))
+        for event in ([answer.json()] if is_whole else events(answer.text))
         for choice in event["choices"]
     ]
     assert is_whole or answer.text.endswith("data: [DONE]\n\n")
@@ -69,7 +65,7 @@ def chat(answer: httpx.Response) -> tuple[str, str, str]:
 
 def message(answer: httpx.Response) -> tuple[str, str, str]:
     """The same of /v1/messages."""
-    found = events(answer)
+    found = events(answer.text)
     assert found[-1] == {"type": "message_stop"}
     blocks = [each["content_block"] for each in found if each["type"] == "content_block_start"]
     deltas = [each["delta"] for each in found if each["type"] == "content_block_delta"]
@@ -82,7 +78,7 @@ def message(answer: httpx.Response) -> tuple[str, str, str]:
 
 def response(answer: httpx.Response) -> tuple[str, str, str]:
     """The same of /v1/responses."""
-    last = events(answer)[-1]
+    last = events(answer.text)[-1]
     assert last["type"] == "response.completed"
     parts = [part for item in last["response"]["output"] for part in item.get("content", ())]
     functions = [item for item in last["response"]["output"] if item["type"] == "function_call"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,15 +24,8 @@ from tests.deployments.test_openai_request import LIMITS, chat, completion
 from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import ToyTarget
 from tests.support.deployments.stage import stage
-from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 3}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return Tokenizer.load(byte_level_folder(folder))
 
 
 def searched(fields: dict[str, Any]) -> GenerationSpec:

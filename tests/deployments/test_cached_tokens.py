@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+from tests.support.deployments.server import Server
 from tests.support.local_models import engine
-
-ASKED = {"model": MODEL, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def server(llama_folder: Path) -> Iterator[Server]:
-    with serving(tiny_config(llama_folder)) as running:
-        yield running
 
 
 @pytest.fixture
@@ -26,15 +16,9 @@ def page_size(llama_folder: Path) -> int:
     return engine(llama_folder).page_size
 
 
-def post(server: Server, path: str, **body: Any) -> dict[str, Any]:
-    answer = httpx.post(f"{server.url}{path}", json={**ASKED, **body}, timeout=120)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
-
-
 def complete(server: Server, prompt: list[int] | list[list[int]], **body: Any) -> dict[str, Any]:
-    answer = post(server, "/v1/completions", prompt=prompt, max_tokens=2, **body)
-    return dict(answer["usage"])
+    asked = {"temperature": 0, "prompt": prompt, "max_tokens": 2}
+    return dict(server.ask("/v1/completions", **asked, **body)["usage"])
 
 
 def cached(usage: dict[str, Any]) -> int:
@@ -102,13 +86,13 @@ def test_every_endpoint_says_it_in_its_own_words(server: Server, page_size: int)
     """The same conversation again: all of it but the last, broken page and what follows it."""
     text = "Tell me of the river, of the mill, and of the years since. " * 3
     chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
-    usage = post(server, "/v1/chat/completions", **chat)["usage"]
+    usage = server.ask("/v1/chat/completions", **chat)["usage"]
     expected = (usage["prompt_tokens"] - 1) // page_size * page_size
     assert expected > page_size
-    assert cached(post(server, "/v1/chat/completions", **chat)["usage"]) == expected
+    assert cached(server.ask("/v1/chat/completions", **chat)["usage"]) == expected
     responses = {"input": text, "max_output_tokens": 2, "store": False}
-    found = post(server, "/v1/responses", **responses)["usage"]
+    found = server.ask("/v1/responses", **responses)["usage"]
     assert found["input_tokens_details"]["cached_tokens"] == expected
-    found = post(server, "/v1/messages", **chat)["usage"]
+    found = server.ask("/v1/messages", **chat)["usage"]
     assert found["cache_read_input_tokens"] == expected
     assert found["input_tokens"] + expected == usage["prompt_tokens"]

@@ -29,11 +29,8 @@ from deployments.ingress.openai_response import delta_fields, finish_reason, who
 from deployments.ingress.spec import ChatUse, GenerationSpec
 from tests.deployments.test_contract import parse_stateless
 from tests.deployments.test_openai_request import LIMITS, chat
-from tests.deployments.test_tools_everywhere import events_of, folder, generation
+from tests.deployments.test_tools_everywhere import generation, written
 from tests.support.text.answers import Asked, asked, read_answer
-from tests.support.text.tokenizers_for_tests import byte_level_folder
-
-__all__ = ["folder"]
 
 SERVED = dataclasses.replace(
     LIMITS, dialect=Dialect(FORMATS["hermes"], template="{{ tools }}"), compatibility="lenient"
@@ -125,11 +122,6 @@ def test_the_text_is_that_of_the_arguments_in_any_pieces(
     assert reader.push("", is_end=True) == ""
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
-
-
 def answer(tokenizer: Tokenizer, *, end: FinishReason = FinishReason.STOP) -> list[Delta]:
     """Text, a call of the custom tool and one of a function, by tokens."""
     use = ChatUse(reads_calls=True, custom=frozenset({"patch"}))
@@ -154,8 +146,8 @@ def test_a_chat_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
     assert not any("function" in piece for piece in own)
 
 
-def test_a_response_has_the_call_in_its_own_shape(folder: Path, tokenizer: Tokenizer) -> None:
-    made, _ = generation(folder)
+def test_a_response_has_the_call_in_its_own_shape(tool_folder: Path, tokenizer: Tokenizer) -> None:
+    made, _ = generation(tool_folder)
     store = ResponseStore(4, 10**6)
     request = Response.parse({"model": "demo", "input": "x"}, LIMITS, store)
     writer = ResponseWriter(request, made, tokenizer, "id")
@@ -171,8 +163,7 @@ def test_a_response_has_the_call_in_its_own_shape(folder: Path, tokenizer: Token
     (_, kept) = store.get("resp_1", "", "x").messages
     assert kept["tool_calls"][0]["function"] == {"name": "patch", "arguments": {"input": PATCH}}
 
-    writer = ResponseWriter(request, made, tokenizer, "id")
-    events = events_of(writer.opening() + writer.chunks(deltas) + writer.closing())
+    events = written(ResponseWriter(request, made, tokenizer, "id"), deltas)
     own = [event for event in events if "custom_tool_call_input" in event["type"]]
     *grown, done = own
     texts = [ResponseCustomToolCallInputDeltaEvent.model_validate(one).delta for one in grown]

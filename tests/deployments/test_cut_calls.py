@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,17 +22,10 @@ from deployments.ingress.openai_response import whole_message
 from deployments.ingress.spec import ChatUse
 from tests.deployments.test_openai_request import LIMITS, chat
 from tests.support.text.answers import WRITTEN, Apis, Asked, asked, read_answer
-from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 FORCED = ChatUse(reads_calls=True, is_forced=True)
 HEAD = '<tool_call>\n{"name": "ci'
 CUT = '<tool_call>\n{"name": "city", "arguments": {"name": "O'
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return Tokenizer.load(byte_level_folder(folder))
 
 
 def answer(tokenizer: Tokenizer, text: str, way: Asked) -> list[Delta]:

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from cluster.text.json_text import MAX_DEPTH
-from tests.support.deployments.server import MODEL, serving, tiny_config
+from tests.support.deployments.server import MODEL
 
 HELLO = {"role": "user", "content": "Go."}
-
-
-@pytest.fixture(scope="module")
-def http(llama_folder: Path) -> Iterator[httpx.Client]:
-    with (
-        serving(tiny_config(llama_folder)) as server,
-        httpx.Client(base_url=server.url, timeout=60) as client,
-    ):
-        yield client
 
 
 def deep(depth: int, *, is_list: bool = False) -> Any:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from deployments.preflight import inspect
 from deployments.ray_environment import check_asks_for_token, prepare_to_join, prepare_to_start
 from deployments.replica import address_for
 from tests.deployments.conftest import free_port
+from tests.support.deployments.fake_http import answering
 from tests.support.deployments.server import tiny_config
 from tests.support.rpc.certificates import Authority
 
@@ -109,24 +108,9 @@ def test_ray_itself_listens_where_the_parts_do(
 
 
 @contextmanager
-def dashboard(answer: bytes, status: int = 200) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/api/authentication_mode" else 404)
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_: object) -> None:
-            """Not on the tests' output."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+def dashboard(answer: bytes) -> Iterator[str]:
+    with answering("/api/authentication_mode", answer) as port:
+        yield f"127.0.0.1:{port}"
 
 
 def test_a_cluster_that_asks_nobody_for_a_token_is_not_joined() -> None:

@@ -19,6 +19,7 @@ from cluster.requests.draft_step import DraftStep
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.draft_steps import MAX_NODES, StepTrace, written
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
+from tests.support.deployments.api import events
 from tests.support.deployments.place import generate, place, write_keys
 from tests.support.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
 
@@ -30,8 +31,7 @@ TREES: dict[str, Any] = {"return_draft_trees": True, "cache_salt": "mine"}
 
 def chunks(answer: httpx.Response) -> list[dict[str, Any]]:
     assert answer.status_code == 200, answer.text
-    lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
-    return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    return [event["choices"][0] for event in events(answer.text)]
 
 
 def tokens_of(step: dict[str, Any]) -> list[int]:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 import pytest
@@ -15,13 +14,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cluster.config.schema import Config, IngressConfig
 from cluster.text.tokenizer import Tokenizer
 from tests.support.deployments.place import BODIES, Place, generate, place
-from tests.support.text.tokenizers_for_tests import byte_level_folder
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return Tokenizer.load(byte_level_folder(folder))
 
 
 @asynccontextmanager

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -18,10 +14,7 @@ from cluster.rpc.generation import ChatMessage, GenerationRequest, SamplingOptio
 from deployments.ingress.fields import Names
 from deployments.ingress.grpc_request import prompt_of, to_spec
 from tests.deployments.test_openai_request import LIMITS
-from tests.deployments.test_tools_everywhere import folder
-from tests.support.deployments.server import MODEL, Server, serving, tiny_config
-
-__all__ = ["folder"]
+from tests.support.deployments.server import Server
 
 USER: Any = {"role": "user", "content": "hi"}
 BAD_SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "poem"}}}
@@ -35,6 +28,7 @@ BASES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": [USER], "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": [USER]},
     "/tokenize": {"messages": [USER]},
+    "/detokenize": {"tokens": [1]},
 }
 
 Case = tuple[str, dict[str, Any], str]
@@ -72,15 +66,28 @@ CHATS: list[Case] = [
          "tools"),
         ({"tool_choice": "required", "structured_outputs": {"regex": "a"},
           "tools": [{"type": "function", "function": TOOL}]}, "structured_outputs.regex"),
+        ({"prediction": "text"}, "prediction"),
+        ({"prediction": {"type": "image", "content": "x"}}, "prediction.type"),
+        ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
         ({"prediction": {"type": "content", "content": [{"type": "text"}]}},
          "prediction.content[0].text"),
     )),
     ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
     ("/tokenize", {"messages": [USER], "tools": [{"type": 5}]}, "tools[0].type"),
+    ("/tokenize", {"prompt": "x"}, "prompt"),
+    ("/tokenize", {"messages": None}, "prompt"),
+    ("/tokenize", {"messages": None, "prompt": ["x"]}, "prompt"),
+    ("/detokenize", {"tokens": "x"}, "tokens"),
+    ("/detokenize", {"tokens": [10**9]}, "tokens"),
     ("/tokenize", {"messages": None, "prompt": "x" * 99_000}, "prompt"),
 ]  # fmt: skip
 RESPONSES: list[Case] = [("/v1/responses", fields, param) for fields, param in (
-    ({"input": LONG}, "input"),
+    *(({"input": wrong}, "input") for wrong in (None, "", LONG)),
+    ({"include": [5]}, "include"),
+    ({"previous_response_id": "resp_none"}, "previous_response_id"),
+    ({"tools": [{"type": 5}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+    ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
     ({"instructions": LONG}, "input"),
     ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
     ({"input": []}, "input"),
@@ -130,6 +137,9 @@ _CONVERSATIONS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [USER, {"role": "assistant", "content": [
         {"type": "thinking"}, {"type": "tool_use", "input": {}}]}]},
      "messages[1].content[1].name"),
+    ({"tools": [{"type": 5, "name": "bash"}]}, "tools[0].type"),
+    ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
+    ({"thinking": {"type": "hard"}}, "thinking.type"),
     ({"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema"),
     ({"output_config": {"effort": "utmost"}}, "output_config.effort"),
 ]  # fmt: skip
@@ -147,20 +157,11 @@ MESSAGES: list[Case] = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    with serving(tiny_config(folder)) as running:
-        yield running
-
-
 @pytest.mark.parametrize(("path", "fields", "param"), [*COMPLETIONS, *CHATS, *RESPONSES, *MESSAGES])
 def test_an_error_names_the_field_of_its_own_body(
-    server: Server, path: str, fields: dict[str, Any], param: str
+    tool_server: Server, path: str, fields: dict[str, Any], param: str
 ) -> None:
-    asked = {"model": MODEL, **BASES[path], **fields}
-    answer = httpx.post(f"{server.url}{path}", json=asked, timeout=60)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
+    error = tool_server.refusal(path, **{**BASES[path], **fields})
     if "param" in error:  # Anthropic's errors have none
         assert error["param"] == param
     assert error["message"].startswith(f"{param}: ")
@@ -182,23 +183,19 @@ TOO_LONG = re.compile(r"prompt is too long: (\d+) tokens > (\d+) maximum")
 # By its tokens, and by its characters alone.
 @pytest.mark.parametrize("count", [CONTEXT, 9_000])
 def test_a_full_context_has_the_code_that_clients_act_on(
-    server: Server, path: str, streams: bool, count: int
+    tool_server: Server, path: str, streams: bool, count: int
 ) -> None:
     path, by_tokens = ("/v1/completions", True) if path == "tokens" else (path, False)
     own, said, length = PLACES[path]
     prompt = [5] * count if by_tokens else said("word " * count)
-    body = {"model": MODEL, own: prompt, length: 4, "stream": streams}
-    answer = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+    body = {own: prompt, length: 4, "stream": streams}
     if path == "/v1/responses" and streams:
         # OpenAI's own agent reads the code in the event alone.
-        assert answer.status_code == 200
-        events = [line for line in answer.text.splitlines() if line.startswith("data: ")]
-        first, *_, last = (json.loads(line.removeprefix("data: ")) for line in events)
+        first, *_, last = tool_server.stream(path, **body)
         assert (first["type"], last["type"]) == ("response.created", "response.failed")
         error = {**last["response"]["error"], "type": "invalid_request_error"}
     else:
-        assert answer.status_code == 400
-        error = answer.json()["error"]
+        error = tool_server.refusal(path, **body)
     assert error["type"] == "invalid_request_error"
     if path == "/v1/messages":
         found = TOO_LONG.match(error["message"])
@@ -212,12 +209,10 @@ def test_a_full_context_has_the_code_that_clients_act_on(
 
 
 @pytest.mark.parametrize("path", PLACES)
-def test_more_output_than_fits_is_as_much_as_fits(server: Server, path: str) -> None:
+def test_more_output_than_fits_is_as_much_as_fits(tool_server: Server, path: str) -> None:
     own, said, length = PLACES[path]
-    body = {"model": MODEL, own: said("hello"), length: 2**31 - 1, "temperature": 0}
-    answer = httpx.post(f"{server.url}{path}", json=body, timeout=60)
-    assert answer.status_code == 200, answer.text
-    usage = answer.json()["usage"]
+    body = {own: said("hello"), length: 2**31 - 1, "temperature": 0}
+    usage = tool_server.ask(path, **body)["usage"]
     assert 0 < usage.get("completion_tokens", usage.get("output_tokens")) < CONTEXT
 
 
@@ -225,8 +220,7 @@ def test_as_many_of_a_prompts_tokens_are_kept_as_fit_beside_an_output_that_never
     server: Server,
 ) -> None:
     asked = {"prompt": [5] * 600, "truncate_prompt_tokens": -1, "max_tokens": 10_000}
-    answer = httpx.post(f"{server.url}/v1/completions", json={"model": MODEL, **asked}, timeout=60)
-    assert answer.json()["usage"]["prompt_tokens"] == CONTEXT - 1
+    assert server.ask("/v1/completions", **asked)["usage"]["prompt_tokens"] == CONTEXT - 1
 
 
 def test_only_the_name_in_front_is_the_bodys_own() -> None:
@@ -284,6 +278,4 @@ def test_what_a_call_turns_out_to_lack_later_has_its_messages_name() -> None:
     ],
 )
 def test_words_of_a_message_stay_as_they_are(server: Server, input_: Any, said: str) -> None:
-    asked = {"model": MODEL, "input": input_}
-    answer = httpx.post(f"{server.url}/v1/responses", json=asked, timeout=60)
-    assert said in answer.json()["error"]["message"]
+    assert said in server.refusal("/v1/responses", input=input_)["message"]

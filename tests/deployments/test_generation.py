@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -14,19 +13,11 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.spec import ChatOptions, GenerationSpec, Prompt, Resumption
-from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import plain_text
-from tests.support.deployments.stage import stage
-from tests.support.text.tokenizers_for_tests import byte_level_folder
+from tests.support.deployments.stage import alone
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12)
 WARM = SamplingParams(temperature=1.0, max_tokens=12)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return Tokenizer.load(byte_level_folder(folder))
 
 
 def spec(*prompts: Prompt, params: SamplingParams = PARAMS) -> GenerationSpec:
@@ -62,13 +53,9 @@ def create(asked: GenerationSpec, tokenizer: Tokenizer, ingress: Coordinators) -
 
 
 async def test_requests_with_the_same_id_are_served_independently(tokenizer: Tokenizer) -> None:
-    async with stage() as setting, house() as only:
-        setting.add("a", only)
-        await asyncio.sleep(0)
+    async with alone() as (ingress, *_):
         prompts = ([1, 2, 3], [4, 5])
-        generations = [
-            create(spec(tokens(*prompt)), tokenizer, setting.ingress) for prompt in prompts
-        ]
+        generations = [create(spec(tokens(*prompt)), tokenizer, ingress) for prompt in prompts]
         found = await asyncio.gather(*map(run, generations))
         params = dataclasses.replace(PARAMS, seed=5)
         assert found == [plain_text(prompt, params) for prompt in prompts]
@@ -76,10 +63,8 @@ async def test_requests_with_the_same_id_are_served_independently(tokenizer: Tok
 
 
 async def test_a_prompt_without_tokens_is_refused(tokenizer: Tokenizer) -> None:
-    async with stage() as setting, house() as only:
-        setting.add("a", only)
-        await asyncio.sleep(0)
-        generation = create(spec(Prompt(text="")), tokenizer, setting.ingress)
+    async with alone() as (ingress, *_):
+        generation = create(spec(Prompt(text="")), tokenizer, ingress)
         with pytest.raises(RequestError, match="no tokens"):
             await generation.start()
 
@@ -93,15 +78,13 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
         messages = ({"role": "user", "content": text},)
         return spec(Prompt(messages=messages) if is_chat else Prompt(text=text))
 
-    async with stage() as setting, house() as only:
-        setting.add("a", only, max_context_len=64)
-        await asyncio.sleep(0)
+    async with alone(context=64) as (ingress, *_):
         # Sixteen characters per token of context: one more is refused for its characters.
-        generation = create(asked(1025), tokenizer, setting.ingress)
+        generation = create(asked(1025), tokenizer, ingress)
         with pytest.raises(RequestError, match=r"1025 characters.*max_chars_per_token") as caught:
             await generation.start()
         assert caught.value.param == "prompt"
-        generation = create(asked(1024), tokenizer, setting.ingress)
+        generation = create(asked(1024), tokenizer, ingress)
         with pytest.raises(RequestError, match=r"prompt is too long: \d+ tokens > 63 maximum"):
             await generation.start()
 
@@ -109,21 +92,17 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
 async def test_what_a_template_is_given_counts_before_it_is_rendered(tokenizer: Tokenizer) -> None:
     options = ChatOptions(arguments={"documents_of_ours": ["q" * 600, "q" * 600]})
     asked = spec(Prompt(messages=({"role": "user", "content": "q"},), template=options))
-    async with stage() as setting, house() as only:
-        setting.add("a", only, max_context_len=64)
-        await asyncio.sleep(0)
+    async with alone(context=64) as (ingress, *_):
         with pytest.raises(
             RequestError, match=r"prompt is too long: \d+ tokens > 63 maximum.*characters"
         ):
-            await create(asked, tokenizer, setting.ingress).start()
+            await create(asked, tokenizer, ingress).start()
 
 
 async def test_many_long_prompts_are_encoded_as_each_would_be(tokenizer: Tokenizer) -> None:
-    async with stage() as setting, house() as only:
-        setting.add("a", only)
-        await asyncio.sleep(0)
+    async with alone() as (ingress, *_):
         texts = ["dog " * 700, "fox " * 700, "lazy " * 700]
-        generation = create(spec(*map(Prompt, texts)), tokenizer, setting.ingress)
+        generation = create(spec(*map(Prompt, texts)), tokenizer, ingress)
         await generation.start()
         found = [ids.tolist() for ids in generation.prompt_ids]
         generation.close()
@@ -133,11 +112,9 @@ async def test_many_long_prompts_are_encoded_as_each_would_be(tokenizer: Tokeniz
 async def test_equal_prompts_without_a_seed_have_seeds_and_texts_of_their_own(
     tokenizer: Tokenizer,
 ) -> None:
-    async with stage() as setting, house() as only:
-        setting.add("a", only)
-        await asyncio.sleep(0)
+    async with alone() as (ingress, *_):
         asked = dataclasses.replace(spec(*[tokens(1, 2, 3)] * 4, params=WARM), seed=None)
-        generation = create(asked, tokenizer, setting.ingress)
+        generation = create(asked, tokenizer, ingress)
         found = await run_all(generation)
         seeds = [generation.seed_of(index) for index in range(4)]
         assert len(set(seeds)) == 4
@@ -147,11 +124,9 @@ async def test_equal_prompts_without_a_seed_have_seeds_and_texts_of_their_own(
 
 @pytest.mark.parametrize("seed", [0, 2**53 + 1, 2**64 - 1])
 async def test_a_seed_is_reported_as_it_was_sent(tokenizer: Tokenizer, seed: int) -> None:
-    async with stage() as setting, house() as only:
-        setting.add("a", only)
-        await asyncio.sleep(0)
+    async with alone() as (ingress, *_):
         asked = dataclasses.replace(spec(tokens(1, 2, 3), params=WARM), seed=seed)
-        generation = create(asked, tokenizer, setting.ingress)
+        generation = create(asked, tokenizer, ingress)
         found = await run(generation)
         assert generation.seed_of(0) == seed
         assert found == plain_text([1, 2, 3], dataclasses.replace(WARM, seed=seed))
@@ -160,11 +135,9 @@ async def test_a_seed_is_reported_as_it_was_sent(tokenizer: Tokenizer, seed: int
 async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own(
     tokenizer: Tokenizer,
 ) -> None:
-    async with stage() as setting, house() as only:
-        setting.add("a", only)
-        await asyncio.sleep(0)
+    async with alone() as (ingress, *_):
         asked = dataclasses.replace(spec(*[tokens(1, 2, 3)] * 2, params=WARM), num_choices=2)
-        generation = create(asked, tokenizer, setting.ingress)
+        generation = create(asked, tokenizer, ingress)
         found = await run_all(generation)
         params = [dataclasses.replace(WARM, seed=5, stream=stream) for stream in range(4)]
         assert [found[index] for index in range(4)] == [plain_text([1, 2, 3], p) for p in params]
@@ -177,26 +150,22 @@ async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own(
 async def test_without_max_tokens_the_default_applies_within_the_context(
     tokenizer: Tokenizer, default: int, min_tokens: int, count: int
 ) -> None:
-    async with stage() as setting, house() as only:
-        setting.add("a", only, max_context_len=64)
-        await asyncio.sleep(0)
+    async with alone(context=64) as (ingress, *_):
         params = dataclasses.replace(PARAMS, max_tokens=0, min_tokens=min_tokens)
         asked = dataclasses.replace(
             spec(tokens(1, 2, 3), params=params), default_max_tokens=default
         )
-        assert len(await run(create(asked, tokenizer, setting.ingress))) == count
+        assert len(await run(create(asked, tokenizer, ingress))) == count
 
 
 async def test_a_clients_resumption_does_not_skip_the_queue(tokenizer: Tokenizer) -> None:
-    full = house(max_running_sequences=1, max_queued_requests=0)
-    async with stage() as setting, full as only:
-        busy = setting.add("a", only)
-        await asyncio.sleep(0)
+    full = alone(max_running_sequences=1, max_queued_requests=0)
+    async with full as (ingress, _, busy):
         busy.gate.clear()
         asked = spec(tokens(1, 2, 3))
-        running = asyncio.create_task(run(create(asked, tokenizer, setting.ingress)))
+        running = asyncio.create_task(run(create(asked, tokenizer, ingress)))
         await busy.wait_for_frames(1)
-        resumed = create(asked, tokenizer, setting.ingress)
+        resumed = create(asked, tokenizer, ingress)
         await resumed.start([Resumption(0, token_array([7]))])
         with pytest.raises(CapacityError, match="max_queued_requests"):
             await anext(resumed.deltas())
@@ -206,17 +175,15 @@ async def test_a_clients_resumption_does_not_skip_the_queue(tokenizer: Tokenizer
 
 
 async def test_a_refused_request_gets_a_retry_delay(tokenizer: Tokenizer) -> None:
-    full = house(max_running_sequences=1, max_queued_requests=0)
-    async with stage() as setting, full as only:
-        busy = setting.add("a", only)
-        await asyncio.sleep(0)
+    full = alone(max_running_sequences=1, max_queued_requests=0)
+    async with full as (ingress, only, busy):
         asked = spec(tokens(1, 2, 3))
         for _ in range(2):
             busy.gate.clear()
             num_frames = len(busy.frames)
-            running = asyncio.create_task(run(create(asked, tokenizer, setting.ingress)))
+            running = asyncio.create_task(run(create(asked, tokenizer, ingress)))
             await busy.wait_for_frames(num_frames + 1)
-            refused = create(asked, tokenizer, setting.ingress)
+            refused = create(asked, tokenizer, ingress)
             await refused.start()
             with pytest.raises(CapacityError) as caught:
                 await anext(refused.deltas())

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx
@@ -23,11 +19,7 @@ from cluster.client import (
     SamplingOptions,
     TokenizeRequest,
 )
-from cluster.config.schema import GrpcConfig
-from deployments.ingress.grpc_api import GrpcApi
-from deployments.ingress.grpc_listener import GrpcListener
-from tests.deployments.conftest import free_port
-from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+from tests.support.deployments.server import MODEL, Server
 
 CHAT = ChatMessages(
     messages=[
@@ -37,35 +29,9 @@ CHAT = ChatMessages(
 )
 
 
-@pytest.fixture(scope="module")
-def server(llama_folder: Path) -> Iterator[Server]:
-    with serving(tiny_config(llama_folder)) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def address(server: Server) -> Iterator[str]:
-    port = free_port()
-    where = GrpcConfig(host="127.0.0.1", port=port)
-
-    async def start() -> GrpcListener:
-        listener = GrpcListener(
-            GrpcApi(server.ingress), replace(server.ingress.config, grpc=where), 5.0
-        )
-        await listener.start()
-        return listener
-
-    def run(work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, server.loop).result(60)
-
-    listener = run(start())
-    yield f"127.0.0.1:{port}"
-    run(listener.stop())
-
-
 @pytest.fixture
-def client(address: str) -> Iterator[Client]:
-    with Client(address) as client:
+def client(grpc_address: str) -> Iterator[Client]:
+    with Client(grpc_address) as client:
         yield client
 
 
@@ -80,11 +46,11 @@ def test_the_models_are_those_of_http(client: Client, server: Server) -> None:
 @pytest.mark.parametrize("adds", [True, False])
 def test_tokens_are_those_of_http(client: Client, server: Server, adds: bool) -> None:
     body = {"prompt": "Grüße an alle", "add_special_tokens": adds}
-    expected = httpx.post(f"{server.url}/tokenize", json=body).json()["tokens"]
+    expected = server.ask("/tokenize", **body)["tokens"]
     request = TokenizeRequest(text=body["prompt"], add_special_tokens=adds)
     assert list(client.tokenize(request).token_ids) == expected
     body = {"messages": [{"role": turn.role, "content": turn.content} for turn in CHAT.messages]}
-    expected = httpx.post(f"{server.url}/tokenize", json=body).json()["tokens"]
+    expected = server.ask("/tokenize", **body)["tokens"]
     request = TokenizeRequest(chat=CHAT, model=MODEL)
     assert list(client.tokenize(request).token_ids) == expected
 
@@ -95,8 +61,8 @@ def test_text_comes_back_from_its_tokens(client: Client) -> None:
     assert client.detokenize(DetokenizeRequest(token_ids=tokens.token_ids)).text == text
 
 
-async def test_the_asyncio_client_says_the_same(address: str, client: Client) -> None:
-    async with AsyncClient(address) as other:
+async def test_the_asyncio_client_says_the_same(grpc_address: str, client: Client) -> None:
+    async with AsyncClient(grpc_address) as other:
         assert await other.list_models() == client.list_models()
         hello = TokenizeRequest(text="hello")
         tokens = await other.tokenize(hello)
@@ -107,7 +73,7 @@ async def test_the_asyncio_client_says_the_same(address: str, client: Client) ->
             await other.tokenize(TokenizeRequest(text="x", model="gpt-5"))
 
 
-def test_what_is_wrong_is_named(client: Client, address: str) -> None:
+def test_what_is_wrong_is_named(client: Client, grpc_address: str) -> None:
     with pytest.raises(InvalidRequestError, match="'gpt-5' is not served"):
         client.detokenize(DetokenizeRequest(token_ids=[1], model="gpt-5"))
     with pytest.raises(InvalidRequestError) as caught:
@@ -115,7 +81,7 @@ def test_what_is_wrong_is_named(client: Client, address: str) -> None:
     assert caught.value.param == "token_ids"
     with pytest.raises(InvalidRequestError, match="at least one token"):
         client.detokenize(DetokenizeRequest())
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(grpc_address) as channel:
         for body in (b"", b"\xff\xff\xff"):  # no prompt, no message
             with pytest.raises(grpc.RpcError) as refused:
                 channel.unary_unary("/drafthouse.v1.GenerationService/Tokenize")(body)
@@ -125,10 +91,7 @@ def test_what_is_wrong_is_named(client: Client, address: str) -> None:
 def test_a_prompt_is_scored_without_an_output(client: Client, server: Server) -> None:
     sampling = SamplingOptions(temperature=0.0, max_tokens=0, prompt_logprobs=2)
     answer = client.complete(GenerateRequest(model=MODEL, text="hello there", sampling=sampling))
-    asked = {
-        "model": MODEL, "prompt": "hello there", "max_tokens": 0, "echo": True, "logprobs": 2,
-    }  # fmt: skip
-    choice = httpx.post(f"{server.url}/v1/completions", json=asked).json()["choices"][0]
+    choice = server.complete(prompt="hello there", max_tokens=0, echo=True, logprobs=2)
     values = list(answer.prompt_logprobs.logprobs)
     assert values == pytest.approx(choice["logprobs"]["token_logprobs"][1:], abs=1e-5)
     assert list(answer.prompt_logprobs.num_top) == [2] * len(values)

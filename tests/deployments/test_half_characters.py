@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.deployments.test_tools_everywhere import folder  # noqa: F401 - a fixture
-from tests.support.deployments.server import MODEL, serving, tiny_config
+from tests.support.deployments.server import MODEL, Server
 
 HALF = "\ud83d"
 HELLO = {"role": "user", "content": "Go."}
@@ -20,11 +18,8 @@ TOOL = {"type": "function", "function": FUNCTION}
 
 
 @pytest.fixture(scope="module")
-def http(folder: Path) -> Iterator[httpx.Client]:  # noqa: F811
-    with (
-        serving(tiny_config(folder)) as server,
-        httpx.Client(base_url=server.url, timeout=60) as client,
-    ):
+def http(tool_server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=tool_server.url, timeout=60) as client:
         yield client
 
 

@@ -1,47 +1,37 @@
-"""What every HTTP request gets: an id, a deadline, CORS; and the endpoints beside the texts."""
+"""What every HTTP request gets: an id, a deadline, CORS, headers without the white space around
+their values (RFC 9110, 5.5); and the endpoints beside the texts."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
-from pathlib import Path
+from http import client
 from typing import Any
 
 import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from cluster.config.schema import ApiConfig
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.http import create_app
-from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+from tests.support.deployments.server import MODEL, Server
 
 LONG: dict[str, Any] = {
     "model": MODEL, "prompt": "a", "temperature": 0, "max_tokens": 400, "ignore_eos": True,
 }  # fmt: skip
-API = ApiConfig(
-    served_model_names=("other",),
-    cors_origins=("https://page.example",),
-    heartbeat_s=0.05,
-    max_request_timeout_s=100,
-)
-
-
-@pytest.fixture(scope="module")
-def server(llama_folder: Path) -> Iterator[Server]:
-    with serving(tiny_config(llama_folder, API)) as running:
-        yield running
+ORIGIN = "https://page.example"
 
 
 @pytest.fixture
-def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+def http(api_server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=api_server.url, timeout=60) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def tokenizer(server: Server) -> Tokenizer:
-    return Tokenizer.load(server.folder)
+def tokenizer(api_server: Server) -> Tokenizer:
+    return Tokenizer.load(api_server.folder)
 
 
 def test_every_name_is_listed_with_the_length_of_the_context(http: httpx.Client) -> None:
@@ -59,7 +49,7 @@ def test_an_answer_has_the_name_that_its_request_used(http: httpx.Client) -> Non
         assert http.post("/v1/completions", json=asked).json()["model"] == name
 
 
-def test_the_document_names_every_path_and_no_other(server: Server, http: httpx.Client) -> None:
+def test_the_document_names_every_path_and_no_other(api_server: Server, http: httpx.Client) -> None:
     document = http.get("/openapi.json").json()
     validate(document)
     found = {
@@ -67,7 +57,7 @@ def test_the_document_names_every_path_and_no_other(server: Server, http: httpx.
     }
     routes = {
         (route.path.replace(":path", ""), method)  # type: ignore[attr-defined]
-        for route in create_app(server.ingress).routes
+        for route in create_app(api_server.ingress).routes
         for method in route.methods - {"HEAD"}  # type: ignore[attr-defined]
         # What only servers with the page have; docs/events.md and docs/page.md tell of it.
         if not route.path.startswith(("/ui/static/", "/ui/events"))  # type: ignore[attr-defined]
@@ -92,26 +82,6 @@ def test_a_conversation_is_tokenised_as_a_chat_is(http: httpx.Client) -> None:
     asked = {"model": MODEL, "messages": messages, "max_tokens": 1, "return_token_ids": True}
     answer = http.post("/v1/chat/completions", json=asked).json()
     assert answer["prompt_token_ids"] == tokens
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/tokenize", {}, "prompt"),
-        ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "prompt"),
-        ("/tokenize", {"prompt": ["x"]}, "prompt"),
-        ("/tokenize", {"prompt": "x" * 9000}, "prompt"),
-        ("/detokenize", {"tokens": "x"}, "tokens"),
-        ("/detokenize", {"tokens": [10**9]}, "tokens"),
-        ("/detokenize", {"tokens": [1], "model": "gpt"}, "model"),
-    ],
-)
-def test_what_cannot_be_tokenised_is_refused(
-    http: httpx.Client, path: str, body: dict[str, Any], param: str
-) -> None:
-    response = http.post(path, json=body)
-    assert 400 <= response.status_code < 500
-    assert response.json()["error"]["param"] == param
 
 
 def test_load_balancers_and_people_learn_that_it_runs(http: httpx.Client) -> None:
@@ -147,12 +117,12 @@ def test_a_page_from_a_known_origin_may_ask(http: httpx.Client) -> None:
         asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
         return http.options("/v1/completions", headers=asked)
 
-    good = preflight("https://page.example")
+    good = preflight(ORIGIN)
     assert good.status_code == 200
-    assert good.headers["access-control-allow-origin"] == "https://page.example"
+    assert good.headers["access-control-allow-origin"] == ORIGIN
     assert preflight("https://evil.example").status_code == 400
-    answer = http.get("/v1/models", headers={"Origin": "https://page.example"})
-    assert answer.headers["access-control-allow-origin"] == "https://page.example"
+    answer = http.get("/v1/models", headers={"Origin": ORIGIN})
+    assert answer.headers["access-control-allow-origin"] == ORIGIN
     assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
     plain = http.options("/v1/completions")
     assert (plain.status_code, plain.headers["allow"]) == (204, "POST, OPTIONS")
@@ -171,7 +141,7 @@ def test_a_time_that_is_none_is_refused(http: httpx.Client, value: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_takes_too_long_is_given_up_everywhere(
-    server: Server, http: httpx.Client, stream: bool
+    api_server: Server, http: httpx.Client, stream: bool
 ) -> None:
     response = http.post(
         "/v1/completions", json={**LONG, "stream": stream}, headers={"x-request-timeout-ms": "30"}
@@ -185,4 +155,34 @@ def test_an_answer_that_takes_too_long_is_given_up_everywhere(
         assert "30" not in response.json()["error"]["message"].split("s;")[1]
     # Within the next round nothing of it is left: a request that waits for the place gets it.
     assert http.post("/v1/completions", json={**LONG, "max_tokens": 1}).status_code == 200
-    assert server.coordinator.status()["num_running"] == 0
+    assert api_server.coordinator.status()["num_running"] == 0
+
+
+def answered(api_server: Server, headers: dict[str, str]) -> client.HTTPResponse:
+    """The answer to a request whose headers are sent as they are."""
+    connection = client.HTTPConnection(api_server.url.removeprefix("http://"), timeout=60)
+    body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 1}).encode()
+    connection.putrequest("POST", "/v1/completions", skip_accept_encoding=True)
+    for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        connection.putheader(name, value)
+    connection.endheaders(body)
+    response = connection.getresponse()
+    response.read()
+    connection.close()
+    return response
+
+
+@pytest.mark.parametrize("around", [" {}", "{} ", "{}\t", "\t {} \t", "{}     "])
+def test_every_header_is_read_without_the_white_space_around_it(
+    api_server: Server, around: str
+) -> None:
+    values = {"X-Request-Timeout-Ms": "5000", "X-Request-Id": "mine-7", "Origin": ORIGIN}
+    response = answered(api_server, {name: around.format(value) for name, value in values.items()})
+    assert response.status == 200
+    assert response.headers["X-Request-Id"] == "mine-7"
+    assert response.headers["Access-Control-Allow-Origin"] == ORIGIN
+
+
+def test_white_space_within_a_value_is_a_part_of_it(api_server: Server) -> None:
+    assert answered(api_server, {"X-Request-Timeout-Ms": "50 00"}).status == 400
+    assert len(answered(api_server, {"X-Request-Id": "a b"}).headers["X-Request-Id"]) == 32

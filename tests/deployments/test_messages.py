@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import pytest
 
-from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+from tests.support.deployments.server import MODEL, Server
 
 USER: dict[str, Any] = {"role": "user", "content": "hello"}
 ASKED: dict[str, Any] = {
     "model": MODEL, "max_tokens": 12, "messages": [USER], "extra_body": {"temperature": 0},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server(llama_folder: Path) -> Iterator[Server]:
-    with serving(tiny_config(llama_folder)) as running:
-        yield running
 
 
 @pytest.fixture
@@ -31,9 +22,8 @@ def client(server: Server) -> anthropic.Anthropic:
 
 def chat(server: Server, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
     """What the chat endpoint answers to the same conversation."""
-    asked = {"model": MODEL, "temperature": 0, "max_tokens": 12, "messages": messages, **fields}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=60)
-    return dict(answer.json())
+    asked = {"temperature": 0, "max_tokens": 12, "messages": messages, **fields}
+    return server.ask("/v1/chat/completions", **asked)
 
 
 def text_of(message: anthropic.types.Message) -> str:
@@ -120,28 +110,10 @@ def test_errors_are_anthropics(server: Server, client: anthropic.Anthropic) -> N
         client.messages.create(**{**ASKED, "model": "claude"})
     with pytest.raises(anthropic.BadRequestError, match="tools"):
         client.messages.create(**ASKED, tools=[{"name": "f", "input_schema": {"type": "object"}}])
-    body = {"model": MODEL, "messages": [USER]}
-    answer = httpx.post(f"{server.url}/v1/messages", json=body, timeout=60)
+    answer = server.post("/v1/messages", messages=[USER])
     assert answer.status_code == 400
     found = answer.json()
     assert found["type"] == "error"
     assert found["error"]["type"] == "invalid_request_error"
     assert "max_tokens" in found["error"]["message"]
     assert found["request_id"] == answer.headers["x-request-id"]
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "hello",
-        {"role": "tool", "content": "x"},
-        {"role": "user", "content": 5},
-        {"role": "user", "content": [{"type": "image"}]},
-        {"role": "user", "content": [5]},
-    ],
-)
-def test_what_is_no_message_is_refused(server: Server, message: Any) -> None:
-    body = {"model": MODEL, "max_tokens": 1, "messages": [message]}
-    answer = httpx.post(f"{server.url}/v1/messages", json=body, timeout=60)
-    assert answer.status_code == 400
-    assert "messages[0]" in answer.json()["error"]["message"]

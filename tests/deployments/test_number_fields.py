@@ -5,12 +5,9 @@ Each field meets all EDGES and a quarter of the OTHERS, each of which meets ever
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,11 +15,7 @@ import pytest
 
 from cluster.client import Client, GenerateRequest, InvalidRequestError, SamplingOptions
 from cluster.client.generated.common_pb2 import BeamSearch
-from cluster.config.schema import GrpcConfig
-from deployments.ingress.grpc_api import GrpcApi
-from deployments.ingress.grpc_listener import GrpcListener
-from tests.deployments.conftest import free_port
-from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+from tests.support.deployments.server import MODEL
 
 EDGES = (
     "0", "-1", "1.0", "true", '"1"', "5e-324", "1e-46", "3.5e38", "1e400", "NaN", "-Infinity",
@@ -47,18 +40,6 @@ NESTED = {
     "stop_token_ids": '"stop_token_ids": [%s]',
     "speculation": '"speculation": {"max_draft_tokens": %s}',
 }
-
-
-@pytest.fixture(scope="module")
-def server(llama_folder: Path) -> Iterator[Server]:
-    with serving(tiny_config(llama_folder)) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        yield client
 
 
 def numbers(place: int) -> tuple[str, ...]:
@@ -130,23 +111,9 @@ def test_a_number_in_a_schema_is_one(http: httpx.Client, number: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[Client]:
-    where = GrpcConfig(host="127.0.0.1", port=free_port())
-
-    def run(work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, server.loop).result(60)
-
-    async def start() -> GrpcListener:
-        listener = GrpcListener(
-            GrpcApi(server.ingress), replace(server.ingress.config, grpc=where), 5.0
-        )
-        await listener.start()
-        return listener
-
-    listener = run(start())
-    with Client(f"{where.host}:{where.port}") as connected:
+def client(grpc_address: str) -> Iterator[Client]:
+    with Client(grpc_address) as connected:
         yield connected
-    run(listener.stop())
 
 
 DOUBLES = (

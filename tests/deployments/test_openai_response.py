@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from cluster.core import EMPTY_TOKENS, TokenLogprob
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets
-from tests.support.text.tokenizers_for_tests import byte_level_folder
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return Tokenizer.load(byte_level_folder(folder))
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 2])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from cluster.config.http import HttpConfig, UiConfig
 from deployments.page.routes import assets
 from deployments.page.vendor import ROOT, packages
-from tests.support.deployments.server import serving, tiny_config
 
 MAX_COMPRESSED_BYTES = 120_000
 MAX_MODULE_LINES = 250
@@ -23,15 +20,6 @@ POLICY = (
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'"
 )
-
-
-@pytest.fixture(scope="module")
-def http(llama_folder: Path) -> Iterator[httpx.Client]:
-    with (
-        serving(tiny_config(llama_folder)) as server,
-        httpx.Client(base_url=server.url, timeout=60) as client,
-    ):
-        yield client
 
 
 def test_all_of_it_is_small() -> None:

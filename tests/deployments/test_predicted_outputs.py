@@ -7,23 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from openai import OpenAI
 
 from cluster.config.schema import DrafterConfig, DrafterPlacement
 from cluster.spec.params import MAX_PREDICTION_TOKENS
-from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+from tests.support.deployments.server import Server, serving, tiny_config
 
 CHAT = [{"role": "user", "content": "the same again, please"}]
-ASKED: dict[str, Any] = {
-    "model": MODEL, "messages": CHAT, "max_tokens": 48, "ignore_eos": True,
-}  # fmt: skip
+ASKED: dict[str, Any] = {"messages": CHAT, "max_tokens": 48, "ignore_eos": True}
 SAMPLINGS = [{"temperature": 0}, {"temperature": 0.9, "seed": 4}]
 
 
 @pytest.fixture(scope="module")
-def server(llama_folder: Path) -> Iterator[Server]:
+def predicting(llama_folder: Path) -> Iterator[Server]:
     config = tiny_config(llama_folder)
     prediction = DrafterConfig(kind="prediction", placement=DrafterPlacement(host="target"))
     coordinator = replace(config.coordinator, max_draft_tokens=8)
@@ -32,17 +28,8 @@ def server(llama_folder: Path) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def without(llama_folder: Path) -> Iterator[Server]:
-    with serving(tiny_config(llama_folder)) as running:
-        yield running
-
-
 def ask(server: Server, **body: Any) -> dict[str, Any]:
-    url = f"{server.url}/v1/chat/completions"
-    answer = httpx.post(url, json={**ASKED, **body}, timeout=120)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
+    return server.ask("/v1/chat/completions", **ASKED, **body)
 
 
 def predicted(text: str) -> dict[str, str]:
@@ -66,12 +53,12 @@ def ascii_text(server: Server, sampling: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded"])
 def test_a_right_prediction_is_accepted_and_changes_no_text(
-    server: Server, sampling: dict[str, Any]
+    predicting: Server, sampling: dict[str, Any]
 ) -> None:
-    sampling = ascii_text(server, sampling)
-    plain = ask(server, **sampling)
+    sampling = ascii_text(predicting, sampling)
+    plain = ask(predicting, **sampling)
     assert counts(plain) == (0, 0)
-    right = ask(server, **sampling, prediction=predicted(text_of(plain)))
+    right = ask(predicting, **sampling, prediction=predicted(text_of(plain)))
     assert text_of(right) == text_of(plain)
     accepted, rejected = counts(right)
     steps = right["metrics"]["speculative_decoding"]
@@ -83,54 +70,32 @@ def test_a_right_prediction_is_accepted_and_changes_no_text(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded"])
 def test_a_wrong_prediction_is_counted_as_rejected_and_changes_no_text(
-    server: Server, sampling: dict[str, Any]
+    predicting: Server, sampling: dict[str, Any]
 ) -> None:
-    sampling = ascii_text(server, sampling)
-    plain = ask(server, **sampling)
+    sampling = ascii_text(predicting, sampling)
+    plain = ask(predicting, **sampling)
     parts = [{"type": "text", "text": "zyx"}, {"type": "text", "text": "wvu" * 40}]
-    wrong = ask(server, **sampling, prediction={"type": "content", "content": parts})
+    wrong = ask(predicting, **sampling, prediction={"type": "content", "content": parts})
     assert text_of(wrong) == text_of(plain)
     accepted, rejected = counts(wrong)
     assert accepted == 0
     assert rejected > 0
 
 
-def test_where_nobody_drafts_from_it_the_answer_says_why(server: Server, without: Server) -> None:
+def test_where_nobody_drafts_from_it_the_answer_says_why(
+    predicting: Server, server: Server
+) -> None:
     body = {"temperature": 0, "prediction": predicted("abc")}
-    answer = ask(without, **body)
+    answer = ask(server, **body)
     assert counts(answer) == (0, 0)
     found = answer["metrics"]["speculative_decoding"]
     assert found["prediction_idle_because"] == "no_prediction_drafter"
-    off = ask(server, **body, speculation={"enabled": False})
+    off = ask(predicting, **body, speculation={"enabled": False})
     assert off["metrics"]["speculative_decoding"]["prediction_idle_because"] == "disabled"
-    on = ask(server, **body)
+    on = ask(predicting, **body)
     assert "prediction_idle_because" not in on["metrics"]["speculative_decoding"]
 
 
-def test_openais_client_reads_the_counts(server: Server) -> None:
-    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=60, max_retries=0)
-    answer = client.chat.completions.create(
-        model=MODEL, messages=CHAT, temperature=0, max_tokens=8,
-        prediction={"type": "content", "content": "zzz"},
-    )  # fmt: skip
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens_details is not None
-    assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 0
-
-
-@pytest.mark.parametrize(
-    ("prediction", "param"),
-    [
-        ("text", "prediction"),
-        ({"type": "image", "content": "x"}, "prediction.type"),
-        ({"type": "content", "content": 5}, "prediction.content"),
-        (predicted("a " * MAX_PREDICTION_TOKENS), "prediction"),
-    ],
-)
-def test_a_prediction_that_cannot_be_read_is_refused_by_name(
-    server: Server, prediction: Any, param: str
-) -> None:
-    url = f"{server.url}/v1/chat/completions"
-    answer = httpx.post(url, json={**ASKED, "prediction": prediction}, timeout=60)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
+def test_a_prediction_of_too_many_tokens_is_refused_by_name(predicting: Server) -> None:
+    asked = {**ASKED, "prediction": predicted("a " * MAX_PREDICTION_TOKENS)}
+    assert predicting.refusal("/v1/chat/completions", **asked)["param"] == "prediction"

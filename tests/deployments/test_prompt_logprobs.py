@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+from tests.support.deployments.server import Server
 
 TOLERANCE = 1e-4
 PROMPT = "The river runs past the old mill, and the mill has not run for years. " * 3
 CHAT = [{"role": "user", "content": "hello there"}]
-ENDLESS = {"model": MODEL, "temperature": 0, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def server(llama_folder: Path) -> Iterator[Server]:
-    with serving(tiny_config(llama_folder)) as running:
-        yield running
-
-
-def post(server: Server, path: str, **body: Any) -> dict[str, Any]:
-    answer = httpx.post(f"{server.url}{path}", json={**ENDLESS, **body}, timeout=120)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
+ENDLESS = {"temperature": 0, "ignore_eos": True}
 
 
 def complete(server: Server, **body: Any) -> dict[str, Any]:
-    return dict(post(server, "/v1/completions", **body)["choices"][0])
-
-
-def refusal(server: Server, path: str = "/v1/completions", **body: Any) -> dict[str, Any]:
-    answer = httpx.post(f"{server.url}{path}", json={**ENDLESS, **body}, timeout=120)
-    assert answer.status_code == 400
-    return dict(answer.json()["error"])
+    return server.complete(**{**ENDLESS, **body})
 
 
 def laws_of(folder: Path, token_ids: list[int]) -> torch.Tensor:
@@ -59,7 +38,12 @@ def test_an_echo_has_log_probabilities_as_lm_eval_reads_them(
     server: Server, max_tokens: int
 ) -> None:
     choice = complete(
-        server, prompt=PROMPT, max_tokens=max_tokens, echo=True, logprobs=2, return_token_ids=True
+        server,
+        prompt=PROMPT,
+        max_tokens=max_tokens,
+        echo=True,
+        logprobs=2,
+        return_token_ids=True,
     )
     token_ids = [*choice["prompt_token_ids"], *choice["token_ids"]]
     found = choice["logprobs"]
@@ -108,8 +92,8 @@ def test_a_text_is_the_same_beside_log_probabilities_of_its_prompt(server: Serve
 
 
 def test_a_chat_has_the_log_probabilities_of_its_prompt(server: Server) -> None:
-    answer = post(
-        server, "/v1/chat/completions", messages=CHAT, max_completion_tokens=0, prompt_logprobs=1,
+    answer = server.ask(
+        "/v1/chat/completions", messages=CHAT, max_completion_tokens=0, prompt_logprobs=1,
         return_token_ids=True,
     )  # fmt: skip
     token_ids = answer["prompt_token_ids"]
@@ -134,8 +118,8 @@ def test_prompts_of_one_token_and_echoes_alone_are_answered(server: Server) -> N
 
 def test_a_batch_has_the_scores_of_each_prompt(server: Server) -> None:
     prompts = ["one fish", "two fish and more", PROMPT]
-    answer = post(
-        server, "/v1/completions", prompt=prompts, max_tokens=0, echo=True, logprobs=0,
+    answer = server.ask(
+        "/v1/completions", prompt=prompts, max_tokens=0, echo=True, logprobs=0,
         return_token_ids=True,
     )  # fmt: skip
     assert [choice["text"] for choice in answer["choices"]] == prompts
@@ -145,27 +129,28 @@ def test_a_batch_has_the_scores_of_each_prompt(server: Server) -> None:
 
 
 def test_a_stream_echoes_with_log_probabilities(server: Server) -> None:
-    asked = {"prompt": "a stream of it", "max_tokens": 4, "echo": True, "logprobs": 1}
-    whole = complete(server, **asked)
-    body = {**ENDLESS, **asked, "stream": True}
-    text, tokens, values = "", [], []
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                (choice,) = json.loads(line.removeprefix("data: "))["choices"]
-                text += choice["text"]
-                if choice["logprobs"] is not None:
-                    tokens += choice["logprobs"]["tokens"]
-                    values += choice["logprobs"]["token_logprobs"]
+    asked = {**ENDLESS, "prompt": "a stream of it", "max_tokens": 4, "echo": True, "logprobs": 1}
+    whole = server.complete(**asked)
+    choices = [chunk["choices"][0] for chunk in server.stream("/v1/completions", **asked)]
+    text = "".join(choice["text"] for choice in choices)
+    told = [choice["logprobs"] for choice in choices if choice["logprobs"] is not None]
+    tokens, values = (
+        [each for one in told for each in one[key]] for key in ("tokens", "token_logprobs")
+    )
     assert text == whole["text"]
     assert tokens == whole["logprobs"]["tokens"]
     assert values[1:] == pytest.approx(whole["logprobs"]["token_logprobs"][1:], abs=TOLERANCE)
 
 
-def test_what_cannot_be_told_of_a_prompt_is_refused_by_name(server: Server) -> None:
-    assert refusal(server, prompt="x", max_tokens=0)["param"] == "max_tokens"
-    assert refusal(server, prompt="x", prompt_logprobs=-1)["param"] == "prompt_logprobs"
-    error = refusal(server, prompt="x", prompt_logprobs=1, stream=True)
-    assert "stream: false" in error["message"]
-    error = refusal(server, "/v1/chat/completions", messages=CHAT, max_tokens=0)
-    assert error["param"] == "max_tokens"
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ],
+)
+def test_what_cannot_be_told_of_a_prompt_is_refused_by_name(
+    server: Server, fields: dict[str, Any], param: str
+) -> None:
+    assert server.refusal("/v1/completions", prompt="x", **fields)["param"] == param

@@ -16,22 +16,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cluster.client.errors import BusyError, error_of
 from cluster.config.schema import GrpcConfig
 from cluster.core import SamplingParams
-from cluster.rpc.connections import Endpoint
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.ingress import Ingress
 from tests.deployments.conftest import free_port
 from tests.support.deployments.server import tiny_config
+from tests.support.deployments.stage import Nowhere
 
 WHOLE = health_pb2.HealthCheckRequest()
 GENERATE = "/drafthouse.v1.GenerationService/Generate"
 PATIENCE_S = 20.0
-
-
-class Nowhere:
-    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        yield frozenset()
 
 
 @asynccontextmanager

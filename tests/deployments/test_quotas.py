@@ -7,7 +7,6 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,21 +18,10 @@ from cluster.config.schema import Config, CoordinatorConfig, IngressConfig
 from cluster.errors import ConfigError
 from cluster.metrics import KEY_TOKENS
 from cluster.text.tokenizer import Tokenizer
-from tests.support.deployments.place import Place, generate, place, write_keys
+from tests.support.deployments.place import Place, generate, place
 
 PATH = "/v1/completions"
 Write = Callable[..., Config]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Write a file of keys by their names, each of which is its owner's key too."""
-    path = tmp_path / "keys.yaml"
-
-    def write(classes: dict[str, Any] | None = None, **keys: dict[str, Any]) -> Config:
-        return Config(access=write_keys(path, classes, **keys))
-
-    return write
 
 
 async def statuses(here: Place, key: str, count: int, **fields: Any) -> list[int]:
@@ -132,9 +120,7 @@ async def test_a_deadline_holds_in_the_queue(tokenizer: Tokenizer) -> None:
         here.toy.gate.clear()
         first = here.ask(PATH)
         await here.wait_for_running(1)
-        body = {"model": "toy", "prompt": "x", "max_tokens": 4}
-        headers = {"x-request-timeout-ms": "30"}
-        late = await here.client.post(PATH, json=body, headers=headers)
+        late = await here.ask(PATH, headers={"x-request-timeout-ms": "30"})
         assert refusal(late) == (504, "timeout_error", "deadline_exceeded")
         sampling = generation_pb2.SamplingOptions(max_tokens=4)
         asked = generation_pb2.GenerateRequest(model="toy", text="x", sampling=sampling)

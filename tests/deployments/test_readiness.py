@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -16,29 +14,15 @@ import pytest
 from cluster.config.schema import Config, HttpConfig
 from cluster.errors import WorkerError
 from deployments.readiness import base_url, engine_line, health, wait_until_connected
+from tests.support.deployments import fake_http
 
 
 @contextmanager
 def answering(path: str, status: int, body: dict[str, Any]) -> Iterator[str]:
     """A server that knows one path; its URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == path else 404)
-            self.end_headers()
-            if self.path == path:
-                self.wfile.write(json.dumps(body).encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        config = Config(http=HttpConfig(host="0.0.0.0", port=server.server_port))
+    with fake_http.answering(path, json.dumps(body).encode(), status) as port:
+        config = Config(http=HttpConfig(host="0.0.0.0", port=port))
         yield base_url(config, path.removesuffix("/health") or "/")
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize("path", ["/health", "/models/demo/health"])

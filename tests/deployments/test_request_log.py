@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import re
-from pathlib import Path
 
 import pytest
 
@@ -16,22 +14,14 @@ from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.spec import GenerationSpec, Prompt
 from tests.deployments.test_generation import PARAMS, run_all, tokens
-from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
-from tests.support.deployments.stage import stage
-from tests.support.text.tokenizers_for_tests import byte_level_folder
+from tests.support.deployments.stage import alone
 
 SECRET = "quartz xylophone"
 LINE = re.compile(
     r"request id=(\S+) task=(\S+) prompt_tokens=(\d+) output_tokens=(\d+) queue_ms=(\d+) "
     r"ttft_ms=(\d+|-) total_ms=(\d+) finish=(\S+) accepted_drafts=(\d+)/(\d+)"
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return Tokenizer.load(byte_level_folder(folder))
 
 
 @pytest.fixture(autouse=True)
@@ -53,11 +43,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[re.Match[str]]:
 async def test_a_request_has_one_line_when_it_has_ended(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with stage() as setting, house(["a"]) as only:
-        setting.add("a", only)
+    async with alone(["a"]) as (ingress, only, _):
         only.add_drafter(ToyDrafter("a", oracle_chain()))
-        await asyncio.sleep(0)
-        generation = create(tokens(1, 2, 3), tokenizer, setting.ingress)
+        generation = create(tokens(1, 2, 3), tokenizer, ingress)
         await run_all(generation)
         generation.close()
         (line,) = lines(caplog)
@@ -73,11 +61,9 @@ async def test_the_line_of_a_refused_text_holds_nothing_of_it(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with stage() as setting, house() as only:
-        setting.add("a", only)
-        await asyncio.sleep(0)
+    async with alone() as (ingress, *_):
         with pytest.raises(RequestError):  # its tokens are outside the toy's vocabulary
-            await run_all(create(Prompt(text=SECRET), tokenizer, setting.ingress))
+            await run_all(create(Prompt(text=SECRET), tokenizer, ingress))
         (line,) = lines(caplog)
         assert line.group(8) == "invalid_request_error"
         assert "xylophone" not in caplog.text
@@ -86,25 +72,22 @@ async def test_the_line_of_a_refused_text_holds_nothing_of_it(
 async def test_the_switch_keeps_the_log_empty(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with stage() as setting, house() as only:
-        setting.add("a", only)
-        await asyncio.sleep(0)
-        await run_all(create(tokens(1), tokenizer, setting.ingress, is_logged=False))
+    async with alone() as (ingress, *_):
+        await run_all(create(tokens(1), tokenizer, ingress, is_logged=False))
         assert lines(caplog) == []
 
 
 async def test_a_client_that_went_and_an_error_are_told_apart(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with stage() as setting, house(max_queued_requests=1, max_running_sequences=1) as only:
-        setting.add("a", only)
+    full = alone(max_queued_requests=1, max_running_sequences=1)
+    async with full as (ingress, only, _):
         toy = ToyTarget()
         toy.gate.clear()
         only.add_target(toy)
-        await asyncio.sleep(0)
-        gone = create(tokens(1, 2), tokenizer, setting.ingress)
+        gone = create(tokens(1, 2), tokenizer, ingress)
         await gone.start()
-        refused = create(tokens(3), tokenizer, setting.ingress)
+        refused = create(tokens(3), tokenizer, ingress)
         with pytest.raises(DrafthouseError) as raised:
             await run_all(refused)
         gone.close()
@@ -115,17 +98,15 @@ async def test_a_client_that_went_and_an_error_are_told_apart(
 async def test_a_line_says_what_stop_strings_have_left(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with stage() as setting, house() as only:
-        setting.add("a", only)
-        await asyncio.sleep(0)
-        generation = create(tokens(1, 2, 3), tokenizer, setting.ingress)
+    async with alone() as (ingress, *_):
+        generation = create(tokens(1, 2, 3), tokenizer, ingress)
         whole = await run_all(generation)
         text = tokenizer.decode(whole[0])
         stop = next(char for char in text if char.isprintable() and char.isascii())
         asked = GenerationSpec(
             (tokens(1, 2, 3),), dataclasses.replace(PARAMS), seed=5, ignore_eos=True, stop=(stop,)
         )
-        stopped = Generation("other", asked, tokenizer, setting.ingress, 16.0, is_logged=True)
+        stopped = Generation("other", asked, tokenizer, ingress, 16.0, is_logged=True)
         await run_all(stopped)
         line = lines(caplog)[-1]
         assert line.group(1, 8) == ("other", "stop")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,41 +9,32 @@ import pytest
 from openai import NotFoundError as NotFound
 from openai import OpenAI
 
-from cluster.config.schema import ApiConfig
 from cluster.errors import NotFoundError
 from deployments.ingress.api.response_store import ResponseStore, StoredResponse
-from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+from tests.support.deployments.server import MODEL, Server
 
 ASKED: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_output_tokens": 12}
 ENDLESS: dict[str, Any] = {"ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def server(llama_folder: Path) -> Iterator[Server]:
-    with serving(tiny_config(llama_folder, ApiConfig(max_stored_responses=3))) as running:
-        yield running
-
-
 @pytest.fixture
-def openai(server: Server) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=60, max_retries=0)
+def openai(api_server: Server) -> OpenAI:
+    return OpenAI(base_url=f"{api_server.url}/v1", api_key="none", timeout=60, max_retries=0)
 
 
-def chat_text(server: Server, messages: list[dict[str, Any]]) -> str:
+def chat_text(api_server: Server, messages: list[dict[str, Any]]) -> str:
     """What the chat endpoint answers to the same conversation."""
-    asked = {"model": MODEL, "temperature": 0, "max_tokens": 12, "ignore_eos": True}
-    answer = httpx.post(
-        f"{server.url}/v1/chat/completions", json={**asked, "messages": messages}, timeout=60
-    ).json()
+    asked = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "messages": messages}
+    answer = api_server.ask("/v1/chat/completions", **asked)
     return str(answer["choices"][0]["message"]["content"])
 
 
-def test_an_answer_is_that_of_the_chat(server: Server, openai: OpenAI) -> None:
+def test_an_answer_is_that_of_the_chat(api_server: Server, openai: OpenAI) -> None:
     answer = openai.responses.create(
         **ASKED, extra_body=ENDLESS, input="hello", instructions="be brief", metadata={"a": "b"}
     )
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
-    assert answer.output_text == chat_text(server, messages)
+    assert answer.output_text == chat_text(api_server, messages)
     assert (answer.status, answer.metadata) == ("incomplete", {"a": "b"})
     assert answer.incomplete_details is not None
     assert answer.incomplete_details.reason == "max_output_tokens"
@@ -79,15 +68,8 @@ def test_a_stream_has_openais_events_in_order(openai: OpenAI) -> None:
     assert last.response.usage == whole.usage
 
 
-def test_the_clients_own_helper_reads_the_stream(openai: OpenAI) -> None:
-    asked: dict[str, Any] = {**ASKED, "input": "hello", "extra_body": ENDLESS}
-    with openai.responses.stream(**asked) as stream:
-        text = "".join(one.delta for one in stream if one.type == "response.output_text.delta")
-    assert text
-
-
 def test_a_conversation_goes_on_after_an_answer_that_is_kept(
-    server: Server, openai: OpenAI
+    api_server: Server, openai: OpenAI
 ) -> None:
     asked: dict[str, Any] = {**ASKED, "extra_body": ENDLESS}
     first = openai.responses.create(**asked, input="hello", instructions="only for once")
@@ -97,7 +79,7 @@ def test_a_conversation_goes_on_after_an_answer_that_is_kept(
         {"role": "assistant", "content": first.output_text},
         {"role": "user", "content": "and then?"},
     ]
-    assert second.output_text == chat_text(server, messages)
+    assert second.output_text == chat_text(api_server, messages)
     assert second.previous_response_id == first.id
     assert openai.responses.retrieve(first.id).output_text == first.output_text
     stateless = openai.responses.create(**asked, input=messages)  # type: ignore[call-overload]
@@ -121,9 +103,9 @@ def test_the_oldest_answers_go_first(openai: OpenAI) -> None:
         assert openai.responses.retrieve(kept).id == kept
 
 
-def test_ids_of_answers_cannot_be_chosen(server: Server) -> None:
+def test_ids_of_answers_cannot_be_chosen(api_server: Server) -> None:
     response = httpx.post(
-        f"{server.url}/v1/responses",
+        f"{api_server.url}/v1/responses",
         json={**ASKED, "input": "x"},
         headers={"X-Request-Id": "guess-me"},
         timeout=60,
@@ -131,7 +113,7 @@ def test_ids_of_answers_cannot_be_chosen(server: Server) -> None:
     assert "guess-me" not in response.json()["id"]
 
 
-def test_calls_of_functions_are_told_to_the_template(server: Server, openai: OpenAI) -> None:
+def test_calls_of_functions_are_told_to_the_template(api_server: Server, openai: OpenAI) -> None:
     items: Any = [
         {"role": "user", "content": [{"type": "input_text", "text": "ask"}]},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
@@ -144,7 +126,7 @@ def test_calls_of_functions_are_told_to_the_template(server: Server, openai: Ope
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "7"},
     ]
-    assert answer.output_text == chat_text(server, messages)
+    assert answer.output_text == chat_text(api_server, messages)
 
 
 def test_log_probabilities_stand_beside_the_text(openai: OpenAI) -> None:
@@ -159,28 +141,6 @@ def test_log_probabilities_stand_beside_the_text(openai: OpenAI) -> None:
     found = item.content[0].logprobs  # type: ignore[union-attr]
     assert len(found) == 12  # type: ignore[arg-type]
     assert all(len(one.top_logprobs) == 2 for one in found)  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": None}, "input"),
-        ({"input": ""}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-         "input[0].content[0]"),
-        ({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": "required"},
-         "tool_choice"),
-        ({"input": "x", "include": [5]}, "include"),
-        ({"input": "x", "previous_response_id": "resp_none"}, "previous_response_id"),
-    ],
-)  # fmt: skip
-def test_what_is_not_served_is_refused_by_name(
-    server: Server, fields: dict[str, Any], param: str
-) -> None:
-    response = httpx.post(f"{server.url}/v1/responses", json={"model": MODEL, **fields}, timeout=60)
-    assert 400 <= response.status_code < 500
-    assert response.json()["error"]["param"] == param
 
 
 def test_the_store_is_bounded_in_bytes_too() -> None:

@@ -15,7 +15,7 @@ from cluster.metrics.recorder import side_by_side
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.keys import KeyRing
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
-from tests.support.deployments.place import BODIES, Place, generate, place, write_keys
+from tests.support.deployments.place import Place, generate, place, write_keys
 
 CONFIG = Config(
     ingress=IngressConfig(segments=("web", "batch", "app")),
@@ -27,10 +27,9 @@ PATH = "/v1/completions"
 async def ask(here: Place, header: str = "", key: str = "", **fields: Any) -> str:
     """Ask once; returns the segment that the request was opened with."""
     headers = {"X-Drafthouse-Segment": header} if header else {}
-    headers |= {"Authorization": f"Bearer {key}"} if key else {}
-    body = {"model": "toy", **BODIES[PATH], "max_tokens": 8, "ignore_eos": True, **fields}
+    body = {"max_tokens": 8, "ignore_eos": True, **fields}
     before = values(here, "drafthouse_requests_total")
-    answer = await here.client.post(PATH, json=body, headers=headers)
+    answer = await here.ask(PATH, key=key, headers=headers, **body)
     assert answer.status_code == 200, answer.text
     after = values(here, "drafthouse_requests_total")
     (segment,) = (name for name in after if after[name] != before.get(name, 0))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from cluster.core import EMPTY_TOKENS, token_array
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.logprob_writer import TextOffsets
-from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+from tests.support.deployments.server import Server
 from tests.support.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
 
 FOLDERS: dict[str, Callable[[Path], Path]] = {
@@ -67,26 +65,16 @@ def test_special_tokens_have_width_where_they_are_shown(tokenizer: Tokenizer) ->
     assert prompt.of_prompt([special, letter], "a") == [0, 0]
 
 
-@pytest.fixture(scope="module")
-def server(llama_folder: Path) -> Iterator[Server]:
-    with serving(tiny_config(llama_folder)) as running:
-        yield running
-
-
 def answers(server: Server, **body: Any) -> list[dict[str, Any]]:
     """The choice of the whole answer, and that of the stream with its pieces joined."""
-    asked = {"model": MODEL, "temperature": 0, "max_tokens": 9, "logprobs": 0, **body}
-    url = f"{server.url}/v1/completions"
-    whole = httpx.post(url, json=asked, timeout=60)
-    assert whole.status_code == 200, whole.text
+    asked = {"temperature": 0, "max_tokens": 9, "logprobs": 0, **body}
     joined: dict[str, Any] = {"text": "", "logprobs": {"tokens": [], "text_offset": []}}
-    for line in httpx.post(url, json={**asked, "stream": True}, timeout=60).text.splitlines():
-        if line.startswith("data: {"):
-            for choice in json.loads(line[6:])["choices"]:
-                joined["text"] += choice["text"]
-                for name, values in joined["logprobs"].items():
-                    values += choice["logprobs"][name]
-    return [whole.json()["choices"][0], joined]
+    for chunk in server.stream("/v1/completions", **asked):
+        for choice in chunk["choices"]:
+            joined["text"] += choice["text"]
+            for name, values in joined["logprobs"].items():
+                values += choice["logprobs"][name]
+    return [server.complete(**asked), joined]
 
 
 @pytest.mark.parametrize("is_speculating", [False, True])
@@ -126,17 +114,11 @@ def test_an_echo_of_token_ids_leaves_out_special_tokens_and_their_width(server: 
 
 
 def test_a_least_length_beyond_the_context_is_refused_and_a_greatest_is_cut(server: Server) -> None:
-    url = f"{server.url}/v1/completions"
     for count in (512, 2**31 - 1):
-        answer = httpx.post(
-            url, json={"model": MODEL, "prompt": "x", "min_tokens": count}, timeout=60
-        )
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, "min_tokens")
+        error = server.refusal("/v1/completions", prompt="x", min_tokens=count)
+        assert error["param"] == "min_tokens"
         assert "send at most 51" in error["message"]
-        asked = {"model": MODEL, "prompt": "x", "max_tokens": count, "min_tokens": 510}
-        answer = httpx.post(url, json=asked, timeout=60)
-        assert 510 <= answer.json()["usage"]["completion_tokens"] < 512
-    asked = {"model": MODEL, "prompt": "x y" * 400, "truncate_prompt_tokens": -1}
-    answer = httpx.post(url, json={**asked, "min_tokens": 500}, timeout=60)
-    assert answer.json()["usage"]["completion_tokens"] == 500
+    answer = server.ask("/v1/completions", prompt="x", max_tokens=512, min_tokens=510)
+    assert 510 <= answer["usage"]["completion_tokens"] < 512
+    asked = {"prompt": "x y" * 400, "truncate_prompt_tokens": -1, "min_tokens": 500}
+    assert server.ask("/v1/completions", **asked)["usage"]["completion_tokens"] == 500

@@ -21,7 +21,6 @@ from starlette.routing import Route
 from cluster.config.doors import TlsConfig
 from cluster.config.schema import GrpcConfig, HttpConfig
 from cluster.core import SamplingParams
-from cluster.rpc.connections import Endpoint
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
@@ -30,6 +29,7 @@ from deployments.ingress.ingress import Ingress
 from deployments.readiness import base_url, health
 from tests.deployments.conftest import free_port
 from tests.support.deployments.server import tiny_config
+from tests.support.deployments.stage import Nowhere
 from tests.support.rpc.certificates import Authority
 
 AUTHORITY = Authority.new()
@@ -118,11 +118,6 @@ async def test_a_certificate_is_replaced_under_open_http_streams(folder: Path) -
         async with httpx.AsyncClient(verify=trusting(successor)) as fresh:
             assert (await fresh.get(f"https://localhost:{port}/")).text == "xxx"
         assert [await anext(reader) for reader in readers] == [b"x"] * NUM_STREAMS
-
-
-class Nowhere:
-    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        yield frozenset()
 
 
 async def test_grpc_takes_tls_alone_and_follows_a_replaced_certificate(

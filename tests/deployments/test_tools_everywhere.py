@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import jsonschema
 import openai
 import pytest
-from transformers import AutoTokenizer
 
 from cluster.core import FinishReason, SamplingParams
 from cluster.text.tokenizer import Tokenizer
@@ -28,14 +25,9 @@ from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.spec import GenerationSpec, Prompt
 from tests.deployments.test_openai_request import LIMITS, chat
-from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+from tests.support.deployments.api import events
+from tests.support.deployments.server import MODEL, Server
 
-TEMPLATE = (
-    "{% for t in tools or [] %}<tool>{{ t | tojson }}</tool>{% endfor %}"
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
-    "{% endfor %}<assistant>"
-)
 # Enough for the tiny model to end a call: it may write nothing else.
 SCHEMA = {
     "type": "object",
@@ -52,30 +44,17 @@ ANY: Any = {"type": "any", "disable_parallel_tool_use": True}
 SEEDED = {"temperature": 0.8, "seed": 3}
 
 
-@pytest.fixture(scope="module")
-def folder(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    copy = Path(shutil.copytree(llama_folder, tmp_path_factory.mktemp("tools") / "model"))
-    tokenizer = AutoTokenizer.from_pretrained(copy)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(copy)
-    return copy
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    with serving(tiny_config(folder)) as running:
-        yield running
-
-
 @pytest.fixture
-def responses(server: Server) -> Any:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", timeout=120, max_retries=0)
+def responses(tool_server: Server) -> Any:
+    client = openai.OpenAI(
+        base_url=f"{tool_server.url}/v1", api_key="x", timeout=120, max_retries=0
+    )
     return client.responses
 
 
 @pytest.fixture
-def messages(server: Server) -> Any:
-    client = anthropic.Anthropic(base_url=server.url, api_key="x", timeout=120, max_retries=0)
+def messages(tool_server: Server) -> Any:
+    client = anthropic.Anthropic(base_url=tool_server.url, api_key="x", timeout=120, max_retries=0)
     return client.messages
 
 
@@ -115,7 +94,7 @@ def test_openais_helper_puts_a_streamed_call_together(responses: Any) -> None:
     ]  # fmt: skip
 
 
-def test_a_conversation_goes_on_after_a_call(server: Server, responses: Any) -> None:
+def test_a_conversation_goes_on_after_a_call(responses: Any) -> None:
     """By its id or with its items, the prompt is the same; the chat sees the same one."""
     tools = {"tools": [FUNCTION]}
     first = responses.create(**response(**tools, tool_choice="required"))
@@ -175,42 +154,12 @@ def test_tools_are_counted_with_the_prompt(messages: Any) -> None:
     assert messages.count_tokens(model=MODEL, messages=[USER], tools=[TOOL]).input_tokens > plain
 
 
-def test_tools_are_tokenised_as_a_chat_with_them_is(server: Server) -> None:
+def test_tools_are_tokenised_as_a_chat_with_them_is(tool_server: Server) -> None:
     function = {"name": "weather", "parameters": SCHEMA}
-    said = {
-        "model": MODEL,
-        "messages": [USER],
-        "tools": [{"type": "function", "function": function}],
-    }
+    said = {"messages": [USER], "tools": [{"type": "function", "function": function}]}
+    tokens = tool_server.ask("/tokenize", **said)["tokens"]
     asked = {**said, "max_tokens": 1, "return_token_ids": True}
-    tokens = httpx.post(f"{server.url}/tokenize", json=said, timeout=60).json()["tokens"]
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=60).json()
-    assert answer["prompt_token_ids"] == tokens
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        ("responses", {"tools": [{"type": 5}]}, "tools[0].type"),
-        ("responses", {"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
-        ("responses", {"tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name"),
-        ("responses", {"text": {"format": {"type": "yaml"}}}, "text.format.type"),
-        ("responses", {"reasoning": {"effort": "utmost"}}, "reasoning.effort"),
-        ("messages", {"tools": [{"type": 5, "name": "bash"}]}, "tools[0].type"),
-        ("messages", {"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema"),
-        ("messages", {"tool_choice": {"type": "some"}}, "tool_choice.type"),
-        ("messages", {"thinking": {"type": "hard"}}, "thinking.type"),
-    ],
-)
-def test_what_is_wrong_is_told_by_the_clients_own_name(
-    server: Server, path: str, fields: dict[str, Any], param: str
-) -> None:
-    body = {"model": MODEL, "input": "x"}
-    if path == "messages":
-        body = {"model": MODEL, "messages": [USER], "max_tokens": 5}
-    answer = httpx.post(f"{server.url}/v1/{path}", json={**body, **fields}, timeout=60)
-    assert answer.status_code == 400
-    assert param in answer.json()["error"]["message"]
+    assert tool_server.ask("/v1/chat/completions", **asked)["prompt_token_ids"] == tokens
 
 
 # The tiny model does not reason: what a reasoning model's answer is read as, written by hand.
@@ -231,13 +180,13 @@ def generation(folder: Path) -> tuple[Generation, Tokenizer]:
     return Generation("resp_1", spec, tokenizer, Coordinators(), 8.0), tokenizer
 
 
-def events_of(stream: bytes) -> list[dict[str, Any]]:
-    lines = stream.decode().splitlines()
-    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data")]
+def written(writer: Any, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+    """The events of a whole stream."""
+    return events((writer.opening() + writer.chunks(deltas) + writer.closing()).decode())
 
 
-def test_a_response_has_its_reasoning_text_and_calls_in_order(folder: Path) -> None:
-    made, tokenizer = generation(folder)
+def test_a_response_has_its_reasoning_text_and_calls_in_order(tool_folder: Path) -> None:
+    made, tokenizer = generation(tool_folder)
     store = ResponseStore(4, 10**6)
     asked = Response.parse({"model": "demo", "input": "x"}, LIMITS, store)
     whole = json.loads(ResponseWriter(asked, made, tokenizer, "id").whole(DELTAS))
@@ -248,16 +197,15 @@ def test_a_response_has_its_reasoning_text_and_calls_in_order(folder: Path) -> N
     (_, kept) = store.get("resp_1", "", "x").messages
     assert kept["content"] == "I ask."
     assert [call["function"]["name"] for call in kept["tool_calls"]] == ["weather", "time"]
-    writer = ResponseWriter(asked, made, tokenizer, "id")
-    events = events_of(writer.opening() + writer.chunks(DELTAS) + writer.closing())
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    added = [e["output_index"] for e in events if e["type"] == "response.output_item.added"]
-    done = [e["item"]["type"] for e in events if e["type"] == "response.output_item.done"]
+    told = written(ResponseWriter(asked, made, tokenizer, "id"), DELTAS)
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    added = [e["output_index"] for e in told if e["type"] == "response.output_item.added"]
+    done = [e["item"]["type"] for e in told if e["type"] == "response.output_item.done"]
     assert (added, done) == ([0, 1, 2, 3], kinds)
 
 
-def test_a_message_has_its_thinking_text_and_calls_in_order(folder: Path) -> None:
-    made, tokenizer = generation(folder)
+def test_a_message_has_its_thinking_text_and_calls_in_order(tool_folder: Path) -> None:
+    made, tokenizer = generation(tool_folder)
     asked = AnthropicMessages.parse(chat(max_tokens=1), LIMITS)
     whole = json.loads(MessagesWriter(asked, made, tokenizer, "id").whole(DELTAS))
     assert [block["type"] for block in whole["content"]] == [
@@ -266,9 +214,8 @@ def test_a_message_has_its_thinking_text_and_calls_in_order(folder: Path) -> Non
     assert whole["content"][0]["thinking"] == "Let me see."
     assert whole["content"][2]["input"] == {"city": "Rome"}
     assert whole["stop_reason"] == "tool_use"
-    writer = MessagesWriter(asked, made, tokenizer, "id")
-    events = events_of(writer.opening() + writer.chunks(DELTAS) + writer.closing())
-    blocks = [(e["type"], e["index"]) for e in events if e["type"].startswith("content_block_st")]
+    told = written(MessagesWriter(asked, made, tokenizer, "id"), DELTAS)
+    blocks = [(e["type"], e["index"]) for e in told if e["type"].startswith("content_block_st")]
     assert blocks == [
         (kind, index)
         for index in range(4)

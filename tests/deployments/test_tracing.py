@@ -26,9 +26,9 @@ async def test_a_request_is_a_span_of_the_clients_trace(tokenizer: Tokenizer, st
     provider.add_span_processor(SimpleSpanProcessor(kept))
     async with place(tokenizer, Config()) as here:
         here.ingress.tracing = Tracing(provider, "toy")
-        body = {"model": "toy", "prompt": "a secret", "max_tokens": 5, "stream": stream}
+        body = {"prompt": "a secret", "max_tokens": 5, "stream": stream}
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-        answer = await here.client.post("/v1/completions", json=body, headers=headers)
+        answer = await here.ask("/v1/completions", headers=headers, **body)
         assert answer.status_code == 200
     (span,) = kept.get_finished_spans()
     assert span.parent is not None

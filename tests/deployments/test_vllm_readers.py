@@ -20,6 +20,9 @@ from deployments.ingress.usage import TIMES, times_schema
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 from tests.support.deployments.place import Place, place
 
+PATH = "/v1/completions"
+GREEDY = {"max_tokens": 30, "temperature": 0}
+
 
 def spec_decode(page: str) -> Counter[str]:
     """Add up a page as `vllm bench serve` does: every line whose name begins with
@@ -73,8 +76,7 @@ async def test_the_benchmarks_way_of_adding_up_gives_what_the_answers_say(
         assert set(before) == {"num_drafts", "num_draft_tokens", "num_accepted_tokens"}
         told: Counter[str] = Counter()
         for prompt in ("hello", "abc abc"):
-            body = {"model": "toy", "prompt": prompt, "max_tokens": 30, "temperature": 0}
-            answer = (await here.client.post("/v1/completions", json=body)).json()
+            answer = (await here.ask(PATH, **GREEDY, prompt=prompt)).json()
             stats = answer["metrics"]["speculative_decoding"]
             told["num_drafts"] += stats["num_spec_steps"]
             told["num_draft_tokens"] += stats["num_draft_tokens"]
@@ -88,8 +90,7 @@ async def test_the_benchmarks_way_of_adding_up_gives_what_the_answers_say(
 
 async def test_stats_are_the_totals_of_the_metrics(tokenizer: Tokenizer) -> None:
     async with served(tokenizer) as here:
-        body = {"model": "toy", "prompt": "hello", "max_tokens": 30, "temperature": 0}
-        answer = (await here.client.post("/v1/completions", json=body)).json()
+        answer = (await here.ask(PATH, **GREEDY)).json()
         stats = (await get(here, "/stats")).json()
         sums = spec_decode((await get(here, "/metrics")).text)
     told = stats["spec_decode"]
@@ -111,9 +112,9 @@ async def test_stats_are_the_totals_of_the_metrics(tokenizer: Tokenizer) -> None
 
 async def test_a_text_that_ends_at_a_stop_string_counts_as_stopped(tokenizer: Tokenizer) -> None:
     async with served(tokenizer) as here:
-        body = {"model": "toy", "prompt": "hello", "max_tokens": 5, "temperature": 0}
-        text = (await here.client.post("/v1/completions", json=body)).json()["choices"][0]["text"]
-        await here.client.post("/v1/completions", json=body | {"stop": [text[1:2]]})
+        body = {**GREEDY, "max_tokens": 5}
+        text = (await here.ask(PATH, **body)).json()["choices"][0]["text"]
+        await here.ask(PATH, **body, stop=[text[1:2]])
         stats = (await get(here, "/stats")).json()
     assert stats["requests"]["finished"] == {"length": 1, "stop": 1}
 
@@ -136,9 +137,7 @@ async def test_an_answer_says_its_times_as_vllm_does_and_of_several_choices_noth
     tokenizer: Tokenizer,
 ) -> None:
     async with served(tokenizer) as here:
-        body = {"model": "toy", "prompt": "hello", "max_tokens": 8}
-        one = (await here.client.post("/v1/completions", json=body)).json()["metrics"]
-        two = (await here.client.post("/v1/completions", json=body | {"n": 2})).json()["metrics"]
+        one, two = [(await here.ask(PATH, n=n)).json()["metrics"] for n in (1, 2)]
     assert list(TIMES) == list(times_schema()) == [name for name in one if name in TIMES]
     assert one["e2e_time_ms"] >= 0.0
     assert one["queue_time_ms"] >= 0.0

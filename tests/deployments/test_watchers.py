@@ -23,11 +23,11 @@ from deployments.ingress.http import create_app
 from deployments.ingress.ingress import Ingress
 from tests.support.coordinator.house import collect, house, request
 from tests.support.coordinator.toys import ToyTarget
+from tests.support.deployments.asgi import PATIENCE_S, Call, call
 from tests.support.deployments.place import write_keys
 from tests.support.rpc.toys import stopping
 
 CONFIG = Config(model_name="toy")
-PATIENCE_S = 60.0
 
 
 @dataclass
@@ -44,53 +44,19 @@ class Places:
             self.changed.clear()
 
 
-@dataclass
-class Viewer:
-    """One GET of /ui/events."""
-
-    task: asyncio.Task[None]
-    leave: asyncio.Event
-    body: bytes = b""
-    status: int = 0
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        whole = self.body.rpartition(b"\n\n")[0].decode().split("\n\n")
-        start = f"event: {name}\ndata: "
-        return [json.loads(each.removeprefix(start)) for each in whole if each.startswith(start)]
-
-    def coordinators(self, name: str) -> set[str]:
-        return {event["coordinator"] for event in self.events(name)}
-
-    async def until(self, is_so: Any) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not is_so():
-                self.changed.clear()
-                await self.changed.wait()
-
-    async def gone(self) -> None:
-        self.leave.set()
-        await self.task
+def events(seen: Call, name: str) -> list[dict[str, Any]]:
+    whole = seen.body.rpartition(b"\n\n")[0].decode().split("\n\n")
+    start = f"event: {name}\ndata: "
+    return [json.loads(each.removeprefix(start)) for each in whole if each.startswith(start)]
 
 
-def viewer(app: Any, key: str = "") -> Viewer:
-    leave = asyncio.Event()
+def coordinators(seen: Call, name: str) -> set[str]:
+    return {event["coordinator"] for event in events(seen, name)}
 
-    async def receive() -> dict[str, Any]:
-        await leave.wait()
-        return {"type": "http.disconnect"}
 
-    async def send(message: dict[str, Any]) -> None:
-        seen.status = message.get("status", seen.status)
-        seen.body += message.get("body", b"")
-        seen.changed.set()
-
-    scope = {
-        "type": "http", "method": "GET", "path": "/ui/events", "query_string": b"",
-        "root_path": "", "headers": [(b"x-api-key", key.encode())] if key else [],
-    }  # fmt: skip
-    seen = Viewer(asyncio.ensure_future(app(scope, receive, send)), leave)
-    return seen
+def viewer(app: Any, key: str = "") -> Call:
+    headers = [(b"x-api-key", key.encode())] if key else []
+    return call(app, "GET", "/ui/events", headers=headers)
 
 
 @asynccontextmanager
@@ -114,7 +80,7 @@ async def test_the_events_of_all_coordinators_come_in_one_stream(
         for stage in (first, second):
             stage.add_target(ToyTarget())
         seen = viewer(create_app(ingress))
-        await seen.until(lambda: b"watching" in seen.body)
+        await seen.wait_for(b"watching")
         async with (
             stopping(await serve_coordinator(first.coordinator)) as one,
             stopping(await serve_coordinator(second.coordinator)) as other,
@@ -129,18 +95,18 @@ async def test_the_events_of_all_coordinators_come_in_one_stream(
                 places.found = frozenset(endpoints[:count])
                 places.changed.set()
                 await seen.until(
-                    lambda count=count: seen.coordinators("scores") == set(ids[:count])
+                    lambda count=count: coordinators(seen, "scores") == set(ids[:count])
                 )
             for stage in (first, second):
                 await collect(stage.coordinator, request())
-            await seen.until(lambda: seen.coordinators("rounds") == set(ids))
+            await seen.until(lambda: coordinators(seen, "rounds") == set(ids))
             assert all(stage.coordinator._watches.open for stage in (first, second))
             await seen.gone()
             async with asyncio.timeout(PATIENCE_S):
                 while any(stage.coordinator._watches.open for stage in (first, second)):
                     await first.settle()
     assert seen.status == 200
-    assert seen.coordinators("hello") == set(ids)
+    assert coordinators(seen, "hello") == set(ids)
 
 
 class Quiet:
@@ -163,14 +129,14 @@ async def test_the_ninth_is_told_why_not_and_a_place_is_free_again(tokenizer: To
     app = create_app(ingress)
     seen = [viewer(app) for _ in range(MAX_WATCHERS)]
     for each in seen:
-        await each.until(lambda each=each: len(each.events("hello")) == 2)
+        await each.until(lambda each=each: len(events(each, "hello")) == 2)
     refused = viewer(app)
     await refused.task
     assert refused.status == 503
     assert "8 watch already" in json.loads(refused.body)["error"]["message"]
     await seen[0].gone()
     again = viewer(app)
-    await again.until(lambda: bool(again.events("hello")))
+    await again.until(lambda: bool(events(again, "hello")))
     # A server that stops ends the streams: nobody need leave.
     await ingress.drain()
     async with asyncio.timeout(PATIENCE_S):
@@ -193,6 +159,6 @@ async def test_only_operators_watch_and_only_where_the_page_is(
     ):
         app = create_app(Ingress(config, tokenizer, SamplingParams(max_tokens=0), Places()))
         seen = viewer(app, key)
-        await seen.until(lambda seen=seen: seen.status != 0)
+        await seen.until(lambda seen=seen: seen.status is not None)
         await seen.gone()
         assert seen.status == status

@@ -53,19 +53,20 @@ def write_keys(
 
 @dataclass
 class Place:
-    """An ingress in front of a target that answers when `toy.gate` is open."""
+    """An ingress in front of a target that answers when `toy.gate` is open.  app: its HTTP API."""
 
     ingress: Ingress
+    app: Any
     client: httpx.AsyncClient
     toy: ToyTarget
     rooms: House
 
     def ask(
-        self, path: str, *, stream: bool = False, key: str = "", **fields: Any
+        self, path: str, *, key: str = "", headers: dict[str, str] | None = None, **fields: Any
     ) -> asyncio.Task[httpx.Response]:
-        """Send the request of an endpoint, with other fields and a key."""
-        body = {"model": "toy", "stream": stream, **BODIES[path], **fields}
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        """Send the request of an endpoint, with other fields, a key and other headers."""
+        body = {"model": "toy", **BODIES[path], **fields}
+        headers = (headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
         return asyncio.create_task(self.client.post(path, json=body, headers=headers))
 
     async def wait_for_running(self, count: int) -> None:
@@ -101,7 +102,8 @@ async def place(tokenizer: Tokenizer, config: Config, **settings: Any) -> AsyncI
     config = dataclasses.replace(config, model_name="toy", grpc=GrpcConfig(port=free_port()))
     ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), Nowhere())
     setting = Stage(ingress.coordinators)
-    transport = httpx.ASGITransport(create_app(ingress))
+    app = create_app(ingress)
+    transport = httpx.ASGITransport(app)
     with pytest.MonkeyPatch.context() as patch:
         # The toy reads whatever the tokenizer writes: conversations are texts.
         for module in (toy_law, toy_target):
@@ -114,7 +116,7 @@ async def place(tokenizer: Tokenizer, config: Config, **settings: Any) -> AsyncI
             toy = setting.add("a", rooms)
             await asyncio.sleep(0)
             try:
-                yield Place(ingress, client, toy, rooms)
+                yield Place(ingress, app, client, toy, rooms)
             finally:
                 await setting.close()
     toy_law.forget()

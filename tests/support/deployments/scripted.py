@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +20,11 @@ from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
 from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
+from tests.deployments.conftest import free_ports
 from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import ToyTarget
 from tests.support.deployments.stage import Nowhere, Stage
+from tests.support.deployments.threads import in_a_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,66 +61,32 @@ def scripted(
 
     folder: of a tokenizer.  watched: wraps the HTTP API.  limits: of the target.
     """
-    site = _Site(folder, config, toy or ToyTarget(step_turns=1), watched, limits)
-    thread = threading.Thread(target=lambda: asyncio.run(site.run()), daemon=True)
-    thread.start()
-    try:
-        assert site.is_ready.wait(60)
-        yield site.scripted
-    finally:
-        site.end()
-        thread.join()
+    place = _served(folder, config, toy or ToyTarget(step_turns=1), watched, limits)
+    with in_a_thread(place) as found:
+        yield found
 
 
-class _Site:
-    def __init__(
-        self,
-        folder: Path,
-        config: Config,
-        toy: ToyTarget,
-        watched: Callable[[ASGIApp], ASGIApp],
-        limits: dict[str, int],
-    ) -> None:
-        with socket.socket() as first, socket.socket() as second:
-            for probe in (first, second):
-                probe.bind(("127.0.0.1", 0))
-            http_port, grpc_port = (int(probe.getsockname()[1]) for probe in (first, second))
-        self._config = dataclasses.replace(
-            config,
-            http=dataclasses.replace(config.http, port=http_port),
-            grpc=dataclasses.replace(config.grpc, port=grpc_port),
-        )
-        self._folder = folder
-        self._toy = toy
-        self._watched = watched
-        self._limits = limits
-        self._ended = asyncio.Event()
-        self.is_ready = threading.Event()
-        self.scripted: Scripted
-
-    def end(self) -> None:
-        self.scripted.loop.call_soon_threadsafe(self._ended.set)
-
-    async def run(self) -> None:
-        config = self._config
-        tokenizer = Tokenizer.load(self._folder)
-        ingress = Ingress(config, tokenizer, SamplingParams(max_tokens=0), Nowhere())
-        stage = Stage(ingress.coordinators)
-        settings = {"max_queued_requests": config.coordinator.max_queued_requests}
-        async with house((), **settings) as rooms:
-            stage.add("a", rooms, self._toy, **self._limits)
-            listeners = (
-                GrpcListener(GrpcApi(ingress), config, 5.0),
-                HttpListener(self._watched(create_app(ingress)), config.http, 1.0),
-            )
-            for listener in listeners:
-                await listener.start()
-            ports = config.http.port, config.grpc.port
-            self.scripted = Scripted(*ports, rooms.coordinator, asyncio.get_running_loop())
-            self.is_ready.set()
-            try:
-                await self._ended.wait()
-            finally:
-                for listener in listeners:
-                    await listener.stop()
-                await stage.close()
+@asynccontextmanager
+async def _served(
+    folder: Path, config: Config, toy: ToyTarget, watched: Callable[[ASGIApp], ASGIApp],
+    limits: dict[str, int],
+) -> AsyncIterator[Scripted]:  # fmt: skip
+    http_port, grpc_port = free_ports(2)
+    config = dataclasses.replace(
+        config,
+        http=dataclasses.replace(config.http, port=http_port),
+        grpc=dataclasses.replace(config.grpc, port=grpc_port),
+    )
+    ingress = Ingress(config, Tokenizer.load(folder), SamplingParams(max_tokens=0), Nowhere())
+    stage = Stage(ingress.coordinators)
+    settings = {"max_queued_requests": config.coordinator.max_queued_requests}
+    async with house((), **settings) as rooms, AsyncExitStack() as stack:
+        stage.add("a", rooms, toy, **limits)
+        stack.push_async_callback(stage.close)
+        for listener in (
+            GrpcListener(GrpcApi(ingress), config, 5.0),
+            HttpListener(watched(create_app(ingress)), config.http, 1.0),
+        ):
+            await listener.start()
+            stack.push_async_callback(listener.stop)
+        yield Scripted(http_port, grpc_port, rooms.coordinator, asyncio.get_running_loop())

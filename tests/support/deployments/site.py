@@ -26,7 +26,8 @@ ASK = b"GET / HTTP/1.1\r\nHost: a\r\n"
 class Application:
     """Answers at once, on a word, or without end."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "here") -> None:
+        self._name = name
         self.is_asked, self.may_answer, self.is_left = (asyncio.Event() for _ in range(3))
         answers = (self.quick, self.slow, self.endless, self.echo, self.words)
         paths = {f"/{answer.__name__}": answer for answer in answers} | {"/": self.quick}
@@ -36,7 +37,7 @@ class Application:
         )
 
     async def quick(self, request: Request) -> Response:
-        return PlainTextResponse("here")
+        return PlainTextResponse(self._name)
 
     async def echo(self, request: Request) -> Response:
         self.is_asked.set()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from cluster.rpc.connections import Endpoint
 from cluster.rpc.memory import MemoryLink, memory_pair
 from deployments.ingress.coordinators import Coordinators
-from tests.support.coordinator.house import House
+from tests.support.coordinator.house import House, house
 from tests.support.coordinator.toys import ToyTarget
 
 
@@ -55,3 +56,15 @@ async def stage() -> AsyncIterator[Stage]:
         yield setting
     finally:
         await setting.close()
+
+
+@asynccontextmanager
+async def alone(
+    drafters: Sequence[str] = ("a", "b"), *, context: int | None = None, **settings: Any
+) -> AsyncIterator[tuple[Coordinators, House, ToyTarget]]:
+    """One coordinator with these settings and one target.  context: the target's longest."""
+    limits = {} if context is None else {"max_context_len": context}
+    async with stage() as setting, house(drafters, **settings) as only:
+        toy = setting.add("a", only, **limits)
+        await asyncio.sleep(0)
+        yield setting.ingress, only, toy

@@ -1,0 +1,59 @@
+"""What tests ask of the HTTP API at an address."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+MODEL = "tiny"
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """What the events of a stream say."""
+    lines = [line for line in text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """url: without a slash."""
+
+    url: str
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json={"model": MODEL, **body}, timeout=120)
+
+    def ask(self, path: str, **body: Any) -> dict[str, Any]:
+        """The whole answer."""
+        answer = self.post(path, **body)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        """The first choice of a completion."""
+        return dict(self.ask("/v1/completions", **body)["choices"][0])
+
+    def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        answer = self.post(path, **{**body, "stream": True})
+        assert answer.status_code == 200, answer.text
+        assert answer.text.endswith("data: [DONE]\n\n") or "completions" not in path
+        return events(answer.text)
+
+    def read(self, path: str, **body: Any) -> Iterator[dict[str, Any]]:
+        """The events of a stream as they come, none of which may be an error."""
+        asked = {"model": MODEL, **body, "stream": True}
+        with httpx.stream("POST", f"{self.url}{path}", json=asked, timeout=120) as answer:
+            for line in answer.iter_lines():
+                for event in events(line):
+                    assert "error" not in event, event
+                    yield event
+
+    def refusal(self, path: str, **body: Any) -> dict[str, Any]:
+        """The error of a body that is refused."""
+        answer = self.post(path, **body)
+        assert answer.status_code in (400, 404), answer.text
+        return dict(answer.json()["error"])

@@ -1,0 +1,69 @@
+"""One request to an application, without a server: what it has sent so far, and a client that may
+leave at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Call:
+    """leave: the client goes."""
+
+    task: asyncio.Task[None] = field(init=False)
+    sent: list[dict[str, Any]] = field(default_factory=list)
+    leave: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def status(self) -> int | None:
+        return next((one["status"] for one in self.sent if "status" in one), None)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(one.get("body", b"") for one in self.sent)
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not is_so():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def wait_for(self, text: bytes) -> None:
+        await self.until(lambda: text in self.body)
+
+    async def gone(self) -> None:
+        self.leave.set()
+        await self.task
+
+    def keep(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+        self._changed.set()
+
+
+def call(
+    app: Any, method: str, path: str, body: bytes = b"", *, version: str = "1.1",
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> Call:  # fmt: skip
+    made, parts = Call(), [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if parts:
+            return parts.pop()
+        await made.leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        made.keep(message)
+
+    scope = {
+        "type": "http", "method": method, "path": path, "headers": list(headers),
+        "query_string": b"", "root_path": "", "http_version": version,
+    }  # fmt: skip
+    made.task = asyncio.ensure_future(app(scope, receive, send))
+    return made
