@@ -141,14 +141,6 @@ def test_the_checkpoints_sampling_defaults_apply_unless_overridden(
         assert drawn.token_ids == greedy.token_ids
 
 
-def test_logprobs_come_one_per_token(small: LLM) -> None:
-    (completion,) = small.generate([5, 6, 7], replace(GREEDY, logprobs=2), ignore_eos=True)
-    assert len(completion.logprobs) == len(completion.token_ids)
-    for token, logprob in zip(completion.token_ids, completion.logprobs, strict=True):
-        assert logprob.top[0][0] == token
-        assert logprob.logprob <= 0.0
-
-
 def test_more_prompts_than_running_sequences_wait(small: LLM) -> None:
     prompts = [[index + 3, 9] for index in range(12)]
     completions = small.generate(prompts, replace(GREEDY, max_tokens=4), ignore_eos=True)

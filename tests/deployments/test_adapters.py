@@ -26,11 +26,6 @@ GREEDY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def post(served: Served, model: str, **fields: Any) -> httpx.Response:
-    body = {"model": model, **GREEDY, **fields}
-    return httpx.post(f"{served.http}/v1/completions", json=body, timeout=120)
-
-
 @pytest.mark.parametrize("enabled", [True, False], ids=["drafts", "plain"])
 def test_the_model_field_chooses_the_adapter(
     served: Served, adapter_folder: Path, *, enabled: bool
@@ -43,7 +38,8 @@ def test_the_model_field_chooses_the_adapter(
     assert texts[MODEL] != texts[ADAPTER]
     # Twice each, by turns: what one has cached is of no use to the other.
     for name in (MODEL, ADAPTER) * 2:
-        answer = post(served, name, speculation={"enabled": enabled}).json()
+        asked = {"model": name, **GREEDY, "speculation": {"enabled": enabled}}
+        answer = served.api.ask("/v1/completions", **asked)
         assert answer["model"] == name
         assert answer["choices"][0]["token_ids"] == texts[name]
 
@@ -53,13 +49,6 @@ def test_the_models_are_listed_with_their_parent(served: Served) -> None:
     assert [(card["id"], card["parent"]) for card in cards] == [(MODEL, None), (ADAPTER, MODEL)]
     one = httpx.get(f"{served.http}/v1/models/{ADAPTER}", timeout=60).json()
     assert one["parent"] == MODEL
-
-
-def test_an_unknown_model_is_answered_404_with_the_names_that_are_served(served: Served) -> None:
-    answer = post(served, "no-such-adapter")
-    assert answer.status_code == 404
-    assert answer.json()["error"]["param"] == "model"
-    assert f"ask for '{MODEL}' or '{ADAPTER}'" in answer.json()["error"]["message"]
 
 
 def test_the_model_names_the_adapter() -> None:

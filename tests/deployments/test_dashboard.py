@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from cluster.metrics import STEP_TIME
-from tests.deployments.conftest import APPLICATION, MODEL, Served, wait_until
+from tests.deployments.conftest import APPLICATION, Served, wait_until
 
 
 def test_the_dashboard_lists_deployments_replicas_and_placement_groups(served: Served) -> None:
@@ -31,7 +31,7 @@ def test_the_dashboard_lists_deployments_replicas_and_placement_groups(served: S
 def test_our_metrics_reach_rays_metrics_agent(served: Served) -> None:
     import ray
 
-    body = {"model": MODEL, "prompt": "abc abc abc", "max_tokens": 64, "ignore_eos": True}
+    body = {"prompt": "abc abc abc", "max_tokens": 64, "ignore_eos": True}
     node: dict[str, Any] = ray.nodes()[0]
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     wanted = (
@@ -48,7 +48,7 @@ def test_our_metrics_reach_rays_metrics_agent(served: Served) -> None:
     def exported() -> bool:
         # Drafters run at the lowest priority: on a busy machine a short request may end without
         # a single draft, so there is a request before every look.
-        httpx.post(f"{served.http}/v1/completions", json=body, timeout=120).raise_for_status()
+        served.api.ask("/v1/completions", **body)
         text = httpx.get(url, timeout=60).text
         return all(f"\n{name}{{" in text for name in wanted) and is_joined(text)
 
@@ -79,7 +79,7 @@ def is_joined(page: str) -> bool:
 
 def test_every_scrape_has_the_series_of_every_process_whichever_answers(served: Served) -> None:
     for _ in range(3):  # two of them are refused by one ingress, or one by each
-        httpx.post(f"{served.http}/v1/completions", json={"model": "other"}, timeout=120)
+        served.api.refusal("/v1/completions", model="other")
     rejected = "drafthouse_rejected_requests_total"
     before: dict[str, float] = {}
     for _ in range(12):

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from tests.deployments.conftest import MODEL, Served, wait_until
+from tests.deployments.conftest import Served, wait_until
 
 BODY: dict[str, Any] = {
-    "model": MODEL, "prompt": "abc abc abc abc", "max_tokens": 600, "temperature": 0.7, "seed": 12,
+    "prompt": "abc abc abc abc", "max_tokens": 600, "temperature": 0.7, "seed": 12,
     "ignore_eos": True,
 }  # fmt: skip
 
@@ -25,17 +23,10 @@ BODY: dict[str, Any] = {
 def streamed(served: Served, disturb: Callable[[], None], after: int = 20) -> str:
     """The text of one stream; `disturb` is called once so many chunks have come."""
     texts: list[str] = []
-    with httpx.stream(
-        "POST", f"{served.http}/v1/completions", json={**BODY, "stream": True}, timeout=120
-    ) as response:
-        for line in response.iter_lines():
-            if not line.startswith("data: {"):  # blanks, [DONE], and comments where a pause is long
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            assert "error" not in chunk
-            texts.append(chunk["choices"][0]["text"])
-            if len(texts) == after:
-                disturb()
+    for chunk in served.api.read("/v1/completions", **BODY):
+        texts.append(chunk["choices"][0]["text"])
+        if len(texts) == after:
+            disturb()
     return "".join(texts)
 
 

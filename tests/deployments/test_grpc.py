@@ -21,10 +21,9 @@ from cluster.client import (
     InvalidRequestError,
     TokenizeRequest,
 )
-from cluster.core import SpeculationOptions, token_array
+from cluster.core import token_array
 from cluster.rpc.codec_generation import REQUEST
 from cluster.rpc.generation import (
-    ChatMessage,
     GenerationRequest,
     ResumedChoice,
     SamplingOptions,
@@ -58,11 +57,8 @@ def test_http_and_grpc_give_the_same_text(client: Client, served: Served) -> Non
         client.generate(REQUEST.encode(GenerationRequest(MODEL, "hello", sampling=GREEDY)))
     )
     text = "".join(choice.text for piece in pieces for choice in piece.choices)
-    body = {"model": MODEL, "prompt": "hello", "temperature": 0, "max_tokens": 24}
-    answer = httpx.post(
-        f"{served.http}/v1/completions", json={**body, "ignore_eos": True}, timeout=120
-    ).json()
-    assert text == answer["choices"][0]["text"]
+    body = {"prompt": "hello", "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    assert text == served.api.complete(**body)["text"]
     last = pieces[-1]
     assert last.usage.completion_tokens == 24
     assert 0 < last.speculative_decoding.num_steps <= 24
@@ -99,53 +95,27 @@ def test_calls_with_one_answer_pass_both_ways_in(client: Client, served: Served)
     assert "token_ids: token id 1000000" in str(caught.value)  # Serve's proxy drops the metadata
 
 
-BAD: list[tuple[GenerationRequest, grpc.StatusCode]] = [
+BAD: list[tuple[GenerationRequest | bytes, grpc.StatusCode]] = [
     (GenerationRequest("gpt-5", "x"), grpc.StatusCode.NOT_FOUND),
-    (GenerationRequest(MODEL, ""), grpc.StatusCode.INVALID_ARGUMENT),
-    (GenerationRequest(MODEL, ()), grpc.StatusCode.INVALID_ARGUMENT),
-    (GenerationRequest(MODEL, (ChatMessage("wizard", "x"),)), grpc.StatusCode.INVALID_ARGUMENT),
+    (GenerationRequest(MODEL, "x", sampling=TOO_HOT), grpc.StatusCode.INVALID_ARGUMENT),
     (GenerationRequest(MODEL, np.array([999], np.int32)), grpc.StatusCode.INVALID_ARGUMENT),
-    (GenerationRequest(MODEL, "word " * 5000), grpc.StatusCode.INVALID_ARGUMENT),
     (GenerationRequest(MODEL, "x" * 5_000_000), grpc.StatusCode.OUT_OF_RANGE),
-    (GenerationRequest(MODEL, "x", n=99), grpc.StatusCode.INVALID_ARGUMENT),
-    (
-        GenerationRequest(MODEL, "x", speculation=SpeculationOptions(drafters=("nobody",))),
-        grpc.StatusCode.INVALID_ARGUMENT,
-    ),
-    *(
-        (
-            GenerationRequest(MODEL, "x", sampling=SamplingOptions(**fields)),
-            grpc.StatusCode.INVALID_ARGUMENT,
-        )
-        for fields in (
-            {"temperature": -1.0},
-            {"temperature": float("nan")},
-            {"max_tokens": 0},
-            {"top_p": 0.0},
-            {"stop": ("",)},
-            {"logprobs": 1000},
-        )
-    ),
+    # It does not reach the ingress.
+    (GenerationRequest(MODEL, "x" * 10_000_000), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (b"\x0a\x02\xff\xfe", grpc.StatusCode.INVALID_ARGUMENT),
+    (b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
 ]
 
 
 @pytest.mark.parametrize(("request_", "status"), BAD)
 def test_bad_input_has_the_matching_status(
-    channel: grpc.Channel, request_: GenerationRequest, status: grpc.StatusCode
+    channel: grpc.Channel, request_: GenerationRequest | bytes, status: grpc.StatusCode
 ) -> None:
-    code, details = failure(channel, REQUEST.encode(request_).SerializeToString())
+    is_bytes = isinstance(request_, bytes)
+    body = request_ if is_bytes else REQUEST.encode(request_).SerializeToString()
+    code, details = failure(channel, body)
     assert code == status
     assert len(details) > 10
-
-
-@pytest.mark.parametrize("body", [b"\x0a\x02\xff\xfe", b"\xff\xff\xff"])
-def test_a_malformed_message_is_an_invalid_argument(channel: grpc.Channel, body: bytes) -> None:
-    assert failure(channel, body)[0] == grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_a_message_far_beyond_the_limit_does_not_reach_the_ingress(channel: grpc.Channel) -> None:
-    body = REQUEST.encode(GenerationRequest(MODEL, "x" * 10_000_000)).SerializeToString()
-    assert failure(channel, body)[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def failure(channel: grpc.Channel, body: bytes) -> tuple[grpc.StatusCode, str]:

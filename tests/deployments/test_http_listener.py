@@ -14,10 +14,6 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from cluster.config.schema import Config, DashboardConfig, GrpcConfig, HttpConfig
 from cluster.errors import ConfigError, WorkerError
@@ -26,23 +22,8 @@ from deployments.ports import check_free
 from deployments.readiness import health
 from deployments.serve_command import ready_line
 from tests.deployments.conftest import MODEL, Served, free_port
-
-
-class Slow:
-    """An application whose answers come when they are let go."""
-
-    def __init__(self, name: str = "") -> None:
-        self.name = name
-        self.asked, self.released = asyncio.Event(), asyncio.Event()
-        self.app = Starlette(routes=[Route("/", self.quick), Route("/slow", self.slow)])
-
-    async def quick(self, request: Request) -> Response:
-        return PlainTextResponse(self.name)
-
-    async def slow(self, request: Request) -> Response:
-        self.asked.set()
-        await self.released.wait()
-        return PlainTextResponse("late")
+from tests.support.deployments.api import Api
+from tests.support.deployments.site import Application
 
 
 @dataclass
@@ -64,7 +45,7 @@ def url(where: HttpConfig) -> str:
 
 
 async def test_replicas_of_a_node_share_the_port(where: HttpConfig) -> None:
-    listeners = [HttpListener(Slow(name).app, where, 1.0) for name in "ab"]
+    listeners = [HttpListener(Application(name).app, where, 1.0) for name in "ab"]
     for listener in listeners:
         await listener.start()
     answered = set()
@@ -87,7 +68,7 @@ async def test_a_server_at_an_ipv6_address_is_found_where_the_ready_line_says(ho
         dashboard=DashboardConfig(enabled=False),
     )
     check_free(config)
-    listener = HttpListener(Slow("here").app, config.http, 1.0)
+    listener = HttpListener(Application("here").app, config.http, 1.0)
     await listener.start()
     line = ready_line(config)
     found = re.search(r"http://\[::1\]:\d+", line)
@@ -104,13 +85,13 @@ async def test_a_server_at_an_ipv6_address_is_found_where_the_ready_line_says(ho
 @asynccontextmanager
 async def answering(where: HttpConfig, drain_s: float) -> AsyncIterator[Answering]:
     """A listener with one answer under way."""
-    slow = Slow()
+    slow = Application()
     listener = HttpListener(slow.app, where, drain_s)
     await listener.start()
     async with httpx.AsyncClient(timeout=60.0) as client:
         answer = asyncio.create_task(client.get(f"{url(where)}/slow"))
-        await slow.asked.wait()
-        yield Answering(listener, slow.released, answer)
+        await slow.is_asked.wait()
+        yield Answering(listener, slow.may_answer, answer)
 
 
 async def test_an_end_waits_for_answers_that_are_under_way(where: HttpConfig) -> None:
@@ -133,7 +114,7 @@ async def test_an_end_does_not_wait_for_ever(where: HttpConfig) -> None:
 
 
 async def test_a_server_that_has_ended_is_told(where: HttpConfig) -> None:
-    listener = HttpListener(Slow().app, where, 1.0)
+    listener = HttpListener(Application().app, where, 1.0)
     await listener.start()
     listener.check()
     await listener.stop()
@@ -142,7 +123,7 @@ async def test_a_server_that_has_ended_is_told(where: HttpConfig) -> None:
 
 
 async def test_an_address_of_another_machine_is_refused() -> None:
-    listener = HttpListener(Slow().app, HttpConfig(host="192.0.2.1"), 1.0)
+    listener = HttpListener(Application().app, HttpConfig(host="192.0.2.1"), 1.0)
     with pytest.raises(
         ConfigError, match=r"http: 192.0.2.1:8000 cannot be bound .*\.listener: serve"
     ):
@@ -220,20 +201,8 @@ def test_an_offer_of_http_2_costs_no_body_and_a_proxy_that_loses_it_says_so(serv
 
 
 def text_at(base: str, body: dict[str, Any]) -> str:
-    reply = httpx.post(f"{base}/v1/completions", json=body, timeout=60)
-    assert reply.status_code == 200
+    api = Api(base)
     if not body["stream"]:
-        return str(reply.json()["choices"][0]["text"])
-    events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: {")]
-    return "".join(choice["text"] for event in events for choice in json.loads(event)["choices"])
-
-
-def test_a_grammar_is_checked_and_kept_through_both_ways_in(served: Served) -> None:
-    body = {"model": MODEL, "prompt": "abc", "max_tokens": 8}
-    for base in (served.http, served.proxied):
-        good = body | {"structured_outputs": {"choice": ["ab", "ba"]}}
-        assert text_at(base, {**good, "stream": False}) in ("ab", "ba")
-        bad = body | {"structured_outputs": {"regex": "(a"}}
-        reply = httpx.post(f"{base}/v1/completions", json=bad, timeout=60)
-        assert reply.status_code == 400
-        assert "the grammar cannot be used" in reply.json()["error"]["message"]
+        return str(api.complete(**body)["text"])
+    chunks = api.stream("/v1/completions", **body)
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])

@@ -76,14 +76,6 @@ def test_tokens_go_to_text_and_back(http: httpx.Client, tokenizer: Tokenizer) ->
     assert back == {"prompt": text}
 
 
-def test_a_conversation_is_tokenised_as_a_chat_is(http: httpx.Client) -> None:
-    messages = [{"role": "user", "content": "hello"}]
-    tokens = http.post("/tokenize", json={"model": MODEL, "messages": messages}).json()["tokens"]
-    asked = {"model": MODEL, "messages": messages, "max_tokens": 1, "return_token_ids": True}
-    answer = http.post("/v1/chat/completions", json=asked).json()
-    assert answer["prompt_token_ids"] == tokens
-
-
 def test_load_balancers_and_people_learn_that_it_runs(http: httpx.Client) -> None:
     assert http.get("/ping").status_code == 200
     assert http.get("/version").json()["version"]

@@ -78,27 +78,6 @@ def test_an_answer_that_the_client_has_begun_is_continued(
     assert text_of(message) == wanted
 
 
-def test_tools_that_were_used_are_told_to_the_template(
-    server: Server, client: anthropic.Anthropic
-) -> None:
-    used = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}
-    result = {"type": "tool_result", "tool_use_id": "t", "content": "7"}
-    blocks = [
-        USER,
-        {"role": "assistant", "content": [used]},
-        {"role": "user", "content": [result, {"type": "text", "text": "so?"}]},
-    ]
-    message = client.messages.create(**{**ASKED, "messages": blocks})
-    call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    plain = [
-        USER,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "t", "content": "7"},
-        {"role": "user", "content": "so?"},
-    ]
-    assert text_of(message) == chat(server, plain)["choices"][0]["message"]["content"]
-
-
 def test_tokens_are_counted_before_anything_is_asked(client: anthropic.Anthropic) -> None:
     counted = client.messages.count_tokens(model=MODEL, messages=ASKED["messages"])
     usage = client.messages.create(**ASKED).usage

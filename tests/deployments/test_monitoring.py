@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from k8s.tools.monitoring import DASHBOARDS, MONITORING
-from tests.deployments.conftest import MODEL, Served, free_port, wait_until
+from tests.deployments.conftest import Served, free_port, wait_until
 from tests.support.prometheus import program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -97,11 +97,11 @@ def has_data(prometheus: httpx.Client, query: str) -> bool:
 def test_every_panel_shows_data(served: Served, prometheus: httpx.Client) -> None:
     empty = queries()
     assert len(empty) > 40
-    body = {"model": MODEL, "prompt": "abc abc abc", "max_tokens": 128, "ignore_eos": True}
+    body = {"prompt": "abc abc abc", "max_tokens": 128, "ignore_eos": True}
 
     def all_have_shown() -> bool:
         # A rate needs two scrapes and something between them.
-        httpx.post(f"{served.http}/v1/completions", json=body, timeout=120).raise_for_status()
+        served.api.ask("/v1/completions", **body)
         for name in [name for name, query in empty.items() if has_data(prometheus, query)]:
             del empty[name]
         return not empty

@@ -69,29 +69,6 @@ def test_a_completion_has_a_text_or_names_the_field(http: httpx.Client, field: s
         check(http, "/v1/completions", members, field)
 
 
-MESSAGES = '"messages": [{"role": "user", "content": "hello"}]'
-CHATS = {
-    "/v1/chat/completions": (MESSAGES, ("temperature", "top_p", "max_completion_tokens",
-                                        "top_logprobs", "repetition_penalty", "seed")),
-    "/v1/responses": ('"input": "x"', ("temperature", "top_p", "max_output_tokens",
-                                       "top_logprobs", "repetition_penalty", "min_p")),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("path", CHATS)
-def test_the_other_endpoints_read_numbers_so_too(http: httpx.Client, path: str) -> None:
-    said, fields = CHATS[path]
-    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    for place, field in enumerate(fields):
-        for number in numbers(place):
-            members = [f'"model": "{MODEL}"', said, f'"{field}": {number}']
-            if field == "top_logprobs" and path == "/v1/chat/completions":
-                members.append('"logprobs": true')
-            if not field.startswith("max_"):
-                members.append(f'"{limit}": 2')
-            check(http, path, members, field)
-
-
 @pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity", "9" * 5000])
 def test_a_number_in_a_schema_is_one(http: httpx.Client, number: str) -> None:
     schema = f'{{"type": "number", "maximum": {number}}}'

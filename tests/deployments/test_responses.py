@@ -113,22 +113,6 @@ def test_ids_of_answers_cannot_be_chosen(api_server: Server) -> None:
     assert "guess-me" not in response.json()["id"]
 
 
-def test_calls_of_functions_are_told_to_the_template(api_server: Server, openai: OpenAI) -> None:
-    items: Any = [
-        {"role": "user", "content": [{"type": "input_text", "text": "ask"}]},
-        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c", "output": "7"},
-    ]
-    answer = openai.responses.create(**ASKED, input=items, extra_body=ENDLESS)
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    messages = [
-        {"role": "user", "content": "ask"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": "7"},
-    ]
-    assert answer.output_text == chat_text(api_server, messages)
-
-
 def test_log_probabilities_stand_beside_the_text(openai: OpenAI) -> None:
     answer = openai.responses.create(
         **ASKED,

@@ -5,7 +5,6 @@ Where there is another one, they go on there: tests/nodes stops one of two.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -13,10 +12,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import httpx
 import psutil
 
-from tests.deployments.conftest import MODEL, Served, wait_until
+from tests.deployments.conftest import Served, wait_until
 
 NUM_STREAMS = 4
 # Longer than any silence after which a part is left.
@@ -24,17 +22,9 @@ PAUSE_S = float(os.environ.get("DRAFTHOUSE_PAUSE_S", "5"))
 
 
 def read(served: Served, number: int, texts: list[str]) -> str:
-    body = {
-        "model": MODEL, "prompt": f"abc {number} abc", "max_tokens": 800, "temperature": 0.7,
-        "seed": number, "ignore_eos": True, "stream": True,
-    }  # fmt: skip
-    with httpx.stream("POST", f"{served.http}/v1/completions", json=body, timeout=120) as response:
-        for line in response.iter_lines():
-            if not line or line == "data: [DONE]":
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            assert "error" not in chunk
-            texts.append(chunk["choices"][0]["text"])
+    body = {"prompt": f"abc {number} abc", "max_tokens": 800, "temperature": 0.7, "seed": number}
+    for chunk in served.api.read("/v1/completions", **body, ignore_eos=True):
+        texts.append(chunk["choices"][0]["text"])
     return "".join(texts)
 
 

@@ -24,7 +24,7 @@ from tests.support.deployments import slow_readers
 from tests.support.deployments.scripted import Scripted, scripted
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
-NUM_READERS = int(os.environ.get("DRAFTHOUSE_SLOW_READERS", "40"))
+NUM_READERS = int(os.environ.get("DRAFTHOUSE_SLOW_READERS", "16"))
 IS_MEASURED = NUM_READERS >= 1000
 # An event has some 250 bytes: far more than uvicorn and the kernel buffer, and hours of reading.
 MAX_TOKENS = 600
