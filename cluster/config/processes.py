@@ -185,7 +185,7 @@ class DrafterConfig:
 
     kind: str = ""
     """A kind of drafter that is listed below, or `module:Class` for one of your own; see
-    docs/drafters.md."""
+    docs/drafters.md and docs/own-drafter.md."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Settings of that kind."""
     max_nodes: PositiveInt = 128

@@ -1,6 +1,6 @@
 """The drafter protocol: three methods.  A drafter may draft wrong tokens but never block or raise.
 
-docs/drafters.md shows how to write one; `cluster.draft.plugin` has what it needs.
+docs/own-drafter.md shows how to write one; `cluster.draft.plugin` has what it needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything that a drafter of your own needs; docs/drafters.md shows one.
+"""Everything that a drafter of your own needs; docs/own-drafter.md shows one.
 
 `TextDrafter` keeps the texts and answers the coordinator, so that its author writes one method.
 A drafter that wants more, such as trees that grow over several calls, implements `Drafter` itself

@@ -2,7 +2,7 @@
 
 A new kind is one file and one line in KINDS.  An external drafter needs no line: the configuration
 names it `module:Class`.  If it has settings, its class has a frozen dataclass of them as the
-attribute `Options`.  docs/drafters.md shows one.
+attribute `Options`.  docs/own-drafter.md shows one.
 
 A kind's modules are imported when it is used, so a pool without an LM drafter runs without torch,
 and so does the check of a configuration of our own kinds.
@@ -149,7 +149,8 @@ def _external_options(kind: str, path: str) -> type[Any]:
         raise ConfigError.at(path, reason) from error
     reason = _why_no_drafter(found)
     if reason:
-        raise ConfigError.at(path, f"{kind!r} is no drafter: {reason}; docs/drafters.md shows one")
+        reason = f"{kind!r} is no drafter: {reason}; docs/own-drafter.md shows one"
+        raise ConfigError.at(path, reason)
     options = getattr(found, "Options", NoOptions)
     if not (isinstance(options, type) and is_dataclass(options)):
         raise ConfigError.at(path, f"{kind}.Options is no dataclass; make it a frozen one")

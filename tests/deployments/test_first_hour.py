@@ -224,7 +224,7 @@ MISTAKES: dict[str, tuple[Callable[[Beginner], None], str, str]] = {
     "no such module": (drafter(kind="mine:Own"), "drafters.lookup.kind", "working directory"),
     "a module that raises": (module_that_raises, "drafters.own.kind", "at_import.py, line 2"),
     "a module's module": (module_that_lacks_a_package, "drafters.own.kind", "no_such_package"),
-    "no drafter": (class_that_is_no_drafter, "no method propose", "docs/drafters.md"),
+    "no drafter": (class_that_is_no_drafter, "no method propose", "docs/own-drafter.md"),
     "a drafter's option": (drafter(options={"max_ngrams": 2}), "options.max_ngrams", "max_ngram?"),
     "a task's drafter": (section("tasks", code=["lookups"]), "tasks.code", "did you mean lookup?"),
     "a name twice": (section("tasks", code=["lookup"] * 2), "tasks.code", "name it once"),

@@ -118,4 +118,4 @@ def test_check_refuses_what_could_not_be_created_or_called(kind: type[Any], reas
     with pytest.raises(ConfigError, match=reason) as caught:
         check("mine", config_of(kind))
     assert caught.value.param == "drafters.mine.kind"
-    assert "docs/drafters.md" in caught.value.message
+    assert "docs/own-drafter.md" in caught.value.message

@@ -1,4 +1,4 @@
-"""The drafter that docs/drafters.md shows works as printed, and keeps the protocol."""
+"""The drafter that docs/own-drafter.md shows works as printed, and keeps the protocol."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from cluster.local import LLM
 from tests.draft.test_protocol import MAX_NODES, MAX_REQUESTS, Conversation
 from tests.support.draft.author import Author, grow
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "drafters.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-drafter.md"
 CONTEXT = DrafterContext("echo", MAX_NODES, MAX_REQUESTS)
 
 
