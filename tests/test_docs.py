@@ -194,5 +194,10 @@ def test_the_example_of_a_trace_has_what_the_page_reads() -> None:
     assert names["tokens_per_step"](example) == 3.0
 
 
+def test_the_index_has_every_page() -> None:
+    index = set(_LINK.findall((ROOT / "docs" / "README.md").read_text("utf-8")))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - index == {"README.md"}
+
+
 def test_the_first_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120

@@ -21,7 +21,15 @@ from cluster.coordinator.watch import EVENTS, Drafts, Step
 from cluster.draft.registry import KINDS
 from cluster.metrics import vllm_metrics
 from docs.tools.markdown import DOCS, table
-from docs.tools.texts import CONFIGURATION, EVENTS_HEAD, LIVE, METRICS, VLLM_METRICS
+from docs.tools.texts import (
+    CONFIGURATION,
+    CONFIGURATION_FILE,
+    EVENTS_HEAD,
+    LIVE,
+    METRICS,
+    TEN,
+    VLLM_METRICS,
+)
 
 # The parts of the files that keys name.
 _FILES = {
@@ -85,7 +93,8 @@ def configuration_page() -> str:
     places: dict[type[Any], list[str]] = {}
     for path, kind in _sections(Config, ""):
         places.setdefault(kind, []).append(path)
-    sections = [CONFIGURATION]
+    ten = table(("example", "what it decides"), ((f"`{key}`", told) for key, told in TEN))
+    sections = [CONFIGURATION + ten + CONFIGURATION_FILE]
     for kind, paths in places.items():
         title = ", ".join(f"`{path}`" for path in paths) if paths[0] else "The top level"
         sections.append(_section(title, kind))

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from cluster import metrics
+from cluster.config.file import load
 from cluster.draft.registry import KINDS
 from docs.tools import __main__ as tools
 from docs.tools import reference
+from docs.tools.texts import TEN
 
 
 def test_all_that_is_generated_is_fresh() -> None:
@@ -41,6 +43,12 @@ def test_every_key_of_the_configuration_is_explained() -> None:
         *_, told, _ = line.split("|")
         assert told.strip(), line
     assert any(line.count("|") > 4 for line in rows)
+
+
+def test_the_ten_keys_that_matter_are_keys_with_values_that_fit() -> None:
+    assert len(TEN) == 10
+    loaded = load(tools.ROOT / "configs" / "tiny.yaml", [example for example, _ in TEN])
+    assert loaded.config.coordinator.max_draft_tokens == 8
 
 
 def test_every_drafter_kind_and_every_metric_has_its_place() -> None:
