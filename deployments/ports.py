@@ -36,8 +36,8 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
                 f"{section}.port: this user may not listen at {port}; choose one above 1023"
             )
         else:
-            is_known = error.errno and error.errno > 0
-            reason = os.strerror(error.errno) if is_known else error.strerror
+            number = error.errno or 0
+            reason = os.strerror(number) if number > 0 else error.strerror
             problems.append(
                 f"{section}.host: {probed!r} is no address of this machine ({reason}); "
                 "use 127.0.0.1, or 0.0.0.0 for all interfaces"

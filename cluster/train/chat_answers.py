@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -228,7 +229,9 @@ def _read(path: Path) -> tuple[str, list[Answer]]:
     """The system prompt that a shard was drawn with, and its answers."""
     # Mapped, because all shards together may be larger than the memory.
     found = torch.load(path, mmap=True, weights_only=True)
-    parts = [[None if each is None else each.numpy() for each in row] for row in found["answers"]]
+    parts: list[list[Any]] = [
+        [None if each is None else each.numpy() for each in row] for row in found["answers"]
+    ]
     return found["system_prompt"], [Answer(*each) for each in parts]
 
 

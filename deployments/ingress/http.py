@@ -165,9 +165,9 @@ async def _generate(
     limits = ingress.limits_of(caller, request.headers.get(SEGMENT, ""))
     try:
         timeout_s = timeout_of(request)
-        body: type[Sampling] = face.endpoint.body
+        form: type[Sampling] = face.endpoint.body
         asked = await read_object(
-            request, ingress.config.ingress, lambda values: body.parse(values, limits, store)
+            request, ingress.config.ingress, lambda values: form.parse(values, limits, store)
         )
         generation = await ingress.generate(
             face.answer_id(request_id), asked.spec, timeout_s=timeout_s, caller=caller,
@@ -192,8 +192,8 @@ async def _generate(
             return EventStream(events, headers, heartbeat_s, generation.close)
         collected = await while_connected(request.receive, _all_deltas(generation))
         if asked.stream:
-            events = writer.opening() + writer.chunks(collected) + writer.closing()
-            return Response(events, media_type="text/event-stream", headers=headers)
+            told = writer.opening() + writer.chunks(collected) + writer.closing()
+            return Response(told, media_type="text/event-stream", headers=headers)
         body = await _whole(writer, collected, generation.num_prompt_logprobs)
         return Response(body, media_type="application/json", headers=headers)
     except ClientDisconnect:
