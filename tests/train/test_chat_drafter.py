@@ -182,4 +182,4 @@ def test_a_drafter_drafts_alike_however_it_is_written(
     recording = Recording(token_array(answer.prompt), token_array(answer.token_ids), params)
     drafted = replay(lm_drafter(draft_engine(tmp_path / weights)), recording, 4)
     assert drafted.num_draft_tokens > 0
-    assert (tmp_path / weights / "network.int8.safetensors").exists() == (weights == "int8")
+    assert (tmp_path / weights / "model.int8.safetensors").exists() == (weights == "int8")
