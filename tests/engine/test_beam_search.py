@@ -95,7 +95,7 @@ def test_many_prompts_at_once_have_the_texts_and_scores_of_transformers(
     engine: Engine, oracle: Any, num_beams: int
 ) -> None:
     num_stopped = check(engine, oracle, prompts(16), BeamSpec(num_beams))
-    assert num_stopped > 6, "texts must end in the middle of the search"
+    assert num_stopped > 3, "texts must end in the middle of the search"
 
 
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])

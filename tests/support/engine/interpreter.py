@@ -28,7 +28,7 @@ def run_python(module: str, *arguments: str, interpret: bool = True) -> str:
         env={**os.environ, "TRITON_INTERPRET": str(int(interpret))},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
     )
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
