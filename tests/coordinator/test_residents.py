@@ -46,8 +46,8 @@ async def test_a_resident_saves_steps_and_is_credited(budget: str) -> None:
     assert stats.num_accepted_draft_tokens > 0
     assert len(target.steps) < GREEDY.max_tokens
     assert 'drafthouse_drafter_up{drafter="a"} 1.0' in metrics
-    assert 'drafthouse_draft_demand_nodes_total{drafter="a",task="code"}' in metrics
-    assert 'drafthouse_drafter_requests{drafter="a",worker="t"} 0.0' in metrics
+    assert 'drafthouse_draft_demand_nodes_total{drafter="a",process="t",task="code"}' in metrics
+    assert 'drafthouse_drafter_requests{drafter="a",process="t",worker="t"} 0.0' in metrics
 
 
 async def test_a_resident_and_the_pool_draft_for_one_text() -> None:

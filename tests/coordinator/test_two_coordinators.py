@@ -119,7 +119,7 @@ async def test_one_that_is_lost_takes_its_own_texts_along_and_no_others() -> Non
 async def test_the_targets_own_metrics_go_to_one_of_them_and_then_to_the_next() -> None:
     def gauge(stage: House) -> bool:
         metrics = stage.coordinator.render_metrics().decode()
-        return 'drafthouse_speculation_deficit_seconds{target="target-0"}' in metrics
+        return 'drafthouse_speculation_deficit_seconds{process="target-0"' in metrics
 
     async with pair(ToyTarget()) as both:
         await both.first.pass_time(2.0)
