@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cluster.messages import AdapterList
 
@@ -15,42 +15,22 @@ def config_of(drafter: str) -> str:
     return f"drafter-{drafter}.user_config"
 
 
-Listener = Callable[[AdapterList], None]
-
-
 class AdapterNews:
-    """The adapters that all targets serve, as they last said; listeners hear of every change.
+    """The adapters that all targets serve, as they last said.
 
     current: None = no target has said anything yet.  While there is no target it stays as it was.
+    listeners: hear of every change.
     """
 
     def __init__(self) -> None:
         self.current: AdapterList | None = None
-        self._lists: dict[str, AdapterList] = {}  # by target
-        self._listeners: list[Listener] = []
+        self.listeners: list[Callable[[AdapterList], None]] = []
 
-    def said(self, target_id: str, adapters: AdapterList) -> None:
-        """A target has told what it serves."""
-        self._lists[target_id] = adapters
-        self._update()
-
-    def left(self, target_id: str) -> None:
-        """A target is lost; an unknown one is no error."""
-        if self._lists.pop(target_id, None) is not None and self._lists:
-            self._update()
-
-    def listen(self, listener: Listener) -> None:
-        """Tell `listener` what is known, if anything is, and every change until `ignore`."""
-        self._listeners.append(listener)
-        if self.current is not None:
-            listener(self.current)
-
-    def ignore(self, listener: Listener) -> None:
-        self._listeners.remove(listener)
-
-    def _update(self) -> None:
-        """A request may be placed at any target, so what only some of them have is not served."""
-        lists = list(self._lists.values())
+    def update(self, lists: Sequence[AdapterList]) -> None:
+        """These are what the targets have said that are here."""
+        if not lists:
+            return
+        # A request may be placed at any target, so what only some of them have is not served.
         served = tuple(
             each for each in lists[0].served if all(each in other.served for other in lists)
         )
@@ -58,5 +38,5 @@ class AdapterNews:
         found = AdapterList(served, refused)
         if found != self.current:
             self.current = found
-            for listener in list(self._listeners):
+            for listener in list(self.listeners):
                 listener(found)

@@ -1,12 +1,12 @@
-"""Who gets in: the check of a request against the served limits, and the queue for a place."""
+"""Who gets in: the check of a request against the served limits."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from cluster.coordinator.session import Limits, Session
+from cluster.config.schema import Config
+from cluster.coordinator.session import Limits
 from cluster.core import Request, SamplingParams, TokenArray
 from cluster.errors import ContextLengthError, NotFoundError, RequestError, TooLargeError
 from cluster.requests.acceptance_law import REMOVED_LAWS, Law
@@ -15,14 +15,9 @@ from cluster.spec.params import check_params, clash_of_law
 _MAX_TOKEN_ID = 2**31 - 1
 
 
-def check_request(
-    request: Request,
-    limits: Limits,
-    drafters: Iterable[str],
-    latency_classes: Iterable[str],
-    max_frame_tokens: int,
-) -> None:
+def check_request(request: Request, limits: Limits, config: Config) -> None:
     """Raise the RequestError that names the first value that cannot be served, and the remedy."""
+    max_frame_tokens = config.coordinator.max_frame_tokens
     prompt_len = len(request.prompt_ids) + len(request.output_ids)
     if len(request.prompt_ids) == 0:
         raise RequestError("the prompt has no tokens; send at least one", param="prompt")
@@ -38,10 +33,11 @@ def check_request(
             f"{param} is {options.max_draft_tokens}; it must be at least 0", param=param
         )
     for name in options.drafters or ():
-        _check_known("drafter", name, drafters, "speculation.drafters")
+        _check_known("drafter", name, config.on_their_own, "speculation.drafters")
     if options.latency_class is not None:
+        classes = config.coordinator.latency_classes
         param = "speculation.latency_class"
-        _check_known("latency class", options.latency_class, latency_classes, param)
+        _check_known("latency class", options.latency_class, classes, param)
 
 
 def _check_known(kind: str, name: str, known: Iterable[str], param: str) -> None:
@@ -81,14 +77,11 @@ def _check_length(prompt_len: int, limits: Limits, max_frame_tokens: int) -> Non
 
 
 def _check_given(request: Request, prompt_len: int, max_frame_tokens: int) -> None:
-    # They stand in the frame that opens the request, beside the prompt.
-    for name, given in (
-        ("prediction", request.params.prediction),
-        ("forced_ids", request.params.forced_ids),
-    ):
-        # A forced output comes once more as the tokens that an opening repeats.
-        num_tokens = len(given) * (2 if name == "forced_ids" else 1)
-        if num_tokens and prompt_len + num_tokens > max_frame_tokens:
+    # They stand in the frame that opens the request, beside the prompt; a forced output comes once
+    # more as the tokens that an opening repeats.
+    for name, times in (("prediction", 1), ("forced_ids", 2)):
+        given = getattr(request.params, name)
+        if given and prompt_len + len(given) * times > max_frame_tokens:
             raise TooLargeError(
                 f"{name} has {len(given)} tokens and the prompt {prompt_len}; one frame carries "
                 f"{max_frame_tokens}; shorten them or raise coordinator.max_frame_bytes",
@@ -115,38 +108,3 @@ def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
         raise RequestError(
             f"max_tokens is {params.max_tokens}; it must be at least 1", param="max_tokens"
         )
-
-
-class WaitingLine:
-    """Admitted sessions without a place, first come first served.
-
-    Sessions that lost their target come back to where their arrival puts them: at the front.
-    """
-
-    def __init__(self) -> None:
-        self._line: deque[Session] = deque()
-        self.num_tokens = 0  # of their texts
-
-    def __len__(self) -> int:
-        return len(self._line)
-
-    def __iter__(self) -> Iterator[Session]:
-        return iter(self._line)
-
-    def push(self, session: Session) -> None:
-        self._line.append(session)
-        self.num_tokens += len(session.tokens)
-
-    def put_back(self, sessions: Iterable[Session]) -> None:
-        returned = [*sessions, *self._line]
-        self._line = deque(sorted(returned, key=lambda session: session.arrival))
-        self.num_tokens = sum(len(session.tokens) for session in self._line)
-
-    def pop(self) -> Session:
-        session = self._line.popleft()
-        self.num_tokens -= len(session.tokens)
-        return session
-
-    def remove(self, session: Session) -> None:
-        self._line.remove(session)
-        self.num_tokens -= len(session.tokens)

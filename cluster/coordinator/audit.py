@@ -15,14 +15,15 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from cluster import metrics
-from cluster.config.schema import Config
-from cluster.coordinator.session import Deliver, Session
+from cluster.coordinator.events import Ended
+from cluster.coordinator.present import Present
+from cluster.coordinator.session import Session
+from cluster.coordinator.sessions import SessionTable
 from cluster.core import (
     EMPTY_TOKENS,
     FinishReason,
@@ -31,7 +32,6 @@ from cluster.core import (
     TokenArray,
     TokenEvent,
 )
-from cluster.metrics.recorder import Recorder
 from cluster.requests.redraw import Redraw
 
 log = logging.getLogger(__name__)
@@ -43,79 +43,65 @@ _MAX_FILES = 64
 _TENANT_BYTES = 16
 
 
-class Table(Protocol):
-    """What runs sessions, as far as audits are concerned."""
-
-    @property
-    def num_waiting(self) -> int: ...
-    @property
-    def num_running(self) -> int: ...
-    def audit(self, request: Request, deliver: Deliver, shunned_target: str) -> Session: ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Case:
-    request: Request
-    output_ids: TokenArray
+    """A session that has ended, at a target."""
+
+    session: Session
     target_id: str
     since: float
+
+    @property
+    def output_ids(self) -> TokenArray:
+        return self.session.tokens.since(self.session.prompt_len)
 
 
 class Auditor:
     """Chooses finished texts, and has them verified one after the other."""
 
-    def __init__(self, config: Config, recorder: Recorder, clock: Callable[[], float]) -> None:
-        self._recorder = recorder
-        self._clock = clock
+    def __init__(self, present: Present, table: SessionTable) -> None:
+        self._present = present
+        self._table = table
         self._due = 0.0  # texts that are to be chosen
         self._cases: deque[_Case] = deque()
         self._is_running = False
-        self.use(config)
 
-    def use(self, config: Config) -> None:
-        """Go on by another configuration."""
-        self._settings = config.coordinator.audit
-        is_reproducible = config.target.engine.reproducible
-        self._tie_margin = 0.0 if is_reproducible else self._settings.tie_margin
+    def hear(self, ends: Sequence[Ended]) -> None:
+        """Sessions have ended; their texts may be chosen."""
+        share = self._present.config.coordinator.audit.share
+        for each in ends:
+            session = each.session
+            is_drawn = session.is_drawn and session.request.params.is_coupled
+            if not is_drawn or each.reason is FinishReason.ERROR or not session.num_output_tokens:
+                continue
+            self._due += share
+            if self._due < 1.0:
+                continue
+            self._due -= 1.0
+            if len(self._cases) >= _MAX_CASES:
+                self._count("skipped")
+                continue
+            self._cases.append(_Case(session, each.target_id, each.at))
 
-    def note(self, session: Session, reason: FinishReason) -> None:
-        """A session has ended; its text may be chosen."""
-        params, num_tokens = session.request.params, session.num_output_tokens
-        is_drawn = session.is_drawn and params.is_coupled and reason is not FinishReason.ERROR
-        if not self._settings.share or not is_drawn or not num_tokens:
-            return
-        self._due += self._settings.share
-        if self._due < 1.0:
-            return
-        self._due -= 1.0
-        if len(self._cases) >= _MAX_CASES:
-            self._count("skipped")
-            return
-        output_ids = session.tokens.token_ids[session.prompt_len :].copy()
-        target_id = session.target.id if session.target is not None else ""
-        self._cases.append(_Case(session.request, output_ids, target_id, self._clock()))
-
-    def tick(self, table: Table) -> None:
+    def tick(self) -> None:
         """Begin with the next text, if there is time for it."""
-        if self._is_running or not self._cases or table.num_waiting:
+        table = self._table
+        if self._is_running or not self._cases or table.num_waiting or not self._present.seats:
             return
-        if table.num_running and self._clock() - self._cases[0].since < _PATIENCE_S:
+        if table.num_running and self._present.clock() - self._cases[0].since < _PATIENCE_S:
             return
         case = self._cases.popleft()
         self._is_running = True
-        name = f"audit/{secrets.token_hex(8)}"
-        session: Session | None = None
 
         def deliver(event: TokenEvent) -> None:
             if event.finish_reason is None:
                 return
             self._is_running = False
-            done = session is not None and session.num_output_tokens == len(case.output_ids)
-            redraws = session.redraws if session is not None and done else None
-            self._conclude(case, redraws)
-            self.tick(table)
+            is_done = session.num_output_tokens == len(case.output_ids)
+            self._conclude(case, session.redraws if is_done else None)
+            self.tick()
 
-        session = table.audit(_request(case, name), deliver, case.target_id)
+        session = table.audit(_request(case), deliver, case.target_id)
 
     def _conclude(self, case: _Case, redraws: list[Redraw] | None) -> None:
         """redraws: None = it came to no end."""
@@ -125,7 +111,10 @@ class Auditor:
         if not redraws:
             self._count("equal")
             return
-        is_tie = all(each.gap <= self._tie_margin for each in redraws)
+        config = self._present.config
+        settings = config.coordinator.audit
+        margin = 0.0 if config.target.engine.reproducible else settings.tie_margin
+        is_tie = all(each.gap <= margin for each in redraws)
         self._count("near_tie" if is_tie else "mismatch")
         if is_tie:
             return
@@ -133,30 +122,44 @@ class Auditor:
         log.error(
             "audit: the text of request=%s target=%s is not what is drawn now: place=%d token=%d "
             "drawn=%d gap=%.4f places=%d of %d",
-            case.request.id, case.target_id, worst.position,
-            case.output_ids[worst.position], worst.token_id, worst.gap, len(redraws),
+            case.session.request.id,
+            case.target_id,
+            worst.position,
+            case.output_ids[worst.position],
+            worst.token_id,
+            worst.gap,
+            len(redraws),
             len(case.output_ids),
-        )  # fmt: skip
-        if self._settings.folder:
-            _keep(Path(self._settings.folder), case, redraws)
+        )
+        if settings.folder:
+            _keep(Path(settings.folder), case, redraws)
 
     def _count(self, outcome: str) -> None:
-        self._recorder.add(metrics.AUDITED, outcome=outcome)
+        self._present.recorder.add(metrics.AUDITED, outcome=outcome)
 
 
-def _request(case: _Case, name: str) -> Request:
+def _request(case: _Case) -> Request:
+    request, output_ids = case.session.request, tuple(case.output_ids.tolist())
     params = replace(
-        case.request.params, forced_ids=tuple(case.output_ids.tolist()), prediction=(),
-        max_tokens=len(case.output_ids), logprobs=None,
-    )  # fmt: skip
+        request.params,
+        forced_ids=output_ids,
+        prediction=(),
+        max_tokens=len(output_ids),
+        logprobs=None,
+    )
     return replace(
-        case.request, id=name, params=params, speculation=SpeculationOptions(enabled=False),
-        output_ids=EMPTY_TOKENS, tenant=secrets.token_bytes(_TENANT_BYTES), timeout_s=0.0,
-    )  # fmt: skip
+        request,
+        id=f"audit/{secrets.token_hex(8)}",
+        params=params,
+        speculation=SpeculationOptions(enabled=False),
+        output_ids=EMPTY_TOKENS,
+        tenant=secrets.token_bytes(_TENANT_BYTES),
+        timeout_s=0.0,
+    )
 
 
 def _keep(folder: Path, case: _Case, redraws: list[Redraw]) -> None:
-    request = case.request
+    request = case.session.request
     record = {
         "request_id": request.id,
         "target": case.target_id,

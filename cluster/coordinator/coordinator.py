@@ -17,24 +17,30 @@ from typing import Any
 from cluster.config.schema import Config
 from cluster.coordinator.activity import ActivityLog
 from cluster.coordinator.adapters import COORDINATOR_CONFIG, TARGET_CONFIG, AdapterNews, config_of
-from cluster.coordinator.drafters import DrafterPool, SharedDevices
-from cluster.coordinator.engines import record_engines, reported
+from cluster.coordinator.audit import Auditor
+from cluster.coordinator.demand import Demand
+from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.engines import reported
+from cluster.coordinator.events import Answered, Asked, Ended, Stepped
 from cluster.coordinator.ingress import IngressLink
-from cluster.coordinator.moment import record_moment
+from cluster.coordinator.moment import drafter_states, record_moment
 from cluster.coordinator.pool_scores import PoolScores
-from cluster.coordinator.relay import Relay
+from cluster.coordinator.present import Present
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
+from cluster.coordinator.series import Series
 from cluster.coordinator.session import Deliver
 from cluster.coordinator.sessions import SessionTable
-from cluster.coordinator.step_log import StepLog
+from cluster.coordinator.switchback import Switchback
 from cluster.coordinator.target_links import TargetLinks
+from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.watch import Watches
 from cluster.coordinator.workers import (
+    Links,
     added_up,
     check_drafter,
+    check_target,
     describe_coordinator,
     note_foreign,
-    run_link,
 )
 from cluster.core import FinishReason, Request, TokenEvent
 from cluster.errors import ProtocolError
@@ -49,8 +55,6 @@ from cluster.messages import (
 from cluster.metrics.recorder import Recorder, readable, side_by_side
 from cluster.metrics.told import COORDINATOR, TARGET
 from cluster.plan.autoscaling import WAITING, WORTH, Statistics
-from cluster.plan.fence import Fence
-from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 
 log = logging.getLogger(__name__)
@@ -70,27 +74,29 @@ class Coordinator:
         worker_id: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        settings = config.coordinator
         self.recorder = recorder or Recorder(only=COORDINATOR, model_name=config.model_name)
-        self._config = config
-        self._clock = clock
         self._id = worker_id or uuid.uuid4().hex[:12]
-        fence = Fence(self.recorder)
-        self._rendering = fence.section("metrics")
-        scores = self._scores = PoolScores.of(config)
-        self._pool = DrafterPool(settings, self.recorder, scores, fence)
-        self._table = SessionTable(config, self._pool, self.recorder, clock)
+        present = self._present = Present(config, self.recorder, clock)
+        self._rendering = present.fence.section("metrics")
+        self._links = Links()
+        self._adapters = AdapterNews()
+        self._scores = PoolScores.of(config)
+        self._pool = DrafterPool(present, self._scores)
+        self._table = SessionTable(present, self._pool)
+        self._targets = TargetLinks(present, self._table, self._pool, self._links, self._adapters)
         self._activity = ActivityLog(clock())
         self._watches = Watches(self.describe, self.status, clock)
-        self._log = StepLog(self.recorder, scores, fence, self._activity, self._watches)
-        self._relay = Relay(self._table, self._pool, self._log, fence, clock)
-        self._adapters = AdapterNews()
-        self._targets = TargetLinks(
-            settings, self._table, self._relay, self._pool, self._log, self._adapters, clock
-        )
-        self._tasks: dict[DrafterReplica, asyncio.Task[None]] = {}
-        self._shared = SharedDevices()
-        self._refused: dict[str, str] = {}  # why, by the name of the drafter
+        self._series = Series(self.recorder, present.events)
+        self._demand = Demand(self.recorder, self._scores.acceptance)
+        self._auditor = Auditor(present, self._table)
+        self._switchback = Switchback(config, self.recorder)
+        listen = present.events.listen
+        listen(Answered, "metrics", self._activity.hear)
+        listen(Answered, "statistics", self._switchback.hear)
+        listen(Answered, "scores", self._scores.hear)
+        listen(Ended, "statistics", self._auditor.hear)
+        listen(Stepped, "metrics", self._watches.hear)
+        listen(Asked, "metrics", self._demand.hear)
         self._config_refused = ""
         self._watch: asyncio.Task[None] | None = None
         self._link_numbers = itertools.count(1)
@@ -102,16 +108,14 @@ class Coordinator:
 
     async def stop(self) -> None:
         """Cancel every request and leave every worker."""
-        for session_id in list(self._table.sessions):
+        for session_id in list(self._present.sessions):
             self._table.cancel(session_id)
-        await self._targets.stop()
-        tasks = list(self._tasks.values())
-        if self._watch is not None:
-            tasks.append(self._watch)
-            self._watch = None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._targets.flush()
+        await self._links.stop()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait({watch})
 
     async def export_learned(self) -> dict[str, Any]:
         """Return what was learned of the pool's drafters, as one record of plain values."""
@@ -126,9 +130,10 @@ class Coordinator:
 
     def use(self, config: Config) -> None:
         """Go on with other values of the keys of `cluster.config.live`; what runs keeps its own."""
-        self._table.use(config)
-        self._config, self._config_refused = config, ""
+        self._present.config, self._config_refused = config, ""
+        self._switchback.use(config)
         self._scores.use(config)
+        self._table.admit()
 
     def refuse_config(self, reason: str) -> None:
         """Report that a change of the configuration was refused, until one is not."""
@@ -146,8 +151,8 @@ class Coordinator:
         silent, so wait for it by `asyncio.wait`.  A target of the same id is replaced.
         """
         self.remove_target(target_id)
-        self._targets.check(description)
-        for replica in list(self._pool):
+        check_target(description, (seat.description for seat in self._seats))
+        for replica in list(self._pool.replicas):
             try:
                 check_drafter(replica.description, description)
             except ProtocolError as error:
@@ -155,11 +160,10 @@ class Coordinator:
                 self.remove_drafter(replica.name, replica.id)
         for name, reason in description.refused.items():
             self.refuse_drafter(name, reason)
-        for each in (description, *(replica.description for replica in self._pool)):
+        for each in (description, *(replica.description for replica in self._pool.replicas)):
             note_foreign(each, description, self.recorder)
         task = self._targets.add(target_id, description, link)
-        record_engines(self.recorder, target_id, description)
-        self._shared.warn(self._config, self._pool, self._targets.seats)
+        self._pool.warn_of_shared()
         return task
 
     def remove_target(self, target_id: str) -> None:
@@ -171,38 +175,39 @@ class Coordinator:
     ) -> asyncio.Task[None]:
         """Add a replica to the pool of drafter `name`; like `add_target` otherwise."""
         self.remove_drafter(name, replica_id)
-        target = next((seat.description for seat in self._targets.seats), None)
+        target, refused = self._target(), self._present.refused
         try:
             check_drafter(description, target)
         except ProtocolError as error:
             self.refuse_drafter(name, error.message)
             raise
-        self._refused.pop(name, None)
-        self._refused.pop(config_of(name), None)
-        self._refused |= {config_of(each): why for each, why in description.refused.items()}
+        refused.pop(name, None)
+        refused.pop(config_of(name), None)
+        refused |= {config_of(each): why for each, why in description.refused.items()}
         replica = self._pool.add(name, replica_id, description, link)
         log.info("drafter joined name=%s id=%s", name, replica_id)
         note_foreign(description, target, self.recorder)
-        self._shared.warn(self._config, self._pool, self._targets.seats)
-        for session in list(self._table.sessions.values()):
-            if session.target is not None and name in session.drafters:
-                self._pool.commit(session, self._clock())
-        task = self._tasks[replica] = asyncio.create_task(self._run_drafter(replica))
-        return task
+        self._pool.warn_of_shared()
+        return self._links.open(
+            replica,
+            f"drafter name={name} id={replica_id}",
+            lambda: self._read_proposals(replica),
+            lambda: replica.send_forever(self._present.clock),
+            lambda failed: self._pool.remove(replica, failed=failed),
+        )
 
     def refuse_drafter(self, name: str, reason: str) -> None:
         """Report that a drafter takes no part, and why, until a replica of it joins."""
-        if self._refused.get(name) != reason:
+        if self._present.refused.get(name) != reason:
             log.error("drafter refused name=%s: %s", name, reason)
-        self._refused[name] = reason
-        self._pool.replicas.refuse(name)
+        self._present.refused[name] = reason
 
     def remove_drafter(self, name: str, replica_id: str) -> None:
         """Stop using a drafter replica; an unknown one is no error."""
         replica = self._pool.replicas.get(name, replica_id)
         if replica is not None:
-            self._lose_drafter(replica, failed=False)
-            self._tasks[replica].cancel()
+            self._pool.remove(replica, failed=False)
+            self._links.close(replica)
 
     # Requests
 
@@ -241,9 +246,10 @@ class Coordinator:
 
     def demand(self) -> dict[str, Statistics]:
         """Return what the autoscaling of each pool drafter is to know; for one caller."""
-        waiting = self._pool.num_waiting(self._table.sessions.values())
-        worth = self._pool.demand.worth(self._clock())
-        names = {replica.name for replica in self._pool}
+        self._present.events.settle()
+        waiting = self._pool.num_waiting()
+        worth = self._demand.worth(self._present.clock())
+        names = {replica.name for replica in self._pool.replicas}
         return {name: {WAITING: waiting[name], WORTH: worth[name]} for name in names}
 
     async def serve(self, link: Link[EventFrame, SubmitFrame]) -> None:
@@ -253,47 +259,38 @@ class Coordinator:
     # Reports
 
     def describe(self) -> WorkerDescription:
-        seats = self._targets.seats
-        target = seats[0].description if seats else None
-        return describe_coordinator(self._id, self._config, target)
+        return describe_coordinator(self._id, self._present.config, self._target())
 
     def render_metrics(self) -> bytes:
         """All metrics as of now, in Prometheus' text format."""
-        self._log.settle()
-        self._pool.demand.record()
-        self._log.record_scores()
-        adapters = self._adapters.current
-        record_moment(self.recorder, self._config, self._table, self._drafter_states(), adapters)
+        self._present.events.settle()
+        with self._rendering:
+            self._scores.record(self.recorder)
+        record_moment(self._present, self._pool.replicas, self._adapters.current)
         pages = [self.recorder.render()]
-        for seat in self._targets.seats:
+        for seat in self._seats:
             with self._rendering:
                 pages.append(readable(seat.page, TARGET))
         return side_by_side(pages)
 
     def status(self) -> dict[str, Any]:
         """A plain picture of the moment, for debugging and benchmarks."""
-        now, seats = self._clock(), self._targets.seats
+        seats, replicas = self._seats, self._pool.replicas
+        left_alone = {*replicas.left_alone()}.union(*(seat.left_alone() for seat in seats))
         return {
             "id": self._id,
             "num_running": self._table.num_running,
             "num_waiting": self._table.num_waiting,
             "targets": [seat.status() for seat in seats],
-            "drafters": self._drafter_states(),
-            "faults": added_up([self._pool.replicas.faults(), *(seat.faults() for seat in seats)]),
-            "left_alone": sorted(
-                {*self._pool.replicas.left_alone(now)}.union(*(seat.left_alone() for seat in seats))
-            ),
-            "engines": reported((*seats, *self._pool)),
+            "drafters": drafter_states(self._present, replicas),
+            "faults": added_up([replicas.faults(), *(seat.faults() for seat in seats)]),
+            "left_alone": sorted(left_alone),
+            "engines": reported((*seats, *replicas)),
             "scores": self._scores.acceptance.table(),
             "rollouts": self._scores.roster.table(),
             "refused": self._refusals(),
-            "recent_steps": list(self._log.recent_steps),
+            "recent_steps": list(self._series.recent_steps),
         }
-
-    def _drafter_states(self) -> list[dict[str, object]]:
-        """The pool's replicas, and the residents of each target."""
-        residents = (one for seat in self._targets.seats for one in seat.resident_states())
-        return [*(replica.status(self._clock()) for replica in self._pool), *residents]
 
     def _refusals(self) -> dict[str, str]:
         """Why drafters take no part, by name, and why a change of the configuration was refused."""
@@ -302,7 +299,7 @@ class Coordinator:
             TARGET_CONFIG: adapters.refused if adapters is not None else "",
             COORDINATOR_CONFIG: self._config_refused,
         }
-        return {**self._refused, **{name: why for name, why in changes.items() if why}}
+        return {**self._present.refused, **{name: why for name, why in changes.items() if why}}
 
     def watch(self) -> AsyncGenerator[tuple[str, str], None]:
         """Yield events, each with its name and as JSON (`cluster.coordinator.watch`)."""
@@ -310,38 +307,28 @@ class Coordinator:
 
     def tick(self) -> None:
         """Act on everything that is overdue; called every half second by the watch."""
-        now = self._clock()
-        self._targets.tick(now)
+        now = self._present.clock()
+        self._present.events.settle()
+        self._switchback.tick()
+        self._targets.tick(now, is_plain=self._switchback.is_plain_now)
         self._table.tick(now)
-        self._pool.tick(now)
-        self._activity.tick(now, self.load(), [seat.load for seat in self._targets.seats])
+        self._auditor.tick()
+        self._pool.tick()
+        self._activity.tick(now, self.load(), [seat.load for seat in self._seats])
 
-    # Tasks
+    @property
+    def _seats(self) -> list[TargetSeat]:
+        return list(self._present.seats.values())
 
-    async def _run_drafter(self, replica: DrafterReplica) -> None:
-        failed = True
-        try:
-            work = run_until_first_ends(
-                self._read_proposals(replica), replica.send_forever(self._clock)
-            )
-            failed = await run_link(work, f"drafter name={replica.name} id={replica.id}")
-        finally:
-            self._tasks.pop(replica, None)
-            self._lose_drafter(replica, failed=failed)
-            await replica.link.close()
+    def _target(self) -> WorkerDescription | None:
+        """Return one of its targets, None without any: they are alike."""
+        return next((seat.description for seat in self._seats), None)
 
     async def _read_proposals(self, replica: DrafterReplica) -> None:
         async for frame in replica.link:
-            self._pool.receive(
-                replica, frame, self._table.sessions, self._clock(), self._table.limits.vocab_size
-            )
+            self._pool.receive(replica, frame)
             for watch in self._watches.open:
                 watch.drafted(replica, frame)
-
-    def _lose_drafter(self, replica: DrafterReplica, *, failed: bool) -> None:
-        now = self._clock()
-        for session in self._pool.remove(replica, now, failed=failed):
-            self._pool.commit(session, now)
 
     async def _watch_forever(self) -> None:
         while True:

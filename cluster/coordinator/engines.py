@@ -1,4 +1,4 @@
-"""The engines of targets and drafters, and what they compute with, in metrics and reports."""
+"""What engines of targets and drafters compute with, in metrics and reports."""
 
 from __future__ import annotations
 
@@ -9,50 +9,39 @@ from typing import Protocol
 from cluster import metrics
 from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import Recorder
-from cluster.models.engine_state import EngineState
 
 
 class Worker(Protocol):
-    """A target's seat or a drafter's replica."""
+    """A target's seat or a drafter's replica.  id: under which the coordinator knows it.  pages: of
+    its KV cache, those in use and all; None = it has said nothing of them."""
 
     id: str
     description: WorkerDescription
+    pages: tuple[int, int] | None
 
 
-def record_engines(recorder: Recorder, worker: str, description: WorkerDescription) -> None:
-    """Export them from now on.  worker: the id under which the coordinator knows it."""
-    for engine in description.engines:
-        owner = _owner(worker, description, engine)
-        recorder.set(metrics.ENGINE, 1, **owner, **_info(engine))
-        recorder.set(metrics.ENGINE_FALLBACKS, len(engine.fallbacks), **owner)
-
-
-def forget_engines(recorder: Recorder, worker: str, description: WorkerDescription) -> None:
-    """The worker has left."""
-    for engine in description.engines:
-        owner = _owner(worker, description, engine)
-        recorder.forget(metrics.ENGINE, **owner, **_info(engine))
-        recorder.forget(metrics.ENGINE_FALLBACKS, **owner)
+def record_workers(recorder: Recorder, workers: Iterable[Worker]) -> None:
+    """Export the engines and the pages of those that are here."""
+    gauges = metrics.ENGINE, metrics.ENGINE_FALLBACKS, metrics.KV_PAGES_IN_USE
+    for gauge in (*gauges, metrics.KV_PAGES_TOTAL):
+        recorder.clear(gauge)
+    for each in workers:
+        own = {"role": each.description.role, "worker": each.id}
+        if each.pages is not None:
+            recorder.set(metrics.KV_PAGES_IN_USE, each.pages[0], **own)
+            recorder.set(metrics.KV_PAGES_TOTAL, each.pages[1], **own)
+        for engine in each.description.engines:
+            labels = {"engine": engine.name, **own}
+            recorder.set(metrics.ENGINE_FALLBACKS, len(engine.fallbacks), **labels)
+            told = ("device", "attention", "graphs", "kernels", "weights")
+            labels |= {name: getattr(engine, name) for name in told}
+            recorder.set(metrics.ENGINE, 1, **labels)
 
 
 def reported(workers: Iterable[Worker]) -> list[dict[str, object]]:
-    """All of them as plain values, for status reports."""
+    """All engines as plain values, for status reports."""
     return [
         {"role": each.description.role, "worker": each.id, **dataclasses.asdict(engine)}
         for each in workers
         for engine in each.description.engines
     ]
-
-
-def _owner(worker: str, description: WorkerDescription, engine: EngineState) -> dict[str, str]:
-    return {"role": description.role, "worker": worker, "engine": engine.name}
-
-
-def _info(engine: EngineState) -> dict[str, str]:
-    return {
-        "device": engine.device,
-        "attention": engine.attention,
-        "graphs": engine.graphs,
-        "kernels": engine.kernels,
-        "weights": engine.weights,
-    }

@@ -50,20 +50,20 @@ class IngressLink:
         self._prefix = prefix
         self._live: set[str] = set()
         self._adapters = adapters
-        self._news: AdapterList | None = None  # to be told
+        self._news = adapters.current  # to be told
         self._is_beat_due = False
         self._events: deque[TokenEvent] = deque()
         self._wake = asyncio.Event()
 
     async def serve(self) -> None:
         """Until the link ends; its requests are then cancelled: nobody would read their text."""
-        self._adapters.listen(self._note_adapters)
+        self._adapters.listeners.append(self._note_adapters)
         try:
             await run_until_first_ends(self._read_all(), self._send_forever(), self._beat())
         except WorkerError as error:
             log.info("ingress link broke: %s", error.message)
         finally:
-            self._adapters.ignore(self._note_adapters)
+            self._adapters.listeners.remove(self._note_adapters)
             for request_id in list(self._live):
                 self._taker.cancel(self._prefix + request_id)
 

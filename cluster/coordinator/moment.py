@@ -3,75 +3,89 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 
 from cluster import metrics
-from cluster.config.schema import Config
-from cluster.coordinator.session import Status
-from cluster.coordinator.sessions import SessionTable
+from cluster.coordinator.engines import record_workers
+from cluster.coordinator.present import Present
+from cluster.coordinator.replicas import DrafterReplicas
 from cluster.messages import AdapterList
-from cluster.metrics import vllm_metrics
-from cluster.metrics.recorder import Recorder
+from cluster.metrics import Metric, vllm_metrics
+
+_CLEARED = (
+    metrics.BREAKERS_OPEN,
+    metrics.DRAFTER_AGE,
+    metrics.DRAFTER_REQUESTS,
+    vllm_metrics.CACHE_CONFIG,
+    vllm_metrics.LORA_REQUESTS,
+)
+
+
+def drafter_states(present: Present, replicas: DrafterReplicas) -> list[dict[str, object]]:
+    """The pool's replicas, and the residents of each target."""
+    now = present.clock()
+    residents = (one for seat in present.seats.values() for one in seat.resident_states())
+    return [*(replica.status(now) for replica in replicas), *residents]
 
 
 def record_moment(
-    recorder: Recorder,
-    config: Config,
-    table: SessionTable,
-    drafters: Sequence[Mapping[str, object]],
-    adapters: AdapterList | None,
+    present: Present, replicas: DrafterReplicas, adapters: AdapterList | None
 ) -> None:
-    """Set the gauges that are counted only when somebody asks.
-
-    drafters: name, state of the breaker, and when the weights were written, of each replica.
-    adapters: that are served.
-    """
-    recorder.set(metrics.RUNNING, table.num_running)
-    recorder.set(metrics.QUEUED, table.num_waiting)
-    recorder.set(metrics.TARGET_UP, len(table.seats))
-    recorder.clear(metrics.BREAKERS_OPEN)
-    recorder.clear(metrics.DRAFTER_AGE)
-    for name in {str(each["name"]) for each in drafters}:
-        own = [each for each in drafters if each["name"] == name]
-        if oldest := min((float(str(each["written_at"])) for each in own), default=0.0):
-            recorder.set(metrics.DRAFTER_AGE, time.time() - oldest, drafter=name)
-        states = [each["breaker"] for each in own]
-        num_open = sum(state in ("open", "resting") for state in states)
-        recorder.set(metrics.BREAKERS_OPEN, num_open, drafter=name)
-    _record_pages(recorder, config, table)
-    recorder.clear(vllm_metrics.LORA_REQUESTS)
-    if adapters is not None and adapters.served:
-        recorder.set(
-            vllm_metrics.LORA_REQUESTS,
-            time.time(),
-            max_lora=str(len(adapters.served)),
-            waiting_lora_adapters=_adapters(table, is_waiting=True),
-            running_lora_adapters=_adapters(table, is_waiting=False),
-        )
+    """Set the gauges that are counted only when somebody asks.  adapters: that are served."""
+    record_workers(present.recorder, (*present.seats.values(), *replicas))
+    for metric in _CLEARED:
+        present.recorder.clear(metric)
+    for metric, value, labels in _of_texts(present, adapters):
+        present.recorder.set(metric, value, **labels)
+    for metric, value, labels in _of_drafters(present, replicas):
+        present.recorder.set(metric, value, **labels)
 
 
-def _record_pages(recorder: Recorder, config: Config, table: SessionTable) -> None:
-    loads = [seat.load for seat in table.seats.values()]
-    num_pages = sum(load.pages_total for load in loads)
-    used = sum(load.pages_in_use for load in loads)
-    recorder.set(vllm_metrics.KV_USAGE, used / num_pages if num_pages else 0.0)
-    engine = config.target.engine
-    recorder.clear(vllm_metrics.CACHE_CONFIG)
-    recorder.set(
-        vllm_metrics.CACHE_CONFIG,
-        1,
-        block_size=str(engine.page_size),
-        num_gpu_blocks=str(num_pages),
-        enable_prefix_caching=str(engine.prefix_cache),
-    )
+Gauges = Iterator[tuple[Metric, float, dict[str, str]]]
 
 
-def _adapters(table: SessionTable, *, is_waiting: bool) -> str:
-    """Return the names of the adapters of the requests that wait for a target, or have one."""
-    names = {
-        # Without the digest of its content, which only parts of one release share.
-        session.request.adapter.partition("@")[0]
-        for session in table.sessions.values()
-        if (session.status is Status.WAITING) is is_waiting
+def _of_drafters(present: Present, replicas: DrafterReplicas) -> Gauges:
+    for name in replicas.seen:
+        yield metrics.DRAFTER_UP, replicas.num_up(name), {"drafter": name}
+    for each in replicas:
+        if each.num_requests is not None:
+            labels = {"drafter": each.name, "worker": each.id}
+            yield metrics.DRAFTER_REQUESTS, each.num_requests, labels
+    states = drafter_states(present, replicas)
+    for name in {str(each["name"]) for each in states}:
+        own = [each for each in states if each["name"] == name]
+        if oldest := min(float(str(each["written_at"])) for each in own):
+            yield metrics.DRAFTER_AGE, time.time() - oldest, {"drafter": name}
+        num_open = sum(each["breaker"] in ("open", "resting") for each in own)
+        yield metrics.BREAKERS_OPEN, num_open, {"drafter": name}
+
+
+def _of_texts(present: Present, adapters: AdapterList | None) -> Gauges:
+    seats, sessions = present.seats.values(), present.sessions.values()
+    num_running = sum(each.target is not None for each in sessions)
+    yield metrics.RUNNING, num_running, {}
+    yield metrics.QUEUED, len(sessions) - num_running, {}
+    yield metrics.TARGET_UP, len(seats), {}
+    num_pages = sum(seat.load.pages_total for seat in seats)
+    used = sum(seat.load.pages_in_use for seat in seats)
+    yield vllm_metrics.KV_USAGE, used / max(num_pages, 1), {}
+    engine = present.config.target.engine
+    cache = {
+        "block_size": str(engine.page_size),
+        "num_gpu_blocks": str(num_pages),
+        "enable_prefix_caching": str(engine.prefix_cache),
     }
-    return ",".join(sorted(names - {""}))
+    yield vllm_metrics.CACHE_CONFIG, 1, cache
+    if adapters is not None and adapters.served:
+        # Without the digest of its content, which only parts of one release share.
+        named = [(each.target is None, each.request.adapter.partition("@")[0]) for each in sessions]
+        waiting, running = (
+            ",".join(sorted({name for waits, name in named if waits is wanted and name}))
+            for wanted in (True, False)
+        )
+        labels = {
+            "max_lora": str(len(adapters.served)),
+            "waiting_lora_adapters": waiting,
+            "running_lora_adapters": running,
+        }
+        yield vllm_metrics.LORA_REQUESTS, time.time(), labels

@@ -40,10 +40,12 @@ class Placement:
         return max(
             (seat for seat in free if 2 * seat.num_free >= most),
             key=lambda seat: (
-                self._worthwhile(seat.id, session), -_share_of_others(seat, session), seat.num_free
+                self._worthwhile(seat.id, session),
+                -_share_of_others(seat, session),
+                seat.num_free,
             ),
             default=None,
-        )  # fmt: skip
+        )
 
     def remember(self, seat: TargetSeat, session: Session) -> None:
         """Note that the target computes the text as far as it goes."""
@@ -84,5 +86,5 @@ class Placement:
 
 def _share_of_others(seat: TargetSeat, session: Session) -> float:
     """Return which part of this coordinator's texts there is of other groups than `session`."""
-    num_others = sum(each.group != session.group for each in seat.sessions.values())
+    num_others = sum(each.text.group != session.text.group for each in seat.sessions.values())
     return num_others / len(seat.sessions) if num_others else 0.0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.config.schema import Config
+from cluster.coordinator.events import Answered
 from cluster.plan.roster import Roster
 from cluster.plan.scores import DraftScores
 from cluster.plan.texts import Text
@@ -29,10 +30,8 @@ class PoolScores(DraftScores):
 
     @classmethod
     def of(cls, config: Config) -> PoolScores:
-        return cls(
-            is_adaptive=config.coordinator.budget == "adaptive",
-            roster=Roster.of(config, config.pool),
-        )  # fmt: skip
+        is_adaptive = config.coordinator.budget == "adaptive"
+        return cls(is_adaptive=is_adaptive, roster=Roster.of(config, config.pool))
 
     def use(self, config: Config) -> None:
         """Go on by another configuration; what was learned stays."""
@@ -61,6 +60,13 @@ class PoolScores(DraftScores):
         if is_shared:
             return min(num_unused, _MAX_LAG)
         return min(max(num_texts // 2, 1), _UNUSED_STEPS)
+
+    def hear(self, answers: Sequence[Answered]) -> None:
+        """Score the trees of texts that go on, or are over."""
+        for ends in (False, True):
+            self.score(
+                [each.session.text for each in answers if each.session.is_over is ends], ends=ends
+            )
 
     def export(self) -> dict[str, Any]:
         """Return what was learned, as one small record of plain values."""

@@ -34,9 +34,10 @@ class PoolTrees:
             self._send(sessions)
 
     def _send(self, sessions: list[Session]) -> None:
-        offers = gather(sessions, self._scores.acceptance)
+        texts = [each.text for each in sessions]
+        offers = gather(texts, self._scores.acceptance)
         self._num_merges += 1
-        look_at(sessions, self._num_merges)
+        look_at(texts, self._num_merges)
         if offers is None:
             return
         bounds = offers.forest.starts.tolist()
@@ -49,8 +50,13 @@ class PoolTrees:
             tokens = session.tokens
             session.target.tell(
                 PoolTree(
-                    session.id, session.generation, len(tokens), tokens.hash_at(len(tokens)), kept,
-                    survival, offers.sources[start:stop][places],
-                    tuple(session.weights.get(name, 0.0) for name in session.names),
+                    session.id,
+                    session.generation,
+                    len(tokens),
+                    tokens.hash_at(len(tokens)),
+                    kept,
+                    survival,
+                    offers.sources[start:stop][places],
+                    tuple(session.text.weights.get(name, 0.0) for name in session.text.names),
                 )
-            )  # fmt: skip
+            )

@@ -3,50 +3,64 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from cluster import metrics
-from cluster.core import Commit, Request
+from cluster.coordinator.session import Session
+from cluster.coordinator.targets import TargetSeat
+from cluster.core import Commit, Observation, Proposal
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.told import told_params
-from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
-from cluster.metrics.recorder import Recorder
+from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.rpc.link import Link
-from cluster.spec.token_log import TokenLog
 
 DrafterLink = Link[CommitFrame, ProposalFrame]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Subscription:
     """One drafter replica's part of a session: what it was told, and what it answered.
 
-    sent_len: tokens it has been sent.  base_len, generation: of the last commit, None before the
-    first.  expected: lengths at the ends of commits that it has not answered yet.
-    num_shortages: answers in a row that asked for tokens again.
+    max_nodes: that it may grow, 0 = nothing.  sent_len: tokens it has been sent.  base_len,
+    generation: of the last commit, None before the first.  expected: lengths at the ends of commits
+    that it has not answered yet.  num_shortages: answers in a row that asked for tokens again.
     """
 
+    session: Session
     replica: DrafterReplica
+    max_nodes: int = 0
     sent_len: int = 0
     base_len: int | None = None
     generation: int | None = None
     num_shortages: int = 0
     expected: deque[int] = field(default_factory=lambda: deque(maxlen=64))
 
+    @property
+    def has_all(self) -> bool:
+        """True if it was sent all tokens."""
+        session = self.session
+        return self.sent_len == len(session.tokens) and self.generation == session.generation
 
-class Subscriber(Protocol):
-    """A session, as far as a drafter is told of it."""
-
-    id: str
-    generation: int
-    request: Request
-    prompt_len: int
-    tokens: TokenLog
-    subscriptions: dict[str, Subscription]
+    def next_commit(self, max_tokens: int) -> Commit:
+        """Return what it was not sent, at most max_tokens of it."""
+        session, request, base_len = self.session, self.session.request, self.sent_len
+        opens = base_len == 0 or self.generation != session.generation
+        self.base_len, self.generation = base_len, session.generation
+        self.sent_len = min(len(session.tokens), base_len + max_tokens)
+        self.expected.append(self.sent_len)
+        return Commit(
+            request_id=session.id,
+            generation=session.generation,
+            base_len=base_len,
+            prefix_hash=session.tokens.hash_at(base_len),
+            token_ids=session.tokens.since(base_len, self.sent_len),
+            prompt_len=session.prompt_len,
+            max_nodes=self.max_nodes,
+            task=request.task,
+            params=told_params(request.params, is_believed=False) if opens else None,
+            tenant=request.tenant if opens else b"",
+        )
 
 
 class DrafterReplica:
@@ -55,6 +69,10 @@ class DrafterReplica:
     Nothing is queued but the *names* of sessions with news: a frame is built when the link can
     take one, from what each session then is.  A slow replica gets fewer, longer commits, and its
     backlog is bounded by the number of its sessions.
+
+    subscriptions: by the id of the session.  num_requests: that it last said it holds, None = it
+    has said nothing; pages: of its KV cache, likewise.  unanswered_since: a frame was sent and
+    nothing came back yet.
     """
 
     def __init__(
@@ -69,36 +87,38 @@ class DrafterReplica:
         self.name = name
         self.id = replica_id
         self.description = description
-        self.devices = frozenset(description.devices)
         self.link = link
         self.breaker = breaker
-        self.sessions: dict[str, Subscriber] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        self.num_requests: int | None = None
+        self.pages: tuple[int, int] | None = None
+        self.unanswered_since: float | None = None
         self._num_elsewhere = 0  # requests that it holds for other coordinators
-        self.unanswered_since: float | None = None  # a frame was sent and nothing came back yet
-        self._has_reported = False  # it has gauges of its own, of requests and of KV pages
-        self._has_pages = False
         self._max_frame_tokens = max_frame_tokens
-        self._news: dict[str, Subscriber] = {}
-        self._max_nodes: dict[str, int] = {}  # what each session asks for
-        self._told: set[str] = set()  # sessions that it may hold state of
+        self._news: dict[str, Subscription] = {}
         self._released: list[str] = []
         self._wake = asyncio.Event()
 
     @property
     def num_held(self) -> int:
         """Requests that it holds, as it last said and as was added since."""
-        return self._num_elsewhere + len(self.sessions)
+        return self._num_elsewhere + len(self.subscriptions)
 
     def has_room(self) -> bool:
         limit = self.description.max_running_sequences
         return limit == 0 or self.num_held < limit
+
+    def shares_devices(self, seat: TargetSeat | None) -> bool:
+        """True if its computing slows the target down, as far as their devices are known."""
+        own = self.description.devices
+        return seat is not None and not set(own).isdisjoint(seat.description.devices)
 
     def status(self, now: float) -> dict[str, object]:
         """A plain picture of the moment, for status reports."""
         return {
             "name": self.name,
             "id": self.id,
-            "sessions": len(self.sessions),
+            "sessions": len(self.subscriptions),
             "breaker": self.breaker.state(now),
             "written_at": self.description.written_at,
         }
@@ -108,51 +128,40 @@ class DrafterReplica:
         since = self.unanswered_since
         return since is not None and now - since >= patience_s
 
-    def mark(self, session: Subscriber, max_nodes: int | None = None) -> None:
-        """There are tokens of `session` that the replica has not been sent.
+    def current(self, said: Proposal | Observation | Refusal) -> Subscription | None:
+        """Return the subscription that it speaks of; None if that is over, or begun anew."""
+        found = self.subscriptions.get(said.request_id)
+        is_current = found is not None and found.session.generation == said.generation
+        return found if is_current else None
 
-        max_nodes: what it may grow from now on, 0 = nothing; None = as many as before.
-        """
-        self._news[session.id] = session
-        if max_nodes is not None:
-            self._max_nodes[session.id] = max_nodes
+    def subscribe(self, session: Session) -> Subscription:
+        """It drafts for `session` from now on."""
+        found = session.subscriptions[self.name] = Subscription(session, self)
+        self.subscriptions[session.id] = found
+        return found
+
+    def mark(self, subscription: Subscription) -> None:
+        """There are tokens that the replica has not been sent."""
+        self._news[subscription.session.id] = subscription
         self._wake.set()
 
-    def forget(self, session_id: str) -> None:
+    def forget(self, session: Session) -> None:
         """The session ended or moved: tell the replica to free its state."""
-        if self.sessions.pop(session_id, None) is None:
-            return
-        self._news.pop(session_id, None)
-        self._max_nodes.pop(session_id, None)
-        if session_id in self._told:
-            self._told.discard(session_id)
-            self._released.append(session_id)
+        session.subscriptions.pop(self.name, None)
+        own = self.subscriptions.pop(session.id, None)
+        self._news.pop(session.id, None)
+        if own is not None and own.generation is not None:
+            self._released.append(session.id)
             self._wake.set()
 
-    def record(self, recorder: Recorder, frame: ProposalFrame) -> None:
+    def note_held(self, frame: ProposalFrame) -> None:
         """Take note of what a frame says of the drafter as a whole."""
-        if math.isfinite(frame.draft_time_s) and frame.draft_time_s > 0.0:
-            recorder.add(metrics.DRAFT_TIME, frame.draft_time_s, drafter=self.name)
-        self._num_elsewhere = max(frame.num_requests - len(self._told), 0)
-        self._record_gauges(recorder, frame)
-
-    def _record_gauges(self, recorder: Recorder, frame: ProposalFrame) -> None:
-        labels = {"drafter": self.name, "worker": self.id}
-        recorder.set(metrics.DRAFTER_REQUESTS, frame.num_requests, **labels)
-        self._has_reported = True
+        self.unanswered_since = None
+        num_told = sum(each.generation is not None for each in self.subscriptions.values())
+        self._num_elsewhere = max(frame.num_requests - num_told, 0)
+        self.num_requests = frame.num_requests
         if frame.pages_total:
-            worker = {"role": "drafter", "worker": self.id}
-            recorder.set(metrics.KV_PAGES_IN_USE, frame.pages_in_use, **worker)
-            recorder.set(metrics.KV_PAGES_TOTAL, frame.pages_total, **worker)
-            self._has_pages = True
-
-    def forget_gauges(self, recorder: Recorder) -> None:
-        """Forget what a lost replica last said of itself: it is not true any more."""
-        if self._has_reported:
-            recorder.forget(metrics.DRAFTER_REQUESTS, drafter=self.name, worker=self.id)
-        if self._has_pages:
-            for gauge in (metrics.KV_PAGES_IN_USE, metrics.KV_PAGES_TOTAL):
-                recorder.forget(gauge, role="drafter", worker=self.id)
+            self.pages = frame.pages_in_use, frame.pages_total
 
     async def send_forever(self, clock: Callable[[], float]) -> None:
         """Send what there is to tell, for ever; raises WorkerError when the link is down."""
@@ -169,45 +178,12 @@ class DrafterReplica:
         self._released.clear()
         commits: list[Commit] = []
         room = self._max_frame_tokens
-        for session in list(self._news.values()):
-            if room <= 0:
-                break
-            commit = self._commit(session, room)
-            if commit is not None:
-                commits.append(commit)
-                self._told.add(session.id)
-                room -= len(commit.token_ids)
-        if not commits and not released:
-            return None
-        return CommitFrame(tuple(commits), released)
-
-    def _commit(self, session: Subscriber, max_tokens: int) -> Commit | None:
-        """The next commit of `session`, at most max_tokens long; None when it has all."""
-        subscription: Subscription | None = session.subscriptions.get(self.name)
-        if subscription is None or subscription.replica is not self:
-            self._news.pop(session.id, None)
-            return None
-        base_len = subscription.sent_len
-        end = min(len(session.tokens), base_len + max_tokens)
-        if end == len(session.tokens):
-            self._news.pop(session.id, None)
-        if end == base_len and subscription.generation == session.generation:
-            return None
-        opens = base_len == 0 or subscription.generation != session.generation
-        subscription.sent_len = end
-        subscription.base_len = base_len
-        subscription.generation = session.generation
-        subscription.expected.append(end)
-        max_nodes = self._max_nodes.get(session.id, 0)
-        return Commit(
-            request_id=session.id,
-            generation=session.generation,
-            base_len=base_len,
-            prefix_hash=session.tokens.hash_at(base_len),
-            token_ids=session.tokens.since(base_len, end),
-            prompt_len=session.prompt_len,
-            max_nodes=max_nodes,
-            task=session.request.task,
-            params=told_params(session.request.params, is_believed=False) if opens else None,
-            tenant=session.request.tenant if opens else b"",
-        )
+        while self._news and room > 0:
+            name = next(iter(self._news))
+            own = self._news[name]
+            if not own.has_all:
+                commits.append(own.next_commit(room))
+                room -= len(commits[-1].token_ids)
+            if own.has_all:
+                del self._news[name]
+        return CommitFrame(tuple(commits), released) if commits or released else None

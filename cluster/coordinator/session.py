@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cluster.coordinator.replica import Subscription
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError
-from cluster.messages import Open, PoolTree, TextVerdict
+from cluster.messages import Open, TextVerdict
 from cluster.plan.roster import lot_of
 from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, Text
 from cluster.requests.plain_why import PlainWhy
@@ -23,16 +21,11 @@ from cluster.spec.acceptance import group_of
 from cluster.spec.statistics import TextStatistics
 from cluster.spec.token_log import TokenLog
 
+if TYPE_CHECKING:
+    from cluster.coordinator.replica import Subscription
+    from cluster.coordinator.targets import TargetSeat
+
 Deliver = Callable[[TokenEvent], None]
-
-
-_NOTHING_SAID = TextVerdict("", 0, 0, EMPTY_TOKENS, NO_SOURCES)
-
-
-class Status(enum.StrEnum):
-    WAITING = "waiting"  # admitted, has no place at a target
-    RUNNING = "running"  # a target runs it
-    FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,64 +39,63 @@ class Limits:
     vocab_size: int = 0
 
 
-class Seat(Protocol):
-    """The target that runs a session, as far as the session's drafters are concerned.
+@dataclass(slots=True, eq=False)
+class Session:
+    """The coordinator's copy of one request.
 
-    residents: names of the drafters that run inside it.
+    id: unique at this coordinator, and the wire's request id.  shunned_target: the one that failed
+    it last.  is_audit: its text is another one's, and nothing of it is counted; redraws: of an
+    audit.  target: that runs it; None = it has no place, or is over.  opened_serial: of the frame
+    that opened it there, 0 = not sent yet; has_answered: that target has said something of it.
+    num_retries: worker errors since the last verdict; num_reopened: times that its target had lost
+    it since then.  declined: drafters that declined it, and until when they are not asked again.
+    idle_because: once it has ended, why, if it had no step with drafts.  first_at, last_at: of its
+    verdicts.  queue_time_s: until its first place at a target.  num_cached: tokens of the prompt,
+    when it first came.  text: what the control loop sees of it.
     """
 
     id: str
-    devices: frozenset[str]
-    residents: tuple[str, ...]
+    request: Request
+    deliver: Deliver
+    arrival: int
+    arrived_at: float
+    shunned_target: str = ""
+    is_audit: bool = False
+    redraws: list[Redraw] = field(default_factory=list)
+    is_over: bool = False
+    generation: int = 0
+    target: TargetSeat | None = None
+    opened_serial: int = 0
+    has_answered: bool = False
+    num_retries: int = 0
+    num_reopened: int = 0
+    declined: dict[str, float] = field(default_factory=dict)
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    statistics: TextStatistics = field(default_factory=TextStatistics)
+    idle_because: str = ""
+    first_at: float | None = None
+    last_at: float | None = None
+    plain_steps: Counter[PlainWhy] = field(default_factory=Counter)
+    queue_time_s: float | None = None
+    num_cached: int = 0
+    text: Text = field(init=False)
+    tokens: TokenLog = field(init=False)
+    max_len: int = field(init=False)
+    _is_limited: bool = False
+
+    def __post_init__(self) -> None:
+        request, params = self.request, self.request.params
+        resumed = np.concatenate([request.prompt_ids, request.output_ids])
+        self.tokens = TokenLog(resumed, len(resumed) + min(params.max_tokens, 1024))
+        self.max_len = self.prompt_len + params.max_tokens
+        group = group_of(params, request.task, request.adapter)
+        self.text = Text(self.id, group, self.tokens)
+        self.text.is_coupled = params.is_coupled
+        self.text.lot = lot_of(self.id)
 
     @property
-    def num_sessions(self) -> int: ...
-    def tell(self, tree: PoolTree) -> None: ...
-    def left_alone(self) -> list[str]: ...
-
-
-class Session(Text):
-    """The coordinator's copy of one request."""
-
-    def __init__(
-        self, session_id: str, request: Request, deliver: Deliver, arrival: int, now: float
-    ) -> None:
-        resumed = np.concatenate([request.prompt_ids, request.output_ids])
-        tokens = TokenLog(resumed, len(resumed) + min(request.params.max_tokens, 1024))
-        # The id is unique at this coordinator: the wire's request id.
-        params = request.params
-        super().__init__(session_id, group_of(params, request.task, request.adapter), tokens)
-        self.is_coupled = params.is_coupled
-        self.lot = lot_of(session_id)
-        self.request = request
-        self.deliver = deliver
-        self.arrival = arrival
-        self.arrived_at = now
-        self.shunned_target = ""  # the one that failed it last
-        self.is_audit = False  # its text is another one's, and nothing of it is counted
-        self.redraws: list[Redraw] = []  # of an audit
-        self.last_event_at: float | None = None
-        self.prompt_len = len(request.prompt_ids)
-        self.status = Status.WAITING
-        self.generation = 0
-        self.target: Seat | None = None
-        self.opened_serial = 0  # of the frame that opened it there; 0 = not sent yet
-        self.has_answered = False  # that target has said something of it
-        self.num_retries = 0  # worker errors since the last verdict
-        self.num_reopened = 0  # times that its target had lost it since then
-        self.drafters: tuple[str, ...] = ()
-        # Drafters that declined this request, and until when they are not asked again.
-        self.declined: dict[str, float] = {}
-        self.subscriptions: dict[str, Subscription] = {}
-        self.statistics = TextStatistics()
-        self.idle_because = ""  # once it has ended: why, if it had no step with drafts
-        self.first_at: float | None = None  # of its verdicts
-        self.last_at = 0.0
-        self.plain_steps: Counter[PlainWhy] = Counter()
-        self.queue_time_s: float | None = None  # until its first place at a target
-        self.num_cached = 0  # tokens of the prompt, when it first came
-        self._max_len = self.prompt_len + request.params.max_tokens
-        self._is_limited = False
+    def prompt_len(self) -> int:
+        return len(self.request.prompt_ids)
 
     @property
     def prefill_time_s(self) -> float:
@@ -115,7 +107,9 @@ class Session(Text):
     @property
     def decode_time_s(self) -> float:
         """From its first verdict to its last."""
-        return 0.0 if self.first_at is None else self.last_at - self.first_at
+        return (
+            0.0 if self.first_at is None or self.last_at is None else self.last_at - self.first_at
+        )
 
     @property
     def num_output_tokens(self) -> int:
@@ -124,13 +118,13 @@ class Session(Text):
     def limit(self, limits: Limits) -> None:
         """Fix where its text ends, once: by the context limit of that time."""
         if limits.max_context_len and not self._is_limited:
-            self._max_len = min(self._max_len, limits.max_context_len)
+            self.max_len = min(self.max_len, limits.max_context_len)
             self._is_limited = True
 
     @property
     def remaining(self) -> int:
         """How many more tokens there may be."""
-        return self._max_len - len(self.tokens)
+        return self.max_len - len(self.tokens)
 
     @property
     def is_scored(self) -> bool:
@@ -142,59 +136,84 @@ class Session(Text):
         """True if the target draws its tokens: it is neither scored nor searched for."""
         return not self.is_scored and self.request.params.beams is None
 
-    def help_by(self, drafters: tuple[str, ...]) -> None:
+    def help_by(self, drafters: tuple[str, ...], max_draft_tokens: int) -> None:
         """These may draft for it."""
-        self.drafters = self.names = drafters[:MAX_DRAFTERS]
+        self.text.names = drafters[:MAX_DRAFTERS]
+        self.text.max_draft_tokens = max_draft_tokens
 
     def opened(self) -> Open:
         """Return what its target is told, once: all of it."""
         tokens, request = self.tokens, self.request
         return Open(
-            self.id, self.generation, tokens.token_ids.copy(), tokens.hash_at(len(tokens)),
-            self.prompt_len, request.params, self._max_len, request.task, request.tenant,
-            request.adapter, self.names, self.max_draft_tokens,
+            self.id,
+            self.generation,
+            tokens.token_ids.copy(),
+            tokens.hash_at(len(tokens)),
+            self.prompt_len,
+            request.params,
+            self.max_len,
+            request.task,
+            request.tenant,
+            request.adapter,
+            self.text.names,
+            self.text.max_draft_tokens,
             request.speculation.latency_class or "",
-            request.speculation.return_draft_trees and self.is_drawn, self.is_audit,
-        )  # fmt: skip
+            request.speculation.return_draft_trees and self.is_drawn,
+            self.is_audit,
+        )
 
     def count(self, verdict: TextVerdict, now: float) -> None:
         """Enter a verdict into its statistics."""
         self.last_at = now
         if self.first_at is None:
             self.first_at = now
-        self.statistics.take([self._step(verdict)], len(verdict.token_ids))
+        step = self._step(verdict)
+        self.statistics.take([step], len(verdict.token_ids))
+        self.text.stepped([*step.verified])
+        self.plain_steps[verdict.why] += 1
+
+    def event(self, verdict: TextVerdict | None, finish_reason: FinishReason | None) -> TokenEvent:
+        """The tokens of a verdict, or just the end, as the client's event."""
+        speculation, is_over = self.request.speculation, finish_reason is not None
+        said = verdict or TextVerdict(self.id, 0, len(self.tokens), EMPTY_TOKENS, NO_SOURCES)
+        return TokenEvent(
+            self.request.id,
+            said.context_len - self.prompt_len,
+            said.token_ids,
+            said.logprobs,
+            finish_reason,
+            self.statistics.snapshot(self.idle_because) if is_over else None,
+            draft_sources=self._sources(said) if speculation.return_draft_sources else (),
+            queue_time_s=(self.queue_time_s or 0.0) if is_over else 0.0,
+            prefill_time_s=self.prefill_time_s if is_over else 0.0,
+            num_cached=self.num_cached,
+            beams=said.beams,
+            draft_steps=() if said.step is None else (said.step,),
+            steps=(self._step(said),) if verdict and self.request.counts_steps else (),
+        )
+
+    def failed(self, error: DrafthouseError) -> TokenEvent:
+        """The last event, where it ends with `error`."""
+        return replace(
+            error_event(self.request.id, error),
+            position=self.num_output_tokens,
+            stats=self.statistics.snapshot(self.idle_because),
+            queue_time_s=self.queue_time_s or 0.0,
+        )
 
     def _step(self, verdict: TextVerdict) -> StepCount:
-        counts = zip(self.names, verdict.verified, strict=False)
+        counts = zip(self.text.names, verdict.verified, strict=False)
         verified = {name: count for name, count in counts if count}
         return StepCount(self._sources(verdict), verdict.num_nodes, verified, self.decode_time_s)
 
-    def event(
-        self, position: int, verdict: TextVerdict | None, finish_reason: FinishReason | None
-    ) -> TokenEvent:
-        """The tokens of a verdict, which begin at output `position`, as the client's event."""
-        said = verdict or _NOTHING_SAID
-        return TokenEvent(
-            self.request.id, position, said.token_ids, said.logprobs, finish_reason,
-            self.statistics.snapshot(self.idle_because) if finish_reason else None,
-            draft_sources=self._sources(said)
-            if self.request.speculation.return_draft_sources
-            else (),
-            queue_time_s=(self.queue_time_s or 0.0) if finish_reason else 0.0,
-            prefill_time_s=self.prefill_time_s if finish_reason else 0.0,
-            num_cached=self.num_cached, beams=said.beams,
-            draft_steps=() if said.step is None else (said.step,),
-            steps=(self._step(said),) if verdict and self.request.counts_steps else (),
-        )  # fmt: skip
-
     def _sources(self, verdict: TextVerdict) -> tuple[tuple[str, ...], ...]:
         """Of each token, which drafters had proposed it; () for one of the target's own."""
-        num_tokens, names = len(verdict.token_ids), list(enumerate(self.names))
+        num_tokens, names = len(verdict.token_ids), self.text.names
         found = [
             # The one that it counts for goes first.
             (
-                self.names[owner],
-                *(name for place, name in names if bits >> place & 1 and place != owner),
+                names[owner],
+                *(name for place, name in enumerate(names) if bits >> place & 1 and place != owner),
             )
             for bits, owner in zip(
                 verdict.sources[:num_tokens].tolist(), verdict.owners, strict=False
@@ -203,17 +222,13 @@ class Session(Text):
         return (*found, *[()] * (num_tokens - len(found)))
 
 
-def error_event(
-    request_id: str, error: DrafthouseError, session: Session | None = None
-) -> TokenEvent:
-    """The last event of a request that ends with `error`."""
+def error_event(request_id: str, error: DrafthouseError) -> TokenEvent:
+    """The only event of a request that ends with `error`."""
     return TokenEvent(
-        request_id=request_id,
-        position=session.num_output_tokens if session else 0,
-        token_ids=EMPTY_TOKENS,
+        request_id,
+        0,
+        EMPTY_TOKENS,
         finish_reason=FinishReason.ERROR,
-        stats=session.statistics.snapshot(session.idle_because) if session else None,
-        queue_time_s=(session.queue_time_s or 0.0) if session else 0.0,
         error_code=error.code,
         error_message=error.message,
         retry_after_s=error.retry_after_s if isinstance(error, CapacityError) else 0.0,

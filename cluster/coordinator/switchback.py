@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from cluster import metrics
 from cluster.config.schema import Config
+from cluster.coordinator.events import Answered
 from cluster.metrics.recorder import Recorder
 from cluster.spec.interval import Interval
 
@@ -52,6 +53,12 @@ class Switchback:
         """True in a window."""
         return self._is_plain(self._wall())
 
+    def hear(self, answers: Sequence[Answered]) -> None:
+        """Note the verdicts of texts that may have drafts."""
+        for each in answers:
+            if each.session.text.max_draft_tokens and each.former_at is not None:
+                self.note(len(each.verdict.token_ids), each.at - each.former_at)
+
     def note(self, num_tokens: int, wait_s: float) -> None:
         """Note tokens of a running text that have come, and the time since those before them."""
         if not self._period_s:
@@ -74,29 +81,22 @@ class Switchback:
         self._judged = end
         start = end - self._window_s
         plain = self._speed(range(start + _SETTLE_S, end))
-        drafted = self._speed([
-            *range(start - _AROUND * self._window_s, start),
-            *range(end + _SETTLE_S, end + around),
-        ])  # fmt: skip
+        before = range(start - _AROUND * self._window_s, start)
+        drafted = self._speed([*before, *range(end + _SETTLE_S, end + around)])
         for second in [each for each in self._tokens if each < end]:
             del self._tokens[second], self._waits[second]
         if plain and drafted:
             self._ratios.append(drafted / plain)
-            self._export()
+            found = Interval.of_ratios([self._ratios])
+            for bound in ("mean", "low", "high"):
+                if (value := getattr(found, bound)) is not None:
+                    self._recorder.set(metrics.SWITCHBACK_SPEEDUP, value, bound=bound)
 
     def _is_plain(self, at: float) -> bool:
         return self._period_s > 0 and at % self._period_s >= self._period_s - self._window_s
 
-    def _speed(self, seconds: Iterable[int]) -> float:
+    def _speed(self, seconds: Sequence[int]) -> float:
         """Tokens per second of a running text; 0 = too few to tell."""
-        listed = list(seconds)
-        num_tokens = sum(self._tokens[each] for each in listed)
-        wait_s = sum(self._waits[each] for each in listed)
+        num_tokens = sum(self._tokens[each] for each in seconds)
+        wait_s = sum(self._waits[each] for each in seconds)
         return num_tokens / wait_s if num_tokens >= _MIN_TOKENS and wait_s > 0.0 else 0.0
-
-    def _export(self) -> None:
-        found = Interval.of_ratios([list(self._ratios)])
-        values = {"mean": found.mean, "low": found.low, "high": found.high}
-        for bound, value in values.items():
-            if value is not None:
-                self._recorder.set(metrics.SWITCHBACK_SPEEDUP, value, bound=bound)

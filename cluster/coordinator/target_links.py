@@ -1,21 +1,37 @@
-"""The links to targets: takes targets in, reads what they answer, leaves those that are lost."""
+"""The targets' part of a coordinator: takes targets in, commits what they answer, and leaves those
+that are lost.
+
+Nothing is asked of a target in return: it runs its texts by itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import logging
-from collections.abc import Callable
+import math
 
-from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.adapters import AdapterNews
 from cluster.coordinator.drafters import DrafterPool
-from cluster.coordinator.relay import Relay
+from cluster.coordinator.events import Answered, Stepped
+from cluster.coordinator.present import Present
+from cluster.coordinator.session import Session
 from cluster.coordinator.sessions import SessionTable
-from cluster.coordinator.step_log import StepLog
 from cluster.coordinator.targets import TargetSeat
-from cluster.coordinator.workers import check_target, limits_of, run_link
-from cluster.messages import StepFrame, VerdictFrame, WorkerDescription
-from cluster.rpc.duplex import run_until_first_ends
+from cluster.coordinator.verdicts import problem_of
+from cluster.coordinator.workers import Links, limits_of
+from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
+from cluster.messages import (
+    Heartbeat,
+    Refusal,
+    StepFrame,
+    StepReport,
+    TextName,
+    TextVerdict,
+    VerdictFrame,
+    WorkerDescription,
+)
 from cluster.rpc.link import Link
 
 log = logging.getLogger(__name__)
@@ -30,117 +46,192 @@ _HEARTBEAT_S = 1.0
 
 
 class TargetLinks:
-    """One task per target; whatever a target does, no other one is hurt."""
+    """Takes in the frames of all targets; whatever a target does, no other one is hurt."""
 
     def __init__(
         self,
-        settings: CoordinatorConfig,
+        present: Present,
         table: SessionTable,
-        relay: Relay,
         pool: DrafterPool,
-        log_of_steps: StepLog,
+        links: Links,
         adapters: AdapterNews,
-        clock: Callable[[], float],
     ) -> None:
+        self._present = present
         self._table = table
-        self._adapters = adapters
-        self._relay = relay
         self._pool = pool
-        self._log = log_of_steps
-        self._patience_s = settings.target_silence_s, settings.target_timeout_s
-        self._max_frame_tokens = settings.max_frame_tokens
-        self._clock = clock
-        self._tasks: dict[TargetSeat, asyncio.Task[None]] = {}
-        self._looked_at = self._beaten_at = clock()
-
-    @property
-    def seats(self) -> list[TargetSeat]:
-        return list(self._table.seats.values())
-
-    def check(self, description: WorkerDescription) -> None:
-        """Raise ProtocolError when a target does not fit the others."""
-        check_target(description, (seat.description for seat in self.seats))
+        self._links = links
+        self._adapters = adapters
+        self._statistics = present.fence.section("statistics")
+        self._looked_at = self._beaten_at = present.clock()
 
     def add(
         self, target_id: str, description: WorkerDescription, link: Link[StepFrame, VerdictFrame]
     ) -> asyncio.Task[None]:
         """Give a target that was checked work from now on; the task ends when it has left."""
-        seat = TargetSeat(target_id, description, link, self._max_frame_tokens)
-        self._table.seats[target_id] = seat
-        self._pool.replicas.meet_residents(seat)
-        self._update_limits()
+        max_frame_tokens = self._present.config.coordinator.max_frame_tokens
+        seat = TargetSeat(target_id, description, link, max_frame_tokens)
+        self._present.seats[target_id] = seat
+        self._pool.replicas.seen.update(seat.residents)
+        self._update()
         log.info("target joined id=%s model=%s", target_id, description.model_hash[:12])
         self._table.admit()
-        task = self._tasks[seat] = asyncio.create_task(self._run(seat))
-        return task
+        return self._links.open(
+            seat,
+            f"target id={target_id}",
+            lambda: self._read_all(seat),
+            seat.send_forever,
+            lambda failed: self._lose(seat),
+        )
 
     def remove(self, target_id: str) -> None:
         """Stop using a target; its sessions move.  An unknown id is no error."""
-        seat = self._table.seats.get(target_id)
+        seat = self._present.seats.get(target_id)
         if seat is not None:
             self._lose(seat)
-            self._tasks[seat].cancel()
+            self._links.close(seat)
 
-    async def stop(self) -> None:
-        """Send what is queued, and leave every target."""
-        flushes = [asyncio.create_task(seat.flush()) for seat in self.seats]
+    async def flush(self) -> None:
+        """Send what is queued, if that can be done soon."""
+        flushes = [asyncio.create_task(seat.flush()) for seat in self._present.seats.values()]
         if flushes:
             await asyncio.wait(flushes, timeout=_FLUSH_GRACE_S)
-        tasks = [*flushes, *self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for each in flushes:
+            each.cancel()
+        await asyncio.gather(*flushes, return_exceptions=True)
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float, *, is_plain: bool) -> None:
         """Leave targets that have not been heard of for too long, and let the others hear; to be
-        called twice a second or so."""
+        called twice a second or so.  is_plain: texts are to have no drafts at present."""
         elapsed_s = min(now - self._looked_at, _MAX_LAPSE_S)
         self._looked_at = now
         is_beat_due = now - self._beaten_at >= _HEARTBEAT_S
         if is_beat_due:
             self._beaten_at = now
-        for seat in self.seats:
+        settings = self._present.config.coordinator
+        for seat in list(self._present.seats.values()):
             seat.liveness.missed(elapsed_s, has_work=bool(seat.sessions))
-            if why := seat.liveness.why_leave(*self._patience_s):
+            why = seat.liveness.why_leave(settings.target_silence_s, settings.target_timeout_s)
+            if why:
                 log.error("target is left id=%s: it %s", seat.id, why)
                 self.remove(seat.id)
-            elif is_beat_due:
+                continue
+            seat.be_plain(is_plain=is_plain)
+            if is_beat_due:
                 seat.beat()
 
-    def _update_limits(self) -> None:
+    def _update(self) -> None:
         """Serve what every target can; without targets, what the last ones could."""
-        limits = limits_of(seat.description for seat in self.seats)
+        seats = self._present.seats.values()
+        limits = limits_of(seat.description for seat in seats)
         if limits is not None:
-            self._table.limits = limits
-
-    async def _run(self, seat: TargetSeat) -> None:
-        try:
-            work = run_until_first_ends(self._read_all(seat), seat.send_forever())
-            await run_link(work, f"target id={seat.id}")
-        finally:
-            self._tasks.pop(seat, None)
-            self._lose(seat)
-            await seat.link.close()
+            self._present.limits = limits
+        self._adapters.update([each.adapters for each in seats if each.adapters is not None])
 
     async def _read_all(self, seat: TargetSeat) -> None:
         async for frame in seat.link:
             seat.liveness.heard(frame)
-            if self._table.seats.get(seat.id) is seat:
-                if frame.adapters is not None:
-                    self._adapters.said(seat.id, frame.adapters)
-                if frame.engines:
-                    self._log.renew_engines(seat, frame.engines)
-            self._relay.take(seat, frame)
+            self._take(seat, frame)
             self._table.admit()
             # Clients and drafters hear of it first.
             await asyncio.sleep(0)
-            self._log.settle()
+            self._present.events.settle()
 
     def _lose(self, seat: TargetSeat) -> None:
-        if self._table.seats.get(seat.id) is seat:
+        if self._present.seats.get(seat.id) is seat:
             log.info("target left id=%s sessions=%d", seat.id, len(seat.sessions))
             self._table.lose_seat(seat)
-            self._pool.replicas.lose_residents(seat)
-            self._log.forget(seat)
-            self._adapters.left(seat.id)
-            self._update_limits()
+            self._update()
+
+    def _take(self, seat: TargetSeat, frame: VerdictFrame) -> None:
+        """Commit what the target has said."""
+        for verdict in frame.verdicts:
+            session = _answered(seat, verdict)
+            if session is not None:
+                self._take_verdict(seat, session, verdict)
+        for refusal in frame.refusals:
+            session = _answered(seat, refusal)
+            if session is not None:
+                self._take_refusal(seat, session, refusal)
+        seat.note_received(frame.serial)
+        if frame.heartbeat is not None:
+            self._take_heartbeat(seat, frame.heartbeat)
+        if frame.load is not None:
+            seat.note_load(frame.load)
+        if frame.adapters is not None:
+            seat.adapters = frame.adapters
+            self._update()
+        if frame.engines:
+            seat.description = dataclasses.replace(seat.description, engines=frame.engines)
+        if frame.report is not None:
+            self._take_report(seat, frame.report)
+        seat.page = frame.page or seat.page
+        if frame.status:
+            with self._statistics:
+                seat.state = dict(json.loads(frame.status))
+
+    def _take_verdict(self, seat: TargetSeat, session: Session, verdict: TextVerdict) -> None:
+        if verdict.context_len < len(session.tokens):
+            return  # it came twice
+        if verdict.context_len > len(session.tokens):
+            log.warning("a verdict was lost target=%s; the text begins anew from here", seat.id)
+            self._table.reopen(session)
+            return
+        problem = problem_of(verdict, session, self._present.limits.vocab_size)
+        if problem is not None:
+            error = ProtocolError(f"target {seat.id} sent a verdict that cannot be: {problem}")
+            self._table.relocate(session, error)
+            return
+        now, former_at, reason = self._present.clock(), session.last_at, verdict.finish_reason
+        if not verdict.beams:
+            session.tokens.append(verdict.token_ids)
+        with self._statistics:
+            session.count(verdict, now)
+        if not session.has_answered:
+            session.has_answered = True
+            session.num_cached = session.num_cached or min(verdict.num_cached, session.prompt_len)
+        session.num_retries = session.num_reopened = 0
+        session.redraws += verdict.redraws
+        if not session.is_audit:
+            self._present.events.post(Answered(session, verdict, now, former_at))
+        if reason is not None:
+            seat.ended(session)
+            self._table.finish(session, reason)
+        session.deliver(session.event(verdict, reason))
+        if reason is None:
+            self._pool.commit(session)
+
+    def _take_refusal(self, seat: TargetSeat, session: Session, refusal: Refusal) -> None:
+        error = error_from_code(refusal.code, refusal.message)
+        seat.ended(session)
+        if isinstance(error, RequestError):
+            self._table.fail(session, error)
+        elif isinstance(error, CapacityError):
+            seat.is_full = True
+            self._table.put_back(session)
+        else:
+            self._table.relocate(session, error)
+
+    def _take_heartbeat(self, seat: TargetSeat, beat: Heartbeat) -> None:
+        named = set(beat.texts)
+        for session in list(seat.sessions.values()):
+            is_known = 0 < session.opened_serial <= beat.heard
+            if is_known and TextName(session.id, session.generation) not in named:
+                log.warning("a text is lost target=%s; it begins anew from here", seat.id)
+                self._table.reopen(session)
+
+    def _take_report(self, seat: TargetSeat, report: StepReport) -> None:
+        """A report with impossible times is left out."""
+        times_s = (report.step_time_s, report.forward_time_s, report.period_s, report.draft_time_s)
+        if not all(math.isfinite(time_s) and time_s >= 0.0 for time_s in times_s):
+            return
+        seat.pages = report.pages_in_use, report.pages_total
+        num_tokens = report.num_prompt_tokens + report.num_emitted_tokens
+        if report.num_sequences or num_tokens or report.num_prefill_tokens:
+            self._present.events.post(Stepped(seat.id, report))
+
+
+def _answered(seat: TargetSeat, answer: TextVerdict | Refusal) -> Session | None:
+    """The session an answer is for, or None when it is stale or unknown."""
+    session = seat.sessions.get(answer.request_id)
+    is_current = session is not None and session.generation == answer.generation
+    return session if is_current else None

@@ -9,6 +9,7 @@ from typing import Any
 from cluster.coordinator.liveness import Liveness
 from cluster.coordinator.session import Session
 from cluster.messages import (
+    AdapterList,
     Heartbeat,
     Load,
     Open,
@@ -31,7 +32,10 @@ _ANY_NUMBER = 2**16  # of seats, where a target has no limit
 class TargetSeat:
     """A target replica as the coordinator sees it.
 
-    load: how busy the target last said it was.  state: what it last said of its control loop.
+    residents: names of the drafters that run inside it.  load: how busy the target last said it
+    was.  state: what it last said of its control loop.  adapters: that it serves, None = it has not
+    said yet.  page: its own metrics, and pages: of its KV cache, in use and all, if it tells them
+    here.  received: serial of its last frame.
     """
 
     def __init__(
@@ -43,18 +47,18 @@ class TargetSeat:
     ) -> None:
         self.id = target_id
         self.description = description
-        self.devices = frozenset(description.devices)
         self.residents = description.residents
         self.link = link
         self.sessions: dict[str, Session] = {}
         self.liveness = Liveness()
         self.load = Load(seats=description.max_running_sequences)
         self._num_elsewhere = 0  # texts that it runs for other coordinators
-        self._is_full = False  # it has refused a text since it last said how busy it is
+        self.is_full = False  # it has refused a text since it last said how busy it is
         self.state: dict[str, Any] = {}
-        self.has_reported = False  # it has gauges of its own
-        self.page = b""  # its own metrics, if it tells them here
-        self.received = 0  # serial of its last frame
+        self.adapters: AdapterList | None = None
+        self.page = b""
+        self.pages: tuple[int, int] | None = None
+        self.received = 0
         self._acknowledged = 0  # as it was last told
         self._serial = 0
         self._max_frame_tokens = max_frame_tokens
@@ -64,10 +68,6 @@ class TargetSeat:
         self._is_beat_due = False
         self._is_plain = False  # as it was last told
         self._wake = asyncio.Event()
-
-    @property
-    def num_sessions(self) -> int:
-        return len(self.sessions)
 
     @property
     def max_seats(self) -> int:
@@ -86,16 +86,12 @@ class TargetSeat:
 
     def has_room(self) -> bool:
         """True if this coordinator may have one more text there."""
-        return not self._is_full and len(self.sessions) < self.num_seats
+        return not self.is_full and len(self.sessions) < self.num_seats
 
     def note_load(self, load: Load) -> None:
         """The target has said how busy it is."""
-        self.load, self._is_full = load, False
+        self.load, self.is_full = load, False
         self._num_elsewhere = max(load.num_running + load.num_waiting - len(self.sessions), 0)
-
-    def note_full(self) -> None:
-        """The target has refused a text for want of room."""
-        self._is_full = True
 
     def open(self, session: Session) -> None:
         """Let the target run `session`, from its first token on."""
@@ -158,8 +154,8 @@ class TargetSeat:
 
     def left_alone(self) -> list[str]:
         """Names of the drafters inside it that may not be used at present."""
-        return [name for name, state in self.state.get("residents", {}).items()
-                if state in ("open", "resting")]  # fmt: skip
+        states = self.state.get("residents", {})
+        return [name for name, state in states.items() if state in ("open", "resting")]
 
     def resident_states(self) -> list[dict[str, object]]:
         """The same of the drafters inside it, as the pool's are told of."""

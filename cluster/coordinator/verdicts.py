@@ -27,7 +27,7 @@ def problem_of(verdict: TextVerdict, session: Session, vocab_size: int) -> str |
     if len(verdict.sources) > verdict.num_nodes:
         return f"it accepts {len(verdict.sources)} drafts of {verdict.num_nodes}"
     if len(verdict.owners) != len(verdict.sources) or not all(
-        owner < len(session.names) for owner in verdict.owners
+        owner < len(session.text.names) for owner in verdict.owners
     ):
         return "it credits drafters that are none of the text's"
     num_asked = 0 if session.request.params.logprobs is None else len(verdict.token_ids)

@@ -8,10 +8,11 @@ import itertools
 import json
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from cluster.coordinator.events import Stepped
 from cluster.coordinator.replica import DrafterReplica
 from cluster.messages import ProposalFrame, StepReport, WorkerDescription
 
@@ -209,6 +210,11 @@ class Watches:
         self.open: tuple[Watch, ...] = ()
         self._describe, self._status = describe, status
         self._clock, self._wall = clock, wall
+
+    def hear(self, steps: Sequence[Stepped]) -> None:
+        for each in steps:
+            for watch in self.open:
+                watch.stepped(each.target_id, each.report)
 
     async def events(
         self, every_s: float = ROUNDS_EVERY_S

@@ -5,9 +5,11 @@ Whoever connects to a worker has compared its role and protocol (`cluster.rpc.ch
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Protocol
 
 from cluster import metrics
 from cluster.config.schema import Config
@@ -16,6 +18,8 @@ from cluster.errors import ProtocolError, WorkerError
 from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import MadeFor, checkpoint_of
+from cluster.rpc.duplex import run_until_first_ends
+from cluster.rpc.link import Link
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +90,10 @@ def note_foreign(
             log.warning(
                 "drafter %s was made for %s, the target is %s: few of its drafts will be accepted; "
                 "train one for this target, or take the drafter out",
-                name, made_for, served,
-            )  # fmt: skip
+                name,
+                made_for,
+                served,
+            )
             recorder.add(metrics.DRAFTER_FOREIGN, drafter=name)
 
 
@@ -100,36 +106,78 @@ def limits_of(targets: Iterable[WorkerDescription]) -> Limits | None:
     return Limits(min(lengths, default=0), served[0].vocab_size)
 
 
-async def run_link(work: Awaitable[None], who: str) -> bool:
-    """Do the work on a worker's link until it ends.  True when it ended by a failure.
+class Linked(Protocol):
+    """A target's seat or a drafter's replica."""
 
-    Whatever a worker sends, nobody else is hurt.
-    """
-    try:
-        await work
-    except WorkerError as error:
-        log.warning("link broke %s: %s", who, error.message)
-    except Exception:
-        log.exception("link failed %s", who)
-    else:
-        return False
-    return True
+    @property
+    def link(self) -> Link[Any, Any]: ...
+
+
+class Links:
+    """The links to workers, a task each; whatever a worker sends, nobody else is hurt."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[Linked, asyncio.Task[None]] = {}
+
+    def open(
+        self,
+        worker: Linked,
+        who: str,
+        read: Callable[[], Coroutine[Any, Any, None]],
+        send: Callable[[], Coroutine[Any, Any, None]],
+        leave: Callable[[bool], None],
+    ) -> asyncio.Task[None]:
+        """Read and send until either ends.  leave: is called then, with True after a failure."""
+        running = self._run(worker, who, read, send, leave)
+        task = self._tasks[worker] = asyncio.create_task(running)
+        return task
+
+    def close(self, worker: Linked) -> None:
+        self._tasks[worker].cancel()
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(
+        self,
+        worker: Linked,
+        who: str,
+        read: Callable[[], Coroutine[Any, Any, None]],
+        send: Callable[[], Coroutine[Any, Any, None]],
+        leave: Callable[[bool], None],
+    ) -> None:
+        has_failed = True
+        try:
+            await run_until_first_ends(read(), send())
+            has_failed = False
+        except WorkerError as error:
+            log.warning("link broke %s: %s", who, error.message)
+        except Exception:
+            log.exception("link failed %s", who)
+        finally:
+            self._tasks.pop(worker, None)
+            leave(has_failed)
+            await worker.link.close()
 
 
 def describe_coordinator(
     worker_id: str, config: Config, target: WorkerDescription | None
 ) -> WorkerDescription:
     """A coordinator as its ingresses see it; target: one of its targets, None without any."""
+    served = target or WorkerDescription("", "target", "")
     return WorkerDescription(
         worker_id=worker_id,
         role="coordinator",
         name=config.model_name,
-        model_hash=target.model_hash if target else "",
-        tokenizer_hash=target.tokenizer_hash if target else "",
-        vocab_size=target.vocab_size if target else 0,
-        max_context_len=target.max_context_len if target else 0,
+        model_hash=served.model_hash,
+        tokenizer_hash=served.tokenizer_hash,
+        vocab_size=served.vocab_size,
+        max_context_len=served.max_context_len,
         max_running_sequences=config.coordinator.max_running_sequences,
-        max_batch_tokens=target.max_batch_tokens if target else 0,
+        max_batch_tokens=served.max_batch_tokens,
     )
 
 

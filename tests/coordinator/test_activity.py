@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from cluster.coordinator.activity import ActivityLog
+from cluster.coordinator.events import Answered
+from cluster.coordinator.session import Session
 from cluster.core import token_array
 from cluster.messages import Load, TextVerdict
 from cluster.requests.plain_why import PlainWhy
@@ -20,19 +22,24 @@ def _info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="cluster.coordinator.activity")
 
 
-def verdict(num_tokens: int, *, num_nodes: int = 0, why: PlainWhy = PlainWhy.NONE) -> TextVerdict:
+def answer(
+    num_tokens: int, *, num_nodes: int = 0, why: PlainWhy = PlainWhy.NONE, is_first: bool = False
+) -> Answered:
+    session = Session("r", request(range(50)), lambda event: None, 0, 0.0)
     accepted = np.ones(num_tokens - 1 if num_nodes else 0, dtype=np.uint32)
     tokens = token_array(range(num_tokens))
-    return TextVerdict("r", 1, 5, tokens, accepted, num_nodes=num_nodes, why=why)
+    verdict = TextVerdict("r", 1, 5, tokens, accepted, num_nodes=num_nodes, why=why)
+    return Answered(session, verdict, 1.0, None if is_first else 0.5)
 
 
 def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture) -> None:
     activity = ActivityLog(100.0)
-    activity.counts.num_prompt_tokens += 50
-    activity.note_step(verdict(1, why=PlainWhy.NO_DRAFTS))
-    activity.note_step(verdict(4, num_nodes=8))
-    activity.note_step(verdict(3, num_nodes=8))
-    activity.note_step(verdict(0))  # the prompt's own step could have had none
+    activity.hear([
+        answer(0, is_first=True),  # the prompt's own step could have had none
+        answer(1, why=PlainWhy.NO_DRAFTS),
+        answer(4, num_nodes=8),
+        answer(3, num_nodes=8),
+    ])  # fmt: skip
     own = Load(num_running=3, num_waiting=1)
     targets = [Load(pages_in_use=number, pages_total=60) for number in (10, 20)]
     activity.tick(109.5, own, targets)
@@ -49,7 +56,7 @@ def test_nothing_is_said_of_idle_times(caplog: pytest.LogCaptureFixture) -> None
     for now in range(1, 100):
         activity.tick(float(now), Load(), [])
     assert caplog.messages == []
-    activity.note_step(verdict(1))
+    activity.hear([answer(1)])
     activity.tick(100.0, Load(), [])
     assert len(caplog.messages) == 1
 

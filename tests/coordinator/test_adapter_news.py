@@ -17,25 +17,16 @@ ONE, BOTH = AdapterList(("a@1",)), AdapterList(("a@1", "b@2"))
 
 def test_what_only_some_targets_have_is_not_served() -> None:
     news, heard = AdapterNews(), list[AdapterList]()
-    news.listen(heard.append)
-    assert heard == [], "nothing is known"
-    news.said("first", BOTH)
-    news.said("second", ONE)
-    news.said("second", AdapterList(("a@3", "b@2")))
-    news.said("second", BOTH)
+    news.listeners.append(heard.append)
+    for said in ([BOTH], [BOTH, ONE], [BOTH, AdapterList(("a@3", "b@2"))], [BOTH, BOTH], []):
+        news.update(said)
     assert heard == [BOTH, ONE, AdapterList(("b@2",)), BOTH]
-    news.said("second", ONE)
-    news.left("second")
-    assert news.current == BOTH
-    news.left("first")
     assert news.current == BOTH, "without a target it stays: one may come back"
-    news.ignore(heard.append)
 
 
 def test_the_reason_of_a_refusal_is_passed_on() -> None:
     news = AdapterNews()
-    news.said("first", ONE)
-    news.said("second", AdapterList(("a@1",), "b does not fit"))
+    news.update([ONE, AdapterList(("a@1",), "b does not fit")])
     assert news.current == AdapterList(("a@1",), "b does not fit")
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from cluster import metrics
-from cluster.coordinator.statistics import Attribution
+from cluster.coordinator.events import Events
+from cluster.coordinator.series import Series
 from cluster.core import token_array
 from cluster.messages import TextVerdict
 from cluster.metrics import Metric
 from cluster.metrics.recorder import Recorder
+from cluster.plan.fence import Fence
+from tests.support.coordinator.house import request
 
 NAMES = ("a", "b")
 
@@ -29,17 +32,21 @@ def verdict(
     )  # fmt: skip
 
 
+def credited(*verdicts: TextVerdict) -> Recorder:
+    recorder = Recorder()
+    series = Series(recorder, Events(Fence(recorder)))
+    for each in verdicts:
+        series.credit(request(task="code"), NAMES, each)
+    return recorder
+
+
 def value(recorder: Recorder, metric: Metric, **labels: str) -> float | None:
     return recorder.registry.get_sample_value(f"{metric.name}_total", labels)
 
 
 def test_a_node_of_two_drafters_counts_for_one_and_is_shared_with_the_other() -> None:
     both = verdict([0b11, 0b01], (1, 0), 3, (3, 1), (2, 1))
-    attribution, recorder = Attribution(), Recorder()
-
-    for _ in range(2):
-        attribution.add("code", NAMES, both)
-    attribution.record(recorder)
+    recorder = credited(both, both)
 
     for drafter, place in (("a", "1"), ("b", "0")):
         labels = {"drafter": drafter, "task": "code"}
@@ -55,10 +62,7 @@ def test_a_node_of_two_drafters_counts_for_one_and_is_shared_with_the_other() ->
 
 
 def test_a_drafter_none_of_whose_nodes_were_taken_is_not_counted() -> None:
-    attribution, recorder = Attribution(), Recorder()
-
-    attribution.add("code", NAMES, verdict([], (), 3, (3, 0), (3, 0)))
-    attribution.record(recorder)
+    recorder = credited(verdict([], (), 3, (3, 0), (3, 0)))
 
     assert value(recorder, metrics.NUM_DRAFTS, drafter="a", task="code") == 1
     assert value(recorder, metrics.NUM_DRAFTS, drafter="b", task="code") is None

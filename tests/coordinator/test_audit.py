@@ -156,8 +156,8 @@ async def test_an_audit_waits_for_idle_time_but_not_for_ever() -> None:
         await first
         toy.gate.clear()
         await stage.pass_time(10.0)
-        assert not any(name.startswith("audit/") for name in stage.coordinator._table.sessions)
+        assert not any(name.startswith("audit/") for name in stage.coordinator._present.sessions)
         await stage.pass_time(25.0)
-        assert any(name.startswith("audit/") for name in stage.coordinator._table.sessions)
+        assert any(name.startswith("audit/") for name in stage.coordinator._present.sessions)
         toy.gate.set()
         await running.aclose()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cluster.client.generated import common_pb2
-from cluster.coordinator.engines import forget_engines, record_engines
-from cluster.messages import AdapterList
+from cluster.coordinator.engines import record_workers
+from cluster.messages import AdapterList, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.models.engine_state import EngineState
 from cluster.rpc.codec import DESCRIPTION
@@ -17,6 +17,13 @@ SLOW = EngineState("", "cuda:0", "sdpa", "none", "torch", 2**31, 4096, ("attenti
                    "bfloat16")  # fmt: skip
 FAST = EngineState("lm", "cuda:0", "triton", "cuda", "triton", 2**20, 512)
 TARGET = replace(target_description(), engines=(SLOW, FAST))
+
+
+@dataclass
+class Worker:
+    id: str
+    description: WorkerDescription
+    pages: tuple[int, int] | None = None
 
 
 async def test_engines_of_drafters_that_were_made_anew_take_the_place_of_the_former() -> None:
@@ -45,7 +52,7 @@ def test_the_state_of_engines_crosses_the_wire() -> None:
 
 def test_metrics_say_what_is_active_and_what_fell_back_until_the_worker_leaves() -> None:
     recorder = Recorder()
-    record_engines(recorder, "t-1", TARGET)
+    record_workers(recorder, [Worker("t-1", TARGET)])
     text = recorder.render().decode()
     assert (
         'drafthouse_engine_info{attention="sdpa",device="cuda:0",engine="",graphs="none",'
@@ -53,8 +60,8 @@ def test_metrics_say_what_is_active_and_what_fell_back_until_the_worker_leaves()
     ) in text
     assert 'drafthouse_engine_fallbacks{engine="",role="target",worker="t-1"} 1.0' in text
     assert 'drafthouse_engine_fallbacks{engine="lm",role="target",worker="t-1"} 0.0' in text
-    record_engines(recorder, "d-1", replace(drafter_description("lm"), engines=(SLOW,)))
-    forget_engines(recorder, "t-1", TARGET)
+    drafter = Worker("d-1", replace(drafter_description("lm"), engines=(SLOW,)))
+    record_workers(recorder, [drafter])
     text = recorder.render().decode()
     assert 'worker="t-1"' not in text
     assert 'drafthouse_engine_fallbacks{engine="",role="drafter",worker="d-1"} 1.0' in text

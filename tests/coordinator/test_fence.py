@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from cluster.coordinator.activity import ActivityLog
+from cluster.coordinator.audit import Auditor
+from cluster.coordinator.demand import Demand
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.pool_trees import PoolTrees
-from cluster.coordinator.statistics import Attribution
-from cluster.coordinator.step_log import StepLog
+from cluster.coordinator.series import Series
+from cluster.coordinator.switchback import Switchback
+from cluster.coordinator.watch import Watches
 from cluster.messages import StepReport, VerdictFrame
 from cluster.metrics.recorder import Recorder
 from cluster.plan.arms import ArmWorth
@@ -32,9 +36,11 @@ PARTS = [
     (Controller, "plan"), (Controller, "learn"), (Controller, "score"), (Controller, "first_ask"),
     (DraftScores, "record"), (ArmWorth, "learn"),
     (AcceptanceModel, "learn_all"), (Calibrator, "fit_if_due"), (DeficitGuard, "settle"),
-    (TextStatistics, "take"), (Attribution, "add"), (PoolScores, "score"),
+    (TextStatistics, "take"), (PoolScores, "score"),
     (PoolScores, "ask"), (PoolScores, "commit_lag"), (PoolTrees, "_send"),
-    (StepLog, "_enter_answers"), (StepLog, "_enter_report"),
+    (Series, "_enter_answers"), (Series, "_enter_steps"), (Series, "_enter_ends"),
+    (ActivityLog, "hear"), (Auditor, "hear"), (Demand, "hear"), (Switchback, "hear"),
+    (Watches, "hear"),
 ]  # fmt: skip
 
 

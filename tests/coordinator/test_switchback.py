@@ -81,7 +81,7 @@ def test_too_few_tokens_tell_nothing() -> None:
 async def test_in_a_window_texts_are_plain_and_say_why() -> None:
     async with house(switchback=SwitchbackConfig(period_s=100.0)) as stage:
         clock = FakeClock()
-        stage.coordinator._table.switchback = Switchback(
+        stage.coordinator._switchback = Switchback(
             config(period_s=100.0), stage.coordinator.recorder, wall=lambda: clock.now
         )
         stage.add_target(ToyTarget())

@@ -126,7 +126,7 @@ async def test_a_target_has_the_room_that_it_says() -> None:
     assert (seat.has_room(), seat.num_free) == (False, 1)
     seat.note_load(Load(seats=99, num_running=3, num_waiting=9))  # no more than there are
     assert (seat.has_room(), seat.num_free) == (True, 0)
-    seat.note_full()
+    seat.is_full = True
     assert not seat.has_room()
     seat.note_load(Load(seats=3))
     assert (seat.has_room(), seat.num_free) == (True, 1)

@@ -16,7 +16,6 @@ from cluster.core import SamplingParams
 from cluster.draft.breaker import CircuitBreaker
 from cluster.errors import CapacityError
 from cluster.messages import ProposalFrame
-from cluster.metrics.recorder import Recorder
 from cluster.rpc.memory import MemoryLink, memory_pair
 from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
 from tests.support.coordinator.toys import (
@@ -214,9 +213,9 @@ async def test_a_drafter_has_the_room_that_it_says_whoever_fills_it() -> None:
     breaker = CircuitBreaker(3, 1.0)
     replica = DrafterReplica("d", "d", description, memory_pair()[0], breaker, 1000)
     assert (replica.has_room(), replica.num_held) == (True, 0)
-    replica.record(Recorder(), ProposalFrame(num_requests=3))
+    replica.note_held(ProposalFrame(num_requests=3))
     assert (replica.has_room(), replica.num_held) == (False, 3)
-    replica.record(Recorder(), ProposalFrame(num_requests=2))
+    replica.note_held(ProposalFrame(num_requests=2))
     assert replica.has_room()
 
 

@@ -53,10 +53,10 @@ async def test_the_moment_has_its_pages_and_its_adapters() -> None:
     async with house([]) as stage:
         stage.add_target(ToyTarget())
         await collect(stage.coordinator, request())
-        (seat,) = stage.coordinator._table.seats.values()
+        (seat,) = stage.coordinator._present.seats.values()
         seat.note_load(Load(pages_in_use=3, pages_total=12))
         first = page(stage)
-        stage.coordinator._adapters.said("target-0", AdapterList(("sql@12ab",)))
+        stage.coordinator._adapters.update([AdapterList(("sql@12ab",))])
         second = page(stage)
     assert first["kv_cache_usage_perc"] == 0.25
     assert first["cache_config_info 16 True 12"] == 1
