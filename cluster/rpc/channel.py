@@ -7,25 +7,24 @@ or vocabulary before any token is exchanged.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from cluster.client.generated import common_pb2
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import PROTOCOL_VERSION, EventFrame, SubmitFrame, WorkerDescription
 from cluster.rpc.codec import DESCRIPTION
 from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET, Answer, Ask, Service
 from cluster.rpc.frames import MAX_FRAME_BYTES
-from cluster.rpc.generated import coordinator_pb2
 from cluster.rpc.options import channel_options
 from cluster.rpc.status import CODE_KEY, error_of
 from cluster.rpc.stream import StreamLink
-from cluster.rpc.tokens import Metadata, ServiceKeys
+from cluster.rpc.tokens import Metadata
 from cluster.rpc.trust import NO_TRUST, Trust
 
 CONNECT_TIMEOUT_S = 5.0
@@ -52,49 +51,82 @@ class Expectations:
 ANYTHING = Expectations()
 
 
-class ClientStream:
-    """The client's end of one bidirectional call (a `ByteStream`); owns the channel."""
-
-    peer_ends = True
+class Peer:
+    """A server that is to be connected to.  worker_id: that Describe has named, "" before that."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, call: Any, address: str, sign: Callable[[str], Metadata]
+        self,
+        service: Service[Any, Any],
+        address: str,
+        max_frame_bytes: int,
+        trust: Trust,
+        name: str,
     ) -> None:
-        """sign: makes the metadata of further calls."""
-        self.channel = channel
+        self.service = service
         self.address = address
-        self.sign = sign
-        self._call = call
+        self.channel = trust.channel(address, service.role, channel_options(max_frame_bytes))
+        self.worker_id = ""
+        self._keys = trust.keys(service.role, name)  # None where it asks for no tokens
 
-    async def read(self) -> bytes | None:
-        try:
-            data = await self._call.read()
-        except grpc.RpcError as error:
-            raise _failure(error, self.address) from error
-        except asyncio.CancelledError:
-            # gRPC raises this also when the call was cancelled, not only when this task was.
-            if self._call.cancelled() and not _is_cancelling():
-                raise WorkerError(f"{self.address}: the stream was cancelled") from None
-            raise
-        return None if data is grpc.aio.EOF else bytes(data)
+    def sign(self, method: str) -> Metadata:
+        """Return the metadata of a call."""
+        return () if self._keys is None else self._keys.sign(method, self.worker_id)
 
-    async def write(self, data: bytes) -> None:
+    def call(self, name: str, timeout_s: float | None = None) -> Any:
+        """Begin a call beside the stream; none of them has anything to say."""
+        call = self.service.call(name)
+        ask = getattr(self.channel, call.kind)(
+            call.method, call.request.SerializeToString, call.answer.FromString
+        )
+        return ask(call.request(), timeout=timeout_s, metadata=self.sign(call.method))
+
+    async def ask(self, name: str, timeout_s: float) -> Any:
+        """Return the answer of such a call."""
+        with self.translated():
+            return await self.call(name, timeout_s)
+
+    @contextlib.contextmanager
+    def translated(self) -> Iterator[None]:
+        """Raise our errors for those of gRPC."""
         try:
-            await self._call.write(data)
+            yield
         except grpc.RpcError as error:
             raise _failure(error, self.address) from error
         except asyncio.InvalidStateError as error:
             raise WorkerError(f"{self.address}: the worker has ended the stream") from error
 
-    async def finish(self) -> None:
+
+class ClientStream:
+    """The client's end of one bidirectional call (a `ByteStream`); owns the channel."""
+
+    peer_ends = True
+
+    def __init__(self, peer: Peer, call: Any) -> None:
+        self.peer = peer
+        self._call = call
+
+    async def read(self) -> bytes | None:
         try:
+            with self.peer.translated():
+                data = await self._call.read()
+        except asyncio.CancelledError:
+            # gRPC raises this also when the call was cancelled, not only when this task was.
+            if self._call.cancelled() and not _is_cancelling():
+                raise WorkerError(f"{self.peer.address}: the stream was cancelled") from None
+            raise
+        return None if data is grpc.aio.EOF else bytes(data)
+
+    async def write(self, data: bytes) -> None:
+        with self.peer.translated():
+            await self._call.write(data)
+
+    async def finish(self) -> None:
+        with self.peer.translated():
             await self._call.done_writing()
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise WorkerError(f"{self.address}: the worker has ended the stream") from error
 
     async def dispose(self) -> None:
         self._call.cancel()
-        await self.channel.close()
+        await self.peer.channel.close()
 
 
 class CoordinatorLink(StreamLink[SubmitFrame, EventFrame]):
@@ -104,43 +136,26 @@ class CoordinatorLink(StreamLink[SubmitFrame, EventFrame]):
         super().__init__(
             stream, COORDINATOR.asks, COORDINATOR.answers, max_frame_bytes=max_frame_bytes
         )
-        self._client = stream
+        self._peer = stream.peer
 
     async def metrics(self, timeout_s: float = CONNECT_TIMEOUT_S) -> bytes:
         """The coordinator's current metrics in Prometheus' text format."""
-        request, answer = coordinator_pb2.MetricsRequest(), coordinator_pb2.MetricsResponse
-        return bytes((await self._ask("Metrics", request, answer, timeout_s)).text)
+        return bytes((await self._peer.ask("Metrics", timeout_s)).text)
 
     async def status(self, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, Any]:
         """The coordinator's state, for operators and tools."""
-        request, answer = coordinator_pb2.StatusRequest(), coordinator_pb2.StatusResponse
-        status: dict[str, Any] = json.loads(
-            (await self._ask("Status", request, answer, timeout_s)).json
-        )
+        status: dict[str, Any] = json.loads((await self._peer.ask("Status", timeout_s)).json)
         return status
 
     async def watch(self) -> AsyncGenerator[tuple[str, str], None]:
         """Yield the coordinator's events, each with its name and as JSON, while it lives."""
-        client, method = self._client, f"/{COORDINATOR.name}/Watch"
-        request, answer = coordinator_pb2.WatchRequest(), coordinator_pb2.WatchResponse
-        ask = client.channel.unary_stream(
-            method, request_serializer=type(request).SerializeToString,
-            response_deserializer=answer.FromString,
-        )  # fmt: skip
-        call = ask(request, metadata=client.sign(method))
+        call = self._peer.call("Watch")
         try:
-            async for told in call:
-                yield told.event, told.json
-        except grpc.RpcError as error:
-            raise _failure(error, client.address) from error
+            with self._peer.translated():
+                async for told in call:
+                    yield told.event, told.json
         finally:
             call.cancel()
-
-    async def _ask(self, name: str, request: Any, answer: Any, timeout_s: float) -> Any:
-        client, method = self._client, f"/{COORDINATOR.name}/{name}"
-        ask = client.channel.unary_unary(method, type(request).SerializeToString, answer.FromString)
-        call = ask(request, timeout=timeout_s, metadata=client.sign(method))
-        return await _answer(call, client.address)
 
 
 async def connect_worker(
@@ -159,7 +174,7 @@ async def connect_worker(
     cannot be reached in time, ProtocolError if it is not as `expected`.  Closing the link closes
     the connection.
     """
-    peer = _peer(service, address, max_frame_bytes, trust, name)
+    peer = Peer(service, address, max_frame_bytes, trust, name)
     description, stream = await _connect(peer, expected, timeout_s)
     link = StreamLink(stream, service.asks, service.answers, max_frame_bytes=max_frame_bytes)
     return description, link
@@ -178,7 +193,7 @@ async def connect_coordinator(
     trust: Trust = NO_TRUST,
 ) -> tuple[WorkerDescription, CoordinatorLink]:
     """Open the ingress's link to the coordinator at `address`; see `connect_worker`."""
-    peer = _peer(COORDINATOR, address, max_frame_bytes, trust)
+    peer = Peer(COORDINATOR, address, max_frame_bytes, trust, "")
     description, stream = await _connect(peer, expected, timeout_s)
     return description, CoordinatorLink(stream, max_frame_bytes)
 
@@ -210,71 +225,33 @@ def check_description(
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Peer:
-    """A server that is to be connected to.  keys: None where it asks for no tokens."""
-
-    service: Service[Any, Any]
-    address: str
-    channel: grpc.aio.Channel
-    keys: ServiceKeys | None
-
-    def sign(self, worker: str, method: str) -> Metadata:
-        """Return the metadata of a call to the worker that Describe has named; "" before that."""
-        return () if self.keys is None else self.keys.sign(method, worker)
-
-
-def _peer(
-    service: Service[Any, Any], address: str, max_frame_bytes: int, trust: Trust, name: str = ""
-) -> _Peer:
-    channel = trust.channel(address, service.role, channel_options(max_frame_bytes))
-    return _Peer(service, address, channel, trust.keys(service.role, name))
-
-
 async def _connect(
-    peer: _Peer, expected: Expectations, timeout_s: float
+    peer: Peer, expected: Expectations, timeout_s: float
 ) -> tuple[WorkerDescription, ClientStream]:
     """Call Describe, compare, open the stream; close the channel on any failure."""
-    service, address, channel = peer.service, peer.address, peer.channel
+    service, address = peer.service, peer.address
     call: Any = None
     try:
-        method = f"/{service.name}/Describe"
-        describe = channel.unary_unary(
-            method,
-            common_pb2.DescribeRequest.SerializeToString,
-            common_pb2.DescribeResponse.FromString,
-        )
-        asked = describe(
-            common_pb2.DescribeRequest(), timeout=timeout_s, metadata=peer.sign("", method)
-        )
-        description = DESCRIPTION.decode(await _answer(asked, address))
+        description = DESCRIPTION.decode(await peer.ask("Describe", timeout_s))
         check_description(description, service.role, expected, address)
-        sign = functools.partial(peer.sign, description.worker_id)
+        peer.worker_id = description.worker_id
         method = f"/{service.name}/{service.stream}"
-        call = channel.stream_stream(method)(metadata=sign(method))
+        call = peer.channel.stream_stream(method)(metadata=peer.sign(method))
         # The server sends its metadata at once, so a refused stream raises here and not later.
-        async with asyncio.timeout(timeout_s):
-            await call.initial_metadata()
-            if call.done():
-                await call.read()  # raises what the server has said, if anything
-                raise WorkerError(f"{address}: the worker has ended the stream")
-        return description, ClientStream(channel, call, address, sign)
+        with peer.translated():
+            async with asyncio.timeout(timeout_s):
+                await call.initial_metadata()
+                if call.done():
+                    await call.read()  # raises what the server has said, if anything
+                    raise WorkerError(f"{address}: the worker has ended the stream")
+        return description, ClientStream(peer, call)
     except BaseException as error:
         if call is not None:
             call.cancel()
-        await channel.close()
+        await peer.channel.close()
         if isinstance(error, TimeoutError):
             raise WorkerError(f"{address}: no stream within {timeout_s:g} s") from error
-        if isinstance(error, grpc.RpcError):
-            raise _failure(error, address) from error
         raise
-
-
-async def _answer(call: Any, address: str) -> Any:
-    try:
-        return await call
-    except grpc.RpcError as error:
-        raise _failure(error, address) from error
 
 
 def _failure(error: Any, address: str) -> DrafthouseError:

@@ -1,10 +1,13 @@
-"""The three streams of the data plane: who serves each, and the frames that both sides send."""
+"""The three services of the data plane: who serves each, and the frames that both sides send."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
 
 from cluster.messages import EventFrame, ProposalFrame, Refusal, VerdictFrame
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT, error_event
@@ -18,32 +21,67 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Service(Generic[Ask, Answer]):
-    """name: the gRPC service.  stream: its bidirectional method.  role: the server's role.  caller:
-    the role of those who may call it.  asks, answers: what callers and the server send.  refuse:
-    makes the answer that tells a caller which of its items were malformed."""
+class Call:
+    """A call beside the stream.  kind: as gRPC names it in its functions."""
 
-    name: str
-    stream: str
+    method: str
+    kind: str
+    request: Any
+    answer: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Service(Generic[Ask, Answer]):
+    """role: the server's.  caller: the role of those who may call it.  asks, answers: what callers
+    and the server send on its one bidirectional stream.  refuse: makes the answer that tells a
+    caller which of its items were malformed."""
+
+    descriptor: ServiceDescriptor
     role: str
     caller: str
     asks: FrameCodec[Ask]
     answers: FrameCodec[Answer]
     refuse: Callable[[tuple[Refusal, ...]], Answer]
 
+    @property
+    def name(self) -> str:
+        return self.descriptor.full_name
+
+    @property
+    def stream(self) -> str:
+        return next(each.name for each in self.descriptor.methods if each.client_streaming)
+
+    def call(self, name: str) -> Call:
+        method = self.descriptor.methods_by_name[name]
+        return Call(
+            f"/{self.name}/{name}",
+            "unary_stream" if method.server_streaming else "unary_unary",
+            GetMessageClass(method.input_type),
+            GetMessageClass(method.output_type),
+        )
+
 
 TARGET = Service(
-    target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name,
-    "Steps", "target", "coordinator", STEPS, VERDICT,
+    target_pb2.DESCRIPTOR.services_by_name["TargetService"],
+    "target",
+    "coordinator",
+    STEPS,
+    VERDICT,
     lambda refusals: VerdictFrame(refusals=refusals),
-)  # fmt: skip
+)
 DRAFTER = Service(
-    draft_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name,
-    "Draft", "drafter", "coordinator", COMMIT, PROPOSAL,
+    draft_pb2.DESCRIPTOR.services_by_name["DrafterService"],
+    "drafter",
+    "coordinator",
+    COMMIT,
+    PROPOSAL,
     lambda refusals: ProposalFrame(refusals=refusals),
-)  # fmt: skip
+)
 COORDINATOR = Service(
-    coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name,
-    "Session", "coordinator", "ingress", SUBMIT, EVENT,
+    coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"],
+    "coordinator",
+    "ingress",
+    SUBMIT,
+    EVENT,
     lambda refusals: EventFrame(tuple(map(error_event, refusals))),
-)  # fmt: skip
+)

@@ -10,12 +10,11 @@ import contextlib
 import functools
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 
-from cluster.client.generated import common_pb2
 from cluster.config.addresses import joined
 from cluster.errors import ConfigError, DrafthouseError, WorkerError
 from cluster.messages import WorkerDescription
@@ -90,8 +89,6 @@ async def serve_worker(
 
     Raises ConfigError if the port is taken, or open to strangers and without any `trust`."""
     methods = _methods(worker, service, max_frame_bytes)
-    if service.role == COORDINATOR.role:
-        methods |= _reports(cast(Reports, worker))
     trust.check_at(host)
     server = grpc.aio.server(
         interceptors=[_guard(service, worker.describe(), trust)],
@@ -133,23 +130,15 @@ def _reports(coordinator: Reports) -> dict[str, Any]:
             async for event, told in events:
                 await context.write(coordinator_pb2.WatchResponse(event=event, json=told))
 
-    return {
-        "Metrics": grpc.unary_unary_rpc_method_handler(
-            metrics,
-            coordinator_pb2.MetricsRequest.FromString,
-            coordinator_pb2.MetricsResponse.SerializeToString,
-        ),
-        "Status": grpc.unary_unary_rpc_method_handler(
-            status,
-            coordinator_pb2.StatusRequest.FromString,
-            coordinator_pb2.StatusResponse.SerializeToString,
-        ),
-        "Watch": grpc.unary_stream_rpc_method_handler(
-            watch,
-            coordinator_pb2.WatchRequest.FromString,
-            coordinator_pb2.WatchResponse.SerializeToString,
-        ),
-    }
+    return {"Metrics": metrics, "Status": status, "Watch": watch}
+
+
+@contextlib.contextmanager
+def _broken() -> Iterator[None]:
+    try:
+        yield
+    except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+        raise WorkerError(f"the peer's stream broke: {error}") from error
 
 
 class ServerStream:
@@ -161,10 +150,8 @@ class ServerStream:
         self._context = context
 
     async def read(self) -> bytes | None:
-        try:
+        with _broken():
             data = await self._context.read()
-        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-            raise WorkerError(f"the peer's stream broke: {error}") from error
         if data is grpc.aio.EOF:
             # A vanished client's end of stream may arrive before its cancellation.  It then looks
             # like a clean end, after which the worker frees the same state.
@@ -174,10 +161,8 @@ class ServerStream:
         return bytes(data)
 
     async def write(self, data: bytes) -> None:
-        try:
+        with _broken():
             await self._context.write(data)
-        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-            raise WorkerError(f"the peer's stream broke: {error}") from error
 
     async def finish(self) -> None:
         """Nothing to do: the call ends when its handler returns."""
@@ -195,20 +180,24 @@ def _methods(
     async def converse(_requests: Any, context: Any) -> None:
         await context.send_initial_metadata(())
         link = StreamLink(
-            ServerStream(context), service.answers, service.asks, service.refuse,
+            ServerStream(context),
+            service.answers,
+            service.asks,
+            service.refuse,
             max_frame_bytes=max_frame_bytes,
-        )  # fmt: skip
+        )
         await _serve_link(worker.serve, link, context)
 
-    return {
-        "Describe": grpc.unary_unary_rpc_method_handler(
-            describe,
-            common_pb2.DescribeRequest.FromString,
-            common_pb2.DescribeResponse.SerializeToString,
-        ),
-        # Raw bytes, so that our codec decides how to treat a malformed frame.
-        service.stream: grpc.stream_stream_rpc_method_handler(converse),
-    }
+    calls = {"Describe": describe}
+    if service.role == COORDINATOR.role:
+        calls |= _reports(cast(Reports, worker))
+    # Raw bytes, so that our codec decides how to treat a malformed frame.
+    methods = {service.stream: grpc.stream_stream_rpc_method_handler(converse)}
+    for name, behaviour in calls.items():
+        call = service.call(name)
+        make = getattr(grpc, f"{call.kind}_rpc_method_handler")
+        methods[name] = make(behaviour, call.request.FromString, call.answer.SerializeToString)
+    return methods
 
 
 async def _serve_link(
