@@ -25,7 +25,6 @@ from cluster.messages import (
     StepFrame,
     WorkerDescription,
 )
-from cluster.models.made_for import MadeFor
 from cluster.rpc.codec import DESCRIPTION, PARAMS
 from cluster.rpc.codec_arrays import TOKENS
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT
@@ -62,30 +61,7 @@ def test_every_frame_survives_the_wire(
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    description=st.builds(
-        WorkerDescription,
-        worker_id=frames.ids,
-        role=frames.ids,
-        name=frames.ids,
-        protocol_version=st.integers(0, 100),
-        oldest_protocol_version=st.integers(0, 100),
-        model_hash=frames.ids,
-        tokenizer_hash=frames.ids,
-        vocab_size=frames.lengths,
-        max_context_len=frames.lengths,
-        max_running_sequences=frames.lengths,
-        max_batch_tokens=frames.lengths,
-        devices=st.lists(frames.ids, max_size=3).map(tuple),
-        native_build=frames.ids,
-        is_reproducible=st.booleans(),
-        residents=st.lists(frames.ids, max_size=3).map(tuple),
-        refused=st.dictionaries(frames.ids, frames.ids, max_size=3),
-        made_for=st.dictionaries(
-            frames.ids, st.builds(MadeFor, frames.ids, frames.ids), max_size=3
-        ),
-    )
-)
+@given(description=frames.of(WorkerDescription))
 def test_a_description_survives_the_wire(description: WorkerDescription) -> None:
     assert DESCRIPTION.decode(DESCRIPTION.encode(description)) == description
 
