@@ -7,7 +7,6 @@ text, so nothing is kept unless the configuration says whose: docs/learning.md.
 from __future__ import annotations
 
 import weakref
-import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants, host_of
 from cluster.draft.recorded import ARRAYS, Origin, RecordedAnswer
 from cluster.draft.recorder_keeper import Keeper
 from cluster.draft.recorder_options import RecorderOptions
+from cluster.plan.roster import lot_of
 from cluster.requests.tenant import DEFAULT_TENANT, PROFILE_TENANT
 
 # As many as the trainer's own answers have.
@@ -160,7 +160,7 @@ class RecorderDrafter:
         """See `Drafter`: requests of the tenants that are recorded, of which a share."""
         heard = {"unsalted": tenant == DEFAULT_TENANT, "all": tenant != PROFILE_TENANT}
         is_heard = heard.get(self._options.tenants, False)
-        return is_heard and zlib.crc32(request_id.encode()) < self._options.share * 2**32
+        return is_heard and lot_of(request_id) < self._options.share
 
     def release(self, request_ids: Sequence[str]) -> None:
         """See `Drafter.release`: what was recorded is an answer now."""
