@@ -192,7 +192,6 @@ class Coordinator:
             replica,
             f"drafter name={name} id={replica_id}",
             lambda: self._read_proposals(replica),
-            lambda: replica.send_forever(self._present.clock),
             lambda failed: self._pool.remove(replica, failed=failed),
         )
 
@@ -294,12 +293,12 @@ class Coordinator:
 
     def _refusals(self) -> dict[str, str]:
         """Why drafters take no part, by name, and why a change of the configuration was refused."""
-        adapters = self._adapters.current
-        changes = {
-            TARGET_CONFIG: adapters.refused if adapters is not None else "",
-            COORDINATOR_CONFIG: self._config_refused,
-        }
-        return {**self._present.refused, **{name: why for name, why in changes.items() if why}}
+        found, adapters = dict(self._present.refused), self._adapters.current
+        if adapters is not None and adapters.refused:
+            found[TARGET_CONFIG] = adapters.refused
+        if self._config_refused:
+            found[COORDINATOR_CONFIG] = self._config_refused
+        return found
 
     def watch(self) -> AsyncGenerator[tuple[str, str], None]:
         """Yield events, each with its name and as JSON (`cluster.coordinator.watch`)."""

@@ -5,20 +5,22 @@ Everything a drafter sends is checked here; nothing it does or fails to do can h
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections import Counter
 
 from cluster import metrics
 from cluster.coordinator.events import Asked
-from cluster.coordinator.pool_scores import PoolScores
-from cluster.coordinator.pool_trees import PoolTrees
+from cluster.coordinator.pool_scores import POOL_NODES, PoolScores
 from cluster.coordinator.present import Present
 from cluster.coordinator.replica import DrafterLink, DrafterReplica, Subscription
 from cluster.coordinator.replicas import DrafterReplicas
 from cluster.coordinator.session import Session
 from cluster.core import Observation, Proposal
-from cluster.messages import ProposalFrame, Refusal, WorkerDescription
+from cluster.messages import PoolTree, ProposalFrame, Refusal, WorkerDescription
+from cluster.plan.offers import gather, look_at
+from cluster.spec.tree import prune
 from cluster.spec.tree_check import problem_in_text, problems_of_proposals
 
 log = logging.getLogger(__name__)
@@ -33,7 +35,9 @@ class DrafterPool:
     def __init__(self, present: Present, scores: PoolScores) -> None:
         self._present = present
         self._scores = scores
-        self._trees = PoolTrees(scores, present.fence)
+        self._renewed: dict[str, Session] = {}  # those with a tree that their target has not got
+        self._num_merges = 0
+        self._merging = present.fence.section("pool trees")
         self._num_changes = scores.roster.num_changes  # of the roster, as the sessions follow it
         self.replicas = DrafterReplicas(present)
         self._warned: set[str] = set()  # drafters that were said to take the target's time
@@ -173,8 +177,45 @@ class DrafterPool:
         if own is None:
             return False
         if self._scores.keep_newest(own.session.text, replica.name, proposal) is not None:
-            self._trees.renewed(own.session)
+            if not self._renewed:
+                asyncio.get_running_loop().call_soon(self._merge)
+            self._renewed[own.session.id] = own.session
         return True
+
+    def _merge(self) -> None:
+        """Merge the trees of all texts that got a new one, in one turn of the event loop."""
+        sessions = [each for each in self._renewed.values() if each.target is not None]
+        self._renewed.clear()
+        with self._merging:
+            self._send_trees(sessions)
+
+    def _send_trees(self, sessions: list[Session]) -> None:
+        texts = [each.text for each in sessions]
+        offers = gather(texts, self._scores.acceptance)
+        self._num_merges += 1
+        look_at(texts, self._num_merges)
+        if offers is None:
+            return
+        bounds = offers.forest.starts.tolist()
+        for session, tree, start, stop in zip(
+            sessions, offers.forest.split(), bounds, bounds[1:], strict=False
+        ):
+            if start == stop or session.target is None:
+                continue
+            kept, survival, places = prune(tree, offers.survival[start:stop], POOL_NODES)
+            tokens = session.tokens
+            session.target.tell(
+                PoolTree(
+                    session.id,
+                    session.generation,
+                    len(tokens),
+                    tokens.hash_at(len(tokens)),
+                    kept,
+                    survival,
+                    offers.sources[start:stop][places],
+                    tuple(session.text.weights.get(name, 0.0) for name in session.text.names),
+                )
+            )
 
     def _move_stalled(self) -> list[Session]:
         """Free the sessions of replicas that have stopped answering, where another one is free."""

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Protocol
 
 from cluster import metrics
-from cluster.messages import WorkerDescription
+from cluster.coordinator.replica import DrafterReplica
+from cluster.coordinator.targets import TargetSeat
 from cluster.metrics.recorder import Recorder
 
-
-class Worker(Protocol):
-    """A target's seat or a drafter's replica.  id: under which the coordinator knows it.  pages: of
-    its KV cache, those in use and all; None = it has said nothing of them."""
-
-    id: str
-    description: WorkerDescription
-    pages: tuple[int, int] | None
+Worker = TargetSeat | DrafterReplica
 
 
 def record_workers(recorder: Recorder, workers: Iterable[Worker]) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from cluster.coordinator.adapters import AdapterNews
-from cluster.coordinator.session import Deliver, error_event
+from cluster.coordinator.session import error_event
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, WorkerError
-from cluster.messages import AdapterList, EventFrame, Load, SubmitFrame
-from cluster.rpc.duplex import run_until_first_ends
+from cluster.messages import AdapterList, EventFrame, SubmitFrame
+from cluster.rpc.duplex import Outbox, run_until_first_ends
 from cluster.rpc.link import Link
+
+if TYPE_CHECKING:
+    from cluster.coordinator.coordinator import Coordinator
 
 log = logging.getLogger(__name__)
 
@@ -25,41 +28,30 @@ _HEARTBEAT_S = 1.0
 _MAX_UNREAD = 2**16
 
 
-class RequestTaker(Protocol):
-    """The coordinator, as far as an ingress link needs it."""
-
-    def open(self, session_id: str, request: Request, deliver: Deliver) -> None: ...
-
-    def cancel(self, session_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None: ...
-
-    def load(self) -> Load: ...
-
-
-class IngressLink:
+class IngressLink(Outbox[EventFrame]):
     """Serves one link.  Request ids are the ingress's own; `prefix` keeps links apart."""
 
     def __init__(
         self,
-        taker: RequestTaker,
+        taker: Coordinator,
         link: Link[EventFrame, SubmitFrame],
         prefix: str,
         adapters: AdapterNews,
     ) -> None:
+        super().__init__(link)
         self._taker = taker
-        self._link = link
         self._prefix = prefix
         self._live: set[str] = set()
         self._adapters = adapters
         self._news = adapters.current  # to be told
         self._is_beat_due = False
         self._events: deque[TokenEvent] = deque()
-        self._wake = asyncio.Event()
 
     async def serve(self) -> None:
         """Until the link ends; its requests are then cancelled: nobody would read their text."""
         self._adapters.listeners.append(self._note_adapters)
         try:
-            await run_until_first_ends(self._read_all(), self._send_forever(), self._beat())
+            await run_until_first_ends(self._read_all(), self.send_forever(), self._beat())
         except WorkerError as error:
             log.info("ingress link broke: %s", error.message)
         finally:
@@ -68,7 +60,7 @@ class IngressLink:
                 self._taker.cancel(self._prefix + request_id)
 
     async def _read_all(self) -> None:
-        async for frame in self._link:
+        async for frame in self.link:
             for request in frame.requests:
                 self._submit(request)
             for request_id in frame.cancelled:
@@ -98,28 +90,23 @@ class IngressLink:
             if len(self._events) > _MAX_UNREAD:
                 raise CapacityError(f"{len(self._events)} events are unread; read what is sent")
             self._is_beat_due = True
-            self._wake.set()
+            self.wake()
             await asyncio.sleep(_HEARTBEAT_S)
 
     def _note_adapters(self, adapters: AdapterList) -> None:
         self._news = adapters
-        self._wake.set()
+        self.wake()
 
     def _deliver(self, event: TokenEvent) -> None:
         if event.finish_reason is not None:
             self._live.discard(event.request_id)
         self._events.append(event)
-        self._wake.set()
+        self.wake()
 
-    async def _send_forever(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            if self._news is not None or self._is_beat_due:
-                news, self._news, self._is_beat_due = self._news, None, False
-                await self._link.send(EventFrame(adapters=news, load=self._taker.load()))
-            while self._events:
-                count = min(len(self._events), _MAX_EVENTS_PER_FRAME)
-                await self._link.send(
-                    EventFrame(tuple(self._events.popleft() for _ in range(count)))
-                )
+    def next_frame(self) -> EventFrame | None:
+        if self._news is not None or self._is_beat_due:
+            news, self._news, self._is_beat_due = self._news, None, False
+            return EventFrame(adapters=news, load=self._taker.load())
+        count = min(len(self._events), _MAX_EVENTS_PER_FRAME)
+        events = tuple(self._events.popleft() for _ in range(count))
+        return EventFrame(events) if events else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from cluster.core import Commit, Observation, Proposal
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.told import told_params
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
+from cluster.rpc.duplex import Outbox
 from cluster.rpc.link import Link
 
 DrafterLink = Link[CommitFrame, ProposalFrame]
@@ -63,11 +63,11 @@ class Subscription:
         )
 
 
-class DrafterReplica:
+class DrafterReplica(Outbox[CommitFrame]):
     """Sends commits to one replica without ever making a token wait.
 
-    Nothing is queued but the *names* of sessions with news: a frame is built when the link can
-    take one, from what each session then is.  A slow replica gets fewer, longer commits, and its
+    Nothing is queued but the *names* of sessions with news: a frame is built from what each session
+    is when it is sent.  A slow replica gets fewer, longer commits, and its
     backlog is bounded by the number of its sessions.
 
     subscriptions: by the id of the session.  num_requests: that it last said it holds, None = it
@@ -83,11 +83,12 @@ class DrafterReplica:
         link: DrafterLink,
         breaker: CircuitBreaker,
         max_frame_tokens: int,
+        clock: Callable[[], float],
     ) -> None:
+        super().__init__(link)
         self.name = name
         self.id = replica_id
         self.description = description
-        self.link = link
         self.breaker = breaker
         self.subscriptions: dict[str, Subscription] = {}
         self.num_requests: int | None = None
@@ -95,9 +96,9 @@ class DrafterReplica:
         self.unanswered_since: float | None = None
         self._num_elsewhere = 0  # requests that it holds for other coordinators
         self._max_frame_tokens = max_frame_tokens
+        self._clock = clock
         self._news: dict[str, Subscription] = {}
         self._released: list[str] = []
-        self._wake = asyncio.Event()
 
     @property
     def num_held(self) -> int:
@@ -113,20 +114,20 @@ class DrafterReplica:
         own = self.description.devices
         return seat is not None and not set(own).isdisjoint(seat.description.devices)
 
-    def status(self, now: float) -> dict[str, object]:
+    def status(self) -> dict[str, object]:
         """A plain picture of the moment, for status reports."""
         return {
             "name": self.name,
             "id": self.id,
             "sessions": len(self.subscriptions),
-            "breaker": self.breaker.state(now),
+            "breaker": self.breaker.state(self._clock()),
             "written_at": self.description.written_at,
         }
 
-    def is_stalled(self, now: float, patience_s: float) -> bool:
+    def is_stalled(self, patience_s: float) -> bool:
         """True if it has owed an answer for so long."""
         since = self.unanswered_since
-        return since is not None and now - since >= patience_s
+        return since is not None and self._clock() - since >= patience_s
 
     def current(self, said: Proposal | Observation | Refusal) -> Subscription | None:
         """Return the subscription that it speaks of; None if that is over, or begun anew."""
@@ -143,7 +144,7 @@ class DrafterReplica:
     def mark(self, subscription: Subscription) -> None:
         """There are tokens that the replica has not been sent."""
         self._news[subscription.session.id] = subscription
-        self._wake.set()
+        self.wake()
 
     def forget(self, session: Session) -> None:
         """The session ended or moved: tell the replica to free its state."""
@@ -152,7 +153,7 @@ class DrafterReplica:
         self._news.pop(session.id, None)
         if own is not None and own.generation is not None:
             self._released.append(session.id)
-            self._wake.set()
+            self.wake()
 
     def note_held(self, frame: ProposalFrame) -> None:
         """Take note of what a frame says of the drafter as a whole."""
@@ -163,17 +164,7 @@ class DrafterReplica:
         if frame.pages_total:
             self.pages = frame.pages_in_use, frame.pages_total
 
-    async def send_forever(self, clock: Callable[[], float]) -> None:
-        """Send what there is to tell, for ever; raises WorkerError when the link is down."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while (frame := self._next_frame()) is not None:
-                if frame.commits and self.unanswered_since is None:
-                    self.unanswered_since = clock()
-                await self.link.send(frame)
-
-    def _next_frame(self) -> CommitFrame | None:
+    def next_frame(self) -> CommitFrame | None:
         released = tuple(self._released)
         self._released.clear()
         commits: list[Commit] = []
@@ -186,4 +177,6 @@ class DrafterReplica:
                 room -= len(commits[-1].token_ids)
             if own.has_all:
                 del self._news[name]
+        if commits and self.unanswered_since is None:
+            self.unanswered_since = self._clock()
         return CommitFrame(tuple(commits), released) if commits or released else None

@@ -51,7 +51,13 @@ class DrafterReplicas:
             CircuitBreaker(config.breaker_failures, config.breaker_reset_s),
         )
         replica = self._by_name[name][replica_id] = DrafterReplica(
-            name, replica_id, description, link, breaker, config.max_frame_tokens
+            name,
+            replica_id,
+            description,
+            link,
+            breaker,
+            config.max_frame_tokens,
+            self._present.clock,
         )
         self.seen.add(name)
         return replica
@@ -134,4 +140,4 @@ class DrafterReplicas:
     def is_stalled(self, replica: DrafterReplica) -> bool:
         """True if it has owed an answer for too long."""
         patience_s = self._present.config.coordinator.breaker_reset_s
-        return replica.is_stalled(self._present.clock(), patience_s)
+        return replica.is_stalled(patience_s)

@@ -7,7 +7,7 @@ side by side is biased.  In a window everybody is plain; it is compared with the
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 from cluster import metrics
@@ -34,24 +34,25 @@ class Switchback:
         """wall: seconds since the epoch, by which the windows of all coordinators are the same."""
         self._recorder = recorder
         self._wall = wall
-        # Of each second: tokens of texts that may have drafts, and the time that these waited.
-        self._tokens: Counter[int] = Counter()
-        self._waits: defaultdict[int, float] = defaultdict(float)
         self._ratios: deque[float] = deque(maxlen=_MAX_WINDOWS)
-        self._judged = 0  # end of the last window that was
         self.use(config)
 
     def use(self, config: Config) -> None:
         """Go on by another configuration; what was measured by another one is forgotten."""
         settings = config.coordinator.switchback
         self._period_s, self._window_s = int(settings.period_s), int(settings.window_s)
-        self._tokens.clear()
-        self._waits.clear()
+        # By window, and whether it is the time in it: tokens of texts that may have drafts, and the
+        # time that these waited.
+        self._sums: defaultdict[tuple[int, bool], list[float]] = defaultdict(lambda: [0.0, 0.0])
 
     @property
     def is_plain_now(self) -> bool:
         """True in a window."""
-        return self._is_plain(self._wall())
+        return self._period_s > 0 and self._since_switch() >= 0.0
+
+    def _since_switch(self) -> float:
+        """Return the seconds since the window at the end of this period began."""
+        return self._wall() % self._period_s - self._period_s + self._window_s
 
     def hear(self, answers: Sequence[Answered]) -> None:
         """Note the verdicts of texts that may have drafts."""
@@ -63,40 +64,35 @@ class Switchback:
         """Note tokens of a running text that have come, and the time since those before them."""
         if not self._period_s:
             return
-        at = self._wall()
-        arm = "plain_windows" if self._is_plain(at) else "drafts"
+        since, around_s = self._since_switch(), _AROUND * self._window_s
+        arm = "plain_windows" if since >= 0.0 else "drafts"
         self._recorder.add(metrics.ARM_TOKENS, num_tokens, arm=arm)
         self._recorder.add(metrics.ARM_SECONDS, wait_s, arm=arm)
-        self._tokens[int(at)] += num_tokens
-        self._waits[int(at)] += wait_s
+        after_s = since + self._period_s - self._window_s - _SETTLE_S  # the former window
+        number = int(self._wall()) // self._period_s - (after_s < around_s)
+        if since >= _SETTLE_S or -around_s <= since < 0.0 or 0.0 <= after_s < around_s:
+            sums = self._sums[number, since >= 0.0]
+            sums[0] += num_tokens
+            sums[1] += wait_s
 
     def tick(self) -> None:
-        """Judge the last window, once the time after it is over; called twice a second."""
+        """Judge windows, once the time after them is over; called twice a second."""
         if not self._period_s:
             return
-        around = _AROUND * self._window_s + _SETTLE_S
-        end = int(self._wall() - around) // self._period_s * self._period_s
-        if end == self._judged:
-            return
-        self._judged = end
-        start = end - self._window_s
-        plain = self._speed(range(start + _SETTLE_S, end))
-        before = range(start - _AROUND * self._window_s, start)
-        drafted = self._speed([*before, *range(end + _SETTLE_S, end + around)])
-        for second in [each for each in self._tokens if each < end]:
-            del self._tokens[second], self._waits[second]
-        if plain and drafted:
+        end = self._wall() - _AROUND * self._window_s - _SETTLE_S
+        last = int(end) // self._period_s - 1
+        for number in sorted({number for number, _ in self._sums if number <= last}):
+            drafted, plain = (self._speed(number, is_plain=each) for each in (False, True))
+            if not drafted or not plain:
+                continue
             self._ratios.append(drafted / plain)
             found = Interval.of_ratios([self._ratios])
             for bound in ("mean", "low", "high"):
                 if (value := getattr(found, bound)) is not None:
                     self._recorder.set(metrics.SWITCHBACK_SPEEDUP, value, bound=bound)
 
-    def _is_plain(self, at: float) -> bool:
-        return self._period_s > 0 and at % self._period_s >= self._period_s - self._window_s
-
-    def _speed(self, seconds: Sequence[int]) -> float:
-        """Tokens per second of a running text; 0 = too few to tell."""
-        num_tokens = sum(self._tokens[each] for each in seconds)
-        wait_s = sum(self._waits[each] for each in seconds)
+    def _speed(self, number: int, *, is_plain: bool) -> float:
+        """Forget one side of a window.  Returns the tokens per second of a running text there; 0 =
+        too few to tell."""
+        num_tokens, wait_s = self._sums.pop((number, is_plain), (0.0, 0.0))
         return num_tokens / wait_s if num_tokens >= _MIN_TOKENS and wait_s > 0.0 else 0.0

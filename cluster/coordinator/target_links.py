@@ -79,7 +79,6 @@ class TargetLinks:
             seat,
             f"target id={target_id}",
             lambda: self._read_all(seat),
-            seat.send_forever,
             lambda failed: self._lose(seat),
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from typing import Any
 
@@ -19,6 +18,7 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
+from cluster.rpc.duplex import Outbox
 from cluster.rpc.link import Link
 
 # Frames that a target may have sent before it is told that they came.  It parks this coordinator's
@@ -29,7 +29,7 @@ _OF_LOOP = ("scores", "loads", "rollouts")
 _ANY_NUMBER = 2**16  # of seats, where a target has no limit
 
 
-class TargetSeat:
+class TargetSeat(Outbox[StepFrame]):
     """A target replica as the coordinator sees it.
 
     residents: names of the drafters that run inside it.  load: how busy the target last said it
@@ -45,10 +45,10 @@ class TargetSeat:
         link: Link[StepFrame, VerdictFrame],
         max_frame_tokens: int,
     ) -> None:
+        super().__init__(link)
         self.id = target_id
         self.description = description
         self.residents = description.residents
-        self.link = link
         self.sessions: dict[str, Session] = {}
         self.liveness = Liveness()
         self.load = Load(seats=description.max_running_sequences)
@@ -67,7 +67,6 @@ class TargetSeat:
         self._trees: dict[str, PoolTree] = {}
         self._is_beat_due = False
         self._is_plain = False  # as it was last told
-        self._wake = asyncio.Event()
 
     @property
     def max_seats(self) -> int:
@@ -100,7 +99,7 @@ class TargetSeat:
         self.sessions[session.id] = session
         self._unsent[session.id] = session
         self._trees.pop(session.id, None)
-        self._wake.set()
+        self.wake()
 
     def drop(self, session: Session) -> None:
         """Let the target end `session`; unknown ones are no error."""
@@ -108,7 +107,7 @@ class TargetSeat:
             return
         self.ended(session)
         self._cancels.append(TextName(session.id, session.generation))
-        self._wake.set()
+        self.wake()
 
     def ended(self, session: Session) -> None:
         """The target has ended `session` by itself."""
@@ -120,18 +119,18 @@ class TargetSeat:
         """Send what the pool guesses, unless something newer comes first."""
         if tree.request_id in self.sessions and tree.request_id not in self._unsent:
             self._trees[tree.request_id] = tree
-            self._wake.set()
+            self.wake()
 
     def note_received(self, serial: int) -> None:
         """A frame of the target has come."""
         self.received = max(self.received, serial)
         if self.received - self._acknowledged >= _ACKNOWLEDGE_EVERY:
-            self._wake.set()
+            self.wake()
 
     def beat(self) -> None:
         """Tell the target which texts it is to have; once a second or so."""
         self._is_beat_due = True
-        self._wake.set()
+        self.wake()
 
     def be_plain(self, *, is_plain: bool) -> None:
         """Let texts have no drafts at present, or have them again."""
@@ -171,19 +170,7 @@ class TargetSeat:
             for name in self.residents
         ]
 
-    async def send_forever(self) -> None:
-        """Send what there is to tell; raises WorkerError when the link is down."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            await self.flush()
-
-    async def flush(self) -> None:
-        """Send what is queued."""
-        while (frame := self._next_frame()) is not None:
-            await self.link.send(frame)
-
-    def _next_frame(self) -> StepFrame | None:
+    def next_frame(self) -> StepFrame | None:
         is_late = self.received - self._acknowledged >= _ACKNOWLEDGE_EVERY
         if not (self._unsent or self._cancels or self._trees or self._is_beat_due or is_late):
             return None

@@ -134,16 +134,15 @@ class Scores:
 
 # By the name of the event.
 EVENTS: Mapping[str, type[Any]] = {
-    "hello": Hello, "rounds": Rounds, "drafters": Drafters, "state": State, "scores": Scores,
-}  # fmt: skip
+    kind.__name__.lower(): kind for kind in (Hello, Rounds, Drafters, State, Scores)
+}
 Event = Hello | Rounds | Drafters | State | Scores
-_NAMES = {kind: name for name, kind in EVENTS.items()}
 
 
 def encoded(event: Event) -> tuple[str, str]:
     """The event's name, and its fields as JSON."""
     values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
-    return _NAMES[type(event)], json.dumps(values, separators=(",", ":"))
+    return type(event).__name__.lower(), json.dumps(values, separators=(",", ":"))
 
 
 class Watch:
@@ -190,11 +189,15 @@ class Watch:
 def _step(ago_s: float, report: StepReport) -> Step:
     texts, nodes = report.num_sequences, report.num_nodes
     return Step(
-        round(1000.0 * ago_s, 1), round(1000.0 * report.step_time_s, 2),
-        round(1000.0 * report.draft_time_s, 2), texts, report.num_rows, nodes,
+        round(1000.0 * ago_s, 1),
+        round(1000.0 * report.step_time_s, 2),
+        round(1000.0 * report.draft_time_s, 2),
+        texts,
+        report.num_rows,
+        nodes,
         max(min(report.num_emitted_tokens - texts, nodes), 0),
         report.why.name.lower() if report.why else "",
-    )  # fmt: skip
+    )
 
 
 class Watches:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from cluster import metrics
 from cluster.config.schema import Config
@@ -18,8 +18,7 @@ from cluster.errors import ProtocolError, WorkerError
 from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import MadeFor, checkpoint_of
-from cluster.rpc.duplex import run_until_first_ends
-from cluster.rpc.link import Link
+from cluster.rpc.duplex import Outbox, run_until_first_ends
 
 log = logging.getLogger(__name__)
 
@@ -56,21 +55,16 @@ def check_drafter(description: WorkerDescription, target: WorkerDescription | No
     """Raise ProtocolError unless the drafter speaks the target's vocabulary, or any."""
     if target is None:
         return
-    if not description.tokenizer_hash or not target.tokenizer_hash:
-        _check_vocabulary(description, target)
-    elif description.tokenizer_hash != target.tokenizer_hash:
+    own, theirs = description.tokenizer_hash, target.tokenizer_hash
+    if own and theirs:
+        differs, has = own != theirs, f"tokenizer {own[:12]}, the target {theirs[:12]}"
+    else:  # of models without a tokenizer there is no more to compare than sizes
+        size = description.vocab_size
+        differs = bool(size) and size != target.vocab_size
+        has = f"no tokenizer and {size} tokens, the target {target.vocab_size}"
+    if differs:
         raise ProtocolError(
-            f"drafter {description.name} has tokenizer {description.tokenizer_hash[:12]}, the "
-            f"target {target.tokenizer_hash[:12]}; use a draft model with the target's tokenizer"
-        )
-
-
-def _check_vocabulary(description: WorkerDescription, target: WorkerDescription) -> None:
-    """Sizes only: of models without a tokenizer there is no more to compare."""
-    if description.vocab_size and target.vocab_size != description.vocab_size:
-        raise ProtocolError(
-            f"drafter {description.name} has no tokenizer and {description.vocab_size} tokens, the "
-            f"target {target.vocab_size}; use a draft model with the target's tokenizer"
+            f"drafter {description.name} has {has}; use a draft model with the target's tokenizer"
         )
 
 
@@ -106,33 +100,39 @@ def limits_of(targets: Iterable[WorkerDescription]) -> Limits | None:
     return Limits(min(lengths, default=0), served[0].vocab_size)
 
 
-class Linked(Protocol):
-    """A target's seat or a drafter's replica."""
-
-    @property
-    def link(self) -> Link[Any, Any]: ...
-
-
 class Links:
     """The links to workers, a task each; whatever a worker sends, nobody else is hurt."""
 
     def __init__(self) -> None:
-        self._tasks: dict[Linked, asyncio.Task[None]] = {}
+        self._tasks: dict[Outbox[Any], asyncio.Task[None]] = {}
 
     def open(
         self,
-        worker: Linked,
+        worker: Outbox[Any],
         who: str,
         read: Callable[[], Coroutine[Any, Any, None]],
-        send: Callable[[], Coroutine[Any, Any, None]],
         leave: Callable[[bool], None],
     ) -> asyncio.Task[None]:
         """Read and send until either ends.  leave: is called then, with True after a failure."""
-        running = self._run(worker, who, read, send, leave)
-        task = self._tasks[worker] = asyncio.create_task(running)
+
+        async def run() -> None:
+            has_failed = True
+            try:
+                await run_until_first_ends(read(), worker.send_forever())
+                has_failed = False
+            except WorkerError as error:
+                log.warning("link broke %s: %s", who, error.message)
+            except Exception:
+                log.exception("link failed %s", who)
+            finally:
+                self._tasks.pop(worker, None)
+                leave(has_failed)
+                await worker.link.close()
+
+        task = self._tasks[worker] = asyncio.create_task(run())
         return task
 
-    def close(self, worker: Linked) -> None:
+    def close(self, worker: Outbox[Any]) -> None:
         self._tasks[worker].cancel()
 
     async def stop(self) -> None:
@@ -140,27 +140,6 @@ class Links:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _run(
-        self,
-        worker: Linked,
-        who: str,
-        read: Callable[[], Coroutine[Any, Any, None]],
-        send: Callable[[], Coroutine[Any, Any, None]],
-        leave: Callable[[bool], None],
-    ) -> None:
-        has_failed = True
-        try:
-            await run_until_first_ends(read(), send())
-            has_failed = False
-        except WorkerError as error:
-            log.warning("link broke %s: %s", who, error.message)
-        except Exception:
-            log.exception("link failed %s", who)
-        finally:
-            self._tasks.pop(worker, None)
-            leave(has_failed)
-            await worker.link.close()
 
 
 def describe_coordinator(

@@ -22,7 +22,7 @@ from cluster.rpc.codec import DESCRIPTION
 from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET, Answer, Ask, Service
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.options import channel_options
-from cluster.rpc.status import CODE_KEY, error_of
+from cluster.rpc.status import CODE_KEY, error_from_status
 from cluster.rpc.stream import StreamLink
 from cluster.rpc.tokens import Metadata
 from cluster.rpc.trust import NO_TRUST, Trust
@@ -260,7 +260,7 @@ def _failure(error: Any, address: str) -> DrafthouseError:
     metadata = dict(error.trailing_metadata() or ())
     code, details = error.code(), error.details() or ""
     if CODE_KEY in metadata or code is grpc.StatusCode.UNIMPLEMENTED:
-        return error_of(error, peer=address)
+        return error_from_status(code, details, metadata, peer=address)
     if code in _REFUSED:
         return ProtocolError(f"{address} refuses the call: {details}")
     hint = _TLS_HINT if any(sign in details for sign in _TLS_SIGNS) else ""

@@ -60,13 +60,6 @@ async def abort(context: Any, error: DrafthouseError) -> NoReturn:
     raise AssertionError("abort returns by raising")
 
 
-def error_of(call: Any, *, peer: str = "") -> DrafthouseError:
-    """The error behind a failed call (`grpc.RpcError` with code, details and trailing metadata)."""
-    return error_from_status(
-        call.code(), call.details() or "", dict(call.trailing_metadata() or ()), peer=peer
-    )
-
-
 def error_from_status(
     code: grpc.StatusCode, details: str, metadata: dict[str, Any], *, peer: str = ""
 ) -> DrafthouseError:

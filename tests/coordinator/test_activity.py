@@ -13,7 +13,7 @@ from cluster.coordinator.session import Session
 from cluster.core import token_array
 from cluster.messages import Load, TextVerdict
 from cluster.requests.plain_why import PlainWhy
-from tests.support.coordinator.house import collect, house, request
+from tests.support.coordinator.house import house, request
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
 
@@ -65,7 +65,7 @@ async def test_a_coordinator_tells_what_it_has_served(caplog: pytest.LogCaptureF
     async with house(["a"]) as stage:
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", oracle_chain()))
-        await collect(stage.coordinator, request(range(20)))
+        await stage.ask(range(20))
         await stage.settle()
         await stage.pass_time(10.0)
     (line,) = caplog.messages

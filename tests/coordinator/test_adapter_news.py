@@ -60,10 +60,10 @@ async def test_the_ingress_hears_of_every_change_and_of_the_refusals() -> None:
         await until(setting, {"a": "a@1"})
         target.tell(AdapterList(("a@9", "b@2"), "c does not fit"))
         await until(setting, {"a": "a@9", "b": "b@2"})
-        assert only.coordinator.status()["refused"] == {TARGET_CONFIG: "c does not fit"}
+        assert only.status()["refused"] == {TARGET_CONFIG: "c does not fit"}
         target.tell(AdapterList())
         await until(setting, {})
-        assert only.coordinator.status()["refused"] == {}
+        assert only.status()["refused"] == {}
 
 
 async def test_an_ingress_serves_what_all_of_its_coordinators_have() -> None:

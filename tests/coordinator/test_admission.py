@@ -100,7 +100,7 @@ async def test_what_cannot_be_served_is_refused_with_the_value_before_any_work(
         with pytest.raises(error, match=message):
             await collect(stage.coordinator, asked)
         assert target.frames == []
-        assert stage.coordinator.status()["num_running"] == 0
+        assert stage.status()["num_running"] == 0
 
 
 def test_the_first_law_is_that_of_requests_that_name_none_and_can_have_it() -> None:
@@ -116,7 +116,7 @@ async def test_a_prompt_that_no_frame_can_carry_is_too_large() -> None:
     async with house(max_frame_bytes=65536) as stage:
         stage.add_target(ToyTarget(), max_context_len=0)
         with pytest.raises(TooLargeError, match="max_frame_bytes"):
-            await collect(stage.coordinator, request([1] * 9000))
+            await stage.ask([1] * 9000)
 
 
 async def test_a_prediction_that_no_frame_can_carry_beside_its_prompt_is_too_large() -> None:
@@ -133,18 +133,16 @@ async def test_an_id_that_is_running_is_refused() -> None:
         target = ToyTarget()
         target.gate.clear()
         stage.add_target(target)
-        running = asyncio.create_task(collect(stage.coordinator, request()))
+        running = stage.begin()
         await target.wait_for_frames(1)
         with pytest.raises(RequestError, match="is running already"):
-            await collect(stage.coordinator, request())
+            await stage.ask()
         target.gate.set()
         assert text_of(await running) == plain_text([1, 2, 3], GREEDY)
 
 
 async def fill(stage: Any, count: int) -> list[asyncio.Task[Any]]:
-    tasks = [
-        asyncio.create_task(collect(stage.coordinator, request(id=f"r{i}"))) for i in range(count)
-    ]
+    tasks = [stage.begin(id=f"r{i}") for i in range(count)]
     await stage.settle(30)
     return tasks
 
@@ -155,12 +153,12 @@ async def test_beyond_the_running_requests_wait_and_beyond_the_queue_are_sent_aw
         target.gate.clear()
         stage.add_target(target)
         tasks = await fill(stage, 5)
-        assert stage.coordinator.status()["num_running"] == 2
-        assert stage.coordinator.status()["num_waiting"] == 3
+        assert stage.status()["num_running"] == 2
+        assert stage.status()["num_waiting"] == 3
         with pytest.raises(CapacityError, match="max_queued_requests") as refused:
-            await collect(stage.coordinator, request(id="late"))
+            await stage.ask(id="late")
         assert refused.value.retry_after_s >= 1.0
-        metrics = stage.coordinator.render_metrics().decode()
+        metrics = stage.metrics()
         assert "drafthouse_running_requests 2.0" in metrics
         assert "drafthouse_queued_requests 3.0" in metrics
         target.gate.set()
@@ -175,7 +173,7 @@ async def test_a_continued_request_queues_like_any_other() -> None:
         stage.add_target(target)
         tasks = await fill(stage, 1)
         with pytest.raises(CapacityError, match="max_queued_requests"):
-            await collect(stage.coordinator, request(id="c", output_ids=token_array([7])))
+            await stage.ask(id="c", output_ids=token_array([7]))
         target.gate.set()
         await asyncio.gather(*tasks)
 
@@ -199,7 +197,7 @@ async def test_a_request_that_was_admitted_is_let_in_although_the_line_is_full()
 async def test_without_a_queue_a_free_place_still_lets_in() -> None:
     async with house(max_running_sequences=1, max_queued_requests=0) as stage:
         stage.add_target(ToyTarget())
-        assert text_of(await collect(stage.coordinator, request()))
+        assert text_of(await stage.ask())
 
 
 async def test_places_are_given_in_order_of_arrival() -> None:
@@ -219,8 +217,8 @@ async def test_a_targets_own_limit_holds_and_two_targets_share_the_load() -> Non
             toy.gate.clear()
             stage.add_target(toy, f"t{index}", max_running_sequences=2)
         tasks = await fill(stage, 5)
-        assert [t["sessions"] for t in stage.coordinator.status()["targets"]] == [2, 2]
-        assert stage.coordinator.status()["num_waiting"] == 1
+        assert [t["sessions"] for t in stage.status()["targets"]] == [2, 2]
+        assert stage.status()["num_waiting"] == 1
         for toy in toys:
             toy.gate.set()
         for events in await asyncio.gather(*tasks):
@@ -229,11 +227,11 @@ async def test_a_targets_own_limit_holds_and_two_targets_share_the_load() -> Non
 
 async def test_without_any_target_requests_wait_for_the_timeout_and_no_longer() -> None:
     async with house(target_timeout_s=30.0) as stage:
-        waiting = asyncio.create_task(collect(stage.coordinator, request()))
+        waiting = stage.begin()
         await stage.settle(5)
         stage.clock.now += 29.0
         stage.coordinator.tick()
-        assert stage.coordinator.status()["num_waiting"] == 1
+        assert stage.status()["num_waiting"] == 1
         stage.clock.now += 1.0
         stage.coordinator.tick()
         events = await waiting
@@ -243,8 +241,8 @@ async def test_without_any_target_requests_wait_for_the_timeout_and_no_longer() 
 
 async def test_a_request_that_came_before_the_first_target_is_served_by_it() -> None:
     async with house() as stage:
-        waiting = asyncio.create_task(collect(stage.coordinator, request()))
-        too_long = asyncio.create_task(collect(stage.coordinator, request([1] * 100, id="long")))
+        waiting = stage.begin()
+        too_long = stage.begin([1] * 100, id="long")
         await stage.settle(5)
         stage.add_target(ToyTarget(), max_context_len=80)
         assert text_of(await waiting) == plain_text([1, 2, 3], GREEDY)
@@ -256,7 +254,7 @@ async def test_a_text_is_opened_once_with_its_params_and_where_it_ends() -> None
     async with house(drafters=()) as stage:
         target = ToyTarget()
         stage.add_target(target)
-        await collect(stage.coordinator, request(params=params))
+        await stage.ask(params=params)
     (opened,) = (opened for frame in target.frames for opened in frame.opens)
     assert (opened.params, opened.token_ids.tolist(), opened.max_len) == (params, [1, 2, 3], 9)
     assert [(item.text.params, item.base_len > 0) for item in target.items] == [

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.core import SpeculationOptions, SpeculationStats, TokenEvent
 from cluster.errors import ProtocolError
 from cluster.rpc.memory import memory_pair
-from tests.support.coordinator.house import GREEDY, House, collect, house, request, text_of
+from tests.support.coordinator.house import GREEDY, House, house, request, text_of
 from tests.support.coordinator.toys import (
     ToyDrafter,
     ToyTarget,
@@ -26,7 +26,7 @@ TOLD = SpeculationOptions(return_draft_sources=True)
 
 
 async def served(stage: House, **fields: Any) -> tuple[list[TokenEvent], SpeculationStats]:
-    events = await collect(stage.coordinator, request(**fields))
+    events = await stage.ask(**fields)
     stats = events[-1].stats
     assert stats is not None
     return events, stats
@@ -148,7 +148,7 @@ async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up() -> N
         stage.add_drafter(ToyDrafter("half", oracle_chain(2)))
         stage.add_drafter(ToyDrafter("wrong", random_tree(1, 3)))
         answers = [(await served(stage, id=f"r{index}"))[1] for index in range(4)]
-        page = stage.coordinator.render_metrics().decode()
+        page = stage.metrics()
     samples = [sample for family in text_string_to_metric_families(page)
                for sample in family.samples]  # fmt: skip
 

@@ -18,7 +18,6 @@ from tests.support.coordinator.house import (
     GREEDY,
     SEEDED,
     House,
-    collect,
     house,
     request,
     text_of,
@@ -32,7 +31,7 @@ Says = Callable[[VerdictFrame], VerdictFrame | None]
 def outcomes(stage: House) -> dict[str, float]:
     """How many texts were audited, by outcome."""
     found = {}
-    for line in stage.coordinator.render_metrics().decode().splitlines():
+    for line in stage.metrics().splitlines():
         if line.startswith("drafthouse_audited_texts_total{"):
             outcome = line.split('outcome="')[1].split('"')[0]
             found[outcome] = float(line.rsplit(" ", 1)[1])
@@ -71,7 +70,7 @@ async def test_texts_are_what_would_be_drawn_again(params: SamplingParams) -> No
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", random_tree(2)))
         for seed in range(8):
-            await collect(stage.coordinator, request((1, seed), replace(params, seed=seed)))
+            await stage.ask((1, seed), replace(params, seed=seed))
             await stage.pass_time(1.0)
         assert outcomes(stage) == {"equal": 8.0}
 
@@ -82,7 +81,7 @@ async def test_a_text_that_nobody_drew_is_found_named_and_kept(
     wrong: list[int] = []
     async with house(audit=replace(ALL, folder=str(tmp_path / "kept"))) as stage:
         stage.add_target(ToyTarget(says=changed_once(wrong)))
-        told = text_of(await collect(stage.coordinator, request(params=SEEDED)))
+        told = text_of(await stage.ask(params=SEEDED))
         await stage.pass_time(1.0)
         assert outcomes(stage) == {"mismatch": 1.0}
     assert told[-1:] == wrong
@@ -99,7 +98,7 @@ async def test_a_text_that_nobody_drew_is_found_named_and_kept(
 async def test_a_token_that_rounding_could_give_is_a_near_tie() -> None:
     async with house(audit=replace(ALL, tie_margin=1000.0)) as stage:
         stage.add_target(ToyTarget(says=changed_once([])))
-        await collect(stage.coordinator, request(params=SEEDED))
+        await stage.ask(params=SEEDED)
         await stage.pass_time(1.0)
         assert outcomes(stage) == {"near_tie": 1.0}
 
@@ -109,7 +108,7 @@ async def test_another_target_looks_where_there_is_one() -> None:
         targets = {name: ToyTarget() for name in ("one", "two")}
         for name, toy in targets.items():
             stage.add_target(toy, name)
-        await collect(stage.coordinator, request())
+        await stage.ask()
         (writer,) = (name for name, toy in targets.items() if toy.items)
         await stage.pass_time(1.0)
         (reader,) = set(targets) - {writer}
@@ -123,9 +122,9 @@ async def test_nothing_of_an_audit_is_counted_as_a_request() -> None:
     for share in (0.0, 1.0):
         async with house(audit=AuditConfig(share=share)) as stage:
             stage.add_target(ToyTarget())
-            await collect(stage.coordinator, request(params=SEEDED))
+            await stage.ask(params=SEEDED)
             await stage.pass_time(2.0)
-            lines = stage.coordinator.render_metrics().decode().splitlines()
+            lines = stage.metrics().splitlines()
             named = (metrics.TTFT, metrics.ITL, vllm_metrics.E2E_TIME)
             seen.append([each for each in lines if each.startswith(tuple(m.name for m in named))])
             assert bool(outcomes(stage)) is bool(share)
@@ -138,8 +137,8 @@ async def test_a_share_of_the_texts_is_looked_at_and_beams_and_scores_never() ->
         stage.add_target(ToyTarget())
         scored = replace(GREEDY, max_tokens=3, forced_ids=(1, 2, 3))
         for number in range(8):
-            await collect(stage.coordinator, request((1, number)))
-            await collect(stage.coordinator, request((1, number), scored))
+            await stage.ask((1, number))
+            await stage.ask((1, number), scored)
             await stage.pass_time(1.0)
         assert outcomes(stage) == {"equal": 2.0}
 
@@ -148,7 +147,7 @@ async def test_an_audit_waits_for_idle_time_but_not_for_ever() -> None:
     async with house(audit=ALL) as stage:
         toy = ToyTarget()
         stage.add_target(toy)
-        await collect(stage.coordinator, request())
+        await stage.ask()
         toy.gate.clear()
         running = stage.coordinator.submit(request((9,), replace(GREEDY, max_tokens=2000), "busy"))
         first = anext(aiter(running))

@@ -16,7 +16,7 @@ from cluster.messages import TextName, VerdictFrame
 from cluster.requests.beam_spec import BeamEnd, BeamSpec
 from cluster.text.beam_texts import beam_event
 from cluster.worker.verifier import Stepped
-from tests.support.coordinator.house import GREEDY, collect, house, request
+from tests.support.coordinator.house import GREEDY, house
 from tests.support.coordinator.toy_target import Asked, Item, ToyVerifier
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
@@ -80,9 +80,9 @@ async def test_all_texts_come_in_one_event_and_drafters_are_not_asked() -> None:
     async with house() as stage:
         stage.add_target(target)
         stage.add_drafter(drafter)
-        (event,) = await collect(stage.coordinator, request(params=SEARCH))
+        (event,) = await stage.ask(params=SEARCH)
         await stage.settle()
-        assert stage.coordinator.status()["num_running"] == 0
+        assert stage.status()["num_running"] == 0
         assert list(target.texts) == []
     (opened,) = (opened for frame in target.frames for opened in frame.opens)
     assert opened.params.beams == SEARCH.beams
@@ -102,7 +102,7 @@ async def test_a_search_whose_target_is_lost_runs_again_elsewhere() -> None:
     first.gate.clear()
     async with house() as stage:
         link = stage.add_target(first, "target-0")
-        running = asyncio.create_task(collect(stage.coordinator, request(params=SEARCH)))
+        running = stage.begin(params=SEARCH)
         await first.wait_for_frames(1)
         stage.add_target(second, "target-1")
         await link.close()
@@ -120,7 +120,7 @@ async def test_a_search_that_is_cancelled_is_taken_back_from_the_target() -> Non
     target.gate.clear()
     async with house() as stage:
         stage.add_target(target)
-        running = asyncio.create_task(collect(stage.coordinator, request(params=SEARCH)))
+        running = stage.begin(params=SEARCH)
         await target.wait_for_frames(1)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -148,7 +148,7 @@ async def test_a_search_that_is_cancelled_is_taken_back_from_the_target() -> Non
 async def test_a_verdict_that_is_no_answer_to_a_search_is_not_believed(changes: Any) -> None:
     async with house() as stage:
         stage.add_target(BeamTarget(changes=changes))
-        (event,) = await collect(stage.coordinator, request(params=SEARCH))
+        (event,) = await stage.ask(params=SEARCH)
     assert event.finish_reason is FinishReason.ERROR
     assert "that cannot be" in event.error_message
 
@@ -156,7 +156,7 @@ async def test_a_verdict_that_is_no_answer_to_a_search_is_not_believed(changes: 
 async def test_beams_for_a_request_that_draws_are_not_believed() -> None:
     async with house() as stage:
         stage.add_target(BeamTarget())
-        (event,) = await collect(stage.coordinator, request(params=GREEDY))
+        (event,) = await stage.ask(params=GREEDY)
     assert event.finish_reason is FinishReason.ERROR
     assert not len(event.token_ids)
 
@@ -171,5 +171,5 @@ async def test_a_search_that_makes_no_sense_is_refused_before_any_work() -> None
             replace(SEARCH, beams=BeamSpec(2, np.inf)),
         ):
             with pytest.raises(RequestError):
-                await collect(stage.coordinator, request(params=params))
+                await stage.ask(params=params)
     assert target.frames == []

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from cluster.rpc.memory import memory_pair
-from tests.support.coordinator.house import collect, house, request
+from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, drafter_description, oracle_chain
 
 
@@ -20,9 +20,7 @@ async def test_a_drafter_is_told_of_texts_without_room_and_what_its_trees_are_wo
         stage.tasks.append(asyncio.create_task(drafter.serve(theirs)))
         description = replace(drafter_description("a"), max_running_sequences=2)
         stage.coordinator.add_drafter("a", "r0", description, ours)
-        tasks = [
-            asyncio.create_task(collect(stage.coordinator, request(id=f"q{i}"))) for i in range(5)
-        ]
+        tasks = [stage.begin(id=f"q{i}") for i in range(5)]
         await stage.settle(20)
         assert stage.coordinator.demand() == {"a": {"waiting": 3, "worth": 0.0}}
         target.gate.set()

@@ -6,13 +6,13 @@ import pytest
 
 from cluster.errors import RequestError, WorkerError
 from tests.coordinator.test_drafter_pool import RefusingDrafter
-from tests.support.coordinator.house import House, collect, house, request
+from tests.support.coordinator.house import House, house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
 
 async def ask(stage: House, count: int) -> None:
     for index in range(count):
-        await collect(stage.coordinator, request(id=f"r{index}-{stage.clock.now}"))
+        await stage.ask(id=f"r{index}-{stage.clock.now}")
         await stage.settle()
 
 
@@ -21,14 +21,14 @@ async def test_the_status_lists_faults_and_who_is_left_alone() -> None:
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", oracle_chain()))
         stage.add_drafter(RefusingDrafter("b", oracle_chain(), code=WorkerError.code))
-        assert stage.coordinator.status()["faults"] == {}
+        assert stage.status()["faults"] == {}
         await ask(stage, 2)
-        status = stage.coordinator.status()
+        status = stage.status()
         assert status["faults"] == {"b": {"refused": 2}}
         assert status["left_alone"] == []
         await ask(stage, 1)
-        assert stage.coordinator.status()["left_alone"] == ["b"]
-        metrics = stage.coordinator.render_metrics().decode()
+        assert stage.status()["left_alone"] == ["b"]
+        metrics = stage.metrics()
     assert 'drafthouse_drafter_faults_total{drafter="b",why="refused"} 3.0' in metrics
 
 
@@ -39,9 +39,9 @@ async def test_another_model_in_a_drafters_place_does_not_inherit_its_open_break
         stage.add_drafter(failing)
         await ask(stage, 3)
         stage.add_drafter(ToyDrafter("b", oracle_chain(), model_hash="old"))
-        assert stage.coordinator.status()["left_alone"] == ["b"], "the same one, started anew"
+        assert stage.status()["left_alone"] == ["b"], "the same one, started anew"
         stage.add_drafter(ToyDrafter("b", oracle_chain(), model_hash="new"))
-        assert stage.coordinator.status()["left_alone"] == []
+        assert stage.status()["left_alone"] == []
 
 
 async def test_a_request_that_a_drafter_cannot_serve_is_no_fault_of_it() -> None:
@@ -49,7 +49,7 @@ async def test_a_request_that_a_drafter_cannot_serve_is_no_fault_of_it() -> None
         stage.add_target(ToyTarget())
         stage.add_drafter(RefusingDrafter("b", oracle_chain(), code=RequestError.code))
         await ask(stage, 5)
-        status = stage.coordinator.status()
+        status = stage.status()
     assert (status["faults"], status["left_alone"]) == ({}, [])
 
 

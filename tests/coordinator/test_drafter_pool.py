@@ -11,7 +11,7 @@ from cluster.core import EMPTY_TREE, Commit, Observation, TokenTree
 from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.rpc.memory import memory_pair
-from tests.support.coordinator.house import GREEDY, collect, house, request, text_of
+from tests.support.coordinator.house import GREEDY, house, text_of
 from tests.support.coordinator.toys import (
     ToyDrafter,
     ToyTarget,
@@ -81,7 +81,7 @@ async def test_a_prompt_is_read_beside_the_target_unless_that_holds_it_up(
         stage.add_target(ToyTarget(devices=("x/cpu0",)))
         drafter = ToyDrafter("a", oracle_chain(4), devices=devices)
         stage.add_drafter(drafter)
-        events = await collect(stage.coordinator, request(prompt=[1, 2, 3]))
+        events = await stage.ask(prompt=[1, 2, 3])
         assert text_of(events) == plain_text([1, 2, 3], GREEDY)
         opened = next(commit for frame in drafter.frames for commit in frame.commits)
         assert (opened.base_len, len(opened.token_ids)) == (0, first_commit)
@@ -93,7 +93,7 @@ async def test_a_drafter_learns_whose_text_it_is_with_the_first_commit() -> None
         stage.add_target(ToyTarget())
         drafter = ToyDrafter("a", oracle_chain(4))
         stage.add_drafter(drafter)
-        await collect(stage.coordinator, request(tenant=b"theirs"))
+        await stage.ask(tenant=b"theirs")
         commits = [commit for frame in drafter.frames for commit in frame.commits]
         assert len(commits) > 1
         for commit in commits:
@@ -105,11 +105,11 @@ async def test_a_drafter_that_declines_is_not_sent_the_text_again_and_again(budg
         stage.add_target(ToyTarget())
         drafter = DecliningDrafter("a", no_tree)
         stage.add_drafter(drafter)
-        events = await collect(stage.coordinator, request(params=LONGER))
+        events = await stage.ask(params=LONGER)
         await stage.settle()
         assert text_of(events) == plain_text([1, 2, 3], LONGER)
         assert sum(len(frame.commits) for frame in drafter.frames) <= 3
-        assert stage.coordinator.status()["drafters"][0]["breaker"] == "closed"
+        assert stage.status()["drafters"][0]["breaker"] == "closed"
 
 
 async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault(budget: str) -> None:
@@ -118,8 +118,8 @@ async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault(budget: st
         drafter = RefusingDrafter("a", no_tree, code=RequestError.code)
         stage.add_drafter(drafter)
         for index in range(5):
-            await collect(stage.coordinator, request(id=f"r{index}"))
-        assert stage.coordinator.status()["drafters"][0]["breaker"] == "closed"
+            await stage.ask(id=f"r{index}")
+        assert stage.status()["drafters"][0]["breaker"] == "closed"
         assert sum(len(frame.commits) for frame in drafter.frames) <= 3 * 5
 
 
@@ -129,11 +129,11 @@ async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has(budget: 
         stage.add_target(target)
         drafter = PickyDrafter("a", oracle_in_a_crowd(3), code=CapacityError.code)
         stage.add_drafter(drafter)
-        first = asyncio.create_task(collect(stage.coordinator, request(id="kept", params=LONGER)))
+        first = stage.begin(id="kept", params=LONGER)
         await target.wait_for_steps(4)
         short = replace(GREEDY, max_tokens=10)
-        await collect(stage.coordinator, request(id="new", params=short))
-        assert stage.coordinator.status()["drafters"][0]["breaker"] == "closed"
+        await stage.ask(id="new", params=short)
+        assert stage.status()["drafters"][0]["breaker"] == "closed"
         assert not first.done()
         assert "kept" not in drafter.released
         assert (await first)[-1].finish_reason == "length"
@@ -145,11 +145,11 @@ async def test_a_drafter_that_fails_again_and_again_is_left_alone(budget: str) -
         drafter = RefusingDrafter("a", no_tree, code=WorkerError.code)
         stage.add_drafter(drafter)
         for index in range(3):
-            assert stage.coordinator.status()["drafters"][0]["breaker"] == "closed"
-            events = await collect(stage.coordinator, request(id=f"r{index}"))
+            assert stage.status()["drafters"][0]["breaker"] == "closed"
+            events = await stage.ask(id=f"r{index}")
             assert text_of(events) == plain_text([1, 2, 3], GREEDY)
-        assert stage.coordinator.status()["drafters"][0]["breaker"] == "open"
-        metrics = stage.coordinator.render_metrics().decode()
+        assert stage.status()["drafters"][0]["breaker"] == "open"
+        metrics = stage.metrics()
         assert 'drafthouse_drafter_faults_total{drafter="a",why="refused"} 3.0' in metrics
 
 
@@ -161,16 +161,11 @@ async def test_a_request_that_a_drafter_fails_on_is_not_sent_to_it_again_and_aga
         stage.add_target(target)
         drafter = PickyDrafter("a", oracle_in_a_crowd(3), code=WorkerError.code)
         stage.add_drafter(drafter)
-        await asyncio.gather(
-            *(
-                collect(stage.coordinator, request(id=name, params=LONGER))
-                for name in ("kept", "bad")
-            )
-        )
+        await asyncio.gather(*(stage.ask(id=name, params=LONGER) for name in ("kept", "bad")))
         sent = [c for frame in drafter.frames for c in frame.commits if c.request_id == "bad"]
         assert len(sent) <= 3
         assert {commit.base_len for commit in sent[:1]} == {0}
-        metrics = stage.coordinator.render_metrics().decode()
+        metrics = stage.metrics()
         assert 'drafthouse_drafter_faults_total{drafter="a",why="refused"} 1.0' in metrics
 
 
@@ -184,9 +179,7 @@ async def test_a_full_drafter_gets_no_more_requests_than_it_takes(budget: str) -
         stage.tasks.append(asyncio.create_task(drafter.serve(theirs)))
         description = replace(drafter_description("a"), max_running_sequences=2)
         stage.coordinator.add_drafter("a", "r0", description, ours)
-        tasks = [
-            asyncio.create_task(collect(stage.coordinator, request(id=f"q{i}"))) for i in range(5)
-        ]
+        tasks = [stage.begin(id=f"q{i}") for i in range(5)]
         await stage.settle(20)
         assert len(drafter.contexts) == 2
         target.gate.set()
@@ -197,11 +190,10 @@ async def test_a_drafter_that_joins_late_is_told_of_running_requests(budget: str
     async with house(budget=budget) as stage:
         target = ToyTarget()
         stage.add_target(target)
-        running = asyncio.create_task(collect(stage.coordinator, request(params=LONGER)))
+        running = stage.begin(params=LONGER)
         await target.wait_for_steps(10)
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(3)))
         events = await running
-        assert events[-1].stats is not None
         assert events[-1].stats.num_accepted_draft_tokens > 0
 
 
@@ -209,14 +201,14 @@ async def test_a_lost_workers_gauges_go_with_it(budget: str) -> None:
     async with house(budget=budget) as stage:
         target_link = stage.add_target(ToyTarget(), "gone-target")
         drafter_link = stage.add_drafter(ToyDrafter("a", oracle_chain()), "gone-drafter")
-        await collect(stage.coordinator, request())
-        before = stage.coordinator.render_metrics().decode()
+        await stage.ask()
+        before = stage.metrics()
         assert 'worker="gone-target"' in before
         assert 'worker="gone-drafter"' in before
         target_link.sever()
         drafter_link.sever()
         await stage.settle(20)
-        after = stage.coordinator.render_metrics().decode()
+        after = stage.metrics()
         assert 'worker="gone-target"' not in after
         assert 'worker="gone-drafter"' not in after
         assert "drafthouse_target_up 0.0" in after
@@ -230,9 +222,9 @@ async def test_a_drafter_that_does_not_fit_is_refused_loudly(budget: str) -> Non
         wrong: WorkerDescription = replace(drafter_description("a"), tokenizer_hash="other")
         with pytest.raises(ProtocolError) as caught:
             stage.coordinator.add_drafter("a", "r0", wrong, ours)
-        assert stage.coordinator.status()["refused"] == {"a": caught.value.message}
+        assert stage.status()["refused"] == {"a": caught.value.message}
         stage.add_drafter(ToyDrafter("a", oracle_chain()))
-        assert stage.coordinator.status()["refused"] == {}
+        assert stage.status()["refused"] == {}
 
 
 async def test_a_drafter_without_a_tokenizer_must_have_the_targets_vocabulary(
@@ -256,8 +248,8 @@ async def test_the_first_target_decides_which_drafters_fit(budget: str) -> None:
         joined = stage.coordinator.add_drafter("a", "r0", wrong, ours)
         stage.add_target(ToyTarget())
         await asyncio.wait({joined})
-        assert stage.coordinator.status()["drafters"] == []
-        assert "tokenizer other" in stage.coordinator.status()["refused"]["a"]
+        assert stage.status()["drafters"] == []
+        assert "tokenizer other" in stage.status()["refused"]["a"]
 
 
 async def test_a_target_with_another_model_is_refused_beside_the_first(budget: str) -> None:
@@ -272,7 +264,7 @@ async def test_a_target_with_another_model_is_refused_beside_the_first(budget: s
 
 async def test_a_request_that_brings_down_every_target_ends_with_an_error(budget: str) -> None:
     async with house(budget=budget, drafters=()) as stage:
-        running = asyncio.create_task(collect(stage.coordinator, request()))
+        running = stage.begin()
         for life in range(8):
             if running.done():
                 break
@@ -290,9 +282,7 @@ async def test_stopping_cancels_what_runs(budget: str) -> None:
     async with house(budget=budget, drafters=()) as stage:
         target = ToyTarget()
         stage.add_target(target)
-        running = asyncio.create_task(
-            collect(stage.coordinator, request(params=replace(GREEDY, max_tokens=4000)))
-        )
+        running = stage.begin(params=replace(GREEDY, max_tokens=4000))
         await target.wait_for_steps(5)
         await stage.coordinator.stop()
         events = await running
@@ -330,14 +320,13 @@ async def test_every_tree_is_looked_at_before_anything_uses_it(budget: str) -> N
         stage.add_target(ToyTarget())
         drafter = Hasty("a", oracle_chain())
         stage.add_drafter(drafter)
-        events = await collect(stage.coordinator, request())
+        events = await stage.ask()
         assert text_of(events) == plain_text([1, 2, 3], GREEDY)
-        assert events[-1].stats is not None
         assert events[-1].stats.num_accepted_draft_tokens > 0
         await stage.settle()
         num_frames = sum(bool(frame.commits) for frame in drafter.frames)
         rubbish = f'drafter_faults_total{{drafter="a",why="rubbish"}} {num_frames:.1f}'
-        assert rubbish in stage.coordinator.render_metrics().decode()
+        assert rubbish in stage.metrics()
 
 
 async def test_a_drafter_with_another_model_is_scored_anew_and_finds_its_score_again(
@@ -349,10 +338,10 @@ async def test_a_drafter_with_another_model_is_scored_anew_and_finds_its_score_a
         async def trees_with(model_hash: str) -> float:
             """Those scored of the replica with this model, after one more text."""
             stage.add_drafter(ToyDrafter("a", oracle_chain(4), model_hash=model_hash))
-            events = await collect(stage.coordinator, request(params=LONGER))
+            events = await stage.ask(params=LONGER)
             assert text_of(events) == plain_text([1, 2, 3], LONGER)
             await stage.settle()
-            (row,) = stage.coordinator.status()["scores"]
+            (row,) = stage.status()["scores"]
             assert row["version"] == f"a@{model_hash}"
             return float(row["trees"])
 

@@ -28,7 +28,7 @@ async def test_a_stop_token_inside_an_accepted_path_ends_the_text_before_it(cut:
     async with house() as stage:
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", oracle_chain(7)))
-        events = await collect(stage.coordinator, request(params=params))
+        events = await stage.ask(params=params)
     assert text_of(events) == plain_text([1, 2, 3], params)
     assert events[-1].finish_reason is FinishReason.STOP
 
@@ -39,7 +39,7 @@ async def test_max_tokens_is_exact_although_paths_are_long(max_tokens: int) -> N
     async with house() as stage:
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", oracle_chain(7)))
-        events = await collect(stage.coordinator, request(params=params))
+        events = await stage.ask(params=params)
     assert text_of(events) == plain_text([1, 2, 3], params)
     assert events[-1].finish_reason is FinishReason.LENGTH
 
@@ -49,7 +49,7 @@ async def test_no_node_is_verified_that_could_never_be_emitted() -> None:
     async with house() as stage:
         stage.add_target(target)
         stage.add_drafter(ToyDrafter("a", oracle_chain(9)))
-        await collect(stage.coordinator, request(params=replace(GREEDY, max_tokens=12)))
+        await stage.ask(params=replace(GREEDY, max_tokens=12))
     assert any(len(item.tree) for item in target.items)
     for item in target.items:
         emitted = item.context_len - item.text.opened.prompt_len
@@ -60,7 +60,7 @@ async def test_the_context_limit_ends_a_text() -> None:
     async with house() as stage:
         stage.add_target(ToyTarget(), max_context_len=20)
         stage.add_drafter(ToyDrafter("a", oracle_chain(7)))
-        events = await collect(stage.coordinator, request())
+        events = await stage.ask()
     assert text_of(events) == plain_text([1, 2, 3], GREEDY)[:17]
     assert events[-1].finish_reason is FinishReason.LENGTH
 
@@ -71,7 +71,7 @@ async def test_before_min_tokens_no_stop_token_is_drawn() -> None:
     async with house() as stage:
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", oracle_chain(7)))
-        events = await collect(stage.coordinator, request(params=params))
+        events = await stage.ask(params=params)
     assert text_of(events) == plain_text([1, 2, 3], params)
     assert text_of(events)[:2] == whole[:2]
     assert len(text_of(events)) >= 20
@@ -93,7 +93,7 @@ async def test_cancelling_frees_target_and_drafters_within_one_round() -> None:
         assert events[-1].stats is not None
         assert target.contexts == {}
         assert drafter.contexts == {}
-        assert stage.coordinator.status()["num_running"] == 0
+        assert stage.status()["num_running"] == 0
 
 
 async def test_leaving_the_stream_early_cancels_the_request() -> None:
@@ -112,7 +112,7 @@ async def test_finished_requests_are_released_everywhere() -> None:
     async with house() as stage:
         stage.add_target(target)
         stage.add_drafter(drafter)
-        await asyncio.gather(*(collect(stage.coordinator, request(id=f"r{i}")) for i in range(5)))
+        await asyncio.gather(*(stage.ask(id=f"r{i}") for i in range(5)))
         await stage.settle(60)
         assert target.contexts == {}
         assert drafter.contexts == {}
@@ -123,10 +123,9 @@ async def test_statistics_follow_the_definitions() -> None:
     async with house() as stage:
         stage.add_target(target)
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(4)))
-        events = await collect(stage.coordinator, request(params=SEEDED))
-        metrics = stage.coordinator.render_metrics().decode()
+        events = await stage.ask(params=SEEDED)
+        metrics = stage.metrics()
     stats = events[-1].stats
-    assert stats is not None
     trees = [len(item.tree) for item in target.items]
     assert stats.num_steps == len(events) == len(trees)
     assert stats.num_draft_tokens == sum(trees)
@@ -147,10 +146,9 @@ async def test_each_drafter_is_credited_with_its_own_nodes() -> None:
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", oracle_chain(3)))
         stage.add_drafter(ToyDrafter("b", random_tree(8, 4)))
-        events = await collect(stage.coordinator, request())
-        metrics = stage.coordinator.render_metrics().decode()
+        events = await stage.ask()
+        metrics = stage.metrics()
     stats = events[-1].stats
-    assert stats is not None
     accepted = float(stats.num_accepted_draft_tokens)
     # The oracle proposed every accepted node; the other one hit a few of the same by chance.
     assert (
@@ -175,7 +173,7 @@ async def test_a_request_without_speculation_is_not_drafted_for(
     async with house() as stage:
         stage.add_target(ToyTarget())
         stage.add_drafter(drafter)
-        events = await collect(stage.coordinator, request(speculation=options))
+        events = await stage.ask(speculation=options)
     assert text_of(events) == plain_text([1, 2, 3], GREEDY)
     assert drafter.frames == []
 
@@ -188,7 +186,7 @@ async def test_a_request_may_bound_its_drafts_and_choose_its_drafters() -> None:
         stage.add_target(target)
         stage.add_drafter(chosen)
         stage.add_drafter(other)
-        await collect(stage.coordinator, request(speculation=options))
+        await stage.ask(speculation=options)
     assert other.frames == []
     sizes = {len(item.tree) for item in target.items}
     assert max(sizes) == 2
@@ -209,7 +207,7 @@ def refuse(error: type[DrafthouseError], times: int) -> ToyTarget:
 async def test_a_refused_request_ends_with_the_targets_error() -> None:
     async with house(drafters=()) as stage:
         stage.add_target(refuse(RequestError, 1))
-        events = await collect(stage.coordinator, request())
+        events = await stage.ask()
     assert events[-1].finish_reason is FinishReason.ERROR
     assert events[-1].error_code == RequestError.code
     assert events[-1].error_message == "because"
@@ -218,10 +216,10 @@ async def test_a_refused_request_ends_with_the_targets_error() -> None:
 async def test_worker_errors_are_tried_again_a_few_times_and_then_reported() -> None:
     async with house() as stage:
         stage.add_target(refuse(WorkerError, 3))
-        assert text_of(await collect(stage.coordinator, request())) == plain_text([1, 2, 3], GREEDY)
+        assert text_of(await stage.ask()) == plain_text([1, 2, 3], GREEDY)
     async with house() as stage:
         stage.add_target(refuse(WorkerError, 4))
-        events = await collect(stage.coordinator, request())
+        events = await stage.ask()
         assert events[-1].error_code == WorkerError.code
 
 
@@ -232,7 +230,7 @@ async def test_drafts_that_the_target_refuses_do_not_cost_the_text() -> None:
     async with house() as stage:
         stage.add_target(ToyTarget(refuses=no_drafts))
         stage.add_drafter(ToyDrafter("a", oracle_chain()))
-        events = await collect(stage.coordinator, request())
+        events = await stage.ask()
     assert text_of(events) == plain_text([1, 2, 3], GREEDY)
 
 
@@ -240,7 +238,7 @@ async def test_a_target_that_never_keeps_anything_ends_in_an_error_not_in_a_loop
     amnesiac = ToyTarget(keeps=lambda name: False)
     async with house() as stage:
         stage.add_target(amnesiac)
-        events = await collect(stage.coordinator, request())
+        events = await stage.ask()
     assert events[-1].error_code == WorkerError.code
     assert len(amnesiac.steps) < 100
 
@@ -266,7 +264,7 @@ async def test_a_text_that_waits_for_pages_does_not_hold_up_those_that_hold_them
         done: list[str] = []
 
         async def run(name: str) -> None:
-            events = await collect(stage.coordinator, request(id=name))
+            events = await stage.ask(id=name)
             assert text_of(events) == plain_text([1, 2, 3], GREEDY)
             done.append(name)
 

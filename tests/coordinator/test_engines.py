@@ -35,8 +35,8 @@ async def test_engines_of_drafters_that_were_made_anew_take_the_place_of_the_for
             toy.streams.engines = engines
             toy.streams.announce(AdapterList())
             await stage.settle()
-        told = stage.coordinator.status()["engines"]
-        text = stage.coordinator.render_metrics().decode()
+        told = stage.status()["engines"]
+        text = stage.metrics()
     assert [(each["name"], each["weights"]) for each in told] == [("", "bfloat16"), ("lm", "int8")]
     lines = [line for line in text.splitlines() if 'engine="lm"' in line]
     assert len(lines) == 2

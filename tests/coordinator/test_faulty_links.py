@@ -50,10 +50,9 @@ async def test_a_faulty_drafter_link_does_not_change_the_text(
         stage.add_target(ToyTarget())
         add_faulty_drafter(stage, ToyDrafter("a", oracle_in_a_crowd(seed)), there, back)
         longer = replace(params, max_tokens=200)
-        events = await collect(stage.coordinator, request(params=longer))
+        events = await stage.ask(params=longer)
         assert text_of(events) == plain_text([1, 2, 3], longer)
         stats = events[-1].stats
-        assert stats is not None
         # It loses its place again and again, and is sent the rest each time.
         assert stats.num_accepted_draft_tokens > 0
 
@@ -83,7 +82,7 @@ async def test_a_faulty_target_link_does_not_change_the_text(
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(seed)))
         asked = [request([i, 2, 3], replace(params, seed=i), id=f"r{i}") for i in range(4)]
         texts = await collect_all(stage, asked)
-        assert [target["id"] for target in stage.coordinator.status()["targets"]] == ["target-0"]
+        assert [target["id"] for target in stage.status()["targets"]] == ["target-0"]
         for _ in range(20):  # what was lost of the cancels is made up for by heartbeats
             await stage.pass_time(1.0)
         assert toy.contexts == {}
@@ -103,10 +102,10 @@ async def test_a_drafter_whose_link_breaks_again_and_again_is_left_alone_for_a_w
             await stage.settle(10)
         drafter = ToyDrafter("a", oracle_in_a_crowd(1))
         stage.add_drafter(drafter)
-        await collect(stage.coordinator, request(id="one"))
+        await stage.ask(id="one")
         assert drafter.frames == []
         stage.clock.now += 61.0
-        await collect(stage.coordinator, request(id="two"))
+        await stage.ask(id="two")
         assert drafter.frames != []
 
 
@@ -117,7 +116,7 @@ async def test_a_session_moves_to_another_replica_when_its_own_is_lost(budget: s
         replicas = [ToyDrafter("a", oracle_in_a_crowd(i)) for i in range(2)]
         links = [stage.add_drafter(toy, f"r{i}") for i, toy in enumerate(replicas)]
         params = replace(GREEDY, max_tokens=300)
-        running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
+        running = stage.begin(params=params)
         await target.wait_for_steps(5)
         first = 0 if replicas[0].frames else 1
         assert replicas[1 - first].frames == []
@@ -134,7 +133,7 @@ async def test_sessions_of_a_stalled_replica_move_to_a_free_one(budget: str) -> 
         stalled.gate.clear()
         stage.add_drafter(stalled, "r0")
         params = replace(GREEDY, max_tokens=300)
-        running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
+        running = stage.begin(params=params)
         await target.wait_for_steps(5)
         other = ToyDrafter("a", oracle_in_a_crowd(2))
         stage.add_drafter(other, "r1")
@@ -152,9 +151,7 @@ async def test_requests_spread_over_the_replicas_of_a_drafter(budget: str) -> No
         replicas = [ToyDrafter("a", oracle_in_a_crowd(i)) for i in range(3)]
         for index, toy in enumerate(replicas):
             stage.add_drafter(toy, f"r{index}")
-        tasks = [
-            asyncio.create_task(collect(stage.coordinator, request(id=f"q{i}"))) for i in range(6)
-        ]
+        tasks = [stage.begin(id=f"q{i}") for i in range(6)]
         await stage.settle(20)
         assert [len(toy.contexts) for toy in replicas] == [2, 2, 2]
         target.gate.set()

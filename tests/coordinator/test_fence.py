@@ -12,8 +12,8 @@ import pytest
 from cluster.coordinator.activity import ActivityLog
 from cluster.coordinator.audit import Auditor
 from cluster.coordinator.demand import Demand
+from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.pool_scores import PoolScores
-from cluster.coordinator.pool_trees import PoolTrees
 from cluster.coordinator.series import Series
 from cluster.coordinator.switchback import Switchback
 from cluster.coordinator.watch import Watches
@@ -27,7 +27,7 @@ from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.statistics import TextStatistics
 from cluster.spec.survival import Calibrator
-from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
+from tests.support.coordinator.house import GREEDY, SEEDED, house, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
 from tests.support.worker.residents import GreedyOracle, resident
 
@@ -37,7 +37,7 @@ PARTS = [
     (DraftScores, "record"), (ArmWorth, "learn"),
     (AcceptanceModel, "learn_all"), (Calibrator, "fit_if_due"), (DeficitGuard, "settle"),
     (TextStatistics, "take"), (PoolScores, "score"),
-    (PoolScores, "ask"), (PoolScores, "commit_lag"), (PoolTrees, "_send"),
+    (PoolScores, "ask"), (PoolScores, "commit_lag"), (DrafterPool, "_send_trees"),
     (Series, "_enter_answers"), (Series, "_enter_steps"), (Series, "_enter_ends"),
     (ActivityLog, "hear"), (Auditor, "hear"), (Demand, "hear"), (Switchback, "hear"),
     (Watches, "hear"),
@@ -60,17 +60,14 @@ async def test_a_part_that_only_learns_may_fail_in_every_round(
         target = stage.add_target(ToyTarget(residents=[inside]))
         drafter = stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
         texts = await asyncio.gather(
-            *(
-                collect(stage.coordinator, request(params=each, id=f"r{index}"))
-                for index, each in enumerate(params)
-            )
+            *(stage.ask(params=each, id=f"r{index}") for index, each in enumerate(params))
         )
         await stage.pass_time(2.0)
-        status = stage.coordinator.status()
+        status = stage.status()
         assert [each["id"] for each in status["targets"]] == ["target-0"]
         assert {each["breaker"] for each in status["drafters"]} == {"closed"}
         monkeypatch.undo()
-        assert "drafthouse_failovers_total 0.0" in stage.coordinator.render_metrics().decode()
+        assert "drafthouse_failovers_total 0.0" in stage.metrics()
         target.sever()
         drafter.sever()
         await stage.settle()
@@ -88,10 +85,9 @@ async def test_what_failed_is_counted_and_the_drafts_go_on(
     async with house(budget="fixed") as stage:
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
-        events = await collect(stage.coordinator, request())
-        assert events[-1].stats is not None
+        events = await stage.ask()
         assert events[-1].stats.num_accepted_draft_tokens > 0
-        metrics = stage.coordinator.render_metrics().decode()
+        metrics = stage.metrics()
         assert 'drafthouse_bookkeeping_faults_total{part="scores"}' in metrics
 
 
@@ -122,8 +118,8 @@ async def test_a_report_of_times_that_are_none_is_left_aside(time_s: float) -> N
     async with house(budget="adaptive") as stage:
         stage.add_target(ToyTarget(says=confused))
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
-        events = await collect(stage.coordinator, request())
-        assert stage.coordinator.status()["recent_steps"] == []
-        metrics = stage.coordinator.render_metrics().decode()
+        events = await stage.ask()
+        assert stage.status()["recent_steps"] == []
+        metrics = stage.metrics()
     assert text_of(events) == plain_text([1, 2, 3], GREEDY)
     assert "drafthouse_bookkeeping_faults_total{" not in metrics

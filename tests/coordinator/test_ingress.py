@@ -108,7 +108,7 @@ async def test_a_link_that_breaks_frees_its_requests_and_no_others() -> None:
         assert text_of((await read(other, "x"))["x"]) == plain_text([1, 2, 3], GREEDY)
         await stage.settle(60)
         assert target.contexts == {}
-        assert stage.coordinator.status()["num_running"] == 0
+        assert stage.status()["num_running"] == 0
 
 
 async def test_an_id_sent_twice_does_not_end_the_first_request() -> None:

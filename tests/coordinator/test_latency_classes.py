@@ -52,6 +52,6 @@ async def test_a_target_is_told_the_class_that_a_request_names() -> None:
         target = ToyTarget()
         stage.add_target(target)
         options = SpeculationOptions(latency_class="interactive")
-        await collect(stage.coordinator, request([1, 2], speculation=options))
+        await stage.ask([1, 2], speculation=options)
     (opened,) = [each for frame in target.frames for each in frame.opens]
     assert opened.latency_class == "interactive"

@@ -18,7 +18,7 @@ from cluster.config.schema import (
 from cluster.core import SpeculationOptions
 from cluster.errors import CapacityError, RequestError
 from cluster.rpc.memory import memory_pair
-from tests.support.coordinator.house import House, collect, house, request
+from tests.support.coordinator.house import House, house, request
 from tests.support.coordinator.toys import ToyTarget, drafter_description
 
 CONFIG = Config(
@@ -35,7 +35,7 @@ def tell(stage: House, **user_config: Any) -> None:
 
 async def opened_with(stage: House, target: ToyTarget, **options: Any) -> Any:
     """Return what the target was told of a new text."""
-    await collect(stage.coordinator, request([1, 2], **options))
+    await stage.ask([1, 2], **options)
     return [each for frame in target.frames for each in frame.opens][-1]
 
 
@@ -74,7 +74,7 @@ async def test_classes_come_and_go() -> None:
         target = ToyTarget()
         stage.add_target(target)
         with pytest.raises(RequestError, match="rush"):
-            await collect(stage.coordinator, request([1, 2], speculation=rush))
+            await stage.ask([1, 2], speculation=rush)
         tell(stage, coordinator={"latency_classes": {"rush": 2.0}})
         assert (await opened_with(stage, target, speculation=rush)).latency_class == "rush"
 
@@ -82,15 +82,15 @@ async def test_classes_come_and_go() -> None:
 async def test_a_change_that_is_refused_is_reported_until_one_is_not() -> None:
     async with house() as stage:
         stage.coordinator.refuse_config("a reason")
-        assert stage.coordinator.status()["refused"] == {"coordinator.user_config": "a reason"}
+        assert stage.status()["refused"] == {"coordinator.user_config": "a reason"}
         tell(stage)
-        assert stage.coordinator.status()["refused"] == {}
+        assert stage.status()["refused"] == {}
 
 
 async def test_a_drafter_says_by_its_description_that_a_change_of_it_was_refused() -> None:
     async with house() as stage:
         told = replace(drafter_description("a", "r0"), refused={"a": "why"})
         stage.coordinator.add_drafter("a", "r0", told, memory_pair()[0])
-        assert stage.coordinator.status()["refused"] == {"drafter-a.user_config": "why"}
+        assert stage.status()["refused"] == {"drafter-a.user_config": "why"}
         stage.coordinator.add_drafter("a", "r0", replace(told, refused={}), memory_pair()[0])
-        assert stage.coordinator.status()["refused"] == {}
+        assert stage.status()["refused"] == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from cluster.core import SamplingParams
 from cluster.errors import WorkerError
 from cluster.messages import Open, StepFrame, VerdictFrame
-from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
+from tests.support.coordinator.house import GREEDY, SEEDED, House, house, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
 
 LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -24,7 +23,7 @@ def opens_of(toy: ToyTarget) -> list[Open]:
 
 
 def target_ids(stage: House) -> list[object]:
-    return [target["id"] for target in stage.coordinator.status()["targets"]]
+    return [target["id"] for target in stage.status()["targets"]]
 
 
 def losing(is_lost: Callable[[Any], bool]) -> Callable[[Any], Any]:
@@ -61,7 +60,7 @@ async def test_a_lost_verdict_costs_a_moment_and_not_the_request(
         toy = ToyTarget(says=losing(is_lost))
         stage.add_target(toy)
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
-        running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
+        running = stage.begin(params=params)
         await stage.settle(1500)
         # A gap is seen by the verdict that follows; for the last one it takes a heartbeat.
         assert running.done() is (is_lost is not has_ended)
@@ -71,7 +70,7 @@ async def test_a_lost_verdict_costs_a_moment_and_not_the_request(
         assert again.generation > first.generation
         assert again.token_ids[: len(PROMPT)].tolist() == PROMPT
         assert target_ids(stage) == ["target-0"]
-        assert "drafthouse_failovers_total 0.0" in stage.coordinator.render_metrics().decode()
+        assert "drafthouse_failovers_total 0.0" in stage.metrics()
         assert toy.contexts == {}
 
 
@@ -79,7 +78,7 @@ async def test_a_text_that_never_came_is_sent_again_after_a_heartbeat() -> None:
     async with house() as stage:
         toy = ToyTarget(hears=losing(lambda frame: bool(frame.opens)))
         stage.add_target(toy)
-        running = asyncio.create_task(collect(stage.coordinator, request()))
+        running = stage.begin()
         await stage.settle(500)
         assert not toy.steps
         await stage.pass_time(3.0)
@@ -94,9 +93,9 @@ async def test_a_text_on_its_way_is_not_missed_by_an_older_heartbeat() -> None:
     async with house() as stage:
         toy = ToyTarget()
         stage.add_target(toy)
-        await collect(stage.coordinator, request(id="before"))
+        await stage.ask(id="before")
         toy.gate.clear()
-        running = asyncio.create_task(collect(stage.coordinator, request()))
+        running = stage.begin()
         await stage.settle()
         assert len(opens_of(toy)) == 2
         assert [text.id for text in toy.texts.values()] == []
@@ -111,9 +110,9 @@ async def test_a_text_whose_cancel_was_lost_is_freed_by_a_heartbeat() -> None:
         toy = ToyTarget(hears=losing(lambda frame: bool(frame.cancels)))
         stage.add_target(toy)
         long = replace(GREEDY, max_tokens=4000)
-        running = asyncio.create_task(collect(stage.coordinator, request(params=long)))
+        running = stage.begin(params=long)
         await toy.wait_for_steps(5)
-        other = asyncio.create_task(collect(stage.coordinator, request(id="other")))
+        other = stage.begin(id="other")
         await toy.wait_for_steps(10)
         stage.coordinator.cancel("r")
         await running
@@ -134,7 +133,7 @@ async def test_a_text_that_every_target_loses_ends_in_an_error() -> None:
         toys = [ToyTarget(hears=deaf), ToyTarget(hears=deaf)]
         for index, toy in enumerate(toys):
             stage.add_target(toy, f"target-{index}")
-        running = asyncio.create_task(collect(stage.coordinator, request()))
+        running = stage.begin()
         await stage.pass_time(100.0)
         events = await running
         assert target_ids(stage) == ["target-0", "target-1"]
@@ -147,7 +146,7 @@ async def test_a_text_that_one_target_loses_again_and_again_goes_to_another() ->
 
     async with house(drafters=()) as stage:
         stage.add_target(ToyTarget(hears=deaf), "deaf")
-        running = asyncio.create_task(collect(stage.coordinator, request()))
+        running = stage.begin()
         await stage.settle()
         stage.add_target(ToyTarget(), "other")
         await stage.pass_time(30.0)
@@ -160,7 +159,7 @@ async def test_a_target_that_works_for_long_is_neither_asked_again_nor_left() ->
         toy = ToyTarget()
         toy.gate.clear()
         stage.add_target(toy)
-        running = asyncio.create_task(collect(stage.coordinator, request()))
+        running = stage.begin()
         await toy.wait_for_frames(1)
         await stage.pass_time(110.0)
         assert len(opens_of(toy)) == 1
@@ -174,7 +173,7 @@ async def test_a_target_that_says_it_works_and_ends_no_step_is_left_in_the_end()
         toy = ToyTarget()
         toy.gate.clear()
         stage.add_target(toy, "hung")
-        running = asyncio.create_task(collect(stage.coordinator, request()))
+        running = stage.begin()
         await toy.wait_for_frames(1)
         stage.add_target(ToyTarget(), "other")
         await stage.pass_time(119.0)
@@ -190,14 +189,14 @@ async def test_a_target_whose_steps_are_known_to_be_long_is_waited_for_longer() 
         slow, other = ToyTarget(), ToyTarget()
         stage.add_target(slow, "slow")
         slow.gate.clear()
-        first = asyncio.create_task(collect(stage.coordinator, request()))
+        first = stage.begin()
         await slow.wait_for_frames(1)
         await stage.pass_time(30.0)
         slow.gate.set()
         assert text_of(await first) == plain_text(PROMPT, GREEDY)
         slow.gate.clear()
         num_frames = len(slow.frames)
-        second = asyncio.create_task(collect(stage.coordinator, request()))
+        second = stage.begin()
         await slow.wait_for_frames(num_frames + 1)
         stage.add_target(other, "other")
         await stage.pass_time(100.0)
@@ -212,7 +211,7 @@ async def test_a_silent_target_is_left_after_the_configured_time_and_its_request
         silent, other = ToyTarget(is_mute=True), ToyTarget()
         silent.gate.clear()
         stage.add_target(silent, "silent")
-        running = asyncio.create_task(collect(stage.coordinator, request()))
+        running = stage.begin()
         await silent.wait_for_frames(1)
         stage.add_target(other, "other")
         await stage.pass_time(5.5)
@@ -226,7 +225,7 @@ async def test_an_idle_target_is_not_taken_for_a_silent_one() -> None:
     async with house(target_silence_s=6.0) as stage:
         stage.add_target(ToyTarget(is_mute=True))
         await stage.pass_time(100.0)
-        running = asyncio.create_task(collect(stage.coordinator, request()))
+        running = stage.begin()
         await stage.settle(3)
         stage.coordinator.tick()
         assert target_ids(stage) == ["target-0"]
@@ -238,7 +237,7 @@ async def test_time_in_which_the_coordinator_was_stopped_itself_is_nobodys_silen
         toy = ToyTarget(is_mute=True)
         toy.gate.clear()
         stage.add_target(toy)
-        running = asyncio.create_task(collect(stage.coordinator, request()))
+        running = stage.begin()
         await toy.wait_for_frames(1)
         await stage.pass_time(1.0)
         stage.clock.now += 3600.0

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 
 from cluster.messages import StepFrame
 from cluster.rpc.memory import MemoryLink, memory_pair
-from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
+from tests.support.coordinator.house import GREEDY, SEEDED, House, house, text_of
 from tests.support.coordinator.lying_frames import lying_frames
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
 
@@ -75,7 +75,7 @@ class Stack:
         self.writing[name] = asyncio.create_task(self._collect(name, params))
 
     async def _collect(self, name: str, params: Any) -> Any:
-        return await collect(self.stage.coordinator, request(params=params, id=name)), params
+        return await self.stage.ask(params=params, id=name), params
 
     def _noted(self, frame: Any) -> Any:
         """Count the texts that each has, and the steps that left some out."""
@@ -146,7 +146,7 @@ def test_a_lying_coordinator_changes_no_text_of_another_and_takes_no_more_than_i
     # Two texts of at most five: in most steps one of the rows was theirs.
     assert stack.num_crowded > 10
     assert 3 * stack.num_missed < stack.num_crowded
-    metrics = stack.stage.coordinator.render_metrics().decode()
+    metrics = stack.stage.metrics()
     assert "drafthouse_failovers_total 0.0" in metrics
     assert "drafthouse_bookkeeping_faults_total{" not in metrics
     assert 'drafthouse_accepted_draft_tokens_total{drafter="a"' in metrics

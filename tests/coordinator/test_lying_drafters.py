@@ -66,10 +66,10 @@ class Stack:
     def check(self) -> None:
         """The liar has cost nobody anything, and is in the pool still."""
         self.loop.run_until_complete(self.stage.pass_time(2.0))
-        status = self.stage.coordinator.status()
+        status = self.stage.status()
         assert [each["id"] for each in status["targets"]] == ["target-0"]
         assert [each["name"] for each in status["drafters"]] == ["a"]
-        metrics = self.stage.coordinator.render_metrics().decode()
+        metrics = self.stage.metrics()
         assert "drafthouse_failovers_total 0.0" in metrics
         assert "drafthouse_bookkeeping_faults_total{" not in metrics
         assert self.told.num_lies >= 1000

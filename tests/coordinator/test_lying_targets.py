@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,7 +23,7 @@ from cluster.messages import (
     VerdictFrame,
 )
 from cluster.requests.plain_why import PlainWhy
-from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
+from tests.support.coordinator.house import GREEDY, SEEDED, house, request, text_of
 from tests.support.coordinator.toys import (
     VOCAB_SIZE,
     ToyDrafter,
@@ -100,13 +99,13 @@ async def test_what_cannot_be_costs_a_retry_and_not_the_text(
     async with house(["a"]) as stage:
         stage.add_target(toy)
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
-        running = asyncio.create_task(collect(stage.coordinator, request(params=params, id="r")))
+        running = stage.begin(params=params, id="r")
         while not running.done():
             await stage.pass_time(1.0)
         events = await running
         assert text_of(events) == plain_text([1, 2, 3], params)
-        assert [each["id"] for each in stage.coordinator.status()["targets"]] == ["target-0"]
-        metrics = stage.coordinator.render_metrics().decode()
+        assert [each["id"] for each in stage.status()["targets"]] == ["target-0"]
+        metrics = stage.metrics()
         assert "drafthouse_bookkeeping_faults_total{" not in metrics
         num_opened = len([opened for frame in toy.frames for opened in frame.opens])
         assert (num_opened > 1) is (name not in BESIDE)
@@ -138,7 +137,7 @@ async def test_log_probabilities_must_be_as_many_as_the_tokens() -> None:
     lie = told_now_and_then(lambda verdict: replace(verdict, logprobs=(logprob,) * 9))
     async with house([]) as stage:
         stage.add_target(ToyTarget(says=lie))
-        events = await collect(stage.coordinator, request(params=params))
+        events = await stage.ask(params=params)
     assert text_of(events) == plain_text([1, 2, 3], params)
     assert sum(len(event.logprobs) for event in events) == params.max_tokens
 
@@ -151,13 +150,13 @@ async def test_a_target_that_never_says_what_can_be_loses_the_request_to_another
     )
     async with house([]) as stage:
         stage.add_target(lying, "lying")
-        running = asyncio.create_task(collect(stage.coordinator, request()))
+        running = stage.begin()
         await lying.wait_for_steps(1)
         stage.add_target(ToyTarget(), "other")
         assert text_of(await running) == plain_text([1, 2, 3], GREEDY)
     async with house([]) as stage:
         stage.add_target(lying, "lying")
-        events = await collect(stage.coordinator, request())
+        events = await stage.ask()
     assert events[-1].finish_reason is FinishReason.ERROR
     assert events[-1].error_code == ProtocolError.code
 
@@ -200,7 +199,7 @@ async def test_what_a_target_says_of_itself_changes_no_text(lie: VerdictFrame) -
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
         for name in ("r", "s"):
             params = replace(SEEDED, max_tokens=100)
-            events = await collect(stage.coordinator, request(params=params, id=name))
+            events = await stage.ask(params=params, id=name)
             assert text_of(events) == plain_text([1, 2, 3], params)
-        assert [each["id"] for each in stage.coordinator.status()["targets"]] == ["target-0"]
-        assert "drafthouse_failovers_total 0.0" in stage.coordinator.render_metrics().decode()
+        assert [each["id"] for each in stage.status()["targets"]] == ["target-0"]
+        assert "drafthouse_failovers_total 0.0" in stage.metrics()

@@ -103,12 +103,12 @@ async def test_the_queue_is_bounded_in_tokens() -> None:
         stage.add_target(target)
         tasks = await fill(stage, 3, 300)  # one may wait, however long
         with pytest.raises(CapacityError, match="300 tokens of 1 prompts are waiting"):
-            await collect(stage.coordinator, request(id="late"))
+            await stage.ask(id="late")
         tasks[1].cancel()
         await stage.settle(30)
         tasks += await fill(stage, 60, 40)
         with pytest.raises(CapacityError, match="max_queued_tokens"):
-            await collect(stage.coordinator, request(id="late"))
+            await stage.ask(id="late")
         target.gate.set()
         await asyncio.gather(tasks[0], *tasks[2:])
 
@@ -122,6 +122,6 @@ async def test_nobody_is_refused_for_a_deadline_before_anybody_was_served() -> N
         hurried = request(id="hurried", timeout_s=0.001)
         tasks.append(asyncio.create_task(collect(stage.coordinator, hurried)))
         await stage.settle(30)
-        assert stage.coordinator.status()["num_waiting"] == 1
+        assert stage.status()["num_waiting"] == 1
         target.gate.set()
         await asyncio.gather(*tasks)

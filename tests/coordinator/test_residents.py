@@ -10,7 +10,7 @@ import pytest
 from cluster.config.schema import Config, DrafterConfig
 from cluster.coordinator.idle import IdleReason
 from cluster.core import Commit, Observation
-from tests.support.coordinator.house import GREEDY, collect, house, request, text_of
+from tests.support.coordinator.house import GREEDY, house, text_of
 from tests.support.coordinator.toy_law import toy_law
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain, plain_text
 from tests.support.worker.residents import GreedyOracle, resident
@@ -33,15 +33,14 @@ async def test_a_resident_saves_steps_and_is_credited(budget: str) -> None:
     target = host()
     async with house(["a"], budget=budget) as stage:
         stage.add_target(target, "t")
-        events = await collect(stage.coordinator, request(task="code"))
+        events = await stage.ask(task="code")
         await stage.pass_time(1.0)
-        metrics = stage.coordinator.render_metrics().decode()
+        metrics = stage.metrics()
     assert text_of(events) == plain_text([1, 2, 3], GREEDY)
     (opened,) = (opened for frame in target.frames for opened in frame.opens)
     assert (opened.task, opened.drafters) == ("code", ("a",))
     assert not any(frame.trees for frame in target.frames)
     stats = events[-1].stats
-    assert stats is not None
     assert stats.accepted_by_drafter == {"a": stats.num_accepted_draft_tokens}
     assert stats.num_accepted_draft_tokens > 0
     assert len(target.steps) < GREEDY.max_tokens
@@ -55,10 +54,9 @@ async def test_a_resident_and_the_pool_draft_for_one_text() -> None:
     async with house(["a", "b"]) as stage:
         stage.add_target(target)
         stage.add_drafter(outside)
-        events = await collect(stage.coordinator, request())
+        events = await stage.ask()
     assert text_of(events) == plain_text([1, 2, 3], GREEDY)
     stats = events[-1].stats
-    assert stats is not None
     assert min(stats.accepted_by_drafter["a"], stats.accepted_by_drafter["b"]) > 0
 
 
@@ -73,11 +71,10 @@ async def test_an_answer_says_that_its_residents_are_left_alone() -> None:
     target = ToyTarget(residents=[resident(Raising(), "a", failures=1, reset_s=600.0)])
     async with house(["a"]) as stage:
         stage.add_target(target)
-        await collect(stage.coordinator, request())
+        await stage.ask()
         await stage.pass_time(1.0)
-        assert stage.coordinator.status()["left_alone"] == ["a"]
-        events = await collect(stage.coordinator, request(id="next"))
-    assert events[-1].stats is not None
+        assert stage.status()["left_alone"] == ["a"]
+        events = await stage.ask(id="next")
     assert events[-1].stats.idle_because == IdleReason.DRAFTERS_DOWN
 
 
@@ -86,7 +83,7 @@ async def test_a_replica_in_the_pool_is_not_asked_for_what_the_target_has_inside
     async with house(["a"]) as stage:
         stage.add_target(host())
         stage.add_drafter(twin)
-        events = await collect(stage.coordinator, request())
+        events = await stage.ask()
     assert text_of(events) == plain_text([1, 2, 3], GREEDY)
     assert twin.frames == []
 
@@ -94,18 +91,17 @@ async def test_a_replica_in_the_pool_is_not_asked_for_what_the_target_has_inside
 async def test_the_residents_of_a_target_that_is_gone_are_gone_as_well() -> None:
     async with house(["a"]) as stage:
         stage.add_target(host(), "t")
-        await collect(stage.coordinator, request())
+        await stage.ask()
         await stage.pass_time(1.0)
-        assert [each["name"] for each in stage.coordinator.status()["drafters"]] == ["a"]
+        assert [each["name"] for each in stage.status()["drafters"]] == ["a"]
         stage.coordinator.remove_target("t")
-        assert stage.coordinator.status()["drafters"] == []
-        metrics = stage.coordinator.render_metrics().decode()
+        assert stage.status()["drafters"] == []
+        metrics = stage.metrics()
         assert 'drafthouse_drafter_up{drafter="a"} 0.0' in metrics
         assert 'worker="t"' not in metrics
         assert 'deficit_seconds{target="t"' not in metrics
         stage.add_target(ToyTarget(), "other")
-        events = await collect(stage.coordinator, request())
-    assert events[-1].stats is not None
+        events = await stage.ask()
     assert events[-1].stats.idle_because == "drafters_down"
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 from tests.coordinator.test_vllm_names import page
-from tests.support.coordinator.house import GREEDY, collect, house, request, text_of
+from tests.support.coordinator.house import GREEDY, house, text_of
 from tests.support.coordinator.toys import ToyTarget
 
 
@@ -14,12 +13,12 @@ async def test_a_step_that_reads_a_short_prompt_counts_it_and_is_none_of_decodin
     async with house([]) as stage:
         toy = ToyTarget()
         stage.add_target(toy)
-        first = asyncio.create_task(collect(stage.coordinator, request(id="a")))
+        first = stage.begin(id="a")
         await toy.wait_for_steps(5)
-        second = await collect(stage.coordinator, request((4, 5, 6, 7), id="b"))
+        second = await stage.ask((4, 5, 6, 7), id="b")
         num_drawn = sum(len(text_of(events)) for events in (await first, second))
         await stage.settle()
-        found, status = page(stage), stage.coordinator.status()
+        found, status = page(stage), stage.status()
     assert found["iteration_tokens_total_sum"] == 3 + 4 + num_drawn
     # Each prompt has a step of its own, or shares one with what is decoded.
     assert len(status["recent_steps"]) <= len(toy.steps) - 2
@@ -29,7 +28,7 @@ async def test_a_prompt_that_is_scored_is_read_and_not_drawn() -> None:
     scored = replace(GREEDY, max_tokens=4, forced_ids=(7, 8, 9, 10), logprobs=0)
     async with house([]) as stage:
         stage.add_target(ToyTarget())
-        await collect(stage.coordinator, request((6,), scored))
+        await stage.ask((6,), scored)
         await stage.settle()
         found = page(stage)
     # All but the first, which a target cannot tell from the last one of a text in decoding.

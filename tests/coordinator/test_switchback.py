@@ -14,7 +14,7 @@ from cluster.coordinator.switchback import Switchback
 from cluster.errors import ConfigError
 from cluster.metrics.recorder import Recorder
 from tests.support.clock import FakeClock
-from tests.support.coordinator.house import collect, house, request
+from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
 PERIOD_S, WINDOW_S, NUM_PERIODS = 500, 10, 24
@@ -90,7 +90,6 @@ async def test_in_a_window_texts_are_plain_and_say_why() -> None:
         for now in (1000.0, 1095.0, 1100.0):
             clock.now = now
             await stage.pass_time(1.0)
-            last = (await collect(stage.coordinator, request((1, int(now) % 32))))[-1]
-            assert last.stats is not None
+            last = (await stage.ask((1, int(now) % 32)))[-1]
             seen.append((last.stats.num_spec_steps > 0, last.stats.idle_because))
         assert seen == [(True, ""), (False, "switchback"), (True, "")]

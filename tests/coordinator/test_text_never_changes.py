@@ -27,7 +27,7 @@ LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seede
 async def test_plain_decoding_emits_the_targets_text(params: SamplingParams, budget: str) -> None:
     async with house(budget=budget, drafters=()) as stage:
         stage.add_target(ToyTarget())
-        events = await collect(stage.coordinator, request(params=params))
+        events = await stage.ask(params=params)
     assert text_of(events) == plain_text([1, 2, 3], params)
     assert events[-1].finish_reason is FinishReason.LENGTH
     assert len(events) == params.max_tokens
@@ -45,7 +45,7 @@ async def test_a_drafter_does_not_change_the_text(
     async with house(budget=budget) as stage:
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", grow))
-        events = await collect(stage.coordinator, request(params=params))
+        events = await stage.ask(params=params)
     assert text_of(events) == plain_text([1, 2, 3], params)
 
 
@@ -58,7 +58,7 @@ async def test_merged_drafters_do_not_change_the_text_and_save_steps(
         stage.add_target(target)
         stage.add_drafter(ToyDrafter("a", random_tree(5)))
         stage.add_drafter(ToyDrafter("b", oracle_in_a_crowd(6)))
-        events = await collect(stage.coordinator, request(params=params))
+        events = await stage.ask(params=params)
     assert text_of(events) == plain_text([1, 2, 3], params)
     assert len(target.steps) < params.max_tokens
 
@@ -71,9 +71,7 @@ async def test_many_requests_at_once_each_get_their_own_text(budget: str) -> Non
         params = [replace(SEEDED if i % 2 else GREEDY, max_tokens=20 + i) for i in range(12)]
         texts = await asyncio.gather(
             *(
-                collect(
-                    stage.coordinator, request(p, s, id=f"r{i}", task="code" if i % 3 else "chat")
-                )
+                stage.ask(p, s, id=f"r{i}", task="code" if i % 3 else "chat")
                 for i, (p, s) in enumerate(zip(prompts, params, strict=True))
             )
         )
@@ -102,12 +100,12 @@ async def test_rubbish_is_counted_and_opens_the_breaker_and_the_text_goes_on(bud
         stage.add_target(ToyTarget())
         liar = ToyDrafter("a", oracle_chain(), spoil=_lie)
         stage.add_drafter(liar)
-        events = await collect(stage.coordinator, request())
+        events = await stage.ask()
         await stage.settle()
         assert text_of(events) == plain_text([1, 2, 3], GREEDY)
-        metrics = stage.coordinator.render_metrics().decode()
+        metrics = stage.metrics()
         assert 'drafthouse_drafter_faults_total{drafter="a",why="rubbish"} 3.0' in metrics
-        assert stage.coordinator.status()["drafters"][0]["breaker"] == "open"
+        assert stage.status()["drafters"][0]["breaker"] == "open"
         assert liar.released == ["r"]
 
 
@@ -116,17 +114,16 @@ async def test_an_open_breaker_closes_again_when_the_drafter_behaves(budget: str
         stage.add_target(ToyTarget())
         drafter = ToyDrafter("a", oracle_chain(), spoil=_lie)
         stage.add_drafter(drafter)
-        await collect(stage.coordinator, request(id="one"))
+        await stage.ask(id="one")
         drafter.spoil = lambda proposal: proposal
         before = len(drafter.frames)
-        await collect(stage.coordinator, request(id="two"))
+        await stage.ask(id="two")
         assert len(drafter.frames) == before
         stage.clock.now += 5.0
-        events = await collect(stage.coordinator, request(id="three"))
+        events = await stage.ask(id="three")
         assert text_of(events) == plain_text([1, 2, 3], GREEDY)
-        assert stage.coordinator.status()["drafters"][0]["breaker"] == "closed"
+        assert stage.status()["drafters"][0]["breaker"] == "closed"
         stats = events[-1].stats
-        assert stats is not None
         assert stats.num_accepted_draft_tokens > 0
 
 
@@ -136,9 +133,8 @@ async def test_a_silent_drafter_is_never_waited_for(budget: str) -> None:
         drafter = ToyDrafter("a", oracle_chain())
         drafter.gate.clear()
         stage.add_drafter(drafter)
-        events = await collect(stage.coordinator, request())
+        events = await stage.ask()
     assert text_of(events) == plain_text([1, 2, 3], GREEDY)
-    assert events[-1].stats is not None
     assert events[-1].stats.num_draft_tokens == 0
 
 
@@ -151,7 +147,7 @@ async def test_a_blocked_drafter_link_gets_few_long_commits_instead_of_many_shor
         drafter.gate.clear()
         stage.add_drafter(drafter)
         params = replace(GREEDY, max_tokens=400)
-        events = await collect(stage.coordinator, request(params=params))
+        events = await stage.ask(params=params)
         drafter.gate.set()
         await stage.settle()
         assert text_of(events) == plain_text([1, 2, 3], params)
@@ -165,7 +161,7 @@ async def test_a_drafter_that_dies_and_returns_costs_only_speed(budget: str) -> 
         target = ToyTarget()
         stage.add_target(target)
         params = replace(SEEDED, max_tokens=120)
-        running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
+        running = stage.begin(params=params)
         for life in range(4):
             link = stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(life)))
             await stage.settle(12)
@@ -174,7 +170,6 @@ async def test_a_drafter_that_dies_and_returns_costs_only_speed(budget: str) -> 
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(9)))
         events = await running
         assert text_of(events) == plain_text([1, 2, 3], params)
-        assert events[-1].stats is not None
         assert events[-1].stats.num_accepted_draft_tokens > 0
 
 
@@ -183,10 +178,10 @@ async def test_an_engine_that_forgets_is_told_again_and_the_text_goes_on(budget:
     async with house(budget=budget) as stage:
         stage.add_target(ToyTarget(forgets=lambda item: item.base_len > 0 and rng.random() < 0.3))
         stage.add_drafter(ToyDrafter("a", oracle_chain()))
-        events = await collect(stage.coordinator, request(params=SEEDED))
+        events = await stage.ask(params=SEEDED)
         assert text_of(events) == plain_text([1, 2, 3], SEEDED)
         await stage.pass_time(1.0)
-        metrics = stage.coordinator.render_metrics().decode()
+        metrics = stage.metrics()
         assert "drafthouse_target_cache_misses_total 0.0" not in metrics
         assert "drafthouse_target_cache_misses_total " in metrics
 
@@ -197,7 +192,7 @@ async def test_a_target_that_forgets_a_text_is_sent_all_of_it_again(budget: str)
         toy = ToyTarget()
         stage.add_target(toy)
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(2)))
-        running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
+        running = stage.begin(params=params)
         for life in range(1, 4):
             await toy.wait_for_steps(len(toy.steps) + 5)
             toy.forget("r")
@@ -209,7 +204,7 @@ async def test_a_target_that_forgets_a_text_is_sent_all_of_it_again(budget: str)
             assert len(opens) == life + 1
             assert len(opens[-1].token_ids) > len(opens[-2].token_ids)
         assert text_of(await running) == plain_text([1, 2, 3], params)
-        assert "drafthouse_failovers_total 0.0" in stage.coordinator.render_metrics().decode()
+        assert "drafthouse_failovers_total 0.0" in stage.metrics()
 
 
 async def test_another_target_takes_over_in_mid_text(budget: str) -> None:
@@ -218,14 +213,14 @@ async def test_another_target_takes_over_in_mid_text(budget: str) -> None:
         link = stage.add_target(first, "one")
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(2)))
         params = replace(SEEDED, max_tokens=200)
-        running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
+        running = stage.begin(params=params)
         await first.wait_for_steps(5)
         stage.add_target(second, "two")
         link.sever()
         events = await running
         assert text_of(events) == plain_text([1, 2, 3], params)
         assert second.steps
-        assert "drafthouse_failovers_total 1.0" in stage.coordinator.render_metrics().decode()
+        assert "drafthouse_failovers_total 1.0" in stage.metrics()
 
 
 async def test_a_target_that_returns_finishes_what_it_began(budget: str) -> None:
@@ -233,11 +228,11 @@ async def test_a_target_that_returns_finishes_what_it_began(budget: str) -> None
         toy = ToyTarget()
         link = stage.add_target(toy)
         params = replace(GREEDY, max_tokens=100)
-        running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
+        running = stage.begin(params=params)
         await toy.wait_for_steps(10)
         link.sever()
         await stage.settle()
-        assert stage.coordinator.status()["num_waiting"] == 1
+        assert stage.status()["num_waiting"] == 1
         stage.add_target(ToyTarget())
         assert text_of(await running) == plain_text([1, 2, 3], params)
 

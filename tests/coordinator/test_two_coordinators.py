@@ -110,14 +110,14 @@ async def test_one_that_is_lost_takes_its_own_texts_along_and_no_others() -> Non
         await both.first.settle()
         assert {text.stream.prefix for text in target.texts.values()} <= {"1/"}
         assert await running == [plain_text([i, 2, 3], GREEDY) for i in range(3)]
-        assert both.second.coordinator.status()["num_waiting"] == 1
+        assert both.second.status()["num_waiting"] == 1
         lost.cancel()
         await asyncio.gather(lost, return_exceptions=True)
 
 
 async def test_the_targets_own_metrics_go_to_one_of_them_and_then_to_the_next() -> None:
     def gauge(stage: House) -> bool:
-        metrics = stage.coordinator.render_metrics().decode()
+        metrics = stage.metrics()
         return 'drafthouse_speculation_deficit_seconds{process="target-0"' in metrics
 
     async with pair(ToyTarget()) as both:
@@ -131,7 +131,7 @@ async def test_the_targets_own_metrics_go_to_one_of_them_and_then_to_the_next() 
 
 
 def metric(stage: House, series: str) -> float:
-    for line in stage.coordinator.render_metrics().decode().splitlines():
+    for line in stage.metrics().splitlines():
         if line.startswith((f"{series} ", f"{series}{{")):
             return float(line.rpartition(" ")[2])
     return 0.0
@@ -167,9 +167,7 @@ async def test_queue_and_places_are_shared_and_one_that_is_left_alone_has_all() 
         async def taken(stage: House, name: str) -> int:
             """Ask until one is sent away; returns how many are not."""
             for number in itertools.count():
-                running.append(
-                    asyncio.create_task(collect(stage.coordinator, request(id=f"{name}{number}")))
-                )
+                running.append(stage.begin(id=f"{name}{number}"))
                 await stage.settle(5)
                 if running[-1].done():
                     with pytest.raises(CapacityError):
@@ -192,14 +190,12 @@ async def test_a_target_that_steps_for_another_is_not_taken_for_stuck() -> None:
     """The second text waits for pages; the coordinator that waits counts none of the steps."""
     target = ToyTarget(waits=lambda name: name.startswith("2/"))
     async with pair(target, settings={"target_timeout_s": 20}) as both:
-        waiting = asyncio.create_task(collect(both.second.coordinator, request()))
-        running = asyncio.create_task(
-            collect(both.first.coordinator, request(params=replace(GREEDY, max_tokens=4000)))
-        )
+        waiting = both.second.begin()
+        running = both.first.begin(params=replace(GREEDY, max_tokens=4000))
         for _ in range(30):
             await both.first.pass_time(1.0)
             await both.second.pass_time(1.0)
-        (target_now,) = both.second.coordinator.status()["targets"]
+        (target_now,) = both.second.status()["targets"]
         assert target_now["sessions"] == 1
         assert not running.done()
         target.waits = lambda name: False
@@ -211,7 +207,7 @@ async def test_a_target_that_steps_for_another_is_not_taken_for_stuck() -> None:
 async def test_a_drafter_has_the_room_that_it_says_whoever_fills_it() -> None:
     description = replace(drafter_description("d"), max_running_sequences=3)
     breaker = CircuitBreaker(3, 1.0)
-    replica = DrafterReplica("d", "d", description, memory_pair()[0], breaker, 1000)
+    replica = DrafterReplica("d", "d", description, memory_pair()[0], breaker, 1000, lambda: 0.0)
     assert (replica.has_room(), replica.num_held) == (True, 0)
     replica.note_held(ProposalFrame(num_requests=3))
     assert (replica.has_room(), replica.num_held) == (False, 3)
@@ -231,7 +227,7 @@ async def test_a_text_runs_no_further_ahead_than_its_coordinator_has_heard(
     target.hears = lambda frame: replace(frame, acknowledged=acknowledged if frame.opens else 0)
     async with house(drafters=()) as stage:
         stage.add_target(target)
-        running = asyncio.create_task(collect(stage.coordinator, request(params=LONG)))
+        running = stage.begin(params=LONG)
         await stage.settle(4000)
         assert 60 <= len(target.steps) <= 70
         parked_at = len(target.steps)
@@ -252,10 +248,10 @@ async def test_texts_of_others_go_on_while_one_coordinators_are_parked() -> None
     async with house() as first, house() as second:
         second.add_target(target)  # it counts the steps, so the other is told of its own alone
         first.add_target(target, there=muffled)
-        parked = asyncio.create_task(collect(first.coordinator, request(params=LONG)))
+        parked = first.begin(params=LONG)
         await target.wait_for_steps(2)
         for events in await asyncio.gather(
-            *(collect(second.coordinator, request(params=LONG, id=f"r{i}")) for i in range(3))
+            *(second.ask(params=LONG, id=f"r{i}") for i in range(3))
         ):
             assert text_of(events) == plain_text([1, 2, 3], LONG)
         assert not parked.done()

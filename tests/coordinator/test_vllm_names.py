@@ -6,14 +6,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.core import TokenEvent
 from cluster.messages import AdapterList, Load
-from tests.support.coordinator.house import House, collect, house, request, text_of
+from tests.support.coordinator.house import House, house, request, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
 
 def page(stage: House) -> dict[str, float]:
     """Every series of vLLM's names, without the labels that all of them have."""
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(stage.coordinator.render_metrics().decode()):
+    for family in text_string_to_metric_families(stage.metrics()):
         for sample in family.samples:
             if family.name.startswith("vllm:"):
                 labels = dict(sample.labels)
@@ -52,7 +52,7 @@ async def test_a_finished_request_is_told_with_its_phases() -> None:
 async def test_the_moment_has_its_pages_and_its_adapters() -> None:
     async with house([]) as stage:
         stage.add_target(ToyTarget())
-        await collect(stage.coordinator, request())
+        await stage.ask()
         (seat,) = stage.coordinator._present.seats.values()
         seat.note_load(Load(pages_in_use=3, pages_total=12))
         first = page(stage)

@@ -10,7 +10,7 @@ from typing import Any
 from cluster.coordinator.coordinator import Coordinator
 from cluster.coordinator.watch import EVENTS, Drafts, Step, Watch, encoded
 from cluster.messages import ProposalFrame, StepReport
-from tests.support.coordinator.house import collect, house, request, text_of
+from tests.support.coordinator.house import house, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
 Told = list[tuple[str, dict[str, Any]]]
@@ -44,9 +44,8 @@ async def test_a_watcher_sees_every_step_and_what_drafters_brought() -> None:
         stage.add_drafter(ToyDrafter("right", oracle_chain(4)))
         watcher = Watcher(stage.coordinator)
         await watcher.until(lambda told: {"drafters", "state", "scores"} <= names(told))
-        events = await collect(stage.coordinator, request())
+        events = await stage.ask()
         stats = events[-1].stats
-        assert stats is not None
 
         def num_steps(told: Told) -> int:
             rounds = [event for name, event in told if name == "rounds"]
@@ -75,7 +74,7 @@ async def test_a_plain_step_says_why() -> None:
         stage.add_target(ToyTarget())
         watcher = Watcher(stage.coordinator)
         await watcher.until(lambda told: "scores" in names(told))
-        await collect(stage.coordinator, request())
+        await stage.ask()
         await watcher.until(lambda told: "rounds" in names(told))
         await watcher.events.aclose()
     whys = {step[-1] for event in watcher.all("rounds") for step in event["steps"]["target-0"]}
@@ -88,12 +87,12 @@ async def test_nothing_is_noted_without_watchers_and_the_text_is_the_same() -> N
         stage.add_drafter(ToyDrafter("right", oracle_chain(4)))
         watches = stage.coordinator._watches
         assert watches.open == ()
-        before = text_of(await collect(stage.coordinator, request()))
+        before = text_of(await stage.ask())
         first, second = Watcher(stage.coordinator), Watcher(stage.coordinator)
         for each in (first, second):
             await each.until(lambda told: bool(told))
         assert len(watches.open) == 2
-        assert text_of(await collect(stage.coordinator, request())) == before
+        assert text_of(await stage.ask()) == before
         await first.events.aclose()
         assert len(watches.open) == 1
         await second.events.aclose()
@@ -114,7 +113,6 @@ def test_an_event_is_bounded_and_keeps_the_newest_steps() -> None:
         watch.stepped(f"target-{number % 7}", StepReport(12345.678901, num_sequences=number))
         watch.drafted(Replica(number), ProposalFrame())  # type: ignore[arg-type]
     rounds = watch.take("c")
-    assert rounds is not None
     _, told = encoded(rounds)
     assert len(told) < 32_768
     event = json.loads(told)

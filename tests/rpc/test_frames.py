@@ -55,7 +55,6 @@ def test_a_split_frame_keeps_its_scalars_with_the_last_part() -> None:
         serial=7, heartbeat=Heartbeat(cancels("a"), 5), status="{}",
     )  # fmt: skip
     halves = split(frame)
-    assert halves is not None
     first, second = halves
     assert same(first, VerdictFrame((verdict,)))
     assert same(second, replace(frame, verdicts=()))
@@ -79,10 +78,8 @@ def test_a_split_frame_cancels_texts_before_it_opens_them_again(num_texts: int) 
 def test_cancels_are_halved_only_where_there_is_nothing_else() -> None:
     names = cancels(*"abcde")
     halves = split(StepFrame((text("a"), text("b")), names))
-    assert halves is not None
     assert [len(half.cancels) for half in halves] == [5, 0]
     halves = split(StepFrame(cancels=names))
-    assert halves is not None
     assert [len(half.cancels) for half in halves] == [2, 3]
 
 

@@ -76,7 +76,6 @@ async def test_a_call_without_a_token_reaches_no_handler(kind: Kind) -> None:
 
 def stale(server: Server, method: str) -> Metadata:
     keys = TRUSTED.keys(server.kind.service.role, server.kind.name)
-    assert keys is not None
     worker = server.kind.toy().describe().worker_id
     return keys.sign(method, worker, time.time() - 2 * MAX_SKEW_S)
 
@@ -84,7 +83,6 @@ def stale(server: Server, method: str) -> Metadata:
 def of_other_service(server: Server, method: str) -> Metadata:
     role = "target" if server.kind.service.role != "target" else "coordinator"
     keys = TRUSTED.keys(role, "")
-    assert keys is not None
     return keys.sign(method, server.kind.toy().describe().worker_id)
 
 

@@ -76,6 +76,20 @@ class House:
         self.coordinator.add_drafter(toy.name, replica_id, description, ours)
         return ours
 
+    async def ask(self, *given: Any, **fields: Any) -> list[TokenEvent]:
+        """The events of a request, all of them."""
+        return await collect(self.coordinator, request(*given, **fields))
+
+    def begin(self, *given: Any, **fields: Any) -> asyncio.Task[list[TokenEvent]]:
+        """The same, beside what the test does."""
+        return asyncio.create_task(self.ask(*given, **fields))
+
+    def metrics(self) -> str:
+        return self.coordinator.render_metrics().decode()
+
+    def status(self) -> dict[str, Any]:
+        return self.coordinator.status()
+
     async def pass_time(self, seconds: float) -> None:
         """Time passes as for workers that run: the coordinator's watch looks every half second, and
         targets beat every other time."""

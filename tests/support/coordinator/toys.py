@@ -46,7 +46,6 @@ def oracle_chain(length: int = 4) -> Grow:
     """Drafts exactly what the target will draw."""
 
     def grow(context: list[int], opened: Commit) -> TokenTree:
-        assert opened.params is not None
         prompt, output = context[: opened.prompt_len], context[opened.prompt_len :]
         if len(prompt) < opened.prompt_len:
             return EMPTY_TREE  # it has come in parts
