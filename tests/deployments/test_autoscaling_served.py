@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import httpx
 import pytest
 
 from cluster.config.applications import POLICY, drafter_deployment
-from tests.deployments.conftest import Served, arguments, free_port, wait_until
-from tests.support.deployments.api import Api
+from tests.deployments.conftest import MODEL, Served, arguments, free_port, wait_until
 
 APPLICATION = "scaled"
 NAME = "ngram"
@@ -28,30 +26,38 @@ SCALED = {
 }  # fmt: skip
 
 
-@contextmanager
-def loaded(url: str) -> Iterator[None]:
-    """Texts are asked for again and again during the block."""
-    is_over = threading.Event()
+@dataclass
+class Readers:
+    """Texts that are asked for again and again until the load is over."""
 
-    def read() -> None:
-        body = {"prompt": [9, 8, 7, 6, 5] * 8, "max_tokens": 2000, "ignore_eos": True}
-        while not is_over.is_set():
-            for _ in Api(url).read("/v1/completions", **body):
-                if is_over.is_set():
-                    return
+    url: str
+    is_over: threading.Event = field(default_factory=threading.Event)
+    threads: list[threading.Thread] = field(default_factory=list)
 
-    with ThreadPoolExecutor(NUM_TEXTS) as pool:
-        reading = [pool.submit(read) for _ in range(NUM_TEXTS)]
-        try:
-            yield
-        finally:
-            is_over.set()
-        for each in reading:
-            each.result()
+    def start(self, count: int) -> None:
+        self.threads = [threading.Thread(target=self._read) for _ in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self.is_over.set()
+        for thread in self.threads:
+            thread.join()
+
+    def _read(self) -> None:
+        body = {
+            "model": MODEL, "prompt": [9, 8, 7, 6, 5] * 8, "max_tokens": 2000, "stream": True,
+            "ignore_eos": True,
+        }  # fmt: skip
+        while not self.is_over.is_set():
+            with httpx.stream("POST", f"{self.url}/completions", json=body, timeout=120) as answer:
+                for _ in answer.iter_lines():
+                    if self.is_over.is_set():
+                        return
 
 
 @pytest.fixture
-def url(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator[str]:
+def readers(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator[Readers]:
     from ray import serve
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
@@ -74,15 +80,16 @@ def url(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator[
     schema = ServeDeploySchema.model_validate({"applications": [application]})
     _get_global_client().deploy_apps(schema)
     wait_until(lambda: num_running() == 1)
-    url = f"http://127.0.0.1:{port}"
-    wait_until(lambda: is_served(url))
-    yield url
+    found = Readers(f"http://127.0.0.1:{port}/v1")
+    wait_until(lambda: is_served(found.url))
+    yield found
+    found.stop()
     serve.delete(APPLICATION)
 
 
 def is_served(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/v1/models", timeout=30).is_success
+        return httpx.get(f"{url}/models", timeout=30).is_success
     except httpx.TransportError:
         return False
 
@@ -102,9 +109,10 @@ def controller_log() -> str:
     return "".join(file.read_text("utf-8") for file in logs.glob("controller_*.log"))
 
 
-def test_a_pool_grows_under_load_and_shrinks_when_it_is_over(url: str) -> None:
-    with loaded(url):
-        wait_until(lambda: num_running() == 3)
+def test_a_pool_grows_under_load_and_shrinks_when_it_is_over(readers: Readers) -> None:
+    readers.start(NUM_TEXTS)
+    wait_until(lambda: num_running() == 3)
+    readers.stop()
     wait_until(lambda: num_running() == 1)
     name = f"replicas of {drafter_deployment(NAME)}"
     log = controller_log()

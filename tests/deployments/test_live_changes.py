@@ -6,9 +6,10 @@ The edits are applied as `serve deploy` and KubeRay apply them.
 from __future__ import annotations
 
 import copy
+import json
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +122,15 @@ class Live:
         return {name: [each["pid"] for each in places(name, APPLICATION)] for name in OTHERS}
 
     def status_of(self, **body: Any) -> int:
-        wanted = {"prompt": "abc", "max_tokens": 2, **body}
-        return self.served.api.post("/v1/completions", **wanted).status_code
+        wanted = {"model": MODEL, "prompt": "abc", "max_tokens": 2, **body}
+        return httpx.post(f"{self.served.http}/v1/completions", json=wanted, timeout=60).status_code
 
     def text(self, model: str, max_tokens: int = NUM_ADAPTED) -> list[int]:
         """The greedy text of a model or an adapter."""
-        return list(self.served.api.complete(**greedy(model, max_tokens))["token_ids"])
+        answer = httpx.post(
+            f"{self.served.http}/v1/completions", json=greedy(model, max_tokens), timeout=120
+        )
+        return list(answer.json()["choices"][0]["token_ids"])
 
     def writers(self) -> Writers:
         return Writers([self.served.own_grpc], [self.served.http], NUM_GRPC, NUM_HTTP, NUM_TOKENS)
@@ -259,6 +263,26 @@ def is_replaced(pid: int) -> bool:
     return pid not in [each["pid"] for each in places("drafter-ngram", POOL)]
 
 
+@dataclass
+class Reading:
+    """A stream that is read by a thread of its own."""
+
+    token_ids: list[int] = field(default_factory=list)
+    errors: list[Any] = field(default_factory=list)
+
+    def read(self, url: str, model: str) -> None:
+        body = greedy(model, LONG, stream=True)
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as response:
+            for line in response.iter_lines():
+                if not line or line == "data: [DONE]":
+                    continue
+                chunk = json.loads(line.removeprefix("data: "))
+                if "error" in chunk:
+                    self.errors.append(chunk["error"])
+                    return
+                self.token_ids += chunk["choices"][0]["token_ids"]
+
+
 def test_the_list_of_adapters_changes_under_a_stream(
     live: Live, long_folder: Path, tmp_path: Path
 ) -> None:
@@ -284,22 +308,18 @@ def test_the_list_of_adapters_changes_under_a_stream(
     assert live.text("pirate") == oracles["first"]
     whole = live.text("pirate", LONG)
 
-    read: list[int] = []
-
-    def reading() -> None:
-        for chunk in live.served.api.read("/v1/completions", **greedy("pirate", LONG)):
-            read.extend(chunk["choices"][0]["token_ids"])
-
-    thread = threading.Thread(target=reading)
+    reading = Reading()
+    thread = threading.Thread(target=reading.read, args=(live.served.http, "pirate"))
     thread.start()
-    wait_until(lambda: len(read) > 0)
+    wait_until(lambda: len(reading.token_ids) > 0)
     deploy(pirate="second", parrot="third")
     wait_until(lambda: live.served_names() == [MODEL, "pirate", "parrot"])
     assert live.text("pirate") == oracles["second"]
     assert live.text("parrot") == oracles["third"]
     assert thread.is_alive(), "the stream ended before the change: the test shows nothing"
     thread.join()
-    assert read == whole, "a running text goes on with what it began with"
+    assert reading.errors == []
+    assert reading.token_ids == whole, "a running text goes on with what it began with"
 
     deploy(pirate="second", heavy="misfit")
     wait_until(lambda: "target.user_config" in live.refused())
@@ -311,8 +331,10 @@ def test_the_list_of_adapters_changes_under_a_stream(
 
     deploy(parrot="third")
     wait_until(lambda: live.served_names() == [MODEL, "parrot"])
-    error = live.served.api.refusal("/v1/completions", **greedy("pirate"))
-    assert f"ask for '{MODEL}' or 'parrot'" in error["message"]
+    url = f"{live.served.http}/v1/completions"
+    answer = httpx.post(url, json=greedy("pirate"), timeout=120)
+    assert answer.status_code == 404
+    assert f"ask for '{MODEL}' or 'parrot'" in answer.json()["error"]["message"]
     assert live.text("parrot") == oracles["third"]
     plain = generate(load_oracle(long_folder), token_array(PROMPT), NUM_ADAPTED)
     assert live.text(MODEL) == plain

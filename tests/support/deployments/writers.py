@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -49,13 +48,23 @@ class Writers:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Write during the block; raises what a writer raised that is no error of the service."""
-        with ThreadPoolExecutor(1) as pool:
-            writing = pool.submit(lambda: asyncio.run(self._write_all()))
+        failures: list[BaseException] = []
+
+        def run() -> None:
             try:
-                yield
-            finally:
-                self._is_over.set()
-            writing.result()
+                asyncio.run(self._write_all())
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+
+        thread = threading.Thread(target=run, name="writers")
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            thread.join()
+        if failures:
+            raise failures[0]
 
     def wait(self, deadline_s: float = 120.0) -> None:
         """Return when every writer has ended a text that it had not begun at the call."""
