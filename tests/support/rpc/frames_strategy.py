@@ -59,11 +59,11 @@ def of(kind: type[Any], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[An
     """Instances of a dataclass; given: of fields that follow from more than their types."""
     hints = get_type_hints(kind)
     fields = {
-        each.name: given.get(each.name) or _of_type(hints[each.name], each.name)
+        each.name: _of_type(hints[each.name], each.name)
         for each in dataclasses.fields(kind)
-        if each.name not in _LEFT_OUT
+        if each.name not in (*_LEFT_OUT, *given)
     }
-    return st.builds(kind, **fields)
+    return st.builds(kind, **fields, **given)
 
 
 def _of_type(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
