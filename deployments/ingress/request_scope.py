@@ -71,7 +71,7 @@ class RequestScope:
             head_bytes = len(scope["path"]) + len(scope["query_string"])
             head_bytes += sum(size_of(name, value) for name, value in headers)
             check_head(head_bytes, len(headers), self._bounds)
-            _check_coding(sent.getlist("transfer-encoding"), scope["http_version"])
+            _check_coding(sent.getlist("transfer-encoding"), scope)
             await self._app(scope, receive, send_with_id)
         except RequestError as error:
             await error_response(error, request_id)(scope, receive, send_with_id)
@@ -94,9 +94,11 @@ class RequestScope:
             logs.REQUEST_ID.reset(named)
 
 
-def _check_coding(sent: Sequence[str], http_version: str) -> None:
+def _check_coding(sent: Sequence[str], scope: Scope) -> None:
     """Raise RequestError for a body in another coding than chunks: servers take off these alone."""
-    if sent and ([coding.lower() for coding in sent] != ["chunked"] or http_version < "1.1"):
+    if sent and (
+        [coding.lower() for coding in sent] != ["chunked"] or scope["http_version"] < "1.1"
+    ):
         raise RequestError(
             "Transfer-Encoding: a body comes in chunks (`chunked`, by HTTP/1.1) or with a "
             "Content-Length; say how it is compressed by Content-Encoding"
