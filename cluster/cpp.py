@@ -28,14 +28,23 @@ log = logging.getLogger(__name__)
 
 _COMPILERS = ("g++", "clang++", "c++")
 _OPTIONS = (
-    "-std=c++17", "-O2", "-ffp-contract=fast", "-fno-exceptions", "-fno-rtti", "-fPIC", "-shared",
+    "-std=c++17",
+    "-O2",
+    "-ffp-contract=fast",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fPIC",
+    "-shared",
     "-pthread",
-)  # fmt: skip
+)
 _NATIVE = ("-march=native",)
 # The options of `make check-native`; the process must preload the sanitizer's library.
 _SANITIZED = (
-    "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g",
-)  # fmt: skip
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+    "-g",
+)
 _COMPILE_TIMEOUT_S = 120.0
 _VARIABLE = "DRAFTHOUSE_NATIVE"
 _MODES = ("0", "1", "sanitized")
@@ -240,8 +249,10 @@ def _compiled(command: Sequence[str], sources: Sequence[str], fresh: Path, libra
     log.info("phase %(phase)s: native code of %(folder)s, once on this machine", told)
     subprocess.run(
         [*command, "-o", str(fresh), *sources],
-        check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        timeout=_COMPILE_TIMEOUT_S,
+    )
     os.replace(fresh, library)  # at once: another process may be loading it
     return library
 

@@ -77,9 +77,12 @@ def add_server(parser: ArgumentParser) -> None:
     """Add the arguments of a command that asks a server."""
     add = parser.add_argument
     add(
-        "url", nargs="?", type=url, default="http://127.0.0.1:8000",
+        "url",
+        nargs="?",
+        type=url,
+        default="http://127.0.0.1:8000",
         help="of the server (%(default)s)",
-    )  # fmt: skip
+    )
     add("--api-key", type=api_key, default="", help="sent as a bearer token")
 
 

@@ -136,10 +136,12 @@ class Conversation:
 
     def _body(self, model: str, messages: list[dict[str, str]], *, is_ours: bool) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": self.arguments.model or model, "messages": messages,
-            "max_tokens": self.arguments.max_tokens, "temperature": self.arguments.temperature,
+            "model": self.arguments.model or model,
+            "messages": messages,
+            "max_tokens": self.arguments.max_tokens,
+            "temperature": self.arguments.temperature,
             "stream_options": {"include_usage": True},
-        }  # fmt: skip
+        }
         if self.arguments.seed is not None:
             body["seed"] = self.arguments.seed
         if is_ours:

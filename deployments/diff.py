@@ -162,17 +162,22 @@ def _built(name: str, application: Mapping[str, Any]) -> dict[str, DeploymentInf
     schema = _schema(name, application)
     # In place of a handle, which would look for a Ray that runs, its deployment's name.
     built = build_app(
-        import_attr(schema.import_path)(schema.args), name=name,
+        import_attr(schema.import_path)(schema.args),
+        name=name,
         default_runtime_env=schema.runtime_env,
         make_deployment_handle=lambda deployment, _: deployment.name,
-    )  # fmt: skip
+    )
     return {
         each.name: DeploymentInfo(
-            each._deployment_config, each._replica_config, start_time_ms=0, deployer_job_id="",
-            version="", route_prefix="/" if each.name == built.ingress_deployment_name else None,
+            each._deployment_config,
+            each._replica_config,
+            start_time_ms=0,
+            deployer_job_id="",
+            version="",
+            route_prefix="/" if each.name == built.ingress_deployment_name else None,
         )
         for each in built.deployments
-    }  # fmt: skip
+    }
 
 
 def _schema(name: str, application: Mapping[str, Any]) -> ServeApplicationSchema:

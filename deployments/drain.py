@@ -31,9 +31,11 @@ def drain(node_id: str, within_s: float, say: Callable[[str], object] = lambda _
     ends_at = time.monotonic() + within_s
     # For good: a node that is drained because it idles goes back to work where something starts.
     is_accepted, reason = global_worker.gcs_client.drain_node(
-        node_id, autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION, "it is about to end",
+        node_id,
+        autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION,
+        "it is about to end",
         int((time.time() + within_s) * 1000),
-    )  # fmt: skip
+    )
     if not is_accepted:
         raise WorkerError(f"Ray does not drain node {node_id}: {reason}")
     last = -1

@@ -75,10 +75,12 @@ async def write_forever(path: Path, export: Callable[[], Awaitable[Mapping[str, 
 
 
 def keep(
-    config: Config, target: WorkerDescription, whose: str,
+    config: Config,
+    target: WorkerDescription,
+    whose: str,
     restore: Callable[[Mapping[str, Any]], None],
     export: Callable[[], Awaitable[Mapping[str, Any]]],
-) -> asyncio.Task[None] | None:  # fmt: skip
+) -> asyncio.Task[None] | None:
     """Begin with what was learned before this start, and keep what is learned; None where that is
     not wanted."""
     settings = config.coordinator

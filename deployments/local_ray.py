@@ -87,9 +87,12 @@ class LocalRay:
         """Let `drafthouse apply` find what is served here."""
         address = ray.get_runtime_context().gcs_address
         announce(
-            self._folder, self._config.http.port, address=address, token=drawn_token(),
+            self._folder,
+            self._config.http.port,
+            address=address,
+            token=drawn_token(),
             document=document,
-        )  # fmt: skip
+        )
 
     def token_file(self) -> Path | None:
         """A file, readable for this user only, with the token that the dashboard asks for; None

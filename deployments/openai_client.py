@@ -54,9 +54,11 @@ class OpenAIServer:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         await self._client.aclose()
 
     async def model(self) -> tuple[str, bool]:

@@ -236,9 +236,12 @@ def _compare(
 
 
 def _is_by_bytes(
-    config: Config, path: str, strings: list[str], reduced: DraftVocabulary | None,
+    config: Config,
+    path: str,
+    strings: list[str],
+    reduced: DraftVocabulary | None,
     target: list[str],
-) -> bool:  # fmt: skip
+) -> bool:
     """True if the drafter at this path is to draft with what its tokenizer and the target's
     share."""
     drafter = config.drafters[path.split(".")[1]]

@@ -157,9 +157,11 @@ class WorkerReplica:
         self._trust = trust_in(config, description.role)
         self._statistics, self._demand = statistics, Demand()
         self._server = await serve(
-            worker, listen_address(config),
-            max_frame_bytes=config.coordinator.max_frame_bytes, trust=self._trust,
-        )  # fmt: skip
+            worker,
+            listen_address(config),
+            max_frame_bytes=config.coordinator.max_frame_bytes,
+            trust=self._trust,
+        )
         self._worker_id = str(description.worker_id)
 
     async def _stop_listening(self) -> None:

@@ -53,9 +53,12 @@ class TargetDeployment(WorkerReplica):
         if config.residents:
             shorten_switch_interval()
         self._keeping = learned.keep(
-            self._config, self._worker.describe(), "target",
-            self._worker.restore_learned, self._worker.export_learned,
-        )  # fmt: skip
+            self._config,
+            self._worker.describe(),
+            "target",
+            self._worker.restore_learned,
+            self._worker.export_learned,
+        )
         self._worker.start()
         self._exporter = Exporter(self._worker.recorder)
         self._exporter.start()

@@ -36,8 +36,11 @@ _COMMAND = re.compile(r"python -m (benchmarks[\w.]*)")
 def pages() -> list[Path]:
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return [ROOT / name for name in listed.stdout.split() if (ROOT / name).exists()]
 
 
@@ -89,9 +92,12 @@ def test_every_benchmark_that_a_page_names_can_be_started() -> None:
 
 @pytest.mark.parametrize(
     "theme",
-    sorted(path.parent.name for path in BENCHMARKS.glob("*/__init__.py")
-           if path.parent.name not in _NO_THEMES),
-)  # fmt: skip
+    sorted(
+        path.parent.name
+        for path in BENCHMARKS.glob("*/__init__.py")
+        if path.parent.name not in _NO_THEMES
+    ),
+)
 def test_every_theme_says_what_it_measures_how_and_what_a_row_means(theme: str) -> None:
     page = (ROOT / "docs" / "benchmarks" / theme / "README.md").read_text("utf-8")
     assert "```\n" in page, "its command"

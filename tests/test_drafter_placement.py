@@ -78,8 +78,9 @@ def test_a_resident_reserves_nothing_and_has_no_deployment() -> None:
     resident, pooled = config({}), config({"placement": {"num_cpus": 0.5}})
     assert total_resources(pooled)["CPU"] - total_resources(resident)["CPU"] == 0.5
     arguments: dict[str, Any] = {
-        "target": {"engine": {"model": "m"}}, "drafters": {"a": {"kind": "suffix"}},
-    }  # fmt: skip
+        "target": {"engine": {"model": "m"}},
+        "drafters": {"a": {"kind": "suffix"}},
+    }
     coordinator = build(arguments)._bound_deployment.init_args[1]._bound_deployment
     assert coordinator.init_args[2] == {}
     arguments["drafters"]["a"]["placement"] = {"num_cpus": 0.5}

@@ -41,10 +41,27 @@ _PYTHONS = ("python", ".venv/bin/python")
 _DRAFTHOUSES = ("drafthouse", ".venv/bin/drafthouse")
 # Programs of others.  Their commands are read as far as they name modules of ours.
 _FOREIGN = {
-    ".venv/bin/mutmut", "accelerate", "aider", "apt-get", "cd", "claude", "docker", "echo",
-    "export", "grpcurl", "helm", "kubectl", "mini", "node", "npm", "pip", "qwen", "ray", "sed",
+    ".venv/bin/mutmut",
+    "accelerate",
+    "aider",
+    "apt-get",
+    "cd",
+    "claude",
+    "docker",
+    "echo",
+    "export",
+    "grpcurl",
+    "helm",
+    "kubectl",
+    "mini",
+    "node",
+    "npm",
+    "pip",
+    "qwen",
+    "ray",
+    "sed",
     "vllm",
-}  # fmt: skip
+}
 _TARGET = {"engine": {"model": "models/demo-target"}}
 _LM = {"kind": "lm", "options": {"engine": {"model": "models/demo-draft"}}}
 

@@ -230,11 +230,16 @@ class Cyclic:
         self._grown.update(task.request_id for task in fresh)
         return [
             Proposal(
-                task.request_id, task.generation, len(text := self._texts[task.request_id]),
-                prefix_hash(text), self._tree, np.full(80, 0.5, np.float32), "cyclic",
+                task.request_id,
+                task.generation,
+                len(text := self._texts[task.request_id]),
+                prefix_hash(text),
+                self._tree,
+                np.full(80, 0.5, np.float32),
+                "cyclic",
             )
             for task in fresh
-        ]  # fmt: skip
+        ]
 
     def release(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:

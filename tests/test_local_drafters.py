@@ -72,8 +72,9 @@ def head(kind: str, make: Callable[..., Path], **how: Any) -> Make:
 def pooled(make: Make) -> Make:
     """The same with a look-up beside the target."""
     return lambda folder, target: {
-        **make(folder, target), "lookup": drafters(target, ("lookup",))["lookup"],
-    }  # fmt: skip
+        **make(folder, target),
+        "lookup": drafters(target, ("lookup",))["lookup"],
+    }
 
 
 def own(*names: str) -> Make:
@@ -106,8 +107,10 @@ def mtp(folder: Path, target: Path) -> Path:
 
 
 EAGLE, MEDUSA, PEAGLE = (
-    head("eagle3", random_eagle3), head("medusa", random_medusa), head("peagle", random_peagle),
-)  # fmt: skip
+    head("eagle3", random_eagle3),
+    head("medusa", random_medusa),
+    head("peagle", random_peagle),
+)
 FLASH, SPARK = (head("block", random_block, spark=spark) for spark in (False, True))
 # What is accepted sometimes; models that know nothing have drafts at least.
 ACCEPTED: dict[str, tuple[str, Make]] = {

@@ -38,9 +38,14 @@ PROMPTS = ["def names():\n    return ", "{", "import json\n\nanimal = "]
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     engine = EngineConfig(
-        model=str(FOLDER), dtype="float32", device="cpu", num_pages=256, max_context_len=256,
-        max_batch_tokens=128, threads=1,
-    )  # fmt: skip
+        model=str(FOLDER),
+        dtype="float32",
+        device="cpu",
+        num_pages=256,
+        max_context_len=256,
+        max_batch_tokens=128,
+        threads=1,
+    )
     drafters = {
         "grammar": DrafterConfig(kind="grammar"),
         "lookup": DrafterConfig(kind="prompt_lookup"),

@@ -62,22 +62,27 @@ def cut(source: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def folders(
-    llama_folder: Path, draft_folder: Path, checkpoint_factory: Callable[..., Path],
+    llama_folder: Path,
+    draft_folder: Path,
+    checkpoint_factory: Callable[..., Path],
     tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Path]:  # fmt: skip
+) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     (root / "no-model").mkdir()
     return {
         "own": draft_folder,
         "right": llama_folder,
         "permuted": edited(draft_folder, root / "permuted", lambda rows: rows.roll(7, 0)),
-        "NaN": edited(draft_folder, root / "nan", lambda rows: rows.index_fill(
-            0, torch.tensor([3]), torch.nan)),
+        "NaN": edited(
+            draft_folder,
+            root / "nan",
+            lambda rows: rows.index_fill(0, torch.tensor([3]), torch.nan),
+        ),
         # It has no space.
         "other vocabulary": checkpoint_factory("llama", vocab_size=96),
         "no model": root / "no-model",
         "cut": cut(draft_folder, root / "cut"),
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")

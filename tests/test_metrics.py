@@ -86,9 +86,20 @@ def test_a_forgotten_series_is_gone_and_starts_anew() -> None:
 
 # What metrics can have at most, beside 32 segments and `other`, five drafters and ten tasks.
 SIZES = {
-    "segment": 33, "drafter": 5, "task": 10, "law": 2, "outcome": 2, "finish_reason": 4, "kind": 3,
-    "key": 101, "why": 8, "code": 14, "part": 6, "position": 16, "worker": 6,
-}  # fmt: skip
+    "segment": 33,
+    "drafter": 5,
+    "task": 10,
+    "law": 2,
+    "outcome": 2,
+    "finish_reason": 4,
+    "kind": 3,
+    "key": 101,
+    "why": 8,
+    "code": 14,
+    "part": 6,
+    "position": 16,
+    "worker": 6,
+}
 
 
 def test_there_are_at_most_five_thousand_series() -> None:

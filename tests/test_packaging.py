@@ -198,8 +198,11 @@ def test_the_demonstration_can_be_served_from_the_wheel_alone(wheel: Path, tmp_p
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
         [str(python.with_name("drafthouse")), "check", "configs/tiny.yaml", "--json"],
-        cwd=elsewhere, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=elsewhere,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert all(engine["is_here"] for engine in plan["engines"])

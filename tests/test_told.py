@@ -46,10 +46,12 @@ def test_tokens_are_counted_as_they_come_and_once() -> None:
 @pytest.mark.parametrize(
     ("reasons", "counted"),
     [
-        (["stop", "stop"], "stop"), (["stop", "length"], "length"),
-        (["length", "cancelled"], "cancelled"), (["error", "cancelled", "stop"], "error"),
+        (["stop", "stop"], "stop"),
+        (["stop", "length"], "length"),
+        (["length", "cancelled"], "cancelled"),
+        (["error", "cancelled", "stop"], "error"),
     ],
-)  # fmt: skip
+)
 def test_a_request_with_several_texts_counts_by_one_reason(
     reasons: list[str], counted: str
 ) -> None:

@@ -66,69 +66,145 @@ def _lm_eval(task: str, kind: str) -> Callable[[Setting], list[str]]:
             "max_retries": "1",
         }
         return [
-            "lm_eval", "--model", "local-completions", "--tasks", task,
-            "--include_path", str(_SCRIPTS / "lm_eval"), "--limit", "8", "--log_samples",
-            "--output_path", str(setting.work / kind),
-            "--model_args", ",".join(f"{name}={value}" for name, value in arguments.items()),
-        ]  # fmt: skip
+            "lm_eval",
+            "--model",
+            "local-completions",
+            "--tasks",
+            task,
+            "--include_path",
+            str(_SCRIPTS / "lm_eval"),
+            "--limit",
+            "8",
+            "--log_samples",
+            "--output_path",
+            str(setting.work / kind),
+            "--model_args",
+            ",".join(f"{name}={value}" for name, value in arguments.items()),
+        ]
 
     return words
 
 
 def _aiperf(setting: Setting) -> list[str]:
     return [
-        "aiperf", "profile", "--model", setting.model, "--url", setting.url,
-        "--endpoint-type", "chat", "--streaming", "--tokenizer", str(setting.tokenizer),
-        "--concurrency", "2", "--request-count", "12", "--isl", "64", "--osl", "48",
-        "--output-artifact-dir", str(setting.work), "--ui", "none",
-    ]  # fmt: skip
+        "aiperf",
+        "profile",
+        "--model",
+        setting.model,
+        "--url",
+        setting.url,
+        "--endpoint-type",
+        "chat",
+        "--streaming",
+        "--tokenizer",
+        str(setting.tokenizer),
+        "--concurrency",
+        "2",
+        "--request-count",
+        "12",
+        "--isl",
+        "64",
+        "--osl",
+        "48",
+        "--output-artifact-dir",
+        str(setting.work),
+        "--ui",
+        "none",
+    ]
 
 
 def _guidellm(setting: Setting) -> list[str]:
     return [
-        "guidellm", "run", "--disable-console-interactive",
-        "--backend", f"kind=openai_http,target={setting.url},model={setting.model}",
-        "--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=8",
-        "--tokenizer", f"kind=hf_auto,model={setting.tokenizer}",
-        "--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=32",
-        "--output", f"kind=json,path={setting.work / 'guidellm.json'}", "--output", "kind=console",
-    ]  # fmt: skip
+        "guidellm",
+        "run",
+        "--disable-console-interactive",
+        "--backend",
+        f"kind=openai_http,target={setting.url},model={setting.model}",
+        "--profile",
+        "kind=concurrent,streams=2",
+        "--constraint",
+        "kind=max_requests,count=8",
+        "--tokenizer",
+        f"kind=hf_auto,model={setting.tokenizer}",
+        "--data",
+        "kind=synthetic_text,prompt_tokens=64,output_tokens=32",
+        "--output",
+        f"kind=json,path={setting.work / 'guidellm.json'}",
+        "--output",
+        "kind=console",
+    ]
 
 
 def _vllm(setting: Setting) -> list[str]:
     return [
-        "python", str(_SCRIPTS / "vllm_command.py"), "bench", "serve",
-        "--backend", "openai", "--base-url", setting.url,
-        "--model", setting.model, "--tokenizer", str(setting.tokenizer),
-        "--dataset-name", "random", "--random-input-len", "64", "--random-output-len", "32",
-        "--num-prompts", "8", "--max-concurrency", "2", "--ignore-eos",
-    ]  # fmt: skip
+        "python",
+        str(_SCRIPTS / "vllm_command.py"),
+        "bench",
+        "serve",
+        "--backend",
+        "openai",
+        "--base-url",
+        setting.url,
+        "--model",
+        setting.model,
+        "--tokenizer",
+        str(setting.tokenizer),
+        "--dataset-name",
+        "random",
+        "--random-input-len",
+        "64",
+        "--random-output-len",
+        "32",
+        "--num-prompts",
+        "8",
+        "--max-concurrency",
+        "2",
+        "--ignore-eos",
+    ]
 
 
 def _canitoolcall(setting: Setting) -> list[str]:
     return [
-        "python", str(_SCRIPTS / "canitoolcall_probe.py"),
-        f"{setting.url}/v1", setting.model, str(setting.work / "probe.json"),
-    ]  # fmt: skip
+        "python",
+        str(_SCRIPTS / "canitoolcall_probe.py"),
+        f"{setting.url}/v1",
+        setting.model,
+        str(setting.work / "probe.json"),
+    ]
 
 
 _SCHEMATHESIS = (
-    "not_a_server_error", "status_code_conformance", "content_type_conformance",
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
     "response_schema_conformance",
-)  # fmt: skip
+)
 
 
 def _schemathesis(setting: Setting) -> list[str]:
     # The checks find answers that contradict the schema or the document's status codes, and server
     # errors.  We may accept inputs that the schema does not allow.
     return [
-        "schemathesis", "run", f"{setting.url}/openapi.json", "--url", setting.url,
-        "--checks", ",".join(_SCHEMATHESIS),
+        "schemathesis",
+        "run",
+        f"{setting.url}/openapi.json",
+        "--url",
+        setting.url,
+        "--checks",
+        ",".join(_SCHEMATHESIS),
         # Every field at and beyond its limits.  Random inputs would lead to answers that fill the
         # context, for minutes.
-        "--phases", "coverage", "--workers", "2", "--request-timeout", "60", "--seed", "1",
-        "--suppress-health-check", "all",
-    ]  # fmt: skip
+        "--phases",
+        "coverage",
+        "--workers",
+        "2",
+        "--request-timeout",
+        "60",
+        "--seed",
+        "1",
+        "--suppress-health-check",
+        "all",
+    ]
 
 
 CLIENTS = (

@@ -62,10 +62,11 @@ def main() -> None:
         parser.error(f"no such format: {', '.join(sorted(unknown))}")
     texts = excerpts(options.model, options.rows, options.excerpts)
     settings = {
-        "model": options.model, "rows": options.rows,
+        "model": options.model,
+        "rows": options.rows,
         "excerpts": {kind: len(each) for kind, each in texts.items()},
         "bytes": {kind: sum(size for _, size in each) for kind, each in texts.items()},
-    }  # fmt: skip
+    }
     record = Record(options.out, settings, fresh=options.fresh)
     for name in options.only or FORMATS:
         if name not in record.results:

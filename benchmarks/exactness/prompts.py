@@ -18,9 +18,11 @@ _LEN_RANGE = (5, 1500)  # tokens of the held-out prompts
 
 def add_prompt_options(parser: argparse.ArgumentParser, count: int) -> None:
     parser.add_argument(
-        "--questions", type=Path, metavar="FILE",
+        "--questions",
+        type=Path,
+        metavar="FILE",
         help="a file in Spec-Bench's form; default: the held-out text of models/",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--questions-per-category", type=int, metavar="N", help="of the file; default: all"
     )
@@ -55,8 +57,9 @@ def prompts_of(arguments: argparse.Namespace, tokenizer: Any, max_len: int) -> l
     texts = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": question.turns[0]}],
-            tokenize=False, add_generation_prompt=True,
+            tokenize=False,
+            add_generation_prompt=True,
         )
         for question in questions
-    ]  # fmt: skip
+    ]
     return [list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]

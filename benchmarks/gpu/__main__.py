@@ -47,8 +47,14 @@ PROMPT_LEN = 256
 TINY = Shape(hidden=384, layers=8, heads=8, kv_heads=2, intermediate=896)
 _PAGE_SIZE = 16
 _KEPT_NODES = 64
-_PROBLEMS = [Problem(1, 2048, 0), Problem(1, 2048, 16), Problem(8, 2048, 8),
-             Problem(32, 1024, 8), Problem(64, 1024, 4), Problem(1, 32768, 16)]  # fmt: skip
+_PROBLEMS = [
+    Problem(1, 2048, 0),
+    Problem(1, 2048, 16),
+    Problem(8, 2048, 8),
+    Problem(32, 1024, 8),
+    Problem(64, 1024, 4),
+    Problem(1, 32768, 16),
+]
 # Rows by vocabulary.
 _DRAWS, _TINY_DRAWS = [(1, 128_256), (17, 128_256), (320, 128_256)], [(3, 500)]
 _TINY_PROBLEMS = [Problem(1, 40, 5), Problem(2, 20, 3)]
@@ -105,14 +111,22 @@ def measure_shape(
         row = measure_batch(engine, eager, drafter, batch, arguments)
         row["limit_tokens_per_s"] = batch * bandwidth / num_bytes
         row["share_of_limit"] = row["plain_tokens_per_s"] / row["limit_tokens_per_s"]
-        _say(f"{name} batch {batch}: plain {row['plain_tokens_per_s']:.1f} tokens/s, "
-             f"{row['share_of_limit']:.1%} of the limit, "
-             f"{row['gain_of_graphs']:.2f}x of eager steps")  # fmt: skip
+        _say(
+            f"{name} batch {batch}: plain {row['plain_tokens_per_s']:.1f} tokens/s, "
+            f"{row['share_of_limit']:.1%} of the limit, "
+            f"{row['gain_of_graphs']:.2f}x of eager steps"
+        )
         rows.append(row)
     engine.close()
     eager.close()
-    return {"shape": name, "grown": True, "dtype": dtype, "cuda_graphs": engine.uses_graphs,
-            "weight_bytes": num_bytes, "batches": rows}  # fmt: skip
+    return {
+        "shape": name,
+        "grown": True,
+        "dtype": dtype,
+        "cuda_graphs": engine.uses_graphs,
+        "weight_bytes": num_bytes,
+        "batches": rows,
+    }
 
 
 def measure_batch(
@@ -133,11 +147,12 @@ def measure_batch(
         "eager_step_ms": 1000 * statistics.median(plain_eager.step_times_s),
         "gain_of_graphs": plain.num_tokens / plain.verify_s / eager_speed,
         "speculative": [
-            speculative_row(Decoder(engine, prompts, drafter, nodes).run(arguments.tokens),
-                            plain, nodes)
+            speculative_row(
+                Decoder(engine, prompts, drafter, nodes).run(arguments.tokens), plain, nodes
+            )
             for nodes in arguments.nodes
         ],
-    }  # fmt: skip
+    }
 
 
 def heldout_prompts(count: int, length: int) -> list[list[int]]:

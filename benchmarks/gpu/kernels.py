@@ -105,9 +105,12 @@ def draw_row(num_rows: int, vocab_size: int, device: torch.device) -> dict[str, 
     law = SamplingParams(0.8)
     seeds = np.random.default_rng(2).integers(0, 2**63, num_rows, dtype=np.uint64)
     rows = DrawRows(
-        np.array([pack(law)] * num_rows), np.zeros(num_rows, dtype=np.bool_), seeds,
-        np.arange(num_rows), np.zeros(num_rows, dtype=np.int64),
-    )  # fmt: skip
+        np.array([pack(law)] * num_rows),
+        np.zeros(num_rows, dtype=np.bool_),
+        seeds,
+        np.arange(num_rows),
+        np.zeros(num_rows, dtype=np.int64),
+    )
 
     def call(fused: FusedDraw | None) -> Callable[[], Draws]:
         return lambda: draw(logits, rows, NoiseRows(vocab_size, device), fused)

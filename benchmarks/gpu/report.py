@@ -39,28 +39,47 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 # Of each table the title and the format of a column; the fields are those of its rows.
 _KERNELS = {
-    "batch": "{batch}", "context": "{context}", "nodes": "{nodes}",
-    "largest error": "{largest_error:.1e}", "us": "{us:.1f}",
-    "reference us": "{reference_us:.1f}", "GB/s": "{gb_per_s:.0f}",
+    "batch": "{batch}",
+    "context": "{context}",
+    "nodes": "{nodes}",
+    "largest error": "{largest_error:.1e}",
+    "us": "{us:.1f}",
+    "reference us": "{reference_us:.1f}",
+    "GB/s": "{gb_per_s:.0f}",
     "of copy": "{share_of_copy_bandwidth:.0%}",
-}  # fmt: skip
+}
 _DRAWS = {
-    "rows": "{rows}", "vocabulary": "{vocab}", "different tokens": "{different_tokens}",
-    "us": "{us:.1f}", "reference us": "{reference_us:.1f}",
-}  # fmt: skip
+    "rows": "{rows}",
+    "vocabulary": "{vocab}",
+    "different tokens": "{different_tokens}",
+    "us": "{us:.1f}",
+    "reference us": "{reference_us:.1f}",
+}
 _PLAIN = {
-    "shape": "{shape}", "GB": "{gb:.2f}", "batch": "{batch}", "CUDA graphs": "{graphs}",
-    "tokens/s": "{plain_tokens_per_s:.1f}", "round ms": "{plain_round_ms:.2f}",
-    "step ms": "{plain_step_ms:.2f}", "limit tokens/s": "{limit_tokens_per_s:.0f}",
-    "of limit": "{share_of_limit:.1%}", "eager tokens/s": "{eager_tokens_per_s:.1f}",
-    "eager step ms": "{eager_step_ms:.2f}", "to eager": "{gain_of_graphs:.2f}x",
-}  # fmt: skip
+    "shape": "{shape}",
+    "GB": "{gb:.2f}",
+    "batch": "{batch}",
+    "CUDA graphs": "{graphs}",
+    "tokens/s": "{plain_tokens_per_s:.1f}",
+    "round ms": "{plain_round_ms:.2f}",
+    "step ms": "{plain_step_ms:.2f}",
+    "limit tokens/s": "{limit_tokens_per_s:.0f}",
+    "of limit": "{share_of_limit:.1%}",
+    "eager tokens/s": "{eager_tokens_per_s:.1f}",
+    "eager step ms": "{eager_step_ms:.2f}",
+    "to eager": "{gain_of_graphs:.2f}x",
+}
 _SPECULATIVE = {
-    "shape": "{shape}", "batch": "{batch}", "nodes": "{nodes}",
-    "tokens/round": "{tokens_per_round:.2f}", "draft ms": "{draft_ms:.2f}",
-    "verify ms": "{verify_ms:.2f}", "in series": "{ratio_in_series:.2f}x",
-    "free": "{ratio_drafts_free:.2f}x", "equal to plain": "{tokens_equal_to_plain:.1%}",
-}  # fmt: skip
+    "shape": "{shape}",
+    "batch": "{batch}",
+    "nodes": "{nodes}",
+    "tokens/round": "{tokens_per_round:.2f}",
+    "draft ms": "{draft_ms:.2f}",
+    "verify ms": "{verify_ms:.2f}",
+    "in series": "{ratio_in_series:.2f}x",
+    "free": "{ratio_drafts_free:.2f}x",
+    "equal to plain": "{tokens_equal_to_plain:.1%}",
+}
 
 
 def _table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -145,9 +145,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 _SETTINGS = (
-    "model", "config", "overrides", "laws", "concurrency", "pairs", "until", "turn", "prompts",
-    "max_tokens", "cores", "target_cores",
-)  # fmt: skip
+    "model",
+    "config",
+    "overrides",
+    "laws",
+    "concurrency",
+    "pairs",
+    "until",
+    "turn",
+    "prompts",
+    "max_tokens",
+    "cores",
+    "target_cores",
+)
 
 
 def main() -> int:

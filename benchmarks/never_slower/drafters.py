@@ -60,9 +60,14 @@ class RandomDrafter(CommittedTextDrafter[_RandomState]):
         tokens = self._generator.integers(0, self._options.vocab_size, count).tolist()
         survival = self._options.claim ** np.arange(1, count + 1)
         return Proposal(
-            task.request_id, task.generation, len(state.text), state.text.hash_at(len(state.text)),
-            TokenTree.chain(tokens), survival.astype(np.float32), self._name,
-        )  # fmt: skip
+            task.request_id,
+            task.generation,
+            len(state.text),
+            state.text.hash_at(len(state.text)),
+            TokenTree.chain(tokens),
+            survival.astype(np.float32),
+            self._name,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,9 +110,12 @@ def picture(document: Mapping[str, Any], path: Path) -> None:
     stacks = list(dict.fromkeys(record["stack"] for record in records))
     names = list(dict.fromkeys(_name(record) for record in records))
     figure, rows = plots.subplots(
-        len(stacks), 1, sharex=True, squeeze=False,
+        len(stacks),
+        1,
+        sharex=True,
+        squeeze=False,
         figsize=(2.0 + 0.4 * len(names), 1.2 + 1.8 * len(stacks)),
-    )  # fmt: skip
+    )
     for stack, (axis,) in zip(stacks, rows, strict=True):
         chosen = [record for record in records if record["stack"] == stack]
         means = [record["mean"] for record in chosen]

@@ -221,5 +221,6 @@ def _progress(cell: Cell, pairs: Sequence[Mapping[str, Any]]) -> None:
     last = ratios(pairs[-1:])[0]
     print(
         f"{cell.key:28} pair {len(pairs)}  {last:6.3f}  mean {found.mean:6.3f}",
-        file=sys.stderr, flush=True,
-    )  # fmt: skip
+        file=sys.stderr,
+        flush=True,
+    )

@@ -51,9 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         models=("lm", "recorded drafters that are no look-ups, by commas"),
     )
     choices = {
-        "machines": tuple(MACHINES), "places": tuple(PLACES), "behaviours": BEHAVIOURS,
-        "laws": tuple(LAWS), "sizes": tuple(map(str, SIZES)),
-    }  # fmt: skip
+        "machines": tuple(MACHINES),
+        "places": tuple(PLACES),
+        "behaviours": BEHAVIOURS,
+        "laws": tuple(LAWS),
+        "sizes": tuple(map(str, SIZES)),
+    }
     for name, known in choices.items():
         parser.add_argument(f"--{name}", default=",".join(known), help="separated by commas")
     options = parser.parse_args(arguments)
@@ -65,10 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"--{name}: {unknown[0]} is none of {', '.join(known)}")
     chosen = list(
         cells(
-            wanted["machines"], wanted["places"], wanted["behaviours"], wanted["laws"],
+            wanted["machines"],
+            wanted["places"],
+            wanted["behaviours"],
+            wanted["laws"],
             [int(size) for size in wanted["sizes"]],
         )
-    )  # fmt: skip
+    )
     overrides = [f"coordinator.{each}" for each in options.overrides]
     config = load_config(DEMO_CONFIG, overrides).config.coordinator if overrides else None
     bench = Bench(load(options.texts), models=frozenset(options.models.split(",")), config=config)

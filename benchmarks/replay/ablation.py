@@ -89,8 +89,14 @@ MECHANISMS: dict[str, Patch] = {
     "more of first tries": lambda: patch.object(standing, "_FIRST_SHARE", 0.003),
 }
 # What one drafter does not need.
-_OF_MANY = ("trust", "outcomes in a text", "change within a text", "weights of a merge",
-            "tries of models", "more of first tries")  # fmt: skip
+_OF_MANY = (
+    "trust",
+    "outcomes in a text",
+    "change within a text",
+    "weights of a merge",
+    "tries of models",
+    "more of first tries",
+)
 
 
 @dataclass(frozen=True, slots=True)

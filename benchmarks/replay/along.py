@@ -56,9 +56,18 @@ class Recording:
         token_ids, logprobs = zip(*self.likely[position].top, strict=True)
         top = TopTokens(token_array(token_ids)[None], np.array([logprobs], dtype=np.float32))
         return StepRows(
-            request_id, 1, self.task, b"", len(self.prompt_ids) + position - 1, last, 1,
-            EMPTY_TOKENS, EMPTY_TOKENS, int(self.output_ids[position]), top=top,
-        )  # fmt: skip
+            request_id,
+            1,
+            self.task,
+            b"",
+            len(self.prompt_ids) + position - 1,
+            last,
+            1,
+            EMPTY_TOKENS,
+            EMPTY_TOKENS,
+            int(self.output_ids[position]),
+            top=top,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,14 +141,19 @@ def judge(name: str, leads: Leads, num_sequences: int, seconds: float = _SECONDS
     machine = replace(MACHINES[name], read_s=_READ_S)
     texts = _texts(leads)
     return Found(
-        name, leads, num_sequences,
+        name,
+        leads,
+        num_sequences,
         *(
             _played(policy, machine, texts, names, num_sequences, seconds)
             for policy, names in (
-                (Watched, KINDS), (Oracle, KINDS), (Told, KINDS), (Watched, (*KINDS, USELESS))
+                (Watched, KINDS),
+                (Oracle, KINDS),
+                (Told, KINDS),
+                (Watched, (*KINDS, USELESS)),
             )
         ),
-    )  # fmt: skip
+    )
 
 
 def judge_recorded(
@@ -162,9 +167,14 @@ def judge_recorded(
 
     law = "sampled" if texts[0].is_sampled else "greedy"
     return FoundRecorded(
-        name, law, num_sequences, len(texts), played(Watched, names), played(Oracle, names),
+        name,
+        law,
+        num_sequences,
+        len(texts),
+        played(Watched, names),
+        played(Oracle, names),
         {each: played(Watched, (each,)) for each in names},
-    )  # fmt: skip
+    )
 
 
 def _played(
@@ -244,9 +254,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = judge(name, leads, count, options.seconds)
         _append(options.out, found)
         shares = (
-            _shares(found.learned, found.oracle), _shares(found.told, found.oracle),
+            _shares(found.learned, found.oracle),
+            _shares(found.told, found.oracle),
             _shares(found.with_useless, found.learned),
-        )  # fmt: skip
+        )
         print(f"| {name} | {leads} | {count} | {' | '.join(shares)} |", flush=True)
     return 0
 

@@ -18,8 +18,11 @@ LAWS = {"greedy": False, "sampled": True}
 BEHAVIOURS = ("good", "mixed", "random", "sleeping")
 # Nodes per second and text of drafters on devices of their own; None = residents.
 PLACES: dict[str, float | None] = {
-    "resident": None, "own-0.5": 500.0, "own-2": 2000.0, "own-8": 8000.0,
-}  # fmt: skip
+    "resident": None,
+    "own-0.5": 500.0,
+    "own-2": 2000.0,
+    "own-8": 8000.0,
+}
 # Numbers of nodes per text that a fixed budget is tried with.
 FIXED = (1, 2, 3, 4, 6, 8, 12, 16)
 # Virtual seconds of a cell, from a cold start.
@@ -55,9 +58,13 @@ class Found:
 
     def record(self) -> dict[str, object]:
         return {
-            **asdict(self.cell), "best_fixed": self.best, "best_nodes": self.best_nodes,
-            "adaptive": self.adaptive, "of_best_fixed": self.of_best, "whys": self.whys,
-        }  # fmt: skip
+            **asdict(self.cell),
+            "best_fixed": self.best,
+            "best_nodes": self.best_nodes,
+            "adaptive": self.adaptive,
+            "of_best_fixed": self.of_best,
+            "whys": self.whys,
+        }
 
 
 def cells(

@@ -94,9 +94,16 @@ def record_trees(drafter: Drafter, text: Recording) -> RecordedTrees:
     base_len, base_hash, new = 0, 0, text.prompt_ids
     for position in range(len(text.output_ids)):
         commit = Commit(
-            _REQUEST, 1, base_len, base_hash, new, len(text.prompt_ids), _MAX_NODES, text.task,
+            _REQUEST,
+            1,
+            base_len,
+            base_hash,
+            new,
+            len(text.prompt_ids),
+            _MAX_NODES,
+            text.task,
             text.params if base_len == 0 else None,
-        )  # fmt: skip
+        )
         if isinstance(drafter, StepReader) and position:
             drafter.read([text.row(_REQUEST, position - 1)])
         drafter.observe([commit])

@@ -113,11 +113,14 @@ class Played:
 
     def record(self) -> dict[str, Any]:
         return {
-            "scene": self.scene.name, "is_artificial": self.scene.is_artificial, "seed": self.seed,
+            "scene": self.scene.name,
+            "is_artificial": self.scene.is_artificial,
+            "seed": self.seed,
             "reached_s": {phase.value: round(at, 1) for phase, at in self.reached_s.items()},
-            "phase": self.phase.value, "places_of_poison": self.places_of_poison,
+            "phase": self.phase.value,
+            "places_of_poison": self.places_of_poison,
             "is_right": self.is_right,
-        }  # fmt: skip
+        }
 
 
 class _OverError(Exception):
@@ -158,9 +161,12 @@ class Watched(Adaptive):
 
 
 def play(
-    scene: Scene, texts: Sequence[RecordedText], seed: int, seconds: float = SECONDS,
+    scene: Scene,
+    texts: Sequence[RecordedText],
+    seed: int,
+    seconds: float = SECONDS,
     share: float = RolloutConfig().canary_share,
-) -> Played:  # fmt: skip
+) -> Played:
     """Play one scene.  share: of the requests in which both draft."""
     played = Played(scene, seed)
     roster = Roster({NEW: RolloutConfig(OLD, share)})

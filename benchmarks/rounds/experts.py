@@ -50,19 +50,33 @@ _CONTEXT_LEN, _NUM_TEXTS, _TURNS = 32, 3, 4
 _ROUTED_ROWS = 2000
 _SHAPES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 384},
-    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 2048,
-                "sliding_window": None},
-}  # fmt: skip
+    "mixtral": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 2048,
+        "sliding_window": None,
+    },
+}
 
 
 def make(family: str, folder: Path) -> Path:
     """Write a random mixture with a tokenizer."""
     source = Path(resolve(_TOKENIZER))
     config = AutoConfig.for_model(
-        family, hidden_size=512, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=4,
-        head_dim=64, vocab_size=49152, max_position_embeddings=2048, tie_word_embeddings=True,
-        bos_token_id=1, eos_token_id=2, pad_token_id=2, **_SHAPES[family],
-    )  # fmt: skip
+        family,
+        hidden_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        vocab_size=49152,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+        **_SHAPES[family],
+    )
     torch.manual_seed(0)
     # Wider than usual, so that a row's route depends on its token.
     config.initializer_range = 0.1
@@ -124,8 +138,12 @@ def timed(engine: Engine, text: TokenArray) -> list[float]:
             for index, size in enumerate(SIZES):
                 nodes = own[_CONTEXT_LEN + 1 : _CONTEXT_LEN + size]
                 parents = np.maximum(np.arange(len(nodes)) - 2, -1)
-                work = Work("timed", _CONTEXT_LEN, own[_CONTEXT_LEN : _CONTEXT_LEN + 1],
-                            TokenTree.of(nodes, parents))  # fmt: skip
+                work = Work(
+                    "timed",
+                    _CONTEXT_LEN,
+                    own[_CONTEXT_LEN : _CONTEXT_LEN + 1],
+                    TokenTree.of(nodes, parents),
+                )
                 began = time.perf_counter()
                 assert run_alone(engine, work).logits is not None
                 found[place, index] = min(found[place, index], time.perf_counter() - began)
@@ -155,13 +173,16 @@ def report_of(engine: Engine, family: str, text: TokenArray) -> dict[str, Any]:
         "family": family,
         "sizes": SIZES,
         "measured_ms": [round(1000 * float(each), 2) for each in true],
-        "experts_of_a_layer": [round(float(each), 1) for each in
-                               distinct(shares, np.array(SIZES, dtype=float))],
-        "profiles_ms": {name: dict(zip(each.rows, (round(1000 * t, 2) for t in each.times_s),
-                                       strict=True))
-                        for name, each in profiles.items() if each is not None},
+        "experts_of_a_layer": [
+            round(float(each), 1) for each in distinct(shares, np.array(SIZES, dtype=float))
+        ],
+        "profiles_ms": {
+            name: dict(zip(each.rows, (round(1000 * t, 2) for t in each.times_s), strict=True))
+            for name, each in profiles.items()
+            if each is not None
+        },
         "errors": found,
-    }  # fmt: skip
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -84,8 +84,10 @@ class NullEngine:
         self.last_step = StepSummary(
             num_rows=len(works) + num_nodes,
             num_prefill_rows=sum(len(work.delta) for work in works if len(work.delta) > PERIOD),
-            num_sequences=len(works), num_nodes=num_nodes, forward_time_s=ended - began,
-        )  # fmt: skip
+            num_sequences=len(works),
+            num_nodes=num_nodes,
+            forward_time_s=ended - began,
+        )
         return outputs
 
     def _answer(self, work: Work) -> Output:

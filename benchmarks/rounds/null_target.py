@@ -70,10 +70,15 @@ def build(engine: NullEngine, verifier: Verifier, budget: str, forward_s: float)
     times = profile_drafting(verifier, residents, VOCAB_SIZE, 64) if budget == "adaptive" else ()
     engine.steps.clear()
     description = WorkerDescription(
-        "null-target", "target", "null", vocab_size=VOCAB_SIZE,
-        max_context_len=engine.max_context_len, max_running_sequences=64, max_batch_tokens=512,
+        "null-target",
+        "target",
+        "null",
+        vocab_size=VOCAB_SIZE,
+        max_context_len=engine.max_context_len,
+        max_running_sequences=64,
+        max_batch_tokens=512,
         residents=residents.names,
-    )  # fmt: skip
+    )
     worker = TargetWorker(
         verifier, description, Controller(config, profile, times), residents, max_draft_tokens=4
     )

@@ -79,11 +79,13 @@ def _requests(count: int, num_tokens: int, is_drafted: bool, round_number: int) 
     # Each prompt contains the period once and ends at another place of it.
     return [
         Request(
-            f"{round_number}-{index}", text(0, PERIOD + 16 + index), replace(params, seed=index),
+            f"{round_number}-{index}",
+            text(0, PERIOD + 16 + index),
+            replace(params, seed=index),
             speculation=SpeculationOptions(enabled=is_drafted),
         )
         for index in range(count)
-    ]  # fmt: skip
+    ]
 
 
 async def _ask(address: str, requests: Sequence[Request]) -> None:
@@ -108,8 +110,11 @@ def _pauses(process: PinnedProcess, pause_s: float, is_over: threading.Event) ->
 def _period(report: Mapping[str, Any], size: int) -> dict[str, float]:
     """Return the figures of the steps that had all texts, without the first and the last ones."""
     steps: Sequence[Sequence[float]] = report["steps"]
-    full = [index for index, step in enumerate(steps[:-1])
-            if step[2] == size and steps[index + 1][2] == size]  # fmt: skip
+    full = [
+        index
+        for index, step in enumerate(steps[:-1])
+        if step[2] == size and steps[index + 1][2] == size
+    ]
     full = full[len(full) // 10 : -max(len(full) // 10, 1)]
     periods = [steps[index + 1][0] - steps[index][0] for index in full]
     forwards = [steps[index][1] - steps[index][0] for index in full]
@@ -138,8 +143,15 @@ def measure(arguments: argparse.Namespace, how: str, size: int, is_drafted: bool
 
         relay, is_over = None, threading.Event()
         try:
-            target = start("benchmarks.rounds.null_target", "--how", how, "--out", str(out),
-                           "--budget", arguments.budget)  # fmt: skip
+            target = start(
+                "benchmarks.rounds.null_target",
+                "--how",
+                how,
+                "--out",
+                str(out),
+                "--budget",
+                arguments.budget,
+            )
             drafter = start(
                 "cluster.worker", "draft", str(config), "pool", "--log-level", "WARNING"
             )
@@ -147,8 +159,16 @@ def measure(arguments: argparse.Namespace, how: str, size: int, is_drafted: bool
             if arguments.delay_ms:
                 relay = _Relay(address, 1e-3 * arguments.delay_ms)
                 address = relay.address
-            lead = start("cluster.lead", str(config), "--target", address, "--drafter",
-                         f"pool={drafter.ready_address()}", "--log-level", "WARNING")  # fmt: skip
+            lead = start(
+                "cluster.lead",
+                str(config),
+                "--target",
+                address,
+                "--drafter",
+                f"pool={drafter.ready_address()}",
+                "--log-level",
+                "WARNING",
+            )
             coordinator = lead.ready_address()
             time.sleep(1.0)  # until all processes have joined
             if arguments.pause_ms:

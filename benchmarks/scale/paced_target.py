@@ -85,10 +85,13 @@ class _Texts:
         self._serial += 1
         verdicts = tuple(map(self._verdict, list(self._lengths)))
         report = StepReport(
-            _STEP_S, 0.9 * _STEP_S, num_sequences=len(verdicts),
+            _STEP_S,
+            0.9 * _STEP_S,
+            num_sequences=len(verdicts),
             num_nodes=sum(verdict.num_nodes for verdict in verdicts),
-            pages_in_use=1, pages_total=_NO_LIMIT,
-        )  # fmt: skip
+            pages_in_use=1,
+            pages_total=_NO_LIMIT,
+        )
         return VerdictFrame(verdicts, report=report, serial=self._serial)
 
     def _verdict(self, name: TextName) -> TextVerdict:
@@ -106,9 +109,17 @@ class _Texts:
                 name.request_id, name.generation, length, emitted, NO_SOURCES, finish_reason=reason
             )
         return TextVerdict(
-            name.request_id, name.generation, length, emitted, _SOURCES, (0,) * len(_SOURCES),
-            _NUM_NODES, (_NUM_NODES,), (_NUM_NODES,), finish_reason=reason,
-        )  # fmt: skip
+            name.request_id,
+            name.generation,
+            length,
+            emitted,
+            _SOURCES,
+            (0,) * len(_SOURCES),
+            _NUM_NODES,
+            (_NUM_NODES,),
+            (_NUM_NODES,),
+            finish_reason=reason,
+        )
 
 
 class PacedTarget:
@@ -121,10 +132,15 @@ class PacedTarget:
 
     def describe(self, max_sequences: int = MAX_SEQUENCES) -> WorkerDescription:
         return WorkerDescription(
-            "null-target", "target", "null", vocab_size=_VOCABULARY, max_context_len=_NO_LIMIT,
-            max_running_sequences=max_sequences, max_batch_tokens=_NO_LIMIT,
+            "null-target",
+            "target",
+            "null",
+            vocab_size=_VOCABULARY,
+            max_context_len=_NO_LIMIT,
+            max_running_sequences=max_sequences,
+            max_batch_tokens=_NO_LIMIT,
             residents=self._residents,
-        )  # fmt: skip
+        )
 
     async def serve(self, link: Link[VerdictFrame, StepFrame]) -> None:
         await link.send(VerdictFrame(load=Load(seats=MAX_SEQUENCES)))

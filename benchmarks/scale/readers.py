@@ -31,9 +31,11 @@ class HttpReader(asyncio.Protocol):
         body = json.dumps(asked).encode()
         lines = [
             f"POST /v1/{'chat/' if is_chat else ''}completions HTTP/1.1",
-            "host: localhost", "content-type: application/json", f"content-length: {len(body)}",
+            "host: localhost",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
             *headers,
-        ]  # fmt: skip
+        ]
         self._request = "\r\n".join([*lines, "", ""]).encode() + body
         self.transport: asyncio.Transport
 

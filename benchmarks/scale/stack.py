@@ -70,9 +70,11 @@ def running(plan: Plan) -> Iterator[Stack]:
 
         try:
             _, target = start(
-                "benchmarks.scale.paced_target", "--period-ms", str(plan.period_ms),
+                "benchmarks.scale.paced_target",
+                "--period-ms",
+                str(plan.period_ms),
                 *(["--drafted"] if plan.is_drafted else []),
-            )  # fmt: skip
+            )
             lead = ("benchmarks.scale.lead", str(config), "--target", target)
             leads = [start(*lead, "--log-level", "WARNING") for _ in range(plan.num_coordinators)]
             chosen = [word for _, address in leads for word in ("--coordinator", address)]

@@ -173,11 +173,17 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Record, list[Run], Setup]:
     }
     model = arguments.vllm_model or (str(resolve(config.target.engine.model)) if peers else "")
     setup = Setup(
-        arguments.config, tuple(arguments.overrides), model, arguments.draft, arguments.dtype,
-        programs, max(_MIN_SEQUENCES, *arguments.concurrency),
+        arguments.config,
+        tuple(arguments.overrides),
+        model,
+        arguments.draft,
+        arguments.dtype,
+        programs,
+        max(_MIN_SEQUENCES, *arguments.concurrency),
         arguments.max_context_len,
-        arguments.port, arguments.logs,
-    )  # fmt: skip
+        arguments.port,
+        arguments.logs,
+    )
     # Peers may be added to a record that was measured without them, and stay in the report.
     free = ("systems", "peers", "draft_tokens")
     record = Record(arguments.out, settings, free=free, fresh=arguments.fresh)

@@ -82,9 +82,14 @@ async def _over_http(run: Run, asked: Asked, max_tokens: int, told: Told) -> lis
 def _engine(maker: str, mode: str, setup: Setup) -> Iterator[PinnedProcess]:
     """A peer in process, in its own interpreter."""
     command = engine_command(
-        f"{maker}-{mode}", setup.programs, setup.model, setup.draft, setup.dtype,
-        setup.max_sequences, setup.max_context_len,
-    )  # fmt: skip
+        f"{maker}-{mode}",
+        setup.programs,
+        setup.model,
+        setup.draft,
+        setup.dtype,
+        setup.max_sequences,
+        setup.max_context_len,
+    )
     cores = sorted(os.sched_getaffinity(0))
     log = setup.log / f"{maker}-{mode}-in-process.log"
     process = PinnedProcess(command, cores, log, environment(maker, cores))

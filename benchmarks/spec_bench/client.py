@@ -143,10 +143,16 @@ class Asker:
                 reason = choice.get("finish_reason") or reason
         ended = time.perf_counter()
         return Turn(
-            question.id, question.category, index, submitted,
-            times[0] if times else ended, times[-1] if times else ended,
-            int(usage.get("completion_tokens", 0)), reason, "".join(pieces),
+            question.id,
+            question.category,
+            index,
+            submitted,
+            times[0] if times else ended,
+            times[-1] if times else ended,
+            int(usage.get("completion_tokens", 0)),
+            reason,
+            "".join(pieces),
             int(statistics.get("num_spec_steps") or 0),
             int(statistics.get("num_draft_tokens") or 0),
             int(statistics.get("num_accepted_draft_tokens") or 0),
-        )  # fmt: skip
+        )

@@ -11,9 +11,18 @@ from benchmarks.support.page import head, not_measured, number, origin, ratio, r
 Record = Mapping[str, Any]
 
 _TITLES = (
-    "system", "answers", "refused", "tokens/s", "one stream", "to its own plain", "to our plain",
-    "whole answers to its own plain", "TTFT p50, ms", "acceptance length", "answers with drafts",
-)  # fmt: skip
+    "system",
+    "answers",
+    "refused",
+    "tokens/s",
+    "one stream",
+    "to its own plain",
+    "to our plain",
+    "whole answers to its own plain",
+    "TTFT p50, ms",
+    "acceptance length",
+    "answers with drafts",
+)
 _RATIOS = ("to_own_plain", "to_plain", "whole_to_own_plain")
 
 
@@ -71,16 +80,21 @@ def _systems(records: Sequence[Record]) -> list[str]:
         *(
             row(
                 [
-                    record["system"], str(record["answers"]), str(record["refused"]),
-                    number(record["tokens_per_s"]), number(record["stream_tokens_per_s"]),
-                    *(_all(record[name]) for name in _RATIOS), number(record["ttft_p50_ms"]),
-                    ratio(record["acceptance_length"][ALL]), f"{record['drafted_share']:.0%}",
+                    record["system"],
+                    str(record["answers"]),
+                    str(record["refused"]),
+                    number(record["tokens_per_s"]),
+                    number(record["stream_tokens_per_s"]),
+                    *(_all(record[name]) for name in _RATIOS),
+                    number(record["ttft_p50_ms"]),
+                    ratio(record["acceptance_length"][ALL]),
+                    f"{record['drafted_share']:.0%}",
                     *(_to_fastest(record["to_fastest"][maker]) for maker in makers),
                 ]
             )
             for record in records
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _to_fastest(found: Mapping[str, Any]) -> str:
@@ -101,8 +115,10 @@ def _categories(records: Sequence[Record]) -> list[str]:
     categories = [name for name in chosen[0]["acceptance_length"] if name != ALL]
     lines = head(["by category", *categories])
     for record in chosen:
-        for title, name in (("to its own plain", "to_own_plain"),
-                            ("acceptance length", "acceptance_length")):  # fmt: skip
+        for title, name in (
+            ("to its own plain", "to_own_plain"),
+            ("acceptance length", "acceptance_length"),
+        ):
             cells = [ratio(record[name].get(category)) for category in categories]
             lines.append(row([f"{record['system']}: {title}", *cells]))
     return lines

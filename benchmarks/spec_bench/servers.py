@@ -88,12 +88,26 @@ def peer(maker: str, mode: str, setup: Setup) -> Iterator[Asked]:
 
 def _vllm_command(mode: str, setup: Setup) -> list[str]:
     command = [
-        setup.programs.of("vllm"), "-m", "vllm.entrypoints.openai.api_server",
-        "--model", os.path.abspath(setup.model), "--served-model-name", "model",
-        "--dtype", setup.dtype, "--max-model-len", str(setup.max_context_len),
-        "--max-num-seqs", str(setup.max_sequences), "--host", "127.0.0.1",
-        "--port", str(setup.port), "--generation-config", "vllm",
-    ]  # fmt: skip
+        setup.programs.of("vllm"),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        os.path.abspath(setup.model),
+        "--served-model-name",
+        "model",
+        "--dtype",
+        setup.dtype,
+        "--max-model-len",
+        str(setup.max_context_len),
+        "--max-num-seqs",
+        str(setup.max_sequences),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(setup.port),
+        "--generation-config",
+        "vllm",
+    ]
     config = speculative_config(mode, setup.draft, DRAFT_TOKENS["vllm"][mode])
     if config is not None:
         command += ["--speculative-config", json.dumps(config)]

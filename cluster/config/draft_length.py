@@ -77,8 +77,10 @@ class DraftLengthConfig:
         """Raise ConfigError for a rule of a class or task that there is not."""
         path = "coordinator.draft_length"
         for place, rule in enumerate(self.overrides):
-            for key, name, known in (("class", rule.latency_class, classes),
-                                     ("task", rule.task, tasks)):  # fmt: skip
+            for key, name, known in (
+                ("class", rule.latency_class, classes),
+                ("task", rule.task, tasks),
+            ):
                 if name and name not in known:
                     reason = f"{name!r} is no {key}; known are: {', '.join(known) or 'none'}"
                     raise ConfigError.at(f"{path}.overrides[{place}].{key}", reason)

@@ -111,8 +111,12 @@ class PemFiles:
         except ssl.SSLCertVerificationError as error:
             if error.verify_code not in (_NOT_YET_VALID, _EXPIRED):
                 self._refuse("cert_file", f"{self.cert_file}: {error.verify_message}")
-            log.warning("%s.cert_file: %s: %s; peers refuse it, so put a valid one there",
-                        self.place, self.cert_file, error.verify_message)  # fmt: skip
+            log.warning(
+                "%s.cert_file: %s: %s; peers refuse it, so put a valid one there",
+                self.place,
+                self.cert_file,
+                error.verify_message,
+            )
         except ssl.SSLError as error:
             self._refuse("cert_file", f"{self.cert_file}: {error.reason}")
 

@@ -102,9 +102,11 @@ def _problems(
 def check_elsewhere(name: str, drafter: DrafterConfig) -> None:
     """Raise ConfigError for what the application that the drafter is part of must say."""
     named = DrafterConfig(
-        kind=drafter.kind, shadow=drafter.shadow, rollout=drafter.rollout,
+        kind=drafter.kind,
+        shadow=drafter.shadow,
+        rollout=drafter.rollout,
         placement=DrafterPlacement(application=drafter.application),
-    )  # fmt: skip
+    )
     if drafter != named:
         raise ConfigError.at(
             f"drafters.{name}",

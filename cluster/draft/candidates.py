@@ -128,10 +128,15 @@ def ranked_draw(
     They refer to the vocabulary's memory, so it has to live as long as they are used.
     """
     return RankedDraw(
-        params.noise_key, position, params.stream, params.top_k,
-        params.temperature, params.top_p, params.min_p,
+        params.noise_key,
+        position,
+        params.stream,
+        params.top_k,
+        params.temperature,
+        params.top_p,
+        params.min_p,
         None if vocabulary is None else vocabulary.address,
-    )  # fmt: skip
+    )
 
 
 def _target_ids(columns: IdArray, vocabulary: DraftVocabulary | None) -> IdArray:

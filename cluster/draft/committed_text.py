@@ -47,9 +47,13 @@ class RequestState:
     def opened_by(cls, commit: Commit) -> Self:
         """The state of the request that `commit` opens, without text."""
         return cls(
-            commit.generation, commit.prompt_len, commit.task, commit.params or SamplingParams(),
-            tenant=commit.tenant, request_id=commit.request_id,
-        )  # fmt: skip
+            commit.generation,
+            commit.prompt_len,
+            commit.task,
+            commit.params or SamplingParams(),
+            tenant=commit.tenant,
+            request_id=commit.request_id,
+        )
 
     @property
     def circle(self) -> tuple[bytes, str]:

@@ -60,8 +60,10 @@ def load_draft_model(
     if shared is not None:
         log.info(
             "drafter of another vocabulary name=%s tokens=%d share=%.2f",
-            context.name, len(shared.vocabulary.target_ids), shared.share,
-        )  # fmt: skip
+            context.name,
+            len(shared.vocabulary.target_ids),
+            shared.share,
+        )
     if engine is None:
         engine = _engine(context, options, shared)
     vocabulary = load_draft_vocabulary(folder) if shared is None else shared.vocabulary

@@ -71,9 +71,13 @@ class DrawnTrees:
         return list(zip(alive, self._shares.of((task, params.law)).claims(), strict=False))
 
     def learn(
-        self, tree: LiveTree, path: Sequence[int], token_ids: Sequence[int], task: str,
+        self,
+        tree: LiveTree,
+        path: Sequence[int],
+        token_ids: Sequence[int],
+        task: str,
         params: SamplingParams,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Enter the tokens that a text went on with.  path: their nodes, as far as it goes."""
         shares = self._shares.of((task, params.law))
         for node, token in zip((ROOT, *path), token_ids, strict=False):

@@ -91,10 +91,11 @@ class Eagle3Drafter(HeadDrafter[Head]):
             places.setdefault(id(growth), (growth, []))[1].append(place)
         device, of_texts = hidden[0].device, list(places.values())
         found = self._head(
-            torch.tensor(token_ids, device=device), torch.stack(hidden),
+            torch.tensor(token_ids, device=device),
+            torch.stack(hidden),
             torch.tensor(positions, device=device),
             SpanAttention([growth.part(own) for growth, own in of_texts]),
-        )  # fmt: skip
+        )
         handed_on = torch.split(self._head.handed_on(found), [len(own) for _, own in of_texts])
         for (growth, _), own_rows in zip(of_texts, handed_on, strict=True):
             growth.handed_on += own_rows.unbind()

@@ -70,8 +70,12 @@ class SpanAttention:
         for part, (own, keys, values) in zip(self._parts, rows, strict=True):
             keys, values = part.span.extend(layer, keys, values)
             attended = scaled_dot_product_attention(
-                own, keys, values, attn_mask=part.masks[layer], scale=options.scaling,
+                own,
+                keys,
+                values,
+                attn_mask=part.masks[layer],
+                scale=options.scaling,
                 enable_gqa=True,
-            )  # fmt: skip
+            )
             found.append(attended.transpose(1, 2))
         return torch.cat(found, dim=1)

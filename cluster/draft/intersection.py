@@ -114,9 +114,13 @@ class Reader:
     """Reads texts of the target's tokens in the draft model's, as they are numbered anew."""
 
     def __init__(
-        self, target: TokenBytes, draft: TokenBytes, vocabulary: DraftVocabulary, order: Ids,
+        self,
+        target: TokenBytes,
+        draft: TokenBytes,
+        vocabulary: DraftVocabulary,
+        order: Ids,
         specials: Specials,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._target, self._draft = target, draft
         self._places = np.empty(len(order), np.int64)
         self._places[order] = np.arange(len(order))

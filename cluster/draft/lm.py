@@ -204,9 +204,15 @@ class LMDrafter(TreeDrafter[LMRequest]):
         if grower is None or count > grower.max_candidates:
             return None
         return GrowthRules(
-            count, min(options.num_children, count), options.width, self._max_rows,
-            self._num_columns, options.min_survival, KEPT_SHARE, _SLICE_S,
-        )  # fmt: skip
+            count,
+            min(options.num_children, count),
+            options.width,
+            self._max_rows,
+            self._num_columns,
+            options.min_survival,
+            KEPT_SHARE,
+            _SLICE_S,
+        )
 
     def _num_expanded(self, num_asked: int) -> int:
         per_node = 1 if self._is_resident else self._options.expanded_per_node
@@ -283,8 +289,9 @@ class LMDrafter(TreeDrafter[LMRequest]):
             if output.error is not None:
                 log.info(
                     "drafter stopped drafting for a request drafter=%s code=%s",
-                    self._name, output.error.code,
-                )  # fmt: skip
+                    self._name,
+                    output.error.code,
+                )
             if output.logits is not None and nodes:
                 rows.extend((request, node) for node in nodes)
                 logits.append(output.logits)

@@ -194,12 +194,24 @@ class LMRequest(TreeRequest):
             stop_token_ids = tuple(each for each in written if each is not None)
         self.in_engine = True
         return Growing(
-            self.request_id, base_len, text.token_ids[base_len:], text.hash_at(base_len),
-            self._engine_tree(tree.engine_tree()), leaves, len(tree) + 1, max_slots,
-            num_wanted, tree.best_survivals(num_wanted),
-            ranked_draw(params, self.next_position, vocabulary), tau, coverage,
-            params.max_tokens, params.min_tokens, stop_token_ids, self.tenant,
-        )  # fmt: skip
+            self.request_id,
+            base_len,
+            text.token_ids[base_len:],
+            text.hash_at(base_len),
+            self._engine_tree(tree.engine_tree()),
+            leaves,
+            len(tree) + 1,
+            max_slots,
+            num_wanted,
+            tree.best_survivals(num_wanted),
+            ranked_draw(params, self.next_position, vocabulary),
+            tau,
+            coverage,
+            params.max_tokens,
+            params.min_tokens,
+            stop_token_ids,
+            self.tenant,
+        )
 
     def grown(self, answer: Output | Grown) -> None:
         """Apply the engine's answer to `growing`."""

@@ -57,9 +57,13 @@ class ProductDrafter(HeadDrafter[Head]):
         return replace(request.proposal(max_nodes, least, self._name), is_complete=True)
 
     def _branch(
-        self, request: HeadRequest, tree: LiveTree, node: int, ranked: RankedRows,
+        self,
+        request: HeadRequest,
+        tree: LiveTree,
+        node: int,
+        ranked: RankedRows,
         shares: npt.NDArray[np.float64],
-    ) -> None:  # fmt: skip
+    ) -> None:
         depth = tree.depths[node]
         if depth == len(shares):
             return

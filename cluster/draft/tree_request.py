@@ -148,9 +148,16 @@ class TreeRequest(RequestState):
                 nodes = self.tree.best_nodes(max_nodes, min_survival)
                 laws = laws_of(self.tree, nodes, self.params, self.next_position)
             former = Proposal(
-                self.request_id, self.generation, base_len, prefix_hash, tree, survival, drafter,
-                is_complete=not is_growing and len(tree) > 0, laws=laws,
-            )  # fmt: skip
+                self.request_id,
+                self.generation,
+                base_len,
+                prefix_hash,
+                tree,
+                survival,
+                drafter,
+                is_complete=not is_growing and len(tree) > 0,
+                laws=laws,
+            )
             self._proposed = former
         return former
 

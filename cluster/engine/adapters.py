@@ -180,9 +180,13 @@ class LayerByLayer:
         self._plan = plan
 
     def attend_layer(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
         options: AttentionOptions,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         return self._plan.attend_layer(layer, query, key, value, options)
 
 

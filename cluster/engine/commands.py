@@ -158,9 +158,14 @@ def _work(reader: _Reader) -> Work:
     tenant = reader.binary()
     is_checked, prefix_hash = reader.number(_BYTE), reader.number(_HASH)
     return Work(
-        request_id, base_len, delta, TokenTree(token_ids, parents), num_cached_nodes,
-        prefix_hash if is_checked else None, tenant,
-    )  # fmt: skip
+        request_id,
+        base_len,
+        delta,
+        TokenTree(token_ids, parents),
+        num_cached_nodes,
+        prefix_hash if is_checked else None,
+        tenant,
+    )
 
 
 def _put_text(parts: list[bytes], text: str) -> None:

@@ -118,12 +118,16 @@ class FirstLayers:
         sequences = [
             self._opened(
                 Work(
-                    tree.request_id, tree.base_len, tree.delta, tree.tree, len(tree.tree),
+                    tree.request_id,
+                    tree.base_len,
+                    tree.delta,
+                    tree.tree,
+                    len(tree.tree),
                     tree.prefix_hash,
                 )
             )
             for tree in trees
-        ]  # fmt: skip
+        ]
         ready = [(tree, each) for tree, each in zip(trees, sequences, strict=True) if each]
         texts = [(each.tables[group].slots, each.length) for _, each in ready]
         grown: dict[str, Grown] = {}

@@ -54,9 +54,14 @@ class ResidentGrowth:
         page_owners = self._pages
         sequence = page_owners.enter(tree.request_id)
         work = Work(
-            tree.request_id, tree.base_len, tree.delta, tree.tree, len(tree.tree), tree.prefix_hash,
+            tree.request_id,
+            tree.base_len,
+            tree.delta,
+            tree.tree,
+            len(tree.tree),
+            tree.prefix_hash,
             tree.tenant,
-        )  # fmt: skip
+        )
         have_len = page_owners.open(work, sequence)
         if have_len is not None:
             return Output(tree.request_id, have_len=have_len)

@@ -20,8 +20,13 @@ log = logging.getLogger(__name__)
 # What Triton raises where it cannot compile, load or launch: no compiler, no Python headers, no
 # driver (RuntimeError, AssertionError), too little shared memory, an instruction that is not there.
 LAUNCH_ERRORS = (
-    TritonError, RuntimeError, AssertionError, ImportError, OSError, subprocess.SubprocessError,
-)  # fmt: skip
+    TritonError,
+    RuntimeError,
+    AssertionError,
+    ImportError,
+    OSError,
+    subprocess.SubprocessError,
+)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -29,9 +29,13 @@ class Limits:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, max_context_len: int, vocab_size: int,
-        num_pages: tuple[int, ...], groups: tuple[LayerGroup, ...],
-    ) -> Limits:  # fmt: skip
+        cls,
+        config: EngineConfig,
+        max_context_len: int,
+        vocab_size: int,
+        num_pages: tuple[int, ...],
+        groups: tuple[LayerGroup, ...],
+    ) -> Limits:
         """Raise ConfigError for sizes with which nothing could be served."""
         check_sizes(config, max_context_len, min(num_pages))
         reaches = tuple(group.reach for group in groups)

@@ -39,9 +39,13 @@ class Forward:
     """Runs a model on a cache; not thread-safe.  graphs: None where steps run eagerly only."""
 
     def __init__(
-        self, config: EngineConfig, model: LoadedModel, cache: KVCache, vote: Vote | None = None,
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        cache: KVCache,
+        vote: Vote | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """vote: of the ranks, which fall back together or not at all; None = it is the only one."""
         self.graphs: GraphedForward | None = None
         self._config = config

@@ -47,10 +47,11 @@ ARM_SECONDS = Metric(
     "drafthouse_arm_decode_seconds", "counter", "Time that texts waited for these.", ("arm",)
 )
 SWITCHBACK_SPEEDUP = Metric(
-    "drafthouse_switchback_speedup", "gauge",
+    "drafthouse_switchback_speedup",
+    "gauge",
     "Speed around plain windows over that within. bound: mean, low, high (its 95 % interval).",
     ("bound",),
-)  # fmt: skip
+)
 RUNNING = Metric(
     "drafthouse_running_requests",
     "gauge",
@@ -250,14 +251,17 @@ DRAFTER_FOREIGN = Metric(
     ("drafter",),
 )
 ROLLOUT_PHASE = Metric(
-    "drafthouse_rollout_phase", "gauge",
-    "Phase of a drafter in a rollout: 0 shadow, 1 canary, 2 active, 3 retired.", ("drafter",),
-)  # fmt: skip
+    "drafthouse_rollout_phase",
+    "gauge",
+    "Phase of a drafter in a rollout: 0 shadow, 1 canary, 2 active, 3 retired.",
+    ("drafter",),
+)
 ROLLOUT_LEAD = Metric(
-    "drafthouse_rollout_lead_tokens", "gauge",
+    "drafthouse_rollout_lead_tokens",
+    "gauge",
     "Accepted tokens beyond those of the drafter that it replaces, per step of this phase.",
     ("drafter",),
-)  # fmt: skip
+)
 ROLLOUT_CHANGES = Metric(
     "drafthouse_rollout_changes", "counter", "Times that it came to a phase.", ("drafter", "phase")
 )

@@ -24,9 +24,32 @@ PREFIX = "vllm:"
 
 # vLLM's bounds, and finer ones below them for small models.
 _REQUEST_SECONDS = (
-    0.005, 0.02, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
-    50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
-)  # fmt: skip
+    0.005,
+    0.02,
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+    960.0,
+    1920.0,
+    7680.0,
+)
 _TOKENS = tuple(float(m * 10**exponent) for exponent in range(6) for m in (1, 2, 5))
 _STEP_TOKENS = (1.0, *(float(2**exponent) for exponent in range(3, 15)))
 

@@ -32,9 +32,15 @@ _SINGLE_DIGITS = frozenset(
 # The last two end a turn, where the first may only end a document.
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _CONVERSION_ERRORS = (
-    OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, NotImplementedError,
+    OSError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    RuntimeError,
+    NotImplementedError,
     ImportError,
-)  # fmt: skip
+)
 
 
 def convert(file: Path, folder: Path) -> None:
@@ -61,8 +67,10 @@ def convert(file: Path, folder: Path) -> None:
         ) from error
     if report["missing_keys"]:
         # transformers would go on with random numbers in their place.
-        raise ConfigError(f"{file} lacks the weights {sorted(report['missing_keys'])[0]!r} and "
-                          "maybe more; use the model's safetensors folder")  # fmt: skip
+        raise ConfigError(
+            f"{file} lacks the weights {sorted(report['missing_keys'])[0]!r} and "
+            "maybe more; use the model's safetensors folder"
+        )
     ends = _generation_ends(reader)
     if ends:
         model.generation_config.eos_token_id = ends

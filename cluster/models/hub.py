@@ -27,8 +27,9 @@ def find(source: HubSource) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(source.repo_id, revision=source.revision,
-                                        local_files_only=True))  # fmt: skip
+        folder = Path(
+            snapshot_download(source.repo_id, revision=source.revision, local_files_only=True)
+        )
     except (OSError, ValueError):
         return None
     is_whole = (folder / "config.json").is_file() and _has_weights(folder)

@@ -88,9 +88,10 @@ def header_of(path: Path) -> dict[str, Any]:
 def safetensors_of(folder: Path) -> list[Path]:
     """The files of weights that are stored under their own names and shapes."""
     return [
-        path for path in _weights_files(folder)
+        path
+        for path in _weights_files(folder)
         if path.suffix == ".safetensors" and path.name != INT8
-    ]  # fmt: skip
+    ]
 
 
 def _weights_files(folder: Path) -> list[Path]:

@@ -20,9 +20,17 @@ log = logging.getLogger(__name__)
 
 # pip's own five retries keep someone without a network waiting for half a minute.
 _PIP = (
-    "download", "--no-deps", "--only-binary", ":all:", "--retries", "2", "--no-input",
-    "--progress-bar", "off", "--disable-pip-version-check",
-)  # fmt: skip
+    "download",
+    "--no-deps",
+    "--only-binary",
+    ":all:",
+    "--retries",
+    "2",
+    "--no-input",
+    "--progress-bar",
+    "off",
+    "--disable-pip-version-check",
+)
 _POLL_S = 0.2
 _TELL_EVERY_S = 10.0
 

@@ -97,8 +97,10 @@ class Candidate:
 
     def export(self) -> dict[str, Any]:
         return {
-            "phase": self.phase.value, "places": self.num_places, "lead": self._lead.export(),
-        }  # fmt: skip
+            "phase": self.phase.value,
+            "places": self.num_places,
+            "lead": self._lead.export(),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a result of `export`; raises ValueError for another form."""

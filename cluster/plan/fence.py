@@ -37,8 +37,10 @@ class Fence:
         if count & (count - 1) == 0:
             log.error(
                 "bookkeeping failed part=%s times=%d; rounds go on without it",
-                part, count, exc_info=error,
-            )  # fmt: skip
+                part,
+                count,
+                exc_info=error,
+            )
 
 
 class _Section(AbstractContextManager[None]):

@@ -80,10 +80,12 @@ def gather(batch: Sequence[Text], acceptance: AcceptanceModel) -> Offers | None:
     sources = np.zeros(found.merged.num_nodes, dtype=np.uint32)
     np.bitwise_or.at(sources, found.places, _sources_of(rows, found))
     return Offers(
-        found.merged, found.survival, sources,
+        found.merged,
+        found.survival,
+        sources,
         _is_proposed(found, [not row.held.is_resident for row in rows]),
         _is_proposed(found, [row.held.is_look_up for row in rows]),
-    )  # fmt: skip
+    )
 
 
 def look_at(batch: Sequence[Text], turn: int) -> None:

@@ -164,10 +164,12 @@ class Roster:
         for each in self._candidates:
             pair = each.name, each.rollout.replaces
             if (
-                each.phase is not Phase.RETIRED and text.is_coupled and _in_sample(each, text)
+                each.phase is not Phase.RETIRED
+                and text.is_coupled
+                and _in_sample(each, text)
                 and all(name in self._here and name in text.names for name in pair)
                 and (text.asked is None or text.asked.issuperset(pair))
-            ):  # fmt: skip
+            ):
                 if pair not in text.trials or text.trials[pair].phase != each.phase:
                     text.trials[pair] = Trial(pair, each.phase)
                 yield text.trials[pair]
@@ -216,13 +218,16 @@ class Roster:
         """Every rollout as a plain record, for status reports."""
         return [
             {
-                "drafter": each.name, "replaces": each.rollout.replaces, "phase": each.phase.value,
-                "is_here": each.name in self._here, "places": each.num_places,
+                "drafter": each.name,
+                "replaces": each.rollout.replaces,
+                "phase": each.phase.value,
+                "is_here": each.name in self._here,
+                "places": each.num_places,
                 "lead": each.lead[0],
                 "error": each.lead[1] if math.isfinite(each.lead[1]) else None,
             }
             for each in self._candidates
-        ]  # fmt: skip
+        ]
 
     def export(self) -> dict[str, Any]:
         """Return what is known, as plain values by the candidate's name and weights."""
@@ -247,9 +252,15 @@ class Roster:
         self._changed[candidate.name, candidate.phase] += 1
         level = logging.WARNING if candidate.phase is Phase.RETIRED else logging.INFO
         log.log(
-            level, "rollout name=%s replaces=%s phase=%s former=%s places=%d: %s", candidate.name,
-            candidate.rollout.replaces, candidate.phase, former, num_places, why,
-        )  # fmt: skip
+            level,
+            "rollout name=%s replaces=%s phase=%s former=%s places=%d: %s",
+            candidate.name,
+            candidate.rollout.replaces,
+            candidate.phase,
+            former,
+            num_places,
+            why,
+        )
 
 
 def _in_sample(candidate: Candidate, text: Text) -> bool:

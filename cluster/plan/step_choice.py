@@ -83,9 +83,18 @@ class StepChoice:
         models_s = draft_s(target, masks[True], ensemble.models, load.num_new)
         teams_s = None if look_ups_s is None or models_s is None else look_ups_s + models_s
         return cls(
-            target, load, texts, np.array(caps), moment, weights, plain_s, prices, ensemble, masks,
+            target,
+            load,
+            texts,
+            np.array(caps),
+            moment,
+            weights,
+            plain_s,
+            prices,
+            ensemble,
+            masks,
             (look_ups_s, teams_s),
-        )  # fmt: skip
+        )
 
     def plan(self, offers: Offers | None) -> Plan:
         """Return the plan for these offers."""

@@ -158,9 +158,17 @@ class Fleet:
             self._open_texts(now)
         emitted = self._emitted(seconds)
         return Outcome(
-            self._ended, self._num_asked, self._num_refused, self._tokens_asked,
-            self._tokens_refused, emitted, self._left(seconds), emitted - before, from_s, seconds,
-        )  # fmt: skip
+            self._ended,
+            self._num_asked,
+            self._num_refused,
+            self._tokens_asked,
+            self._tokens_refused,
+            emitted,
+            self._left(seconds),
+            emitted - before,
+            from_s,
+            seconds,
+        )
 
     def _ask(self, now: float) -> None:
         """Take a request; the texts are asked for in turn, each time in another order."""

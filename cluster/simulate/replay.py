@@ -140,8 +140,10 @@ class Simulation:
             num_rows = len(decoding) + size + sum(chunks)
             step_s = self._machine.step_s(num_rows, len(batch)) * jitter
             # A prompt's last row draws a token, as a row of a decoding text does.
-            running = [*decoding, *(own for own, rows in zip(new, chunks, strict=True)
-                                    if rows == own.prompt_rows)]  # fmt: skip
+            running = [
+                *decoding,
+                *(own for own, rows in zip(new, chunks, strict=True) if rows == own.prompt_rows),
+            ]
             only_step_s = self._machine.step_s(len(running), len(batch))
             read_s = self._machine.step_s(num_rows - size, len(batch)) - only_step_s
             plain_s += read_s * jitter
@@ -293,10 +295,18 @@ class Adaptive:
             text.num_steps += 1
         num_nodes = sum(len(tree) for tree in step.trees)
         if texts:
-            controller.learn(Round(
-                texts, num_tokens, num_nodes, texts[0].is_sampled,
-                times.step_s, times.draft_s, times.turns, times.prompt_rows,
-            ))  # fmt: skip
+            controller.learn(
+                Round(
+                    texts,
+                    num_tokens,
+                    num_nodes,
+                    texts[0].is_sampled,
+                    times.step_s,
+                    times.draft_s,
+                    times.turns,
+                    times.prompt_rows,
+                )
+            )
         controller.score([own.text for own in batch if own.remaining])
         controller.score([own.text for own in batch if not own.remaining], ends=True)
 

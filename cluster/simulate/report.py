@@ -60,9 +60,11 @@ def rows(scene: Scene) -> Iterator[Row]:
     settings, config = scene.settings, scene.config
     limits, engine = config.coordinator, config.target.engine
     places = Limits(
-        settings.target.replicas, engine.max_running_sequences, limits.max_running_sequences,
+        settings.target.replicas,
+        engine.max_running_sequences,
+        limits.max_running_sequences,
         limits.max_queued_requests,
-    )  # fmt: skip
+    )
     for ratio in settings.ratios:
         times = DecodeTimes(
             scene.texts, scene.machine, scene.pool(ratio), limits, places.seats, settings.seed

@@ -68,10 +68,14 @@ class TargetSettings:
                 "least two ascending numbers of rows, and in times_ms a forward's time for each",
             )
         return Machine(
-            self.rows, times_s, self.look_up_turns.times_s, self.model_turns.times_s,
-            round_s=1e-3 * self.outside_ms, sequence_s=1e-3 * self.outside_per_text_ms,
+            self.rows,
+            times_s,
+            self.look_up_turns.times_s,
+            self.model_turns.times_s,
+            round_s=1e-3 * self.outside_ms,
+            sequence_s=1e-3 * self.outside_per_text_ms,
             max_rows=max_rows,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +141,12 @@ class Scene:
         residents = [name for name in self.config.residents if name in known]
         return Pool(
             {name: recorded(name) for name in (*residents, *remote)},
-            frozenset(self.settings.target.models), frozenset(remote),
-            own.nodes_per_s, own.texts * ratio, 1e-3 * own.delay_ms,
-        )  # fmt: skip
+            frozenset(self.settings.target.models),
+            frozenset(remote),
+            own.nodes_per_s,
+            own.texts * ratio,
+            1e-3 * own.delay_ms,
+        )
 
 
 def read(path: Path) -> Scene:
@@ -186,9 +193,8 @@ def _texts(path: Path, law: str) -> list[RecordedText]:
     except (ValueError, KeyError) as error:
         raise ConfigError.at("recording", f"{path} is no recording; {_REMEDY}") from error
     texts = [
-        text for text in found
-        if text.is_sampled == (law == "sampled") and len(text.token_ids) > 1
-    ]  # fmt: skip
+        text for text in found if text.is_sampled == (law == "sampled") and len(text.token_ids) > 1
+    ]
     if not texts:
         raise ConfigError.at("law", f"{path} has no {law} text; name the other law")
     return texts
@@ -198,9 +204,10 @@ def _check_load(settings: Settings, config: Config) -> None:
     load, limits = settings.load, config.coordinator
     if bool(load.streams) == bool(load.requests_per_s):
         raise ConfigError.at(
-            "load", f"streams is {load.streams} and requests_per_s {load.requests_per_s:g}; set "
+            "load",
+            f"streams is {load.streams} and requests_per_s {load.requests_per_s:g}; set "
             "one of them above 0",
-        )  # fmt: skip
+        )
     places = limits.max_running_sequences + limits.max_queued_requests
     if load.streams > places:
         raise ConfigError.at(

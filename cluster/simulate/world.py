@@ -63,13 +63,16 @@ class Machine:
         ]
         return reading + [
             DraftTime(
-                count, nodes, each.name, each.is_look_up,
+                count,
+                nodes,
+                each.name,
+                each.is_look_up,
                 self.draft_s(count, nodes, num_look_ups if each.is_look_up else 0),
             )
             for each in residents
             for count in (1, 4, 16)
             for nodes in (2, 8, 24)
-        ]  # fmt: skip
+        ]
 
     def draft_s(self, num_sequences: int, num_nodes: int, num_look_ups: int) -> float:
         """Return the time of one resident's turn.  num_look_ups: there are so many, and it is one

@@ -195,12 +195,15 @@ class AcceptanceModel:
             places = {id(score): place for place, score in enumerate(scores)}
             seen, calibrators = [fate.seen for fate in fates], [each.calibrator for each in scores]
             known = KnownTrees(
-                [each.tree for each in seen], [each.claimed for each in seen],
-                [each.base_len for each in seen], [fate.followed for fate in fates],
+                [each.tree for each in seen],
+                [each.claimed for each in seen],
+                [each.base_len for each in seen],
+                [fate.followed for fate in fates],
                 [fate.next_steps for fate in fates],
                 [(places[id(own)], places[id(for_all)]) for own, for_all in both],
-                [score.sums for score in scores], calibrators,
-            )  # fmt: skip
+                [score.sums for score in scores],
+                calibrators,
+            )
             found = native.score_trees(known, DRAFT_LENGTHS, _WEIGHED_RANK, TREE_DECAY)
             accepted[has_followed] = found
             for calibrator in calibrators:

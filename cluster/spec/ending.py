@@ -8,9 +8,12 @@ from cluster.core import FinishReason, TokenArray
 
 
 def cut(
-    token_ids: TokenArray, num_output: int, remaining: int, stop_ids: Collection[int],
+    token_ids: TokenArray,
+    num_output: int,
+    remaining: int,
+    stop_ids: Collection[int],
     min_tokens: int,
-) -> tuple[int, FinishReason | None]:  # fmt: skip
+) -> tuple[int, FinishReason | None]:
     """Return how many of a step's tokens belong to the text, and why it ends; None = it goes on.
 
     num_output: number of output tokens before this step.  remaining: the most tokens that may

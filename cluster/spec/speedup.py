@@ -110,10 +110,12 @@ def _turn_s(turns: Sequence[DraftTime], num_sequences: int, num_drafts: int) -> 
     """Return the time of one resident's turn by its measured ones."""
     counts = sorted({each.num_sequences for each in turns})
     times_s = [
-        _at(num_drafts, sorted((each.num_nodes, each.time_s) for each in turns
-                               if each.num_sequences == count))
+        _at(
+            num_drafts,
+            sorted((each.num_nodes, each.time_s) for each in turns if each.num_sequences == count),
+        )
         for count in counts
-    ]  # fmt: skip
+    ]
     return _at(num_sequences, list(zip(counts, times_s, strict=True)))
 
 

@@ -9,8 +9,30 @@ import numpy as np
 # From 2 on an edge is at most half as large again as the one before; kernels' costs jump at such
 # sizes.
 EDGES: tuple[int, ...] = (
-    0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
-)  # fmt: skip
+    0,
+    1,
+    2,
+    3,
+    4,
+    6,
+    8,
+    12,
+    16,
+    24,
+    32,
+    48,
+    64,
+    96,
+    128,
+    192,
+    256,
+    384,
+    512,
+    768,
+    1024,
+    1536,
+    2048,
+)
 NODE_EDGES = np.array(EDGES)
 # Numbers of nodes of a sequence that residents may be asked for, and for which acceptance is known.
 DRAFT_LENGTHS = NODE_EDGES[(NODE_EDGES >= 1) & (NODE_EDGES <= 32)]

@@ -104,8 +104,10 @@ def _problem_of_fields(proposal: Proposal) -> str | None:
         kind = type(proposal.is_complete).__name__
         return f"is_complete of a proposal is of type {kind}; send True or False"
     for name, largest in (
-        ("generation", _MAX_HASH), ("base_len", _MAX_LENGTH), ("prefix_hash", _MAX_HASH),
-    ):  # fmt: skip
+        ("generation", _MAX_HASH),
+        ("base_len", _MAX_LENGTH),
+        ("prefix_hash", _MAX_HASH),
+    ):
         value = getattr(proposal, name)
         if not isinstance(value, (int, np.integer)):  # its value may quote a prompt
             return f"{name} of a proposal is of type {type(value).__name__}; send an integer"

@@ -14,9 +14,13 @@ def beam_event(event: TokenEvent, rank: int) -> TokenEvent:
     stats = event.stats if rank == 0 else None
     if rank >= len(event.beams):
         return replace(
-            event, token_ids=EMPTY_TOKENS, logprobs=(), stats=stats, beams=(),
+            event,
+            token_ids=EMPTY_TOKENS,
+            logprobs=(),
+            stats=stats,
+            beams=(),
             finish_reason=FinishReason.STOP,
-        )  # fmt: skip
+        )
     start = sum(end.num_tokens for end in event.beams[:rank])
     end = event.beams[rank]
     stop = start + end.num_tokens

@@ -19,16 +19,33 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # What transformers' renderer takes for itself instead of handing it to the template.
 RESERVED_ARGUMENTS = frozenset(
     (
-        "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
-        "continue_final_message", "tokenize", "padding", "truncation", "max_length",
-        "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
     )
-)  # fmt: skip
+)
 
 # Errors that a template's expressions may raise for messages it was not written for.
 _TEMPLATE_ERRORS = (
-    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
-)  # fmt: skip
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 _MAX_REASON_CHARS = 200
 # More than any context holds, and far more of a core's time than a conversation takes that fills

@@ -204,9 +204,13 @@ def show_comparison(
 
 def _demo(arguments: argparse.Namespace) -> None:
     train_demo(
-        arguments.work, arguments.models, arguments.names, _budget(arguments),
-        arguments.processes, arguments.seed,
-    )  # fmt: skip
+        arguments.work,
+        arguments.models,
+        arguments.names,
+        _budget(arguments),
+        arguments.processes,
+        arguments.seed,
+    )
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:

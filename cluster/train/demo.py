@@ -60,17 +60,27 @@ _TASK_RATES = Rates(muon=0.006, adamw=0.0012, warmup=0.05, decay=0.95)
 RECIPES = (
     Recipe(
         # More code than prose, which is easier: the demonstration serves mostly code.
-        TARGET_NAME, TARGET, ("code", "code", "prose", "chat", "chat"), 0.6,
+        TARGET_NAME,
+        TARGET,
+        ("code", "code", "prose", "chat", "chat"),
+        0.6,
         # Short windows are the cheapest per token; the long ones teach it to use its context.
-        (Phase(0.0, 512, 4), Phase(0.72, 1024, 2), Phase(0.86, 2048, 1)), 8192, Rates(),
+        (Phase(0.0, 512, 4), Phase(0.72, 1024, 2), Phase(0.86, 2048, 1)),
+        8192,
+        Rates(),
     ),
     Recipe(
-        "demo-draft", DRAFTER, ("code", "prose", "chat", "chat"), 0.26,
-        _DRAFTER_PHASES, 4096, Rates(decay=0.7),
+        "demo-draft",
+        DRAFTER,
+        ("code", "prose", "chat", "chat"),
+        0.26,
+        _DRAFTER_PHASES,
+        4096,
+        Rates(decay=0.7),
     ),
     Recipe("demo-draft-code", "demo-draft", ("code",), 0.07, _DRAFTER_PHASES, 4096, _TASK_RATES),
     Recipe("demo-draft-prose", "demo-draft", ("prose",), 0.07, _DRAFTER_PHASES, 4096, _TASK_RATES),
-)  # fmt: skip
+)
 
 
 class DistillationLoss(nn.Module):

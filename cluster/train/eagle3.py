@@ -16,10 +16,21 @@ from cluster.train.made_for import save_head
 
 # Keys of the target's configuration that its draft layer shares.
 _SHARED = (
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings",
-    "hidden_act", "bos_token_id", "eos_token_id", "pad_token_id",
-)  # fmt: skip
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "max_position_embeddings",
+    "hidden_act",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
 
 
 _NOT_SAVED = ("embed_tokens.weight", "token_map")

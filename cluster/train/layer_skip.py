@@ -115,9 +115,11 @@ class Bench:
     def __init__(self, source: str, settings: SearchSettings) -> None:
         folder = resolve(source)
         answering = AnswerSettings(
-            conversations_per_shard=8, max_question_tokens=96, max_answer_tokens=192,
+            conversations_per_shard=8,
+            max_question_tokens=96,
+            max_answer_tokens=192,
             follow_up_share=0.0,
-        )  # fmt: skip
+        )
         self._config = EngineConfig(
             model=str(folder),
             threads=torch.get_num_threads(),

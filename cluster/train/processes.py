@@ -70,10 +70,13 @@ def _member(
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(message)s")
     # As `torchrun` would, and that no GPU is used.
     os.environ |= {
-        "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
-        "RANK": str(index), "LOCAL_RANK": str(index),
-        "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
-    }  # fmt: skip
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "RANK": str(index),
+        "LOCAL_RANK": str(index),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+    }
     state = PartialState(cpu=True, init_method=meeting_point, timeout=_PATIENCE)
     try:
         work(*arguments)

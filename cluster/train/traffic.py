@@ -102,9 +102,14 @@ class TrafficLoss(HeadLoss):
 
 
 def learn_from_traffic(
-    target: str, traffic: Traffic, work: Path, folder: Path, settings: HeadSettings,
-    budget: Budget, seed: int = 0,
-) -> Learned | None:  # fmt: skip
+    target: str,
+    traffic: Traffic,
+    work: Path,
+    folder: Path,
+    settings: HeadSettings,
+    budget: Budget,
+    seed: int = 0,
+) -> Learned | None:
     """Train on from a drafter and write the new one as FOLDER@HASH.
 
     work: where the target's own answers are, or are drawn.  Returns None in all processes but the
@@ -254,9 +259,12 @@ def _fitting(recorded: RecordedAnswer) -> Answer:
     """An answer as training reads it: of a long prompt its end."""
     room = max(PHASE.length - len(recorded.token_ids), PHASE.length // 2)
     return Answer(
-        recorded.prompt[-room:], recorded.token_ids, recorded.candidates, recorded.log_probs,
+        recorded.prompt[-room:],
+        recorded.token_ids,
+        recorded.candidates,
+        recorded.log_probs,
         rejected=recorded.first_rejected,
-    )  # fmt: skip
+    )
 
 
 def _so_many(answers: Sequence[Answer], num_tokens: int) -> list[Answer]:

@@ -49,9 +49,15 @@ def open_search(text: TargetText, beams: BeamSpec, adapter: int, engine: Engine)
             param="max_tokens",
         )
     return BeamRun(
-        text.id, text.tokens.token_ids, beams, max_tokens, params.stop_token_ids,
-        params.logprobs, text.opened.tenant, adapter,
-    )  # fmt: skip
+        text.id,
+        text.tokens.token_ids,
+        beams,
+        max_tokens,
+        params.stop_token_ids,
+        params.logprobs,
+        text.opened.tenant,
+        adapter,
+    )
 
 
 def beam_verdict(text: TargetText, search: BeamRun) -> Verdict:
@@ -70,6 +76,10 @@ def beam_verdict(text: TargetText, search: BeamRun) -> Verdict:
         logprobs += [beam.chosen for beam in path if beam.chosen is not None]
         ends.append(BeamEnd(len(path), one.is_stopped, float(one.beam.logprob), float(one.score)))
     return Verdict(
-        text.id, len(text.tokens), EMPTY_TOKENS, token_array(token_ids), tuple(logprobs),
+        text.id,
+        len(text.tokens),
+        EMPTY_TOKENS,
+        token_array(token_ids),
+        tuple(logprobs),
         beams=tuple(ends),
-    )  # fmt: skip
+    )

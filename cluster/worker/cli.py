@@ -75,14 +75,17 @@ async def _target(config: Config, arguments: argparse.Namespace) -> None:
         worker.start()
         try:
             server = await serve_target(
-                worker, arguments.host, arguments.port,
+                worker,
+                arguments.host,
+                arguments.port,
                 max_frame_bytes=config.coordinator.max_frame_bytes,
                 trust=trust_of(config.data_plane, "target"),
-            )  # fmt: skip
+            )
             await run_until_signal(
-                server, "target",
+                server,
+                "target",
                 lambda: worker.healthy and all(rank.returncode is None for rank in ranks),
-            )  # fmt: skip
+            )
         finally:
             await asyncio.to_thread(worker.stop)
             engine.close()
@@ -95,10 +98,12 @@ async def _draft(config: Config, arguments: argparse.Namespace) -> None:
     worker.start()
     try:
         server = await serve_drafter(
-            worker, arguments.host, arguments.port,
+            worker,
+            arguments.host,
+            arguments.port,
             max_frame_bytes=config.coordinator.max_frame_bytes,
             trust=trust_of(config.data_plane, "drafter"),
-        )  # fmt: skip
+        )
         await run_until_signal(server, f"drafter {name}", lambda: worker.is_healthy)
     finally:
         await asyncio.to_thread(worker.stop)

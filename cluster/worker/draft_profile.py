@@ -154,9 +154,13 @@ class _Bench:
             return []
         return [
             DraftTime(
-                each.num_texts, each.num_nodes, each.drafter, each.drafter in look_ups,
-                each.time_s, each.num_read,
+                each.num_texts,
+                each.num_nodes,
+                each.drafter,
+                each.drafter in look_ups,
+                each.time_s,
+                each.num_read,
             )
             for each in drafted.turns
             if each.time_s > 0.0
-        ]  # fmt: skip
+        ]

@@ -45,10 +45,17 @@ class DraftLease(LinkEnd):
         """The commit under its name within the drafter."""
         # By hand: dataclasses.replace takes several times as long in every round.
         return Commit(
-            self.inside(commit.request_id), commit.generation, commit.base_len, commit.prefix_hash,
-            commit.token_ids, commit.prompt_len, commit.max_nodes, commit.task, commit.params,
+            self.inside(commit.request_id),
+            commit.generation,
+            commit.base_len,
+            commit.prefix_hash,
+            commit.token_ids,
+            commit.prompt_len,
+            commit.max_nodes,
+            commit.task,
+            commit.params,
             commit.tenant,
-        )  # fmt: skip
+        )
 
     def take(self) -> Sequence[ProposalFrame]:
         """Return all news since the last frame in one."""
@@ -58,9 +65,14 @@ class DraftLease(LinkEnd):
         self._news.clear()
         draft_time_s, self._draft_time_s = self._draft_time_s, 0.0
         frame = ProposalFrame(
-            _of(Proposal, news), _of(Observation, news), _of(Refusal, news),
-            load.pages_in_use, load.pages_total, load.num_requests, draft_time_s,
-        )  # fmt: skip
+            _of(Proposal, news),
+            _of(Observation, news),
+            _of(Refusal, news),
+            load.pages_in_use,
+            load.pages_total,
+            load.num_requests,
+            draft_time_s,
+        )
         return [frame]
 
     def put(self, news: Sequence[News], load: DrafterLoad, draft_time_s: float) -> None:
@@ -102,6 +114,12 @@ def renamed(proposal: Proposal, request_id: str) -> Proposal:
     """
     tree = TokenTree(proposal.tree.token_ids.copy(), proposal.tree.parents.copy())
     return Proposal(
-        request_id, int(proposal.generation), int(proposal.base_len), int(proposal.prefix_hash),
-        tree, proposal.survival.copy(), proposal.drafter, bool(proposal.is_complete),
-    )  # fmt: skip
+        request_id,
+        int(proposal.generation),
+        int(proposal.base_len),
+        int(proposal.prefix_hash),
+        tree,
+        proposal.survival.copy(),
+        proposal.drafter,
+        bool(proposal.is_complete),
+    )

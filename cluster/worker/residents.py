@@ -193,13 +193,18 @@ class ResidentDrafter(Drafting):
         base_len = min(known.have_len, len(tokens)) if known else 0  # it may have been cut since
         opens = base_len == 0 or known is None or known.generation != opened.generation
         return Commit(
-            text.id, opened.generation, base_len, tokens.hash_at(base_len),
-            tokens.since(base_len), opened.prompt_len,
+            text.id,
+            opened.generation,
+            base_len,
+            tokens.hash_at(base_len),
+            tokens.since(base_len),
+            opened.prompt_len,
             # No draft can be of use where only one token may follow.
-            text.num_wanted(self.member) if text.remaining > 1 else 0, opened.task,
+            text.num_wanted(self.member) if text.remaining > 1 else 0,
+            opened.task,
             told_params(text.params, is_believed=self.is_believed) if opens else None,
             opened.tenant if opens else b"",
-        )  # fmt: skip
+        )
 
     def _decline(self, refusal: Refusal) -> None:
         """Do not tell it of the request for a while."""

@@ -17,9 +17,11 @@ Answered = tuple[TargetSequence, Output, Verdict]
 
 
 def rows_of_step(
-    wants: StepWants, taps: Taps | None, answered: Sequence[Answered],
+    wants: StepWants,
+    taps: Taps | None,
+    answered: Sequence[Answered],
     sequences: Iterable[TargetSequence],
-) -> list[StepRows]:  # fmt: skip
+) -> list[StepRows]:
     """Return the rows of one step, before its verdicts become text.
 
     answered: those with a verdict, whose path is one through `TargetSequence.tree`.  sequences:
@@ -40,11 +42,19 @@ def rows_of_step(
         first, count = place.first_position, place.num_context
         found.append(
             StepRows(
-                text.id, opened.generation, opened.task, opened.tenant, first,
-                text.tokens.since(first, first + count), count, EMPTY_TOKENS, EMPTY_TOKENS, None,
+                text.id,
+                opened.generation,
+                opened.task,
+                opened.tenant,
+                first,
+                text.tokens.since(first, first + count),
+                count,
+                EMPTY_TOKENS,
+                EMPTY_TOKENS,
+                None,
                 taps.rows[place.start : place.stop],
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -57,9 +67,18 @@ def _answered(
     if tapped is not None:
         first, num_context = tapped[0].first_position, tapped[0].num_context
     return StepRows(
-        text.id, opened.generation, opened.task, opened.tenant, first,
-        np.concatenate((text.tokens.since(first), tree.token_ids)), num_context, tree.parents,
-        verdict.path, int(verdict.token_ids[-1]), None if tapped is None else tapped[1],
+        text.id,
+        opened.generation,
+        opened.task,
+        opened.tenant,
+        first,
+        np.concatenate((text.tokens.since(first), tree.token_ids)),
+        num_context,
+        tree.parents,
+        verdict.path,
+        int(verdict.token_ids[-1]),
+        None if tapped is None else tapped[1],
         output.top if wants.num_top else None,
-        params_beside_rows(text.params), opened.adapter,
-    )  # fmt: skip
+        params_beside_rows(text.params),
+        opened.adapter,
+    )

@@ -149,9 +149,10 @@ class Swaps:
 
         Raises ConfigError, which names the key, for one that cannot draft."""
         changed = [
-            name for name in wanted.residents
+            name
+            for name in wanted.residents
             if parts_of(wanted, name) != parts_of(self._config, name)
-        ]  # fmt: skip
+        ]
         return [self._loaded(wanted, name) for name in changed]
 
     def use(self, wanted: Config, loaded: Sequence[ResidentDrafter]) -> None:

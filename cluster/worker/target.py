@@ -147,9 +147,12 @@ class TargetWorker:
         reader = _Reader(stream, self._mailbox, self._prepare)
         try:
             await run_until_first_ends(
-                reader.read_all(link), stream.send_forever(link),
-                self._beat(stream, reader), self._report(stream), self._watch(reader),
-            )  # fmt: skip
+                reader.read_all(link),
+                stream.send_forever(link),
+                self._beat(stream, reader),
+                self._report(stream),
+                self._watch(reader),
+            )
         except WorkerError as error:
             if self._loop.broken is not None:
                 raise
@@ -191,8 +194,9 @@ class TargetWorker:
             # While the engine thread has not caught up, nobody listens.
             is_heard = reader.is_heard or reader.stream.is_behind
             num_quiet = 0 if is_heard else num_quiet + 1
-        log.warning("a coordinator has said nothing for %.1f s; its texts are freed",
-                    self._silence_s)  # fmt: skip
+        log.warning(
+            "a coordinator has said nothing for %.1f s; its texts are freed", self._silence_s
+        )
 
 
 class _Reader:

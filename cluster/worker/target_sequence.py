@@ -34,9 +34,13 @@ class TargetSequence:
     """
 
     def __init__(
-        self, text: TargetText, vocab_size: int, device: torch.device,
-        hook: LogitsHook | None = None, adapter: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        text: TargetText,
+        vocab_size: int,
+        device: torch.device,
+        hook: LogitsHook | None = None,
+        adapter: int = 0,
+    ) -> None:
         """adapter: as in `Work`."""
         params = text.params
         self.text = text
@@ -229,13 +233,17 @@ def _draw_natively(batch: Sequence[Evaluated], native: DrawKernels) -> TokenArra
     rows = [entry.logits.contiguous() for entry in batch]
     shares = [
         DrawShare(
-            row.data_ptr(), entry.tree.parents.tobytes(), len(entry.tree) + 1,
-            entry.sequence.seed, entry.sequence.text.output_len, entry.sequence.params.stream,
+            row.data_ptr(),
+            entry.tree.parents.tobytes(),
+            len(entry.tree) + 1,
+            entry.sequence.seed,
+            entry.sequence.text.output_len,
+            entry.sequence.params.stream,
             entry.sequence.params.temperature,
             None if entry.mask is None else entry.mask.ctypes.data,
         )
         for entry, row in zip(batch, rows, strict=True)
-    ]  # fmt: skip
+    ]
     winners = native.draw(shares, rows[0].shape[1])
     for row, candidates in winners.close:
         index = bisect.bisect_right(batch, row, key=operator.attrgetter("start")) - 1

@@ -281,8 +281,11 @@ class TextKeeper(dict[str, TargetText]):
     def _refuse(self, stream: TargetStream, opened: Open, error: DrafthouseError) -> None:
         log.warning(
             "text refused request=%s generation=%s code=%s: %s",
-            opened.request_id, opened.generation, error.code, error.message,
-        )  # fmt: skip
+            opened.request_id,
+            opened.generation,
+            error.code,
+            error.message,
+        )
         refusal = Refusal(opened.request_id, opened.generation, error.code, error.message)
         stream.post(VerdictFrame(refusals=(refusal,)))
 

@@ -143,9 +143,12 @@ class TargetText(Text):
         self.end, num_kept = FinishReason.STOP, len(verdict.token_ids)
         if not verdict.beams:  # beams are whole texts, which nothing follows
             num_kept, self.end = cut(
-                verdict.token_ids, self.output_len, self.remaining, self._stop_ids,
+                verdict.token_ids,
+                self.output_len,
+                self.remaining,
+                self._stop_ids,
                 self.params.min_tokens,
-            )  # fmt: skip
+            )
             self.tokens.append(verdict.token_ids[:num_kept])
         # A stop token is not part of the text, but plain decoding would have drawn it too.
         self.num_gained = num_kept + (self.end is FinishReason.STOP)
@@ -159,21 +162,36 @@ class TargetText(Text):
         step = None
         if self.opened.return_draft_trees:
             step = DraftStep(
-                self.names, in_flight.tree.token_ids, in_flight.tree.parents, in_flight.survival,
-                sources, path, token_ids[len(path) :], report.draft_time_s, report.step_time_s,
-                report.num_sequences, why.name.lower() if why else "",
-            )  # fmt: skip
+                self.names,
+                in_flight.tree.token_ids,
+                in_flight.tree.parents,
+                in_flight.survival,
+                sources,
+                path,
+                token_ids[len(path) :],
+                report.draft_time_s,
+                report.step_time_s,
+                report.num_sequences,
+                why.name.lower() if why else "",
+            )
         return TextVerdict(
-            self.opened.request_id, self.opened.generation, verdict.context_len, token_ids,
+            self.opened.request_id,
+            self.opened.generation,
+            verdict.context_len,
+            token_ids,
             sources[path] if len(path) and num_nodes else NO_SOURCES,
             tuple([owned[node] for node in path.tolist()]) if num_nodes else (),
             num_nodes,
             _verified(sources, num_names) if num_nodes else (),
             counts(owned, num_names) if num_nodes else (),
-            why, self.end,
+            why,
+            self.end,
             verdict.logprobs if verdict.beams else verdict.logprobs[:num_kept],
-            self.num_cached, verdict.beams, step, verdict.redraws,
-        )  # fmt: skip
+            self.num_cached,
+            verdict.beams,
+            step,
+            verdict.redraws,
+        )
 
 
 def _verified(sources: SourceBits, num_names: int) -> tuple[int, ...]:
@@ -187,9 +205,17 @@ def measured_text(
 ) -> TargetText:
     """Return a text that no coordinator has asked for, with as many drafts as anybody wants."""
     opened = Open(
-        name, 1, token_ids, 0, len(token_ids), params, _NO_LIMIT, task="", tenant=PROFILE_TENANT,
+        name,
+        1,
+        token_ids,
+        0,
+        len(token_ids),
+        params,
+        _NO_LIMIT,
+        task="",
+        tenant=PROFILE_TENANT,
         drafters=tuple(drafters),
-    )  # fmt: skip
+    )
     text = TargetText(name, opened)
     text.cap = _NO_LIMIT
     return text

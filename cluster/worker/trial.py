@@ -56,9 +56,12 @@ def try_here(config: Config, task: str) -> Trial:
         residents = parts.residents
         timed = [name for name in residents.names if name in config.drafters_of(task)]
         draft_times = profile_drafting(
-            parts.verifier, residents, engine.vocab_size,
-            config.target.engine.max_running_sequences, names=timed,
-        )  # fmt: skip
+            parts.verifier,
+            residents,
+            engine.vocab_size,
+            config.target.engine.max_running_sequences,
+            names=timed,
+        )
         if parts.profile is None:
             raise ConfigError.at("target.engine.model", "its steps cannot be timed here")
         ready = _in_use(device) - before
@@ -66,14 +69,19 @@ def try_here(config: Config, task: str) -> Trial:
         models = [each for name, each in residents.engines.items() if name in timed]
         profiles = [each.profile_steps() for each in models if isinstance(each, Engine)]
         costs = MeasuredCosts(
-            parts.profile, draft_times, [each for each in profiles if each is not None],
+            parts.profile,
+            draft_times,
+            [each for each in profiles if each is not None],
             max(plain_turn_s(parts.verifier, engine.vocab_size) - parts.profile.times_s[0], 0.0),
-        )  # fmt: skip
+        )
         return Trial(
-            loaded, ready - loaded, full - ready, costs,
+            loaded,
+            ready - loaded,
+            full - ready,
+            costs,
             any(each.name in timed and not each.member.is_look_up for each in residents),
             parts.refused,
-        )  # fmt: skip
+        )
     finally:
         engine.close()
 

@@ -177,10 +177,16 @@ class Verifier:
         else:
             held = text.held_len
             work = Work(
-                text.id, held, text.tokens.since(held), sequence.tree, 0,
-                text.tokens.hash_at(held), text.opened.tenant, self._num_top(text),
+                text.id,
+                held,
+                text.tokens.since(held),
+                sequence.tree,
+                0,
+                text.tokens.hash_at(held),
+                text.opened.tenant,
+                self._num_top(text),
                 adapter=sequence.adapter,
-            )  # fmt: skip
+            )
         self._engine.submit(work)
         sequence.is_pending = True
         self._sequences[text.id] = sequence
@@ -209,14 +215,22 @@ class Verifier:
         text.held_len = context_len + len(path)
         logprobs = _logprobs(entry, path, token_ids)
         return Verdict(
-            text.id, context_len, path, token_ids, logprobs, num_cached,
+            text.id,
+            context_len,
+            path,
+            token_ids,
+            logprobs,
+            num_cached,
             redraws=sequence.redraws,
-        )  # fmt: skip
+        )
 
     def _search(
-        self, sequence: TargetSequence, output: Output, verdicts: list[Verdict],
+        self,
+        sequence: TargetSequence,
+        output: Output,
+        verdicts: list[Verdict],
         refused: dict[str, DrafthouseError],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Continue a beam search; if it is over, add its answer."""
         text, search = sequence.text, sequence.search
         assert search is not None

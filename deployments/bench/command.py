@@ -56,13 +56,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     many = parser.add_mutually_exclusive_group()
     many.add_argument(
-        "--concurrency", type=listed(whole()), default=[1], metavar="N,N",
+        "--concurrency",
+        type=listed(whole()),
+        default=[1],
+        metavar="N,N",
         help="so many requests at a time, each in its turn (1)",
-    )  # fmt: skip
+    )
     many.add_argument(
-        "--rate", type=listed(number(1.0 / DAY_S)), default=[], metavar="R,R",
+        "--rate",
+        type=listed(number(1.0 / DAY_S)),
+        default=[],
+        metavar="R,R",
         help="so many requests a second, at random times",
-    )  # fmt: skip
+    )
     add("--prompts", type=Path, metavar="FILE.jsonl", help="one object a line; else our questions")
     add("--num-prompts", type=whole(), metavar="N", help="of each run; default: each prompt once")
     add("--rounds", type=whole(), help="runs of each side at each load (2 with --compare, else 1)")
@@ -127,9 +133,12 @@ async def bench(
         rounds = arguments.rounds or len(sides)
         first = sides[0]
         report = Report(
-            first.server.base, dict(first.asking.fields), len(asked), rounds,
+            first.server.base,
+            dict(first.asking.fields),
+            len(asked),
+            rounds,
             dict(arguments.goodput),
-        )  # fmt: skip
+        )
         for level in _levels(arguments):
             await _compare(report, sides, level, arguments)
         return report

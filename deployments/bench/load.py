@@ -95,10 +95,15 @@ async def ask(
     if not arrivals:
         error = error or "the answer is empty"
     return Answer(
-        index, sent, tuple(arrivals), int(usage.get("completion_tokens") or len(arrivals)),
-        int(usage.get("prompt_tokens") or 0), "".join(pieces),
-        sent - due_s if due_s is not None else 0.0, error,
-    )  # fmt: skip
+        index,
+        sent,
+        tuple(arrivals),
+        int(usage.get("completion_tokens") or len(arrivals)),
+        int(usage.get("prompt_tokens") or 0),
+        "".join(pieces),
+        sent - due_s if due_s is not None else 0.0,
+        error,
+    )
 
 
 def _only_opens(choice: Mapping[str, Any]) -> bool:

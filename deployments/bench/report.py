@@ -66,13 +66,16 @@ def markdown(report: Report) -> str:
         _table(
             [*_sides(report), "ms", *_SHARES],
             [
-                [*run.names, title, *(_shown(run.figures.get(f"{share}_{name}_ms"))
-                                      for share in _SHARES)]
+                [
+                    *run.names,
+                    title,
+                    *(_shown(run.figures.get(f"{share}_{name}_ms")) for share in _SHARES),
+                ]
                 for run in report.runs
                 for name, title in _TIMES.items()
             ],
         ),
-    ]  # fmt: skip
+    ]
     if pairs := list(report.pairs()):
         parts.append(_ratios(pairs))
     late_s = max((each.late_s for run in report.runs for each in run.answers), default=0.0)
@@ -89,8 +92,11 @@ def write_json(report: Report, path: Path) -> None:
     """Write every figure; those of a run have the names of `vllm bench serve`."""
     document = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "url": report.url, "request": dict(report.fields), "num_prompts": report.num_prompts,
-        "rounds": report.rounds, "goodput": dict(report.goodput),
+        "url": report.url,
+        "request": dict(report.fields),
+        "num_prompts": report.num_prompts,
+        "rounds": report.rounds,
+        "goodput": dict(report.goodput),
         "runs": [
             {
                 "load": {"concurrency": run.level.concurrency, "rate": run.level.rate},
@@ -102,7 +108,9 @@ def write_json(report: Report, path: Path) -> None:
         ],
         "ratios": [
             {
-                "load": str(first.level), "of": first.side, "to": second.side,
+                "load": str(first.level),
+                "of": first.side,
+                "to": second.side,
                 **{
                     name: asdict(ratio)
                     for name, ratio in ratios(first.answers, second.answers).items()
@@ -111,7 +119,7 @@ def write_json(report: Report, path: Path) -> None:
             }
             for first, second in report.pairs()
         ],
-    }  # fmt: skip
+    }
     path.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
 
 
@@ -124,8 +132,11 @@ def write_picture(report: Report, path: Path) -> None:
             "--png needs matplotlib: pip install 'drafthouse[bench]'; the figures are above"
         ) from error
     figure = Figure(figsize=(12, 4), layout="constrained")
-    shown = {"output tokens/s": "output_throughput", "TTFT, median, ms": "median_ttft_ms",
-             "TPOT, median, ms": "median_tpot_ms"}  # fmt: skip
+    shown = {
+        "output tokens/s": "output_throughput",
+        "TTFT, median, ms": "median_ttft_ms",
+        "TPOT, median, ms": "median_tpot_ms",
+    }
     sides = list(dict.fromkeys(run.side for run in report.runs))
     for axes, (title, name) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
         for place, side in enumerate(sides):
@@ -178,9 +189,10 @@ def _speculation(found: Speculation | None) -> dict[str, Any] | None:
     if found is None:
         return None
     return {
-        **asdict(found), "acceptance_rate": found.acceptance_rate,
+        **asdict(found),
+        "acceptance_rate": found.acceptance_rate,
         "mean_acceptance_length": found.mean_acceptance_length,
-    }  # fmt: skip
+    }
 
 
 def _sides(report: Report) -> list[str]:

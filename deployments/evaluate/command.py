@@ -51,16 +51,26 @@ class Asked:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb, beside --set."""
     add = parser.add_argument
-    add("prompts", metavar="PROMPTS", type=Path,
-        help="one JSON object a line: ours, Spec-Bench's or OpenAI bodies")  # fmt: skip
+    add(
+        "prompts",
+        metavar="PROMPTS",
+        type=Path,
+        help="one JSON object a line: ours, Spec-Bench's or OpenAI bodies",
+    )
     add(
         "--max-tokens",
         type=whole(8),
         default=128,
         help="of answers that name no number (%(default)s)",
     )
-    add("--temperature", dest="temperatures", type=number(), action="append", metavar="T",
-        help="of prompts that name none; may be repeated (0 and 0.7)")  # fmt: skip
+    add(
+        "--temperature",
+        dest="temperatures",
+        type=number(),
+        action="append",
+        metavar="T",
+        help="of prompts that name none; may be repeated (0 and 0.7)",
+    )
     add("--concurrency", type=whole(), default=1, help="prompts answered at a time (%(default)s)")
     add("--limit", type=whole(0), default=0, help="prompts of each task and segment; 0 = all")
     add("--json", action="store_true", help="print JSON")
@@ -177,18 +187,22 @@ class _Bench:
         self.num_pairs += len(batch)
         self.num_unequal += num_unequal
         return Pair(
-            *rates, sum(len(each.token_ids) for each in drafted),
+            *rates,
+            sum(len(each.token_ids) for each in drafted),
             _summed(each.stats.accepted_by_drafter for each in drafted),
             any(each.stats.idle_because in _HAD_DRAFTS for each in drafted),
-        )  # fmt: skip
+        )
 
     def _answers(
         self, llm: LLM, cell: Cell, batch: Sequence[Asked], salt: str, has_drafts: bool
     ) -> list[Completion]:
         return llm.generate(
-            [_ids(llm, each.prompt) for each in batch], [each.params for each in batch],
-            task=cell.task, cache_salt=salt, speculation=None if has_drafts else _PLAIN,
-        )  # fmt: skip
+            [_ids(llm, each.prompt) for each in batch],
+            [each.params for each in batch],
+            task=cell.task,
+            cache_salt=salt,
+            speculation=None if has_drafts else _PLAIN,
+        )
 
     def _only(self, names: Sequence[str]) -> Config:
         config = self._config

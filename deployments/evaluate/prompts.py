@@ -78,8 +78,10 @@ def _prompt(line: Any, tasks: Collection[str]) -> Prompt:
     temperature = body.get("temperature")
     max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
     return Prompt(
-        text, messages, task if task in tasks else DEFAULT_TASK,
+        text,
+        messages,
+        task if task in tasks else DEFAULT_TASK,
         str(body.get("segment") or metadata.get("segment") or ""),
         None if temperature is None else float(temperature),
         None if max_tokens is None else int(max_tokens),
-    )  # fmt: skip
+    )

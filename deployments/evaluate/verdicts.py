@@ -69,9 +69,9 @@ def is_useless(name: str, pairs: Sequence[Pair]) -> bool:
     found = verdict(speedup(pairs))
     if found != "cannot tell":
         return found == "slows"
-    ceiling = Interval.of_ratios([
-        [pair.num_tokens / max(pair.num_tokens - pair.accepted.get(name, 0), 1) for pair in pairs]
-    ])  # fmt: skip
+    ceiling = Interval.of_ratios(
+        [[pair.num_tokens / max(pair.num_tokens - pair.accepted.get(name, 0), 1) for pair in pairs]]
+    )
     return ceiling.high is not None and ceiling.high < PAYS_FROM
 
 

@@ -138,12 +138,24 @@ class Choice:
         deltas = [
             Delta(self.index, one.text, reasoning=one.reasoning, calls=one.calls) for one in first
         ]
-        deltas.append(Delta(
-            self.index, last.text, event.token_ids[:kept], event.logprobs[:kept], reason, stop,
-            event.draft_sources[:kept], last.reasoning, last.calls, self.reading.has_calls,
-            self.reading.is_cut, event.beams[0].logprob if event.beams else None,
-            event.draft_steps, trace.num_dropped if trace is not None else 0,
-        ))  # fmt: skip
+        deltas.append(
+            Delta(
+                self.index,
+                last.text,
+                event.token_ids[:kept],
+                event.logprobs[:kept],
+                reason,
+                stop,
+                event.draft_sources[:kept],
+                last.reasoning,
+                last.calls,
+                self.reading.has_calls,
+                self.reading.is_cut,
+                event.beams[0].logprob if event.beams else None,
+                event.draft_steps,
+                trace.num_dropped if trace is not None else 0,
+            )
+        )
         return deltas
 
 

@@ -55,9 +55,14 @@ class IngressDeployment:
         tokenizer, defaults = await asyncio.to_thread(_load_text, config)
         process = process_id("ingress")
         self._ingress = Ingress(
-            config, tokenizer, defaults, ServeEndpoints(coordinator),
-            process=process, others=_others_of(process), trust=trust_in(config, "ingress"),
-        )  # fmt: skip
+            config,
+            tokenizer,
+            defaults,
+            ServeEndpoints(coordinator),
+            process=process,
+            others=_others_of(process),
+            trust=trust_in(config, "ingress"),
+        )
         self._ingress.start()
         if await asyncio.to_thread(has_others):
             await self._ingress.first_link()

@@ -84,9 +84,13 @@ class GrpcApi:
                 Resumption(one.index, one.token_ids, one.is_finished) for one in request.resume
             ]
             generation = await self._ingress.generate(
-                request_id, spec, resumptions, _timeout_of(context), caller,
+                request_id,
+                spec,
+                resumptions,
+                _timeout_of(context),
+                caller,
                 sent.get("traceparent", ""),
-            )  # fmt: skip
+            )
         except DrafthouseError as error:
             self._ingress.count_refusal(error)
             raise
@@ -240,9 +244,16 @@ def _response(
         seed=generation.seed_of(0),  # one prompt, so one seed
         choices=tuple(
             ChoiceDelta(
-                delta.choice, delta.text, delta.token_ids, tuple(delta.logprobs),
-                delta.finish_reason, delta.stop, tuple(map(tuple, delta.draft_sources)),
-                delta.cumulative_logprob, tuple(delta.draft_steps), delta.num_steps_dropped,
+                delta.choice,
+                delta.text,
+                delta.token_ids,
+                tuple(delta.logprobs),
+                delta.finish_reason,
+                delta.stop,
+                tuple(map(tuple, delta.draft_sources)),
+                delta.cumulative_logprob,
+                tuple(delta.draft_steps),
+                delta.num_steps_dropped,
             )
             for delta in deltas
         ),
@@ -252,4 +263,4 @@ def _response(
         if is_last
         else (),
         **(prediction_idle(generation.spec) if is_last else {}),
-    )  # fmt: skip
+    )

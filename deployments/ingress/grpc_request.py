@@ -27,10 +27,23 @@ from deployments.ingress.structured import KINDS, grammar_of
 _MAX_NAME_LEN = 128
 _GRAMMAR = "sampling.grammar.source"
 _SAME = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "seed", "min_tokens", "ignore_eos", "prompt_logprobs", "max_tokens",
-    "logprobs", "logit_bias", "stop", "stop_token_ids",
-)  # fmt: skip
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+    "prompt_logprobs",
+    "max_tokens",
+    "logprobs",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+)
 # What GenerateRequest calls its fields.
 _NAMES = {
     **{name: name for name in ("model", "n", "metadata", "cache_salt", "speculation")},

@@ -170,9 +170,12 @@ async def _generate(
             request, ingress.config.ingress, lambda values: form.parse(values, limits, store)
         )
         generation = await ingress.generate(
-            face.answer_id(request_id), asked.spec, timeout_s=timeout_s, caller=caller,
+            face.answer_id(request_id),
+            asked.spec,
+            timeout_s=timeout_s,
+            caller=caller,
             traceparent=request.headers.get("traceparent", ""),
-        )  # fmt: skip
+        )
     except ClientDisconnect:
         return Response(status_code=499)
     except DrafthouseError as error:

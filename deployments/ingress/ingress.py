@@ -233,13 +233,16 @@ class Ingress:
             use.leave()
             raise
         generation = (Generation if self.tracing is None else TracedGeneration)(
-            request_id, spec, self.tokenizer, self.coordinators,
+            request_id,
+            spec,
+            self.tokenizer,
+            self.coordinators,
             self.config.ingress.max_chars_per_token,
             timeout_s=timeout_s,
             is_logged=self.config.ingress.log_requests,
             dialect=self.limits.dialect,
             use=use,
-        )  # fmt: skip
+        )
         if self.tracing is not None and isinstance(generation, TracedGeneration):
             generation.span = self.tracing.begin(request_id, spec.task, traceparent)
         try:

@@ -167,9 +167,11 @@ class ToolUse(Body):
     conversation: ClassVar[str] = "messages"
     tools: list[Tool] = supported(OF_TOOLS, (), max_length=MAX_TOOLS)
     tool_choice: Annotated[Choice, instead(_choice, {"anyOf": [TEXT, {"type": "object"}]})] = (
-        supported("none, auto, required, or a function; calls that are forced obey their schemas",
-                  Choice())
-    )  # fmt: skip
+        supported(
+            "none, auto, required, or a function; calls that are forced obey their schemas",
+            Choice(),
+        )
+    )
     parallel_tool_calls: bool = supported("false = one call at most", True)
     reasoning_effort: Effort | None = supported(OF_EFFORT, max_length=16)
     include_reasoning: bool = supported("false = reasoning_content is left out", True)

@@ -56,13 +56,15 @@ class Tracing:
 
         parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
         return self._provider.get_tracer("drafthouse").start_span(
-            "llm_request", parent, SpanKind.SERVER,
+            "llm_request",
+            parent,
+            SpanKind.SERVER,
             {
                 "gen_ai.request.id": request_id,
                 "gen_ai.response.model": self._model_name,
                 "drafthouse.task": task,
             },
-        )  # fmt: skip
+        )
 
     def stop(self) -> None:
         """Send what there still is."""

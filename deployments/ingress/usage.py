@@ -33,27 +33,53 @@ STATISTICS = (
     Rule("num_steps", "target steps that brought some of the text, plain ones included", _COUNT),
     Rule("num_spec_steps", "those that checked at least one draft token", _COUNT),
     Rule("num_draft_tokens", "draft tokens checked in them", _COUNT),
-    Rule("num_accepted_draft_tokens", "draft tokens accepted, as far as the text goes: those "
-         "behind a stop string, a stop token or a limit are left out", _COUNT),
-    Rule("mean_acceptance_length", "1 + num_accepted_draft_tokens / num_spec_steps: tokens per "
-         "step with drafts", _NUMBER),
-    Rule("draft_acceptance_rate", "num_accepted_draft_tokens / num_draft_tokens; 0 of none",
-         _NUMBER),
-    Rule("acceptance_histogram", "entry k counts the steps with drafts that accepted k of them; "
-         "num_spec_tokens + 1 entries", _HISTOGRAM),
+    Rule(
+        "num_accepted_draft_tokens",
+        "draft tokens accepted, as far as the text goes: those "
+        "behind a stop string, a stop token or a limit are left out",
+        _COUNT,
+    ),
+    Rule(
+        "mean_acceptance_length",
+        "1 + num_accepted_draft_tokens / num_spec_steps: tokens per step with drafts",
+        _NUMBER,
+    ),
+    Rule(
+        "draft_acceptance_rate", "num_accepted_draft_tokens / num_draft_tokens; 0 of none", _NUMBER
+    ),
+    Rule(
+        "acceptance_histogram",
+        "entry k counts the steps with drafts that accepted k of them; num_spec_tokens + 1 entries",
+        _HISTOGRAM,
+    ),
     Rule("num_spec_tokens", "the most draft tokens that a step accepted", _COUNT),
-    Rule("accepted_by_drafter", "draft tokens accepted, by drafter; they add up to "
-         "num_accepted_draft_tokens, for a token that several had proposed counts for the one "
-         "whose drafts have been worth most: the first in draft_sources", _BY_DRAFTER),
-    Rule("shared_by_drafter", "draft tokens accepted that the drafter had proposed too, and that "
-         "count for another one", _BY_DRAFTER),
-    Rule("decode_time_s", "seconds from the tokens of the first step to those of the last, of "
-         "several choices the longest; tokens after the first / this = tokens per second",
-         _NUMBER),
+    Rule(
+        "accepted_by_drafter",
+        "draft tokens accepted, by drafter; they add up to "
+        "num_accepted_draft_tokens, for a token that several had proposed counts for the one "
+        "whose drafts have been worth most: the first in draft_sources",
+        _BY_DRAFTER,
+    ),
+    Rule(
+        "shared_by_drafter",
+        "draft tokens accepted that the drafter had proposed too, and that count for another one",
+        _BY_DRAFTER,
+    ),
+    Rule(
+        "decode_time_s",
+        "seconds from the tokens of the first step to those of the last, of "
+        "several choices the longest; tokens after the first / this = tokens per second",
+        _NUMBER,
+    ),
     Rule("idle_because", "why no step checked a draft token; null where one did", _WHY),
-    Rule("prediction_idle_because", "why nobody drafted from the request's `prediction`; absent "
-         "where somebody did, or there is none", _WHY_NOT_PREDICTED, is_required=False),
-)  # fmt: skip
+    Rule(
+        "prediction_idle_because",
+        "why nobody drafted from the request's `prediction`; absent "
+        "where somebody did, or there is none",
+        _WHY_NOT_PREDICTED,
+        is_required=False,
+    ),
+)
 
 
 def statistics_schema() -> dict[str, Any]:

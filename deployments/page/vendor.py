@@ -37,11 +37,14 @@ def packages() -> list[Package]:
     """Return what `vendor.json` lists."""
     return [
         Package(
-            one["name"], one["version"], one["licence"], one["integrity"],
+            one["name"],
+            one["version"],
+            one["licence"],
+            one["integrity"],
             {name: (each["to"], each["sha256"]) for name, each in one["files"].items()},
         )
         for one in json.loads(LIST.read_text("utf-8"))
-    ]  # fmt: skip
+    ]
 
 
 def fetch(package: Package) -> None:

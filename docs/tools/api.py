@@ -26,22 +26,32 @@ _Types = Mapping[str, tuple[str, ...]]
 _CHAT = "openai.types.chat"
 _PACKAGES: Mapping[str, _Types] = {
     "/v1/completions": {
-        "": ("openai.types.completion_create_params:CompletionCreateParamsBase",
-             "openai.types.completion_create_params:CompletionCreateParamsStreaming"),
+        "": (
+            "openai.types.completion_create_params:CompletionCreateParamsBase",
+            "openai.types.completion_create_params:CompletionCreateParamsStreaming",
+        ),
         "stream_options": (f"{_CHAT}:ChatCompletionStreamOptionsParam",),
     },
     "/v1/responses": {
-        "": ("openai.types.responses.response_create_params:ResponseCreateParamsBase",
-             "openai.types.responses.response_create_params:ResponseCreateParamsStreaming"),
+        "": (
+            "openai.types.responses.response_create_params:ResponseCreateParamsBase",
+            "openai.types.responses.response_create_params:ResponseCreateParamsStreaming",
+        ),
         "input[]": tuple(
             f"openai.types.responses:{item}Param"
-            for item in ("EasyInputMessage", "ResponseOutputMessage", "ResponseFunctionToolCall",
-                         "ResponseReasoningItem")
+            for item in (
+                "EasyInputMessage",
+                "ResponseOutputMessage",
+                "ResponseFunctionToolCall",
+                "ResponseReasoningItem",
+            )
         ),
     },
     "/v1/messages": {
-        "": ("anthropic.types.message_create_params:MessageCreateParamsBase",
-             "anthropic.types.message_create_params:MessageCreateParamsStreaming"),
+        "": (
+            "anthropic.types.message_create_params:MessageCreateParamsBase",
+            "anthropic.types.message_create_params:MessageCreateParamsStreaming",
+        ),
         "messages[]": ("anthropic.types:MessageParam",),
     },
     "/v1/messages/count_tokens": {
@@ -49,15 +59,17 @@ _PACKAGES: Mapping[str, _Types] = {
         "messages[]": ("anthropic.types:MessageParam",),
     },
     "/v1/chat/completions": {
-        "": (f"{_CHAT}.completion_create_params:CompletionCreateParamsBase",
-             f"{_CHAT}.completion_create_params:CompletionCreateParamsStreaming"),
+        "": (
+            f"{_CHAT}.completion_create_params:CompletionCreateParamsBase",
+            f"{_CHAT}.completion_create_params:CompletionCreateParamsStreaming",
+        ),
         "stream_options": (f"{_CHAT}:ChatCompletionStreamOptionsParam",),
         "messages[]": tuple(
             f"{_CHAT}:ChatCompletion{role}MessageParam"
             for role in ("System", "Developer", "User", "Assistant", "Tool", "Function")
         ),
     },
-}  # fmt: skip
+}
 
 _HEAD = """\
 # The HTTP API, field by field

@@ -52,9 +52,10 @@ def generate(protos: Path = PROTOS) -> dict[str, str]:
         if protoc.main(arguments) != 0:
             raise RuntimeError(f"protoc refused {protos}; its message is above")
         written = sorted(
-            path for path in Path(folder).rglob("*_pb2*.py*")
+            path
+            for path in Path(folder).rglob("*_pb2*.py*")
             if path.name == _SERVICE or not path.name.endswith("_grpc.py")
-        )  # fmt: skip
+        )
         return dict(_placed(path.name, path.read_text()) for path in written)
 
 

@@ -22,9 +22,11 @@ def checkout(tmp_path: Path) -> Path:
     def git(*words: str) -> str:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
         found = subprocess.run(
-            ["git", "-C", str(tmp_path), *identity, *words], check=True, capture_output=True,
+            ["git", "-C", str(tmp_path), *identity, *words],
+            check=True,
+            capture_output=True,
             text=True,
-        )  # fmt: skip
+        )
         return found.stdout.strip()
 
     git("init", "-q")

@@ -33,9 +33,14 @@ OWN = {"private_key": KEY, "certificate_chain": CERTIFICATE}
     ids=["its own", "another authority", "another name", "that name", "no certificate", "shown"],
 )
 def test_who_answers_and_who_asks_are_checked(
-    serve: Serve, complete: Complete, issuer: Authority, name: str, asks: bool,
-    shown: dict[str, Any], is_answered: bool,
-) -> None:  # fmt: skip
+    serve: Serve,
+    complete: Complete,
+    issuer: Authority,
+    name: str,
+    asks: bool,
+    shown: dict[str, Any],
+    is_answered: bool,
+) -> None:
     certificate, key = issuer.issue(name)
     credentials = grpc.ssl_server_credentials(
         [(key, certificate)], AUTHORITY.cert if asks else None, require_client_auth=asks

@@ -88,9 +88,12 @@ def test_each_application_is_built_of_its_own_deployments() -> None:
 
 def test_an_override_goes_to_the_application_that_has_the_key(tmp_path: Path) -> None:
     found = loaded(
-        tmp_path, as_it_is, "drafters.lm.max_nodes=5", "drafters.inside.max_nodes=6",
+        tmp_path,
+        as_it_is,
+        "drafters.lm.max_nodes=5",
+        "drafters.inside.max_nodes=6",
         "network.interface=node",
-    )  # fmt: skip
+    )
     assert [found.config.drafters[name].max_nodes for name in ("lm", "inside")] == [5, 6]
     main, pool = (each["args"] for each in found.applications)
     assert "max_nodes" not in main["drafters"]["lm"]
@@ -99,8 +102,9 @@ def test_an_override_goes_to_the_application_that_has_the_key(tmp_path: Path) ->
 
 def test_what_a_file_says_of_a_drafter_of_the_pool_counts(tmp_path: Path) -> None:
     given = {"user_config": {"max_nodes": 5}, "num_replicas": 2}
-    found = loaded(tmp_path, lambda main, pool: pool.update(
-        deployments=[{"name": "drafter-lm", **given}]))  # fmt: skip
+    found = loaded(
+        tmp_path, lambda main, pool: pool.update(deployments=[{"name": "drafter-lm", **given}])
+    )
     assert found.config.drafters["lm"].max_nodes == 5
     assert found.deployments == {"drafter-lm": given}
 
@@ -117,19 +121,25 @@ def test_what_a_file_says_of_a_drafter_of_the_pool_counts(tmp_path: Path) -> Non
         (lambda main, pool: pool["args"].update(drafters={}), "drafters: there is none"),
         (lambda main, pool: pool["args"].update(coordinator={"replicas": 2}), "unknown key"),
         (lambda main, pool: main["args"].update(network={"interface": "node"}), "network: it must"),
-        (lambda main, pool: main["args"].update(coordinator={"max_frame_bytes": 2**20}),
-         "coordinator.max_frame_bytes: it must be as in"),
+        (
+            lambda main, pool: main["args"].update(coordinator={"max_frame_bytes": 2**20}),
+            "coordinator.max_frame_bytes: it must be as in",
+        ),
         (lambda main, pool: main["args"]["drafters"]["lm"].update(max_nodes=3), "all else there"),
-        (lambda main, pool: main["args"]["drafters"]["lm"].update(kind="ngram_cache"),
-         "'ngram_cache' here and 'suffix' in its own"),
+        (
+            lambda main, pool: main["args"]["drafters"]["lm"].update(kind="ngram_cache"),
+            "'ngram_cache' here and 'suffix' in its own",
+        ),
         (lambda main, pool: main["args"]["drafters"]["told"].pop("kind"), "'prediction' in its"),
         (lambda main, pool: pool["args"]["drafters"]["lm"].update(shadow=True), "shadow: this is"),
-        (lambda main, pool: pool["args"]["drafters"]["lm"].update(placement={"with": "target"}),
-         "an application of drafters alone; remove it"),
+        (
+            lambda main, pool: pool["args"]["drafters"]["lm"].update(placement={"with": "target"}),
+            "an application of drafters alone; remove it",
+        ),
         (lambda main, pool: pool.update(deployments=[{"name": "target"}]), "'target' is no deploy"),
         (lambda main, pool: main.update(deployments=[{"name": "drafter-lm"}]), "is no deployment"),
     ],
-)  # fmt: skip
+)
 def test_applications_that_do_not_fit_are_refused_by_name(
     tmp_path: Path, change: Callable[[Any, Any], object], message: str
 ) -> None:

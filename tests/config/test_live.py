@@ -88,10 +88,13 @@ def test_a_drafter_is_made_anew_by_its_own_keys() -> None:
 
 def test_a_drafter_inside_the_target_is_made_anew_by_its_options() -> None:
     inside, beside = DrafterPlacement(host="target"), DrafterPlacement(num_cpus=1.0)
-    config = replace(CONFIG, drafters={
-        "a": DrafterConfig(kind="suffix", max_nodes=5, placement=inside),
-        "b": DrafterConfig(kind="suffix", placement=beside),
-    })  # fmt: skip
+    config = replace(
+        CONFIG,
+        drafters={
+            "a": DrafterConfig(kind="suffix", max_nodes=5, placement=inside),
+            "b": DrafterConfig(kind="suffix", placement=beside),
+        },
+    )
     found = changed(config, {"drafters": {"a": {"options": {"min_match": 2}}}})
     assert found.drafters["a"] == replace(config.drafters["a"], options={"min_match": 2})
     assert found.drafters["b"] == config.drafters["b"]
@@ -134,12 +137,14 @@ def test_a_file_is_checked_with_what_its_deployments_say(tmp_path: Path) -> None
 def test_how_many_replicas_run_may_be_said_of_each_deployment(tmp_path: Path) -> None:
     policy = {"policy_function": POLICY}
     scaled = {
-        "autoscaling_config": {"max_replicas": 3, "policy": policy}, "max_surge_percent": 100,
-    }  # fmt: skip
+        "autoscaling_config": {"max_replicas": 3, "policy": policy},
+        "max_surge_percent": 100,
+    }
     named = [{"name": "coordinator", **scaled}, {"name": "target", "num_replicas": 2}]
     assert load(written(tmp_path, named)).deployments == {
-        "coordinator": scaled, "target": {"num_replicas": 2},
-    }  # fmt: skip
+        "coordinator": scaled,
+        "target": {"num_replicas": 2},
+    }
 
 
 def test_all_may_be_told_the_same(tmp_path: Path) -> None:

@@ -46,18 +46,24 @@ def test_a_rollout_inside_the_target_or_in_the_pool_is_taken() -> None:
         ({"new": new(placement=POOL), "old": OLD}, "drafters.new", "'old' runs inside the target"),
         ({"new": new(), "old": {**OLD, "placement": POOL}}, "drafters.new", "the same placement"),
         (
-            {"new": new("all"), "old": OLD, "third": OLD,
-             "all": {"kind": "cascade", "options": {"stages": ["new", "old"]}}},
-            "drafters.new", "'new' is a stage of 'all'; roll that one out",
+            {
+                "new": new("all"),
+                "old": OLD,
+                "third": OLD,
+                "all": {"kind": "cascade", "options": {"stages": ["new", "old"]}},
+            },
+            "drafters.new",
+            "'new' is a stage of 'all'; roll that one out",
         ),
         (
             {"new": new(), "old": OLD, "all": {"kind": "cascade", "options": {"stages": ["old"]}}},
-            "drafters.new", "'old' is a stage of 'all'; replace that one",
+            "drafters.new",
+            "'old' is a stage of 'all'; replace that one",
         ),
         ({"new": new("tape"), "tape": TAPE}, "drafters.new", "a recorder drafts nothing"),
         ({"new": {**new(), "kind": "recorder"}, "old": OLD}, "drafters.new", "drafts nothing"),
     ],
-)  # fmt: skip
+)
 def test_nonsense_is_refused(drafters: dict[str, Any], key: str, told: str) -> None:
     with pytest.raises(ConfigError) as found:
         checked(drafters)

@@ -34,12 +34,14 @@ def answer(
 
 def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture) -> None:
     activity = ActivityLog(100.0)
-    activity.hear([
-        answer(0, is_first=True),  # the prompt's own step could have had none
-        answer(1, why=PlainWhy.NO_DRAFTS),
-        answer(4, num_nodes=8),
-        answer(3, num_nodes=8),
-    ])  # fmt: skip
+    activity.hear(
+        [
+            answer(0, is_first=True),  # the prompt's own step could have had none
+            answer(1, why=PlainWhy.NO_DRAFTS),
+            answer(4, num_nodes=8),
+            answer(3, num_nodes=8),
+        ]
+    )
     own = Load(num_running=3, num_waiting=1)
     targets = [Load(pages_in_use=number, pages_total=60) for number in (10, 20)]
     activity.tick(109.5, own, targets)

@@ -258,8 +258,9 @@ async def test_a_text_is_opened_once_with_its_params_and_where_it_ends() -> None
     (opened,) = (opened for frame in target.frames for opened in frame.opens)
     assert (opened.params, opened.token_ids.tolist(), opened.max_len) == (params, [1, 2, 3], 9)
     assert [(item.text.params, item.base_len > 0) for item in target.items] == [
-        (params, False), *[(params, True)] * 5,
-    ]  # fmt: skip
+        (params, False),
+        *[(params, True)] * 5,
+    ]
 
 
 class FailingClock(FakeClock):

@@ -149,8 +149,9 @@ async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up() -> N
         stage.add_drafter(ToyDrafter("wrong", random_tree(1, 3)))
         answers = [(await served(stage, id=f"r{index}"))[1] for index in range(4)]
         page = stage.metrics()
-    samples = [sample for family in text_string_to_metric_families(page)
-               for sample in family.samples]  # fmt: skip
+    samples = [
+        sample for family in text_string_to_metric_families(page) for sample in family.samples
+    ]
 
     def total(name: str, drafter: str | None = None) -> float:
         return sum(

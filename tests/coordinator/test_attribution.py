@@ -27,9 +27,16 @@ def verdict(
     """accepted: of each accepted node, the bits of its drafters; owners: for whom it counts."""
     tokens = token_array([5] * (len(accepted) + 1))
     return TextVerdict(
-        "r", 1, 9, tokens, np.array(accepted, np.uint32), owners=owners, num_nodes=num_nodes,
-        verified=verified, credited=credited,
-    )  # fmt: skip
+        "r",
+        1,
+        9,
+        tokens,
+        np.array(accepted, np.uint32),
+        owners=owners,
+        num_nodes=num_nodes,
+        verified=verified,
+        credited=credited,
+    )
 
 
 def credited(*verdicts: TextVerdict) -> Recorder:

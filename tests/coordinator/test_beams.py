@@ -92,8 +92,10 @@ async def test_all_texts_come_in_one_event_and_drafters_are_not_asked() -> None:
     texts = [beam_event(event, rank) for rank in range(4)]
     assert [each.token_ids.tolist() for each in texts] == [[4, 5], [], [7, 8, 9], []]
     assert [each.finish_reason for each in texts[:3]] == [
-        FinishReason.STOP, FinishReason.STOP, FinishReason.LENGTH,
-    ]  # fmt: skip
+        FinishReason.STOP,
+        FinishReason.STOP,
+        FinishReason.LENGTH,
+    ]
     assert [each.stats is not None for each in texts] == [True, False, False, False]
 
 

@@ -13,8 +13,9 @@ from cluster.rpc.codec import DESCRIPTION
 from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import ToyTarget, drafter_description, target_description
 
-SLOW = EngineState("", "cuda:0", "sdpa", "none", "torch", 2**31, 4096, ("attention: no compiler",),
-                   "bfloat16")  # fmt: skip
+SLOW = EngineState(
+    "", "cuda:0", "sdpa", "none", "torch", 2**31, 4096, ("attention: no compiler",), "bfloat16"
+)
 FAST = EngineState("lm", "cuda:0", "triton", "cuda", "triton", 2**20, 512)
 TARGET = replace(target_description(), engines=(SLOW, FAST))
 

@@ -33,15 +33,29 @@ from tests.support.worker.residents import GreedyOracle, resident
 
 # At the target, and at the coordinator.
 PARTS = [
-    (Controller, "plan"), (Controller, "learn"), (Controller, "score"), (Controller, "first_ask"),
-    (DraftScores, "record"), (ArmWorth, "learn"),
-    (AcceptanceModel, "learn_all"), (Calibrator, "fit_if_due"), (DeficitGuard, "settle"),
-    (TextStatistics, "take"), (PoolScores, "score"),
-    (PoolScores, "ask"), (PoolScores, "commit_lag"), (DrafterPool, "_send_trees"),
-    (Series, "_enter_answers"), (Series, "_enter_steps"), (Series, "_enter_ends"),
-    (ActivityLog, "hear"), (Auditor, "hear"), (Demand, "hear"), (Switchback, "hear"),
+    (Controller, "plan"),
+    (Controller, "learn"),
+    (Controller, "score"),
+    (Controller, "first_ask"),
+    (DraftScores, "record"),
+    (ArmWorth, "learn"),
+    (AcceptanceModel, "learn_all"),
+    (Calibrator, "fit_if_due"),
+    (DeficitGuard, "settle"),
+    (TextStatistics, "take"),
+    (PoolScores, "score"),
+    (PoolScores, "ask"),
+    (PoolScores, "commit_lag"),
+    (DrafterPool, "_send_trees"),
+    (Series, "_enter_answers"),
+    (Series, "_enter_steps"),
+    (Series, "_enter_ends"),
+    (ActivityLog, "hear"),
+    (Auditor, "hear"),
+    (Demand, "hear"),
+    (Switchback, "hear"),
     (Watches, "hear"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(

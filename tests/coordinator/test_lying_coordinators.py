@@ -49,8 +49,9 @@ class Stack:
     async def connect(self) -> None:
         self.ours, theirs = memory_pair()
         self.tasks = [
-            asyncio.create_task(self.target.serve(theirs)), asyncio.create_task(_read(self.ours))
-        ]  # fmt: skip
+            asyncio.create_task(self.target.serve(theirs)),
+            asyncio.create_task(_read(self.ours)),
+        ]
         await asyncio.sleep(0)
         self.honest, self.liar = self.target.streams
         self.target.says = self._noted

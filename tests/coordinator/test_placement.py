@@ -30,9 +30,12 @@ _numbers = iter(range(10**9))
 
 
 def text(
-    tokens: Sequence[int] = (1,), task: str = "default", *, temperature: float = 0.0,
+    tokens: Sequence[int] = (1,),
+    task: str = "default",
+    *,
+    temperature: float = 0.0,
     tenant: bytes = b"",
-) -> Session:  # fmt: skip
+) -> Session:
     params = SamplingParams(max_tokens=9, temperature=temperature)
     asked = request(tokens, params, id=f"r{next(_numbers)}", task=task, tenant=tenant)
     return Session(asked.id, asked, lambda event: None, 0, 0.0)

@@ -69,9 +69,7 @@ async def test_faults_retire_a_canary_and_metrics_say_so() -> None:
 
 async def test_a_text_under_a_textbooks_law_has_the_former_alone() -> None:
     sampled = SamplingParams(temperature=0.8, seed=3, max_tokens=12)
-    async with house(
-        rollouts={"b": RolloutConfig("a", 1.0)}, laws=("rejection",)
-    ) as stage:  # fmt: skip
+    async with house(rollouts={"b": RolloutConfig("a", 1.0)}, laws=("rejection",)) as stage:
         drafters = staged(stage, "active")
         await stage.ask(params=sampled)
         await stage.settle()

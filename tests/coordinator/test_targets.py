@@ -52,8 +52,11 @@ async def test_long_texts_go_in_frames_of_their_own() -> None:
         target.seat.open(session(name, num_tokens))
     frames = await target.told()
     assert [[opened.request_id for opened in frame.opens] for frame in frames] == [
-        ["a", "b"], ["c"], ["long"], ["d"],
-    ]  # fmt: skip
+        ["a", "b"],
+        ["c"],
+        ["long"],
+        ["d"],
+    ]
     assert [frame.serial for frame in frames] == [1, 2, 3, 4]
     serials = [each.opened_serial for each in target.seat.sessions.values()]
     assert serials == [1, 1, 2, 3, 4]

@@ -261,9 +261,12 @@ def adapter_folder(long_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def served(
-    ray_session: None, dashboard_port: int, long_folder: Path, long_draft_folder: Path,
+    ray_session: None,
+    dashboard_port: int,
+    long_folder: Path,
+    long_draft_folder: Path,
     adapter_folder: Path,
-) -> Served:  # fmt: skip
+) -> Served:
     """The application with a tiny target, an adapter of it and three kinds of drafters."""
     from ray import serve
 

@@ -92,11 +92,13 @@ async def test_grpc_asks_for_a_key_whatever_is_called_and_before_the_message_is_
 ) -> None:
     """A call that sends nothing would else wait for ever in the place of another."""
     config = dataclasses.replace(write(alice={}), ingress=IngressConfig(max_body_bytes=1000))
-    kinds = [*itertools.product(
-        ("Generate", "Tokenize", "ListModels", "NoSuch"),
-        (b"", b"\xff\xff", b"a" * 300_000, None),
-        ((), (("authorization", "Bearer wrong"),)),
-    )]  # fmt: skip
+    kinds = [
+        *itertools.product(
+            ("Generate", "Tokenize", "ListModels", "NoSuch"),
+            (b"", b"\xff\xff", b"a" * 300_000, None),
+            ((), (("authorization", "Bearer wrong"),)),
+        )
+    ]
     async with place(tokenizer, config) as here, here.listening() as (channel, _):
         for method, sent, metadata in kinds:
             path = f"/{GENERATION}/{method}"

@@ -21,9 +21,12 @@ from tests.support.engine.driver import generate, load_oracle
 
 PROMPT = [9, 8, 7, 6, 5] * 8
 GREEDY: dict[str, Any] = {
-    "prompt": PROMPT, "temperature": 0, "max_tokens": 16, "ignore_eos": True,
+    "prompt": PROMPT,
+    "temperature": 0,
+    "max_tokens": 16,
+    "ignore_eos": True,
     "return_token_ids": True,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["drafts", "plain"])

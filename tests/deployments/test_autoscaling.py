@@ -22,9 +22,12 @@ START_S = 5.0  # until a replica that was asked for runs
 TELL_S = 1.0  # from what a replica has to do to what Serve's controller knows of it
 DOWN_S = 40.0
 CONFIG = AutoscalingConfig(
-    min_replicas=1, max_replicas=8, upscale_delay_s=3, downscale_delay_s=DOWN_S,
+    min_replicas=1,
+    max_replicas=8,
+    upscale_delay_s=3,
+    downscale_delay_s=DOWN_S,
     look_back_period_s=5,
-)  # fmt: skip
+)
 
 Load = Callable[[float], int]
 
@@ -78,14 +81,24 @@ class Pool:
             for name in names
         }
         return AutoscalingContext(
-            deployment_id=DeploymentID("drafter-lm", "app"), deployment_name="drafter-lm",
-            app_name="app", current_num_replicas=num, target_num_replicas=self.target,
-            running_replicas=[], total_num_requests=0.0, total_queued_requests=0.0,
-            aggregated_metrics={}, raw_metrics=raw, capacity_adjusted_min_replicas=1,
-            capacity_adjusted_max_replicas=CONFIG.max_replicas, policy_state=self._state,
-            last_scale_up_time=None, last_scale_down_time=None, current_time=self.now,
+            deployment_id=DeploymentID("drafter-lm", "app"),
+            deployment_name="drafter-lm",
+            app_name="app",
+            current_num_replicas=num,
+            target_num_replicas=self.target,
+            running_replicas=[],
+            total_num_requests=0.0,
+            total_queued_requests=0.0,
+            aggregated_metrics={},
+            raw_metrics=raw,
+            capacity_adjusted_min_replicas=1,
+            capacity_adjusted_max_replicas=CONFIG.max_replicas,
+            policy_state=self._state,
+            last_scale_up_time=None,
+            last_scale_down_time=None,
+            current_time=self.now,
             config=CONFIG,
-        )  # fmt: skip
+        )
 
 
 def noisy(mean: float, seed: int) -> Load:

@@ -21,9 +21,14 @@ NUM_TEXTS = 6
 DOWN_S = 3
 # Serve's defaults would take a minute to see the load and ten to forget it.
 SCALED = {
-    "min_replicas": 1, "max_replicas": 3, "upscale_delay_s": 1, "downscale_delay_s": DOWN_S,
-    "look_back_period_s": 5, "metrics_interval_s": 1, "policy": {"policy_function": POLICY},
-}  # fmt: skip
+    "min_replicas": 1,
+    "max_replicas": 3,
+    "upscale_delay_s": 1,
+    "downscale_delay_s": DOWN_S,
+    "look_back_period_s": 5,
+    "metrics_interval_s": 1,
+    "policy": {"policy_function": POLICY},
+}
 
 
 @dataclass
@@ -46,9 +51,12 @@ class Readers:
 
     def _read(self) -> None:
         body = {
-            "model": MODEL, "prompt": [9, 8, 7, 6, 5] * 8, "max_tokens": 2000, "stream": True,
+            "model": MODEL,
+            "prompt": [9, 8, 7, 6, 5] * 8,
+            "max_tokens": 2000,
+            "stream": True,
             "ignore_eos": True,
-        }  # fmt: skip
+        }
         while not self.is_over.is_set():
             with httpx.stream("POST", f"{self.url}/completions", json=body, timeout=120) as answer:
                 for _ in answer.iter_lines():

@@ -24,12 +24,14 @@ NUM_STEPS = 5000
 
 def event(position: int, *, is_last: bool = False) -> TokenEvent:
     return TokenEvent(
-        "r", position, token_array([position, position + 1]),
+        "r",
+        position,
+        token_array([position, position + 1]),
         (TokenLogprob(-1.0), TokenLogprob(-2.0)),
         FinishReason.STOP if is_last else None,
         SpeculationStats(num_steps=NUM_STEPS) if is_last else None,
         draft_sources=(("lm",), ()),
-    )  # fmt: skip
+    )
 
 
 async def filled(count: int) -> Ticket:

@@ -18,10 +18,16 @@ from tests.support.engine.driver import load_oracle
 PROMPT = [9, 8, 7, 6, 5] * 3
 STOPS = tuple(range(2, 288, 24))
 ASKED: dict[str, Any] = {
-    "prompt": PROMPT, "n": 3, "best_of": 4, "use_beam_search": True,
-    "max_tokens": 12, "ignore_eos": True, "return_token_ids": True, "stop_token_ids": STOPS,
+    "prompt": PROMPT,
+    "n": 3,
+    "best_of": 4,
+    "use_beam_search": True,
+    "max_tokens": 12,
+    "ignore_eos": True,
+    "return_token_ids": True,
+    "stop_token_ids": STOPS,
     "length_penalty": 0.5,
-}  # fmt: skip
+}
 
 
 def test_http_and_grpc_give_the_texts_of_transformers(served: Served) -> None:

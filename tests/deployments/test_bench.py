@@ -55,14 +55,27 @@ def test_the_figures_of_scripted_answers_are_the_script_s(tmp_path: Path, endpoi
     itl = [5.0] * 8 + [10.0] * 4
     expected(
         report,
-        completed=2, failed=0, duration=0.22, total_input_tokens=2 * PROMPT_TOKENS,
-        total_output_tokens=23, output_throughput=23 / 0.22, request_throughput=2 / 0.22,
-        total_token_throughput=(23 + 2 * PROMPT_TOKENS) / 0.22, request_goodput=1 / 0.22,
-        mean_ttft_ms=70.0, median_ttft_ms=70.0, p99_ttft_ms=119.0, p95_ttft_ms=115.0,
-        mean_tpot_ms=(40 / 17 + 10.0) / 2, median_tpot_ms=(40 / 17 + 10.0) / 2,
-        mean_itl_ms=sum(itl) / 12, median_itl_ms=5.0, p95_itl_ms=10.0,
-        mean_e2el_ms=110.0, p99_e2el_ms=159.0,
-    )  # fmt: skip
+        completed=2,
+        failed=0,
+        duration=0.22,
+        total_input_tokens=2 * PROMPT_TOKENS,
+        total_output_tokens=23,
+        output_throughput=23 / 0.22,
+        request_throughput=2 / 0.22,
+        total_token_throughput=(23 + 2 * PROMPT_TOKENS) / 0.22,
+        request_goodput=1 / 0.22,
+        mean_ttft_ms=70.0,
+        median_ttft_ms=70.0,
+        p99_ttft_ms=119.0,
+        p95_ttft_ms=115.0,
+        mean_tpot_ms=(40 / 17 + 10.0) / 2,
+        median_tpot_ms=(40 / 17 + 10.0) / 2,
+        mean_itl_ms=sum(itl) / 12,
+        median_itl_ms=5.0,
+        p95_itl_ms=10.0,
+        mean_e2el_ms=110.0,
+        p99_e2el_ms=159.0,
+    )
 
 
 def test_so_many_are_asked_at_a_time_and_a_new_one_as_soon_as_one_has_ended(tmp_path: Path) -> None:
@@ -183,11 +196,13 @@ def test_drafts_are_counted_by_vllm_s_names(tmp_path: Path) -> None:
             self.metrics = "".join(
                 f'vllm:spec_decode_num_{name}_total{{engine="0"{label}}} {num * each}\n'
                 for name, label, each in [
-                    ("drafts", "", 4), ("draft_tokens", "", 20), ("accepted_tokens", "", 6),
+                    ("drafts", "", 4),
+                    ("draft_tokens", "", 20),
+                    ("accepted_tokens", "", 6),
                     ("accepted_tokens_per_pos", ',position="0"', 3),
                     ("accepted_tokens_per_pos", ',position="1"', 2),
                 ]
-            )  # fmt: skip
+            )
             return reply
 
     report = benched(Counting(metrics="# none yet\n"), "--prompts", written(tmp_path, FAST, SLOW))
@@ -218,10 +233,14 @@ def test_it_is_written_as_json_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("line", "wrong"),
-    [("{", "line 1"), ("[]", "no object"), ('{"text": "a"}', "send one JSON object"),
-     ('{"messages": [{"content": "a"}]}', "messages are for the chat endpoint"),
-     ("", "there is no prompt")],
-)  # fmt: skip
+    [
+        ("{", "line 1"),
+        ("[]", "no object"),
+        ('{"text": "a"}', "send one JSON object"),
+        ('{"messages": [{"content": "a"}]}', "messages are for the chat endpoint"),
+        ("", "there is no prompt"),
+    ],
+)
 def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str, wrong: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(line)

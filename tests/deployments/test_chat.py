@@ -50,9 +50,12 @@ def conversation(server: Server, *words: str, out: io.StringIO | None = None) ->
     configure(parser)
     ticks = iter(range(1000))
     return Conversation(
-        parser.parse_args(words), out or io.StringIO(), io.StringIO(),
-        httpx.MockTransport(server), lambda: float(next(ticks)),
-    )  # fmt: skip
+        parser.parse_args(words),
+        out or io.StringIO(),
+        io.StringIO(),
+        httpx.MockTransport(server),
+        lambda: float(next(ticks)),
+    )
 
 
 def test_a_conversation_goes_on_until_it_is_reset() -> None:
@@ -61,8 +64,10 @@ def test_a_conversation_goes_on_until_it_is_reset() -> None:
     talk.talk(iter(["one", "two", "/reset", "three", "/quit", "four"]))
     said = [[each["content"] for each in body["messages"]] for body in server.bodies]
     assert said == [
-        ["be brief", "one"], ["be brief", "one", "a b", "two"], ["be brief", "three"],
-    ]  # fmt: skip
+        ["be brief", "one"],
+        ["be brief", "one", "a b", "two"],
+        ["be brief", "three"],
+    ]
     assert server.bodies[0]["seed"] == 3
     assert talk.out.getvalue() == "a b\n" * 3
 

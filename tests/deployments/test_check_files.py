@@ -53,16 +53,32 @@ def change(folder: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("vocab_size", None), ("vocab_size", -5), ("vocab_size", "many"), ("hidden_size", 50),
-        ("num_attention_heads", 0), ("num_attention_heads", None), ("num_key_value_heads", 3),
-        ("num_hidden_layers", -1), ("num_hidden_layers", 1.5), ("head_dim", 0), ("head_dim", True),
-        ("max_position_embeddings", None), ("intermediate_size", "x"), ("hidden_act", "nope"),
-        ("rms_norm_eps", None), ("dtype", "float99"), ("rope_parameters", 5),
+        ("vocab_size", None),
+        ("vocab_size", -5),
+        ("vocab_size", "many"),
+        ("hidden_size", 50),
+        ("num_attention_heads", 0),
+        ("num_attention_heads", None),
+        ("num_key_value_heads", 3),
+        ("num_hidden_layers", -1),
+        ("num_hidden_layers", 1.5),
+        ("head_dim", 0),
+        ("head_dim", True),
+        ("max_position_embeddings", None),
+        ("intermediate_size", "x"),
+        ("hidden_act", "nope"),
+        ("rms_norm_eps", None),
+        ("dtype", "float99"),
+        ("rope_parameters", 5),
         ("rope_parameters", {"rope_type": "default", "rope_theta": None}),
-        ("rope_parameters", {"rope_type": "nope"}), ("pad_token_id", 10**9), ("text_config", 5),
-        ("quantization_config", 5), ("model_type", 5), ("eos_token_id", "x"),
+        ("rope_parameters", {"rope_type": "nope"}),
+        ("pad_token_id", 10**9),
+        ("text_config", 5),
+        ("quantization_config", 5),
+        ("model_type", 5),
+        ("eos_token_id", "x"),
     ],
-)  # fmt: skip
+)
 def test_a_value_that_no_model_has_is_told_with_its_key(
     key: str, value: Any, model: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -66,10 +66,19 @@ REFUSED = {
 }
 # The fields from which a size follows.
 SHAPE = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
-    "num_key_value_heads", "vocab_size", "tie_word_embeddings", "num_experts", "num_local_experts",
-    "moe_intermediate_size", "kv_lora_rank",
-)  # fmt: skip
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "head_dim",
+    "num_key_value_heads",
+    "vocab_size",
+    "tie_word_embeddings",
+    "num_experts",
+    "num_local_experts",
+    "moe_intermediate_size",
+    "kv_lora_rank",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -208,9 +217,10 @@ def test_rounded_weights_have_the_bits_that_are_asked_for() -> None:
     outside = 2 * 128256 * 4096 + 4096
     layers = PARAMETERS[model] - outside
     for settings, bits in (
-        ({"weights": "int8"}, 8), ({"weights": "int4"}, 5),
+        ({"weights": "int8"}, 8),
+        ({"weights": "int4"}, 5),
         ({"weights": "int4", "weights_group": 64}, 4.5),
-    ):  # fmt: skip
+    ):
         assert sized(model, **settings).weights == layers * bits / 8 + 2 * outside
 
 

@@ -90,18 +90,23 @@ def test_a_file_that_is_applied_changes_the_server_and_replaces_no_process(
         changed = tmp_path / "changed.yaml"
         changed.write_text(yaml.safe_dump(document))
         return subprocess.run(
-            [sys.executable, "-m", "deployments.cli", "apply", str(changed)], cwd=REPOSITORY,
+            [sys.executable, "-m", "deployments.cli", "apply", str(changed)],
+            cwd=REPOSITORY,
             env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
-            capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
 
     body = {"model": MODEL, "prompt": "x", "max_tokens": 1, "n": 2}
     url = f"http://127.0.0.1:{http}/v1/completions"
     assert httpx.post(url, json=body, timeout=DEADLINE_S).status_code == 200
     found = applied("ingress.max_choices")
     assert (found.returncode, found.stdout) == (
-        0, f"{tmp_path / 'changed.yaml'} is applied, and nothing restarts\n"
-    ), found.stderr  # fmt: skip
+        0,
+        f"{tmp_path / 'changed.yaml'} is applied, and nothing restarts\n",
+    ), found.stderr
     assert httpx.post(url, json=body, timeout=DEADLINE_S).status_code == 400
     found = applied("ingress.shutdown_grace_s")
     assert found.returncode == 2
@@ -240,9 +245,13 @@ def test_a_model_that_was_named_is_not_replaced(tmp_path: Path, named: str) -> N
 def without_a_model(folder: Path) -> dict[str, str]:
     """An environment with an empty cache and no network to fill it from."""
     return {
-        "DRAFTHOUSE_MODELS": str(folder / "models"), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "",
-        "PIP_CONFIG_FILE": "/dev/null", "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(folder / "hub"),
-    }  # fmt: skip
+        "DRAFTHOUSE_MODELS": str(folder / "models"),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": "",
+        "PIP_CONFIG_FILE": "/dev/null",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_CACHE": str(folder / "hub"),
+    }
 
 
 @pytest.mark.parametrize("setting", ["http.port", "grpc.port", "dashboard.port"])

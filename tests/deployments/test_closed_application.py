@@ -51,9 +51,11 @@ class Closed:
 
 @pytest.fixture(scope="module")
 def closed(
-    served: Served, long_folder: Path, long_draft_folder: Path,
+    served: Served,
+    long_folder: Path,
+    long_draft_folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Closed]:  # fmt: skip
+) -> Iterator[Closed]:
     """served: has started Serve, as the other tests need it."""
     from ray import serve
 

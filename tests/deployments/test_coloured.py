@@ -7,9 +7,12 @@ from deployments.coloured import Token, coloured, legend
 
 def test_runs_of_one_drafter_are_marked_once_and_the_targets_own_not_at_all() -> None:
     tokens = [
-        Token(b"one"), Token(b" two", ("a", "b")), Token(b" three", ("a",)),
-        Token(b" four", ("b",)), Token(b"\n"),
-    ]  # fmt: skip
+        Token(b"one"),
+        Token(b" two", ("a", "b")),
+        Token(b" three", ("a",)),
+        Token(b" four", ("b",)),
+        Token(b"\n"),
+    ]
     text = "one two three four\n"
     marked = coloured(text, tokens, ["b", "a"], in_colour=False)
     assert marked == "one[a| two three][b| four]\n"

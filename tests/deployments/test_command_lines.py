@@ -64,7 +64,7 @@ URL = "http://127.0.0.1:9"
         (("nonsense",), "invalid choice: 'nonsense'"),
         ((), "VERB"),
     ],
-)  # fmt: skip
+)
 def test_a_value_that_means_nothing_is_refused_in_one_line_before_any_work(
     words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,9 +95,15 @@ def test_files_and_pipes_that_cannot_be_used_are_said_in_one_line(
 ) -> None:
     environment = {**os.environ, "DRAFTHOUSE": f"{sys.executable} -m deployments.cli"}
     found = subprocess.run(
-        ["bash", "-c", f"$DRAFTHOUSE {shell}"], cwd=REPOSITORY, env=environment,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
+        ["bash", "-c", f"$DRAFTHOUSE {shell}"],
+        cwd=REPOSITORY,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
     assert found.returncode == status, found.stderr
     assert told in found.stderr
     assert len(found.stderr.splitlines()) == bool(told), found.stderr

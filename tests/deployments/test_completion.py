@@ -29,12 +29,18 @@ def test_each_shell_has_its_code(shell: str, capsys: pytest.CaptureFixture[str])
 def test_what_may_follow_is_offered(line: str, expected: set[str]) -> None:
     """As the shell asks, which reads the answer from another stream than the output."""
     asked = {
-        "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line,
-        "COMP_POINT": str(len(line)), "_ARGCOMPLETE_SHELL": "bash",
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "_ARGCOMPLETE_SHELL": "bash",
         "_ARGCOMPLETE_STDOUT_FILENAME": "/dev/stdout",
-    }  # fmt: skip
+    }
     done = subprocess.run(
         [sys.executable, "-m", "deployments.cli"],
-        env={**os.environ, **asked}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert {*done.stdout.splitlines()} == expected

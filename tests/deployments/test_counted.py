@@ -208,9 +208,11 @@ SCORED = {"prompt": PROMPTS[1], "max_tokens": 0, "echo": True, "logprobs": 1}
 def some_stop(server: Server) -> str:
     """A character in the middle of what the model writes, which drafts reach."""
     answer = httpx.post(
-        f"{server.url}/v1/completions", json={"model": MODEL, "temperature": 0, **STOP},
-        headers={"Authorization": "Bearer alice"}, timeout=PATIENCE_S,
-    )  # fmt: skip
+        f"{server.url}/v1/completions",
+        json={"model": MODEL, "temperature": 0, **STOP},
+        headers={"Authorization": "Bearer alice"},
+        timeout=PATIENCE_S,
+    )
     text = answer.json()["choices"][0]["text"]
     found = [char for char in text if char.isascii() and char.isprintable()]
     return str(found[len(found) // 2])
@@ -234,9 +236,18 @@ def stop(server: Server) -> str:
         {"prompt": PROMPTS[2], "max_tokens": 0, "echo": True},
         {"prompt": PROMPTS[2], "max_tokens": -1},
     ],
-    ids=["score", "score and text", "prompt_logprobs", "beams", "n", "best_of", "prompts", "echo",
-         "refused"],
-)  # fmt: skip
+    ids=[
+        "score",
+        "score and text",
+        "prompt_logprobs",
+        "beams",
+        "n",
+        "best_of",
+        "prompts",
+        "echo",
+        "refused",
+    ],
+)
 def test_a_request_is_counted_as_its_usage_says(server: Server, body: dict[str, Any]) -> None:
     check(server, Asked(body))
 
@@ -270,7 +281,7 @@ def mixed(count: int, stop: str) -> Iterator[Asked]:
         lambda: Asked({"max_tokens": rng.randint(60, 400), "ignore_eos": True}, how="cancelled"),
         lambda: Asked({"n": 0}),
         lambda: Asked(*reversed(rng.choice(list(chat.items())))),
-    ]  # fmt: skip
+    ]
     for number in range(count):
         asked = kinds[number % len(kinds)]()
         body = asked.body

@@ -17,8 +17,13 @@ def test_the_dashboard_lists_deployments_replicas_and_placement_groups(served: S
     assert application["status"] == "RUNNING"
     deployments = application["deployments"]
     assert set(deployments) == {
-        "ingress", "coordinator", "target", "drafter-lm", "drafter-lookup", "drafter-ngram",
-    }  # fmt: skip
+        "ingress",
+        "coordinator",
+        "target",
+        "drafter-lm",
+        "drafter-lookup",
+        "drafter-ngram",
+    }
     counts = {name: len(one["replicas"]) for name, one in deployments.items()}
     assert counts.pop("ingress") == 2
     assert set(counts.values()) == {1}

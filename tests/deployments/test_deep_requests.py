@@ -39,9 +39,14 @@ def with_schema(path: str, value: Any) -> dict[str, Any]:
 
 
 PATHS = (
-    "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
-    "/v1/messages/count_tokens", "/tokenize", "/detokenize",
-)  # fmt: skip
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+)
 
 
 @pytest.mark.parametrize("is_list", [False, True])
@@ -85,8 +90,9 @@ def test_a_text_of_json_in_a_body_is_bounded_too(http: httpx.Client) -> None:
         asked = {"model": MODEL, "prompt": "x", "structured_outputs": {"json": text}}
         response = http.post("/v1/completions", json=asked)
         assert (response.status_code, response.json()["error"]["param"]) == (
-            400, "structured_outputs.json",
-        )  # fmt: skip
+            400,
+            "structured_outputs.json",
+        )
 
 
 def test_arguments_at_the_limit_are_rendered(http: httpx.Client) -> None:

@@ -25,10 +25,16 @@ from tests.support.deployments.server import tiny_config
 from tests.support.rpc.certificates import Authority
 
 NAMES = (
-    "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
-    "RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness", "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE",
-)  # fmt: skip
+    "RAY_AUTH_MODE",
+    "RAY_AUTH_TOKEN",
+    "RAY_AUTH_TOKEN_PATH",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+    "RAY_USAGE_STATS_ENABLED",
+    "RAY_worker_niceness",
+    "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+    "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE",
+)
 
 
 @pytest.fixture

@@ -137,11 +137,15 @@ def test_a_piece_of_a_character_is_text_in_json(make: Any, tmp_path: Path) -> No
     assert len(ids) > 1
     shown = written(
         DraftStep(
-            ("a",), ids, token_array(range(-1, len(ids) - 1)), np.ones(len(ids), np.float32),
-            np.ones(len(ids), np.uint32), own_token_ids=ids[:1],
+            ("a",),
+            ids,
+            token_array(range(-1, len(ids) - 1)),
+            np.ones(len(ids), np.float32),
+            np.ones(len(ids), np.uint32),
+            own_token_ids=ids[:1],
         ),
         tokenizer,
-    )  # fmt: skip
+    )
     assert json.loads(json.dumps(shown)) == json.loads(json.dumps(shown, ensure_ascii=False))
     assert all(isinstance(node[2], str) for node in shown["nodes"])
     assert "\N{REPLACEMENT CHARACTER}" in {node[2] for node in shown["nodes"]}

@@ -22,9 +22,12 @@ _ENVIRONMENT = {
 def test_a_drained_node_answers_what_is_under_way_and_its_work_goes_on_elsewhere() -> None:
     program = subprocess.run(
         [sys.executable, "-m", "tests.support.deployments.drained_cluster"],
-        env=os.environ | _ENVIRONMENT, cwd=REPOSITORY, timeout=DEADLINE_S,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        env=os.environ | _ENVIRONMENT,
+        cwd=REPOSITORY,
+        timeout=DEADLINE_S,
+        capture_output=True,
+        text=True,
+    )
     assert program.returncode == 0, program.stderr[-3000:]
     (line,) = (each for each in program.stdout.splitlines() if each.startswith('{"before"'))
     found = json.loads(line)

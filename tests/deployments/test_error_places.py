@@ -19,12 +19,20 @@ from tests.deployments.test_tools import SERVED
 ANY = {"type": "object"}
 FUNCTION = {"name": "f", "description": "d", "parameters": ANY}
 COMMON: dict[str, Any] = {
-    "model": "demo", "temperature": 1, "top_p": 0.5, "seed": 1, "metadata": {"task": "x"},
+    "model": "demo",
+    "temperature": 1,
+    "top_p": 0.5,
+    "seed": 1,
+    "metadata": {"task": "x"},
     "speculation": {"enabled": True, "drafters": ["lm"], "max_draft_tokens": 2},
-}  # fmt: skip
+}
 MORE: dict[str, Any] = {
-    **COMMON, "stop": ["a"], "min_tokens": 1, "logit_bias": {"1": 1}, "cache_salt": "a",
-}  # fmt: skip
+    **COMMON,
+    "stop": ["a"],
+    "min_tokens": 1,
+    "logit_bias": {"1": 1},
+    "cache_salt": "a",
+}
 
 
 def part(kind: str, text: str) -> dict[str, str]:
@@ -55,45 +63,70 @@ ITEMS = [
 ]
 BLOCKS = [
     {"role": "user", "content": [part("text", "a")]},
-    {"role": "assistant", "content": [
-        {"type": "thinking", "thinking": "x"}, part("text", "b"),
-        {"type": "tool_use", "id": "a", "name": "f", "input": {"a": 1}},
-        {"type": "tool_use", "id": "b", "name": "f", "input": {}},
-    ]},
-    {"role": "user", "content": [
-        {"type": "tool_result", "tool_use_id": "a", "content": "x"},
-        {"type": "tool_result", "tool_use_id": "b", "content": [part("text", "y")]},
-        part("text", "more"),
-    ]},
-]  # fmt: skip
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "x"},
+            part("text", "b"),
+            {"type": "tool_use", "id": "a", "name": "f", "input": {"a": 1}},
+            {"type": "tool_use", "id": "b", "name": "f", "input": {}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": "x"},
+            {"type": "tool_result", "tool_use_id": "b", "content": [part("text", "y")]},
+            part("text", "more"),
+        ],
+    },
+]
 COUNTED: dict[str, Any] = {
-    "model": "demo", "system": [part("text", "s")], "messages": BLOCKS,
+    "model": "demo",
+    "system": [part("text", "s")],
+    "messages": BLOCKS,
     "tools": [{"name": "f", "description": "d", "input_schema": ANY}],
-    "tool_choice": {"type": "tool", "name": "f"}, "thinking": {"type": "enabled"},
+    "tool_choice": {"type": "tool", "name": "f"},
+    "thinking": {"type": "enabled"},
     "output_config": {"effort": "low"},
-}  # fmt: skip
+}
 BODIES: Mapping[Endpoint, dict[str, Any]] = {
     COMPLETIONS: {
-        **MORE, "prompt": ["a", "b"], "max_tokens": 3, "n": 2, "logprobs": 1,
+        **MORE,
+        "prompt": ["a", "b"],
+        "max_tokens": 3,
+        "n": 2,
+        "logprobs": 1,
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": ANY}},
     },
     CHAT: {
-        **MORE, "messages": CONVERSATION, "tools": TOOLS, "max_completion_tokens": 9,
-        "tool_choice": {"type": "function", "function": {"name": "f"}}, "logprobs": True,
-        "top_logprobs": 1, "reasoning_effort": "low", "stream": True,
+        **MORE,
+        "messages": CONVERSATION,
+        "tools": TOOLS,
+        "max_completion_tokens": 9,
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "logprobs": True,
+        "top_logprobs": 1,
+        "reasoning_effort": "low",
+        "stream": True,
         "stream_options": {"include_usage": True},
         "prediction": {"type": "content", "content": [part("text", "x")]},
     },
     RESPONSES: {
-        **MORE, "instructions": "i", "input": ITEMS, "tool_choice": "auto",
-        "tools": [{"type": "function", **FUNCTION}], "reasoning": {"effort": "low"},
+        **MORE,
+        "instructions": "i",
+        "input": ITEMS,
+        "tool_choice": "auto",
+        "tools": [{"type": "function", **FUNCTION}],
+        "reasoning": {"effort": "low"},
         "text": {"format": {"type": "json_schema", "name": "n", "schema": ANY}},
-        "max_output_tokens": 5, "include": ["message.output_text.logprobs"],
+        "max_output_tokens": 5,
+        "include": ["message.output_text.logprobs"],
     },
     MESSAGES: {**COMMON, **COUNTED, "max_tokens": 5, "stop_sequences": ["a"]},
     COUNT_TOKENS: COUNTED,
     TOKENIZE: {"messages": CONVERSATION, "tools": TOOLS, "add_special_tokens": True},
-}  # fmt: skip
+}
 WRONG: tuple[Any, ...] = (5, -1, True, "x", "", [], {}, [5], [""], [{}], {"type": "x"}, 1e300, None)
 # A field that only makes sense with another one may be named for it.
 TOGETHER = {("tools", "tool_choice"), ("logprobs", "top_logprobs"), ("messages", "prompt")}

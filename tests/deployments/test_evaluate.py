@@ -139,8 +139,9 @@ def test_a_configuration_is_run_and_its_random_drafter_found_useless(
     file, prompts = tmp_path / "serve.yaml", tmp_path / "prompts.jsonl"
     file.write_text(yaml.safe_dump({"applications": [application]}))
     tasks = ("code", "code", "code", "other")
-    prompts.write_text("\n".join(json.dumps({"prompt": f"{n} once", "task": task})
-                                 for n, task in enumerate(tasks)))  # fmt: skip
+    prompts.write_text(
+        "\n".join(json.dumps({"prompt": f"{n} once", "task": task}) for n, task in enumerate(tasks))
+    )
     options = "--max-tokens 24 --temperature 0 --json"
     assert main(["evaluate", str(file), str(prompts), "--out", "policy.yaml"]) == 2
     assert "--out: `evaluate` prints its table" in capsys.readouterr().err

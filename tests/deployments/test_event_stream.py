@@ -14,9 +14,13 @@ from tests.support.deployments.asgi import Call, call
 from tests.support.deployments.place import Place, place
 
 BODY: dict[str, Any] = {
-    "model": "toy", "prompt": [1, 2, 3], "temperature": 0, "max_tokens": 4, "ignore_eos": True,
+    "model": "toy",
+    "prompt": [1, 2, 3],
+    "temperature": 0,
+    "max_tokens": 4,
+    "ignore_eos": True,
     "stream": True,
-}  # fmt: skip
+}
 
 
 @asynccontextmanager

@@ -60,12 +60,19 @@ def with_grammar(kind: str, source: str) -> GenerationRequest:
 @pytest.mark.parametrize(
     ("kind", "source"),
     [
-        *((kind, source) for kind in ("choice", "json_schema", "structural_tag")
-          for source in ("0", "false", "null", "", "[", "5", "1e400")),
-        ("choice", "[]"), ("choice", "[0]"), ("choice", "{}"), ("regex", ""), ("grammar", ""),
+        *(
+            (kind, source)
+            for kind in ("choice", "json_schema", "structural_tag")
+            for source in ("0", "false", "null", "", "[", "5", "1e400")
+        ),
+        ("choice", "[]"),
+        ("choice", "[0]"),
+        ("choice", "{}"),
+        ("regex", ""),
+        ("grammar", ""),
         ("json_schema", '{"a":' * 500 + "{}" + "}" * 500),
     ],
-)  # fmt: skip
+)
 def test_a_source_over_grpc_is_a_grammar_or_refused_by_its_name(kind: str, source: str) -> None:
     assert refusal(to_spec, with_grammar(kind, source), LIMITS).param == "sampling.grammar.source"
 

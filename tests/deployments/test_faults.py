@@ -15,9 +15,12 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from tests.deployments.conftest import Served, wait_until
 
 BODY: dict[str, Any] = {
-    "prompt": "abc abc abc abc", "max_tokens": 600, "temperature": 0.7, "seed": 12,
+    "prompt": "abc abc abc abc",
+    "max_tokens": 600,
+    "temperature": 0.7,
+    "seed": 12,
     "ignore_eos": True,
-}  # fmt: skip
+}
 
 
 def streamed(served: Served, disturb: Callable[[], None], after: int = 20) -> str:

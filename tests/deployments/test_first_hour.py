@@ -197,7 +197,8 @@ MISTAKES: dict[str, tuple[Callable[[Beginner], None], str, str]] = {
     "quantised": (quantised_checkpoint, "target.engine.model", "pip install"),
     "quantisation": (
         engine(quantization={"quant_method": "torchao", "quant_type": "int8_weight_only"}),
-        "target.engine.quantization", "install that package",
+        "target.engine.quantization",
+        "install that package",
     ),
     "another architecture": (recurrent, "target.engine.model", "use a decoder"),
     "a long context": (engine(max_context_len=10**6), "target.engine.max_context_len", "lower it"),
@@ -205,18 +206,24 @@ MISTAKES: dict[str, tuple[Callable[[Beginner], None], str, str]] = {
     "unknown device": (engine(device="gpu"), "target.engine.device", "use auto, cpu, cuda"),
     "no such GPU": (engine(device="cuda:99"), "target.engine.device", "use device: auto or cpu"),
     "no GPUs for the ranks": (
-        engine(tensor_parallel=64, device="auto"), "target.engine.tensor_parallel", "lower it",
+        engine(tensor_parallel=64, device="auto"),
+        "target.engine.tensor_parallel",
+        "lower it",
     ),
     "ranks that share a head": (
-        engine(tensor_parallel=3), "target.engine.tensor_parallel", "choose a divisor",
+        engine(tensor_parallel=3),
+        "target.engine.tensor_parallel",
+        "choose a divisor",
     ),
     "no GPUs to reserve": (
         lambda user: user.args["target"].update(placement={"num_gpus": 99}),
-        "num_gpus of all replicas are 99", "lower them",
+        "num_gpus of all replicas are 99",
+        "lower them",
     ),
     "nothing reserved": (
         lambda user: user.args["target"].update(placement={"num_cpus": 0}),
-        "target.placement", "give it some num_cpus",
+        "target.placement",
+        "give it some num_cpus",
     ),
     "one machine for two": (two_nodes_in_one, "placement.labels", "join a cluster"),
     "wrong tokenizer": (wrong_tokenizer, "drafters.lm.options.engine.model", "target's tokenizer"),
@@ -230,7 +237,8 @@ MISTAKES: dict[str, tuple[Callable[[Beginner], None], str, str]] = {
     "a name twice": (section("tasks", code=["lookup"] * 2), "tasks.code", "name it once"),
     "no defaults": (
         lambda user: user.args["target"].update(generation_config="/nowhere"),
-        "target.generation_config", "name a folder that has",
+        "target.generation_config",
+        "name a folder that has",
     ),
     "taken ports": (taken_ports, "http.port: port", "--set http.port=PORT --set grpc.port=PORT"),
     "one port for two": (one_port_for_two, "grpc.port", "change one"),
@@ -238,37 +246,51 @@ MISTAKES: dict[str, tuple[Callable[[Beginner], None], str, str]] = {
     "a host that is none": (http(host="256.1.1.1"), "http.host: '256.1.1.1'", "write an IP"),
     "a machine nobody knows": (http(host="nobody.invalid"), "http.host: 'nobody.", "use 127.0.0.1"),
     "a key for false": (
-        text("applications: [{args: {tasks: {no: []}}}]"), "column 32: no is not", "in quotes",
+        text("applications: [{args: {tasks: {no: []}}}]"),
+        "column 32: no is not",
+        "in quotes",
     ),
     "an octal port": (text("http_options: {port: 010}"), "column 22: 010 is", "decimal digits"),
     "an odd switch": (
         lambda user: user.environment.setenv("DRAFTHOUSE_NATIVE", "off"),
-        "DRAFTHOUSE_NATIVE: 'off' is none of: 0, 1, sanitized", "0 = no native code",
+        "DRAFTHOUSE_NATIVE: 'off' is none of: 0, 1, sanitized",
+        "0 = no native code",
     ),
     "no place for all": (engine(num_pages=1), "target.engine.num_pages: 1 page", "lower"),
     "a huge page": (engine(page_size=100_000), "target.engine.page_size", "between 1 and 1024"),
     "no such core": (
         lambda user: user.args["target"].update(placement={"cores": [0, 9_999]}),
-        "target.placement.cores: this machine gives no core 9999", "name some of: 0",
+        "target.placement.cores: this machine gives no core 9999",
+        "name some of: 0",
     ),
     "an endless timeout": (
-        section("coordinator", target_timeout_s=float("inf")), ".inf is another value", "decimal",
+        section("coordinator", target_timeout_s=float("inf")),
+        ".inf is another value",
+        "decimal",
     ),
     "no collector": (section("ingress", traces_url="host:4318"), "traces_url", "write http:"),
     "a file for a folder": (
-        section("coordinator", audit={"folder": __file__}), "coordinator.audit.folder", "is a file",
+        section("coordinator", audit={"folder": __file__}),
+        "coordinator.audit.folder",
+        "is a file",
     ),
     "another's template": (
-        section("answers", chat_template="/etc/hostname"), "answers.chat_template", "a Jinja",
+        section("answers", chat_template="/etc/hostname"),
+        "answers.chat_template",
+        "a Jinja",
     ),
     "a name of two lines": (
-        lambda user: user.args.update(model_name="a\nb"), "model_name: 'a\\nb' is no", "leave",
+        lambda user: user.args.update(model_name="a\nb"),
+        "model_name: 'a\\nb' is no",
+        "leave",
     ),
     "open to all": (open_to_all_without_a_token, "RAY_AUTH_MODE=disabled", "unset it"),
     "more coordinators than seats": (
-        section("coordinator", replicas=999), "coordinator.replicas", "lower replicas or raise",
+        section("coordinator", replicas=999),
+        "coordinator.replicas",
+        "lower replicas or raise",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -50,8 +50,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", with_call(id=HALF), "messages[1].tool_calls[0]"),
     (
         "/v1/chat/completions",
-        {"messages": [HELLO], "tools": [{"type": "function", "function": {
-            **FUNCTION, "parameters": {"properties": {HALF: {}}}}}]},
+        {
+            "messages": [HELLO],
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {**FUNCTION, "parameters": {"properties": {HALF: {}}}},
+                }
+            ],
+        },
         "tools[0].function.parameters",
     ),
     (
@@ -76,7 +83,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"prompt": "x", "structured_outputs": {"choice": [HALF]}},
         "structured_outputs.choice",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("path", "body", "param"), REFUSED)
@@ -116,9 +123,13 @@ def test_an_answer_with_half_a_character_can_be_gone_on_with(
     arguments = f'{{"city": "{written}"}}'
     text = f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'
     body = {
-        "model": MODEL, "input": "x", "temperature": 0, "max_output_tokens": 150,
-        "tools": [{"type": "function", **FUNCTION}], "structured_outputs": {"choice": [text]},
-    }  # fmt: skip
+        "model": MODEL,
+        "input": "x",
+        "temperature": 0,
+        "max_output_tokens": 150,
+        "tools": [{"type": "function", **FUNCTION}],
+        "structured_outputs": {"choice": [text]},
+    }
     answer = http.post("/v1/responses", content=json.dumps(body)).json()
     (call,) = [item for item in answer["output"] if item["type"] == "function_call"]
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "4"}

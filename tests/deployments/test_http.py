@@ -107,13 +107,22 @@ def test_the_last_chunk_without_usage_still_has_the_statistics(served: Served) -
 
 def test_text_does_not_depend_on_speculation_or_drafter(served: Served) -> None:
     fields: dict[str, Any] = {
-        "prompt": "abc abc abc", "max_tokens": 40, "temperature": 0.9,
-        "top_p": 0.9, "seed": 3, "frequency_penalty": 0.3, "ignore_eos": True,
-    }  # fmt: skip
+        "prompt": "abc abc abc",
+        "max_tokens": 40,
+        "temperature": 0.9,
+        "top_p": 0.9,
+        "seed": 3,
+        "frequency_penalty": 0.3,
+        "ignore_eos": True,
+    }
     choices = [
-        {"enabled": False}, {}, {"drafters": ["lm"]}, {"drafters": ["lookup"]},
-        {"drafters": ["ngram"]}, {"max_draft_tokens": 1},
-    ]  # fmt: skip
+        {"enabled": False},
+        {},
+        {"drafters": ["lm"]},
+        {"drafters": ["lookup"]},
+        {"drafters": ["ngram"]},
+        {"max_draft_tokens": 1},
+    ]
     texts = {served.api.complete(**fields, speculation=choice)["text"] for choice in choices}
     assert len(texts) == 1
 

@@ -18,8 +18,12 @@ from deployments.ingress.http import create_app
 from tests.support.deployments.server import MODEL, Server
 
 LONG: dict[str, Any] = {
-    "model": MODEL, "prompt": "a", "temperature": 0, "max_tokens": 400, "ignore_eos": True,
-}  # fmt: skip
+    "model": MODEL,
+    "prompt": "a",
+    "temperature": 0,
+    "max_tokens": 400,
+    "ignore_eos": True,
+}
 ORIGIN = "https://page.example"
 
 

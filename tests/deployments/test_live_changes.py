@@ -77,9 +77,14 @@ def nested(edits: Mapping[str, Any]) -> dict[str, Any]:
 
 def greedy(model: str, max_tokens: int = NUM_ADAPTED, **more: Any) -> dict[str, Any]:
     return {
-        "model": model, "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0,
-        "ignore_eos": True, "return_token_ids": True, **more,
-    }  # fmt: skip
+        "model": model,
+        "prompt": PROMPT,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **more,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +218,9 @@ def test_streams_survive_every_edit_and_a_wrong_one_leaves_all_as_it_was(
         wait_until(lambda: len(live.refused()) == 3)
         assert live.refused() == {
             f"{name}.user_config": "user_config.coordinator.budget: 'none' is none of: adaptive, "
-            "fixed" for name in OTHERS
-        }  # fmt: skip
+            "fixed"
+            for name in OTHERS
+        }
         assert live.status_of(n=3) == 400, "what was told before still holds"
         assert live.status_of(speculation={"latency_class": "rush"}) == 200
         writers.wait()

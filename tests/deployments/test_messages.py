@@ -11,8 +11,11 @@ from tests.support.deployments.server import MODEL, Server
 
 USER: dict[str, Any] = {"role": "user", "content": "hello"}
 ASKED: dict[str, Any] = {
-    "model": MODEL, "max_tokens": 12, "messages": [USER], "extra_body": {"temperature": 0},
-}  # fmt: skip
+    "model": MODEL,
+    "max_tokens": 12,
+    "messages": [USER],
+    "extra_body": {"temperature": 0},
+}
 
 
 @pytest.fixture

@@ -18,23 +18,66 @@ from cluster.client.generated.common_pb2 import BeamSearch
 from tests.support.deployments.server import MODEL
 
 EDGES = (
-    "0", "-1", "1.0", "true", '"1"', "5e-324", "1e-46", "3.5e38", "1e400", "NaN", "-Infinity",
-    "2147483648", "18446744073709551616", "9" * 5000,
-)  # fmt: skip
+    "0",
+    "-1",
+    "1.0",
+    "true",
+    '"1"',
+    "5e-324",
+    "1e-46",
+    "3.5e38",
+    "1e400",
+    "NaN",
+    "-Infinity",
+    "2147483648",
+    "18446744073709551616",
+    "9" * 5000,
+)
 OTHERS = (
-    "-0.0", "1", "2", "2.0000000000000004", "0.9999999999999999", "-5e-324", "1e-45", "1e-38",
-    "1.1754943e-38", "1e-30", "1e38", "1e308", "-1e308", "-1e400", "Infinity", "2147483647",
-    "-2147483649", "4294967295", "4294967296", "9007199254740993", "-9223372036854775808",
-    "9223372036854775808", "18446744073709551615", "9" * 400,
-)  # fmt: skip
+    "-0.0",
+    "1",
+    "2",
+    "2.0000000000000004",
+    "0.9999999999999999",
+    "-5e-324",
+    "1e-45",
+    "1e-38",
+    "1.1754943e-38",
+    "1e-30",
+    "1e38",
+    "1e308",
+    "-1e308",
+    "-1e400",
+    "Infinity",
+    "2147483647",
+    "-2147483649",
+    "4294967295",
+    "4294967296",
+    "9007199254740993",
+    "-9223372036854775808",
+    "9223372036854775808",
+    "18446744073709551615",
+    "9" * 400,
+)
 # The fields of a completion, with what stands beside each.
 FIELDS = {
-    "temperature": '"min_p": 0.1', "top_p": '"temperature": 1e-46', "top_k": "", "min_p": "",
-    "presence_penalty": "", "frequency_penalty": "", "repetition_penalty": '"temperature": 0',
-    "seed": "", "max_tokens": "", "min_tokens": "", "n": "", "best_of": "", "logprobs": "",
-    "prompt_logprobs": "", "truncate_prompt_tokens": "",
+    "temperature": '"min_p": 0.1',
+    "top_p": '"temperature": 1e-46',
+    "top_k": "",
+    "min_p": "",
+    "presence_penalty": "",
+    "frequency_penalty": "",
+    "repetition_penalty": '"temperature": 0',
+    "seed": "",
+    "max_tokens": "",
+    "min_tokens": "",
+    "n": "",
+    "best_of": "",
+    "logprobs": "",
+    "prompt_logprobs": "",
+    "truncate_prompt_tokens": "",
     "length_penalty": '"use_beam_search": true, "n": 2',
-}  # fmt: skip
+}
 NESTED = {
     "logit_bias": '"logit_bias": {"7": %s}',
     "stop_token_ids": '"stop_token_ids": [%s]',
@@ -94,20 +137,40 @@ def client(grpc_address: str) -> Iterator[Client]:
 
 
 DOUBLES = (
-    0.0, -0.0, 1.0, 2.0, 5e-324, -5e-324, 1e-46, 1e-38, 1.0 - 2**-53, 3.5e38, 1.7e308, -1.7e308,
-    math.nan, math.inf, -math.inf,
-)  # fmt: skip
+    0.0,
+    -0.0,
+    1.0,
+    2.0,
+    5e-324,
+    -5e-324,
+    1e-46,
+    1e-38,
+    1.0 - 2**-53,
+    3.5e38,
+    1.7e308,
+    -1.7e308,
+    math.nan,
+    math.inf,
+    -math.inf,
+)
 INTEGERS = (0, 1, 2, 2**31 - 1, 2**31, 2**32 - 1)
 OVER_GRPC: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
-        ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
-         "repetition_penalty"), DOUBLES,
+        (
+            "temperature",
+            "top_p",
+            "min_p",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+        ),
+        DOUBLES,
     ),
     **dict.fromkeys(("top_k", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"), INTEGERS),
     "seed": (*INTEGERS, 2**63, 2**64 - 1),
     "logit_bias": tuple({7: value} for value in DOUBLES),
     "beam_search": tuple(BeamSearch(num_beams=2, length_penalty=value) for value in DOUBLES),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("field", OVER_GRPC)

@@ -47,15 +47,29 @@ def chat(**fields: Any) -> dict[str, Any]:
 def test_every_sampling_field_reaches_the_parameters() -> None:
     request = Completion.parse(
         completion(
-            temperature=0.5, top_p=0.9, top_k=50, min_p=0.05, presence_penalty=0.1,
-            frequency_penalty=0.2, repetition_penalty=1.1, logit_bias={"7": -3, "3": 1.5},
-            seed=11, max_tokens=9, min_tokens=2, stop=["a", "b"], stop_token_ids=[4], logprobs=2,
-            n=2, ignore_eos=True, stream=True, stream_options={"include_usage": True},
+            temperature=0.5,
+            top_p=0.9,
+            top_k=50,
+            min_p=0.05,
+            presence_penalty=0.1,
+            frequency_penalty=0.2,
+            repetition_penalty=1.1,
+            logit_bias={"7": -3, "3": 1.5},
+            seed=11,
+            max_tokens=9,
+            min_tokens=2,
+            stop=["a", "b"],
+            stop_token_ids=[4],
+            logprobs=2,
+            n=2,
+            ignore_eos=True,
+            stream=True,
+            stream_options={"include_usage": True},
             metadata={"task": "code"},
             speculation={"enabled": False, "max_draft_tokens": 3, "drafters": ["lm"]},
         ),
         LIMITS,
-    )  # fmt: skip
+    )
     spec, params = request.spec, request.spec.params
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 50, 0.05)
     assert (params.presence_penalty, params.frequency_penalty) == (0.1, 0.2)

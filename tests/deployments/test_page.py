@@ -307,14 +307,30 @@ def traced(text: str) -> dict[str, Any]:
     token = {"id": 7, "bytes": list(text.encode()), "drafters": [text]}
     piece = {"ms": 5, "text": text, "tokens": [token, token]}
     nodes = [[-1, 7, text, 0.5, 1], [0, 8, text, 0.5, 1]]
-    step = {"n": 0, "at_ms": 5, "drafters": [text], "nodes": nodes, "path": [0], "own": [9, text],
-            "ms": {"draft": 1, "step": 2}, "batch": 1, "why": text}  # fmt: skip
+    step = {
+        "n": 0,
+        "at_ms": 5,
+        "drafters": [text],
+        "nodes": nodes,
+        "path": [0],
+        "own": [9, text],
+        "ms": {"draft": 1, "step": 2},
+        "batch": 1,
+        "why": text,
+    }
     answers = [
         {"drafts": drafts, "pieces": [piece], "steps": [step], "stats": {"decode_time_s": 1}}
         for drafts in (True, False)
     ]
-    return {"drafthouse": "trace", "version": 1, "model": text, "made": text, "prompt": text,
-            "answers": answers, "steps": [step]}  # fmt: skip
+    return {
+        "drafthouse": "trace",
+        "version": 1,
+        "model": text,
+        "made": text,
+        "prompt": text,
+        "answers": answers,
+        "steps": [step],
+    }
 
 
 def open_trace(page: Page, trace: dict[str, Any]) -> None:

@@ -61,8 +61,12 @@ def test_a_start_that_changes_nothing_imports_neither_torch_nor_transformers(mod
     look(served(model), is_here=True)
     imported = subprocess.run(
         [sys.executable, "-c", START, str(model)],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_S, check=True,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
     assert imported.stdout.split() == []
 
 

@@ -45,9 +45,10 @@ def planned(capture: Capture, *arguments: str) -> dict[str, Any]:
 
 def part(plan: dict[str, Any], owner: str, what: str) -> int:
     (found,) = (
-        each["num_bytes"] for each in plan["memory"]["parts"]
+        each["num_bytes"]
+        for each in plan["memory"]["parts"]
         if (each["owner"], each["what"]) == (owner, what)
-    )  # fmt: skip
+    )
     return int(found)
 
 
@@ -73,8 +74,10 @@ def test_by_files_alone(configuration: Path, llama_folder: Path, capsys: Capture
     assert plan["speedup"]["accepted_share"] == pytest.approx(0.59, abs=0.001)
     assert plan["speedup"]["cost"] == pytest.approx(1.0, rel=0.01), "as large as its target"
     assert {each["rule"].split(" than")[0] for each in plan["warnings"]} == {
-        "5 to 20 times smaller", "at least 50 M parameters", "at least 5 times faster",
-    }  # fmt: skip
+        "5 to 20 times smaller",
+        "at least 50 M parameters",
+        "at least 5 times faster",
+    }
     assert all(each["source"] and each["drafter"] == "lm" for each in plan["warnings"])
 
 
@@ -98,10 +101,13 @@ def test_as_text_both_acceptances_and_every_formula_stand_beside_each_other(
     text = capsys.readouterr().out
     assert "accepted / drafted, which servers report, is not a: here it would read 0.59" in text
     for words in (
-        "(k + 1 - a) / (k (1 - a) + 1)", "Leviathan's (1 - a^(k+1)) / ((1 - a) (c k + 1))",
-        "the measured curve", "see --measure", "one target process in all:",
+        "(k + 1 - a) / (k (1 - a) + 1)",
+        "Leviathan's (1 - a^(k+1)) / ((1 - a) (c k + 1))",
+        "the measured curve",
+        "see --measure",
+        "one target process in all:",
         "warning: drafter lm: at least 50 M parameters; it is",
-    ):  # fmt: skip
+    ):
         assert words in text
 
 
@@ -160,9 +166,12 @@ def test_a_model_that_is_not_here_is_planned_for_a_card_that_is_not_here(capsys:
     words = ("Qwen/Qwen3-8B", "--draft", "Qwen/Qwen3-0.6B", "--gpu", "H100")
     found = planned(capsys, *words)
     assert found["gpus"] == {
-        "kind": "h100", "count": 1, "memory": 80_000_000_000, "bandwidth": 3.35e12,
+        "kind": "h100",
+        "count": 1,
+        "memory": 80_000_000_000,
+        "bandwidth": 3.35e12,
         "source": "NVIDIA's data sheet",
-    }  # fmt: skip
+    }
     assert part(found, "target.engine", "weights") == 2 * 8_190_735_360
     assert found["speedup"]["cost"] == pytest.approx(596 / 8191, rel=0.01)
     per_token = 2 * 36 * 8 * 128 * 2

@@ -93,9 +93,12 @@ def test_a_text_is_the_same_beside_log_probabilities_of_its_prompt(server: Serve
 
 def test_a_chat_has_the_log_probabilities_of_its_prompt(server: Server) -> None:
     answer = server.ask(
-        "/v1/chat/completions", messages=CHAT, max_completion_tokens=0, prompt_logprobs=1,
+        "/v1/chat/completions",
+        messages=CHAT,
+        max_completion_tokens=0,
+        prompt_logprobs=1,
         return_token_ids=True,
-    )  # fmt: skip
+    )
     token_ids = answer["prompt_token_ids"]
     found = [
         entry[str(token)]["logprob"]
@@ -119,9 +122,13 @@ def test_prompts_of_one_token_and_echoes_alone_are_answered(server: Server) -> N
 def test_a_batch_has_the_scores_of_each_prompt(server: Server) -> None:
     prompts = ["one fish", "two fish and more", PROMPT]
     answer = server.ask(
-        "/v1/completions", prompt=prompts, max_tokens=0, echo=True, logprobs=0,
+        "/v1/completions",
+        prompt=prompts,
+        max_tokens=0,
+        echo=True,
+        logprobs=0,
         return_token_ids=True,
-    )  # fmt: skip
+    )
     assert [choice["text"] for choice in answer["choices"]] == prompts
     for choice in answer["choices"]:
         expected = values_of(server.folder, choice["prompt_token_ids"])

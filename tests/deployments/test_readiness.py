@@ -72,9 +72,17 @@ def test_what_answers_something_else_is_told() -> None:
 
 
 ENGINE = {
-    "role": "target", "worker": "t", "name": "", "device": "cuda:0", "attention": "triton",
-    "graphs": "cuda", "kernels": "triton", "kv_bytes": 2**31, "kv_tokens": 93_200, "fallbacks": [],
-}  # fmt: skip
+    "role": "target",
+    "worker": "t",
+    "name": "",
+    "device": "cuda:0",
+    "attention": "triton",
+    "graphs": "cuda",
+    "kernels": "triton",
+    "kv_bytes": 2**31,
+    "kv_tokens": 93_200,
+    "fallbacks": [],
+}
 
 
 def test_the_ready_line_says_what_the_target_computes_with() -> None:

@@ -122,9 +122,13 @@ def problem_of(returncode: int, output: str) -> str | None:
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_what_the_page_prints_works_as_printed(block: Block, ports: Ports) -> None:
     done = subprocess.run(
-        as_typed(block, ports), cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S,
+        as_typed(block, ports),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     problem = problem_of(done.returncode, done.stdout)
     assert problem is None, f"{block}: {problem}\n{done.stdout}\n{done.stderr}"
 

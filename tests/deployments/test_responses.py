@@ -52,13 +52,17 @@ def test_a_stream_has_openais_events_in_order(openai: OpenAI) -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type for event in events]
     assert kinds[:4] == [
-        "response.created", "response.in_progress", "response.output_item.added",
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
         "response.content_part.added",
-    ]  # fmt: skip
+    ]
     assert kinds[-4:] == [
-        "response.output_text.done", "response.content_part.done", "response.output_item.done",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
         "response.incomplete",
-    ]  # fmt: skip
+    ]
     assert set(kinds[4:-4]) == {"response.output_text.delta"}
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text == whole.output_text

@@ -52,9 +52,17 @@ def test_requests_without_drafts_are_told_in_the_same_words_in_the_table_and_in_
 
 def test_the_statistics_of_several_choices_add_up() -> None:
     first = SpeculationStats(
-        9, 2, 8, 3, (0, 1, 1), {"lm": 2, "suffix": 1}, "", {"lm": 6, "suffix": 4}, {"suffix": 2},
+        9,
+        2,
+        8,
+        3,
+        (0, 1, 1),
+        {"lm": 2, "suffix": 1},
+        "",
+        {"lm": 6, "suffix": 4},
+        {"suffix": 2},
         1.5,
-    )  # fmt: skip
+    )
     second = SpeculationStats(4, 1, 2, 1, (0, 1), {"lm": 1}, "", {"lm": 2}, {}, 0.5)
     both = combined([first, second])
     assert sum(both.accepted_by_drafter.values()) == both.num_accepted_draft_tokens == 4

@@ -43,9 +43,12 @@ ASKED: list[tuple[dict[str, Any], str | None, Any]] = [
     ({"structured_outputs": {"choice": ["b", "a", "b"]}}, "choice", ["b", "a"]),
     ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, "structural_tag", TAG),
     ({"structured_outputs": {"json": None}}, None, None),
-    ({"structured_outputs": {}, "response_format": {"type": "json_object"}}, "json_schema",
-     {"type": "object"}),
-]  # fmt: skip
+    (
+        {"structured_outputs": {}, "response_format": {"type": "json_object"}},
+        "json_schema",
+        {"type": "object"},
+    ),
+]
 
 
 @pytest.mark.parametrize(("fields", "kind", "source"), ASKED)
@@ -73,7 +76,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
-        "response_format.json_schema.schema", "missing",
+        "response_format.json_schema.schema",
+        "missing",
     ),
     ({"response_format": {"typ": "text"}}, "response_format.typ", "did you mean type"),
     ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs", "one of them"),
@@ -83,13 +87,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "send a text"),
     (
         {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
-        "response_format", "send one",
+        "response_format",
+        "send one",
     ),
     ({"guided_json": SCHEMA}, "guided_json", "send structured_outputs.json"),
     ({"guided_regex": "a"}, "guided_regex", "send structured_outputs.regex"),
     ({"guided_choice": ["a"]}, "guided_choice", "send structured_outputs.choice"),
     ({"guided_grammar": "a"}, "guided_grammar", "send structured_outputs.grammar"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("fields", "param", "remedy"), REFUSED)

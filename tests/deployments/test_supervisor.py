@@ -58,9 +58,13 @@ def exists(pid: int) -> bool:
 def test_what_the_child_raises_is_printed_before_its_end() -> None:
     program = RAISES.format(error='TypeError("not a number")')
     done = subprocess.run(
-        command(program), cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_S,
+        command(program),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("TypeError: not a number")
 
@@ -95,9 +99,13 @@ def test_a_stop_takes_the_guard_along() -> None:
 
 def test_a_folder_that_a_killed_server_left_goes_at_the_next_start() -> None:
     killed = subprocess.run(
-        command(KILLED), cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_S,
+        command(KILLED),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
         check=False,
-    )  # fmt: skip
+    )
     left = Path(killed.stdout.strip())
     assert (left / "dashboard-token").is_file()
     with short_lived_folder() as one, short_lived_folder() as other:

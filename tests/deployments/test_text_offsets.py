@@ -17,8 +17,9 @@ from tests.support.deployments.server import Server
 from tests.support.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
 
 FOLDERS: dict[str, Callable[[Path], Path]] = {
-    "bytes": byte_level_folder, "fallback": byte_fallback_folder,
-}  # fmt: skip
+    "bytes": byte_level_folder,
+    "fallback": byte_fallback_folder,
+}
 
 
 @pytest.fixture(scope="module", params=FOLDERS)
@@ -80,9 +81,11 @@ def answers(server: Server, **body: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("is_speculating", [False, True])
 def test_a_character_of_several_tokens_has_one_place(server: Server, is_speculating: bool) -> None:
     for choice in answers(
-        server, prompt="x", structured_outputs={"choice": ["日a"]},
+        server,
+        prompt="x",
+        structured_outputs={"choice": ["日a"]},
         speculation={"enabled": is_speculating},
-    ):  # fmt: skip
+    ):
         assert choice["text"] == "日a"
         *parts, letter = choice["logprobs"]["text_offset"]
         assert (set(parts), letter) == ({0}, 1)
@@ -93,8 +96,12 @@ def test_the_echo_is_that_of_the_tokens_that_were_used(server: Server, kept: int
     prompt = "one two 日 four <|end|> six"
     token_ids = Tokenizer.load(server.folder).encode(prompt).tolist()
     for choice in answers(
-        server, prompt=prompt, truncate_prompt_tokens=kept, echo=True, max_tokens=2,
-    ):  # fmt: skip
+        server,
+        prompt=prompt,
+        truncate_prompt_tokens=kept,
+        echo=True,
+        max_tokens=2,
+    ):
         count = min(kept, len(token_ids)) if kept > 0 else len(token_ids)
         tokens = choice["logprobs"]["tokens"][:count]
         offsets = choice["logprobs"]["text_offset"]

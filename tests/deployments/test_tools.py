@@ -240,8 +240,9 @@ def test_an_answer_has_its_calls_and_reasoning_beside_its_text() -> None:
     assert message["reasoning_content"] == "hm"
     functions = [call["function"] for call in message["tool_calls"]]
     assert functions == [
-        {"name": "time", "arguments": '{"a": 1}'}, {"name": "weather", "arguments": "{}"}
-    ]  # fmt: skip
+        {"name": "time", "arguments": '{"a": 1}'},
+        {"name": "weather", "arguments": "{}"},
+    ]
     assert len({call["id"] for call in message["tool_calls"]}) == 2
     assert finish_reason(parts[-1]) == "tool_calls"
     assert finish_reason(parts[0]) is None

@@ -75,8 +75,9 @@ def test_a_forced_call_is_an_item_of_a_response(responses: Any, choice: Any) -> 
     assert (call.type, call.name) == ("function_call", "weather")
     jsonschema.validate(json.loads(call.arguments), SCHEMA)
     assert (answer.status, answer.tool_choice) == (
-        "completed", choice if isinstance(choice, str) else answer.tool_choice,
-    )  # fmt: skip
+        "completed",
+        choice if isinstance(choice, str) else answer.tool_choice,
+    )
     assert [tool.name for tool in answer.tools] == ["weather"]
 
 
@@ -90,8 +91,10 @@ def test_openais_helper_puts_a_streamed_call_together(responses: Any) -> None:
     assert (call.name, call.arguments) == (expected.name, expected.arguments)
     assert kinds[2] == "response.output_item.added"
     assert kinds[-3:] == [
-        "response.function_call_arguments.done", "response.output_item.done", "response.completed",
-    ]  # fmt: skip
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
 
 
 def test_a_conversation_goes_on_after_a_call(responses: Any) -> None:
@@ -164,14 +167,18 @@ def test_tools_are_tokenised_as_a_chat_with_them_is(tool_server: Server) -> None
 
 # The tiny model does not reason: what a reasoning model's answer is read as, written by hand.
 DELTAS = [
-    Delta(0, "", reasoning="Let me"), Delta(0, "", reasoning=" see."), Delta(0, "I ask."),
+    Delta(0, "", reasoning="Let me"),
+    Delta(0, "", reasoning=" see."),
+    Delta(0, "I ask."),
     Delta(0, "", calls=(CallPiece(0, "weather"), CallPiece(0, None, '{"city":')), has_calls=True),
     Delta(
-        0, "", has_calls=True,
+        0,
+        "",
+        has_calls=True,
         calls=(CallPiece(0, None, '"Rome"}', is_end=True), CallPiece(1, "time", "{}", is_end=True)),
     ),
     Delta(0, "", finish_reason=FinishReason.STOP, has_calls=True),
-]  # fmt: skip
+]
 
 
 def generation(folder: Path) -> tuple[Generation, Tokenizer]:
@@ -209,8 +216,11 @@ def test_a_message_has_its_thinking_text_and_calls_in_order(tool_folder: Path) -
     asked = AnthropicMessages.parse(chat(max_tokens=1), LIMITS)
     whole = json.loads(MessagesWriter(asked, made, tokenizer, "id").whole(DELTAS))
     assert [block["type"] for block in whole["content"]] == [
-        "thinking", "text", "tool_use", "tool_use",
-    ]  # fmt: skip
+        "thinking",
+        "text",
+        "tool_use",
+        "tool_use",
+    ]
     assert whole["content"][0]["thinking"] == "Let me see."
     assert whole["content"][2]["input"] == {"city": "Rome"}
     assert whole["stop_reason"] == "tool_use"

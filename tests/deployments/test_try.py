@@ -22,13 +22,21 @@ from tests.deployments.conftest import Served
 
 URL = "http://server:8000"
 STATISTICS = {
-    "num_spec_steps": 2, "num_accepted_draft_tokens": 3, "num_draft_tokens": 10,
-    "mean_acceptance_length": 2.5, "accepted_by_drafter": {"lm": 2, "suffix": 1},
-    "shared_by_drafter": {"lm": 1}, "decode_time_s": 0.5, "idle_because": None,
-}  # fmt: skip
+    "num_spec_steps": 2,
+    "num_accepted_draft_tokens": 3,
+    "num_draft_tokens": 10,
+    "mean_acceptance_length": 2.5,
+    "accepted_by_drafter": {"lm": 2, "suffix": 1},
+    "shared_by_drafter": {"lm": 1},
+    "decode_time_s": 0.5,
+    "idle_because": None,
+}
 IDLE = {
-    "num_spec_steps": 0, "accepted_by_drafter": {}, "decode_time_s": 1.0, "idle_because": "paused",
-}  # fmt: skip
+    "num_spec_steps": 0,
+    "accepted_by_drafter": {},
+    "decode_time_s": 1.0,
+    "idle_because": "paused",
+}
 
 Answering = Callable[[dict[str, Any]], tuple[list[tuple[str, list[str]]], dict[str, Any]]]
 
@@ -161,9 +169,15 @@ def test_rates_are_tokens_over_the_time_between_the_steps_whenever_their_pieces_
 
 @pytest.mark.parametrize(
     ("num_tokens", "drafted_s", "plain_s"),
-    [(101, None, None), (1, 0.0, 0.0), (1, None, None), (0, 0.0, 0.0), (101, 0.0, 2.0),
-     (2, 0.0, 1e-9)],
-)  # fmt: skip
+    [
+        (101, None, None),
+        (1, 0.0, 0.0),
+        (1, None, None),
+        (0, 0.0, 0.0),
+        (101, 0.0, 2.0),
+        (2, 0.0, 1e-9),
+    ],
+)
 @pytest.mark.parametrize("step_s", [0.0, 1e-9, 9e-6, 0.02, 1.0])
 def test_no_rate_and_no_ratio_is_absurd(
     num_tokens: int, drafted_s: float | None, plain_s: float | None, step_s: float

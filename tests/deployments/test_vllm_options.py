@@ -30,11 +30,31 @@ def parsed(*arguments: str) -> argparse.Namespace:
 
 def test_each_option_has_its_settings() -> None:
     found = config(
-        "demo-target", "--draft", "suffix", "--host", "0.0.0.0", "--port", "8123",
-        "--max-model-len", "512", "-tp", "1", "--dtype", "half", "--max-num-seqs", "8",
-        "--gpu-memory-utilization", "0.5", "--max-num-batched-tokens", "256",
-        "--served-model-name", "first", "1", "--log-format", "json",
-    )  # fmt: skip
+        "demo-target",
+        "--draft",
+        "suffix",
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "8123",
+        "--max-model-len",
+        "512",
+        "-tp",
+        "1",
+        "--dtype",
+        "half",
+        "--max-num-seqs",
+        "8",
+        "--gpu-memory-utilization",
+        "0.5",
+        "--max-num-batched-tokens",
+        "256",
+        "--served-model-name",
+        "first",
+        "1",
+        "--log-format",
+        "json",
+    )
     engine = found.target.engine
     assert (found.http.host, found.http.port) == ("0.0.0.0", 8123)
     assert (engine.max_context_len, engine.tensor_parallel, engine.dtype) == (512, 1, "float16")
@@ -47,13 +67,32 @@ def test_each_option_has_its_settings() -> None:
 def test_an_option_of_vllm_is_taken_or_answered_with_what_to_write_instead(tmp_path: Path) -> None:
     adapter = str(tmp_path)
     found = config(
-        "demo-target", "--draft", "suffix", "--tool-call-parser", "llama3_json",
-        "--enable-auto-tool-choice", "--reasoning-parser", "deepseek_r1", "--enable-lora",
-        "--lora-modules", f"a={adapter}", "--data-parallel-size", "2", "--no-enable-prefix-caching",
-        "--generation-config", "vllm", "--allowed-origins", '["*"]', "--enable-chunked-prefill",
-        "--otlp-traces-endpoint", "http://127.0.0.1:4318/v1/traces", "--ssl-certfile", adapter,
-        "--ssl-keyfile", adapter,
-    )  # fmt: skip
+        "demo-target",
+        "--draft",
+        "suffix",
+        "--tool-call-parser",
+        "llama3_json",
+        "--enable-auto-tool-choice",
+        "--reasoning-parser",
+        "deepseek_r1",
+        "--enable-lora",
+        "--lora-modules",
+        f"a={adapter}",
+        "--data-parallel-size",
+        "2",
+        "--no-enable-prefix-caching",
+        "--generation-config",
+        "vllm",
+        "--allowed-origins",
+        '["*"]',
+        "--enable-chunked-prefill",
+        "--otlp-traces-endpoint",
+        "http://127.0.0.1:4318/v1/traces",
+        "--ssl-certfile",
+        adapter,
+        "--ssl-keyfile",
+        adapter,
+    )
     assert (found.answers.tool_parser, found.answers.reasoning_parser) == ("llama3", "think")
     assert (found.target.replicas, found.target.generation_config) == (2, "none")
     assert found.target.engine.adapters == {"a": adapter}

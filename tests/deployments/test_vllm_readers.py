@@ -33,8 +33,12 @@ def spec_decode(page: str) -> Counter[str]:
         if not name.startswith("vllm:spec_decode") or not name.endswith("_total"):
             continue
         value = int(float(rest.rpartition(" ")[2]))
-        kinds = ("num_drafts", "num_draft_tokens", "num_accepted_tokens_per_pos",
-                 "num_accepted_tokens")  # fmt: skip
+        kinds = (
+            "num_drafts",
+            "num_draft_tokens",
+            "num_accepted_tokens_per_pos",
+            "num_accepted_tokens",
+        )
         kind = next(kind for kind in kinds if kind in name)
         place = re.search(r'position="(\d+)"', rest)
         sums[f"at {place.group(1)}" if place else kind] += value
@@ -125,10 +129,10 @@ def test_counts_are_integers_also_where_nothing_was_accepted() -> None:
     found = stats_of(recorder.render(), "toy")
     told, own = found["spec_decode"], found["spec_decode"]["by_drafter"]["a"]
     counts = [
-        told["num_drafts"], *(each[f"num_{name}_tokens"] for each in (told, own)
-                              for name in ("draft", "accepted")),
+        told["num_drafts"],
+        *(each[f"num_{name}_tokens"] for each in (told, own) for name in ("draft", "accepted")),
         *found["tokens"].values(),
-    ]  # fmt: skip
+    ]
     assert counts == [0, 3, 0, 3, 0, 0, 0, 0]
     assert {type(count) for count in counts} == {int}
 

@@ -35,9 +35,19 @@ def rows(
     top = np.array([[token, 900, 901] for token in said], np.int32)
     log = np.log(np.array([[0.7, 0.2, 0.1]], np.float32))
     held = StepRows(
-        "a", 1, "default", b"", 0, token_array(list(text) + tree.token_ids.tolist()), len(text),
-        tree.parents, token_array([]), said[0], None, TopTokens(top, np.tile(log, (len(top), 1))),
-    )  # fmt: skip
+        "a",
+        1,
+        "default",
+        b"",
+        0,
+        token_array(list(text) + tree.token_ids.tolist()),
+        len(text),
+        tree.parents,
+        token_array([]),
+        said[0],
+        None,
+        TopTokens(top, np.tile(log, (len(top), 1))),
+    )
     return replace(held, **changes)
 
 

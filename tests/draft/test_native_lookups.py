@@ -90,14 +90,26 @@ class Writer:
         self.held[name] = (generation, text, prompt_len)
         seed = int(self.random.integers(0, 2**40))
         params = SamplingParams(
-            temperature=float(seed % 3) / 2, seed=-seed, stream=seed % 5, max_tokens=200,
-            min_tokens=20, stop_token_ids=(3, 7), prediction=tuple(self.words(seed % 90)),
-        )  # fmt: skip
+            temperature=float(seed % 3) / 2,
+            seed=-seed,
+            stream=seed % 5,
+            max_tokens=200,
+            min_tokens=20,
+            stop_token_ids=(3, 7),
+            prediction=tuple(self.words(seed % 90)),
+        )
         return Commit(
-            name, generation, base_len, prefix_hash(text[:base_len]), token_array(text[base_len:]),
-            prompt_len, 24, name if name == "c" else "default",
-            params if base_len == 0 else None, b"tenant" if base_len == 0 else b"",
-        )  # fmt: skip
+            name,
+            generation,
+            base_len,
+            prefix_hash(text[:base_len]),
+            token_array(text[base_len:]),
+            prompt_len,
+            24,
+            name if name == "c" else "default",
+            params if base_len == 0 else None,
+            b"tenant" if base_len == 0 else b"",
+        )
 
     def rows(self, name: str) -> StepRows:
         """Of a step that verified a random tree behind the text."""
@@ -107,10 +119,19 @@ class Writer:
         top = np.array([self.random.permutation(12)[:6] for _ in range(num_nodes + 1)], np.int32)
         logprobs = np.sort(self.random.normal(-2, 1, top.shape).astype(np.float32))[:, ::-1]
         return StepRows(
-            name, generation, name if name == "c" else "default", b"tenant", len(text) - 1,
-            token_array([text[-1], *self.words(num_nodes)]), 1, token_array(parents),
-            token_array([]), 5, None, TopTokens(top[:, :NUM_TOP], logprobs[:, :NUM_TOP]),
-        )  # fmt: skip
+            name,
+            generation,
+            name if name == "c" else "default",
+            b"tenant",
+            len(text) - 1,
+            token_array([text[-1], *self.words(num_nodes)]),
+            1,
+            token_array(parents),
+            token_array([]),
+            5,
+            None,
+            TopTokens(top[:, :NUM_TOP], logprobs[:, :NUM_TOP]),
+        )
 
     def compare(self, ours: list[Proposal], theirs: list[Proposal]) -> None:
         assert [each.request_id for each in ours] == [each.request_id for each in theirs]

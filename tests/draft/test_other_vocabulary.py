@@ -120,9 +120,13 @@ def test_a_window_holds_as_many_of_the_models_tokens_as_it_can_read(
     ids=["own", "ranks"],
 )
 def test_what_cannot_be_is_refused(
-    options: dict[str, Any], engine: dict[str, Any], complaint: str, exact_engine: Engine,
-    llama_folder: Path, tmp_path: Path,
-) -> None:  # fmt: skip
+    options: dict[str, Any],
+    engine: dict[str, Any],
+    complaint: str,
+    exact_engine: Engine,
+    llama_folder: Path,
+    tmp_path: Path,
+) -> None:
     folder = other_copy(llama_folder, tmp_path / "other")
     own = EngineConfig(model=str(folder), device="cpu", num_pages=64, **engine)
     context = DrafterContext(

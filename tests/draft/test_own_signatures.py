@@ -103,8 +103,11 @@ def test_the_options_of_a_drafter_without_a_constructor_are_its_attribute() -> N
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (NoOptionsTaken, r"its constructor takes \(context\), and is called with "
-                         r"\(context, options\)"),
+        (
+            NoOptionsTaken,
+            r"its constructor takes \(context\), and is called with "
+            r"\(context, options\)",
+        ),
         (NothingTaken, r"its constructor takes \(\)"),
         (MoreNeeded, r"its constructor takes \(.*model"),
         (OnlyByName, r"its constructor takes \(\*, context"),
@@ -113,7 +116,7 @@ def test_the_options_of_a_drafter_without_a_constructor_are_its_attribute() -> N
         (ObservesNothing, r"its constructor takes \(\)"),
         (Described, r"its method observe takes \(self\)"),
     ],
-)  # fmt: skip
+)
 def test_check_refuses_what_could_not_be_created_or_called(kind: type[Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
         check("mine", config_of(kind))

@@ -45,13 +45,22 @@ class Conversation(RuleBasedStateMachine):
 
     def commit(self, name: str, generation: int, base_len: int, text: list[int]) -> Commit:
         params = SamplingParams(
-            temperature=0.0 if name == "a" else 0.8, seed=generation, max_tokens=200,
+            temperature=0.0 if name == "a" else 0.8,
+            seed=generation,
+            max_tokens=200,
             prediction=PREDICTION,
-        )  # fmt: skip
+        )
         return Commit(
-            name, generation, base_len, prefix_hash(text[:base_len]), token_array(text[base_len:]),
-            2, MAX_NODES, name, params if base_len == 0 else None,
-        )  # fmt: skip
+            name,
+            generation,
+            base_len,
+            prefix_hash(text[:base_len]),
+            token_array(text[base_len:]),
+            2,
+            MAX_NODES,
+            name,
+            params if base_len == 0 else None,
+        )
 
     def send(self, commit: Commit) -> None:
         """Compare the drafter's answer with the protocol's rule."""
@@ -167,9 +176,11 @@ class Conversation(RuleBasedStateMachine):
 
 CONTEXT = DrafterContext("d", MAX_NODES, MAX_REQUESTS)
 FEW = settings(
-    max_examples=15, stateful_step_count=15, deadline=None,
+    max_examples=15,
+    stateful_step_count=15,
+    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)  # fmt: skip
+)
 MANY = settings(FEW, max_examples=60, stateful_step_count=30)
 
 
@@ -195,9 +206,13 @@ def test_the_lm_drafter_follows_the_protocol(noisy_engine: Engine) -> None:
 
         def make(self) -> Drafter:
             return lm_drafter(
-                noisy_engine, MAX_NODES, MAX_REQUESTS, num_candidates=16, width=2,
+                noisy_engine,
+                MAX_NODES,
+                MAX_REQUESTS,
+                num_candidates=16,
+                width=2,
                 min_survival=0.002,
-            )  # fmt: skip
+            )
 
         @invariant()
         def pages_are_accounted_for(self) -> None:

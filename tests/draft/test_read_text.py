@@ -27,9 +27,22 @@ MANY = settings(
     max_examples=10_000 if settings.get_current_profile_name() == "nightly" else 60, deadline=None
 )
 PIECES = (
-    "🙂", "👩‍👩‍👧", "日本語", "naïve café", "\r\n", "\t", "   ", "\n\n\n", "print(x)", " the quick",
-    "1234", "<s>", "<|user|>", "é!", "\u0301",
-)  # fmt: skip
+    "🙂",
+    "👩‍👩‍👧",
+    "日本語",
+    "naïve café",
+    "\r\n",
+    "\t",
+    "   ",
+    "\n\n\n",
+    "print(x)",
+    " the quick",
+    "1234",
+    "<s>",
+    "<|user|>",
+    "é!",
+    "\u0301",
+)
 TEXTS = st.one_of(
     st.text().map(str.encode),
     st.binary(max_size=40),
@@ -59,8 +72,10 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     of_bytes = TokenBytes.load(byte_level_folder(tmp_path_factory.mktemp("bytes")))
     of_pieces = TokenBytes.load(byte_fallback_folder(tmp_path_factory.mktemp("pieces")))
     found: dict[str, tuple[TokenBytes, TokenBytes]] = {
-        "bytes": (of_bytes, demo), "pieces": (demo, of_pieces), "from pieces": (of_pieces, of_bytes)
-    }  # fmt: skip
+        "bytes": (of_bytes, demo),
+        "pieces": (demo, of_pieces),
+        "from pieces": (of_pieces, of_bytes),
+    }
     return Pair(*found[request.param])
 
 
@@ -121,9 +136,11 @@ def test_a_shared_token_is_read_as_itself_behind_a_whole_character(
 
 def test_rolled_back_into_a_token_that_was_read_as_several(tmp_path: Path) -> None:
     pair = Pair(TokenBytes.load(DEMO), TokenBytes.load(byte_level_folder(tmp_path)))
-    token = next(t for t in pair.target.encode(" def __init__(self") if t not in (
-        pair.shared.vocabulary.target_ids
-    ))  # fmt: skip
+    token = next(
+        t
+        for t in pair.target.encode(" def __init__(self")
+        if t not in (pair.shared.vocabulary.target_ids)
+    )
     plain = pair.target.encode("x")
     read = RewrittenText(pair.shared.reader)
     read.append(token_array(plain))
@@ -163,8 +180,11 @@ def test_what_a_vocabulary_lacks_is_skipped_and_nothing_drafted_behind_it(tmp_pa
     pair = Pair(target, TokenBytes.load(tmp_path / "letters"))
     read = RewrittenText(pair.shared.reader)
     for text, expected, is_behind in (
-        ("a", b"a", False), ("x", b"a", True), ("b", b"ab", False), ("🙃", b"ab", True),
-    ):  # fmt: skip
+        ("a", b"a", False),
+        ("x", b"a", True),
+        ("b", b"ab", False),
+        ("🙃", b"ab", True),
+    ):
         read.append(token_array(target.write(text.encode())[0]))
         assert (pair.bytes_of(read), read.is_behind) == (expected, is_behind)
 

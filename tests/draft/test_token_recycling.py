@@ -43,9 +43,19 @@ def rows(
     log = np.log(np.array([0.7, 0.2, 0.1], np.float32))
     found = TopTokens(np.array(top, np.int32), np.tile(log, (len(top), 1)))
     held = StepRows(
-        "a", 1, "default", b"", len(text) - 1, token_array([text[-1], *nodes]), 1,
-        token_array(parents), token_array([]), 99, None, found,
-    )  # fmt: skip
+        "a",
+        1,
+        "default",
+        b"",
+        len(text) - 1,
+        token_array([text[-1], *nodes]),
+        1,
+        token_array(parents),
+        token_array([]),
+        99,
+        None,
+        found,
+    )
     return replace(held, **changes)
 
 

@@ -84,8 +84,10 @@ def test_a_running_text_keeps_its_adapter_and_a_later_one_has_the_new_one(
         assert 0 < len(decoder.text("first")) <= NUM_TOKENS
         decoder.step()
         engine.drop_unused_adapters()
-    expected = {"first": of_peft(base, old, prompts["first"]),
-                "second": of_peft(base, new, prompts["second"])}  # fmt: skip
+    expected = {
+        "first": of_peft(base, old, prompts["first"]),
+        "second": of_peft(base, new, prompts["second"]),
+    }
     assert {name: decoder.text(name) for name in prompts} == expected
     assert expected["first"] != expected["second"], "the test could not fail"
     # The last sequence of the old one has ended, and nothing holds its weights.
@@ -147,9 +149,13 @@ def test_weights_that_were_written_over_in_their_folder_are_another_content(
 
 
 def test_a_misfit_leaves_all_as_it_was(
-    base: Path, old: Path, new: Path, tmp_path: Path, checkpoint_factory: Callable[..., Path],
+    base: Path,
+    old: Path,
+    new: Path,
+    tmp_path: Path,
+    checkpoint_factory: Callable[..., Path],
     engine: Engine,
-) -> None:  # fmt: skip
+) -> None:
     other = checkpoint_factory("llama", hidden_size=96)
     misfit = write_adapter(other, tmp_path / "misfit", ATTENTION)
     before = engine.adapters

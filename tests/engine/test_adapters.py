@@ -40,11 +40,16 @@ def three_adapters(base: Path, folder: Path) -> dict[str, str]:
         "attention": str(write_adapter(base, folder / "attention", ATTENTION, rank=2, seed=2)),
         "scaled": str(
             write_adapter(
-                base, folder / "scaled", ("q_proj", "up_proj", "fc1", "c_fc", "qkv_proj"), rank=9,
-                seed=3, lora_alpha=5, use_rslora=True,
+                base,
+                folder / "scaled",
+                ("q_proj", "up_proj", "fc1", "c_fc", "qkv_proj"),
+                rank=9,
+                seed=3,
+                lora_alpha=5,
+                use_rslora=True,
             )
         ),
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")

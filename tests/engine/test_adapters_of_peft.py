@@ -27,10 +27,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "everything": {"r": 4, "lora_alpha": 16, "target_modules": list(EVERYTHING)},
     "attention": {"r": 3, "lora_alpha": 24, "target_modules": list(ATTENTION)},
     "rslora": {
-        "r": 9, "lora_alpha": 12, "use_rslora": True, "target_modules": ["up_proj", "q_proj"],
-        "rank_pattern": {"q_proj": 2}, "layers_to_transform": [0, 2],
+        "r": 9,
+        "lora_alpha": 12,
+        "use_rslora": True,
+        "target_modules": ["up_proj", "q_proj"],
+        "rank_pattern": {"q_proj": 2},
+        "layers_to_transform": [0, 2],
     },
-}  # fmt: skip
+}
 
 
 def make(base: Path, folder: Path, seed: int, *, is_served: bool = True, **settings: Any) -> Path:

@@ -85,8 +85,10 @@ def check(
         assert shown(hypotheses) == [text for text, _ in wanted]
         scores = [score for _, score in wanted]
         assert np.allclose([one.score for one in hypotheses], scores, atol=1e-4)
-        num_stopped += sum(one.is_stopped and len(text) < NUM_TOKENS
-                           for one, (text, _) in zip(hypotheses, wanted, strict=True))  # fmt: skip
+        num_stopped += sum(
+            one.is_stopped and len(text) < NUM_TOKENS
+            for one, (text, _) in zip(hypotheses, wanted, strict=True)
+        )
     return num_stopped
 
 

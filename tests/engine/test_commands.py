@@ -31,9 +31,14 @@ from cluster.engine.work import Work
 from cluster.errors import ProtocolError
 
 WORK = Work(
-    "naïve", 7, token_array([5, 0, 2**31 - 1]), TokenTree.of([3, -4, 9], [-1, 0, 5]), 2, 2**64 - 1,
+    "naïve",
+    7,
+    token_array([5, 0, 2**31 - 1]),
+    TokenTree.of([3, -4, 9], [-1, 0, 5]),
+    2,
+    2**64 - 1,
     b"\x00\xffwhose",
-)  # fmt: skip
+)
 COMMANDS: list[Command] = [
     Submit(WORK),
     Submit(Work("", 0, token_array([]), EMPTY_TREE)),

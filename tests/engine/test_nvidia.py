@@ -19,9 +19,14 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees th
 
 
 def machine(
-    folder: Path, *, smi: str = "", driver: str = "", device: bool = True,
-    cuda: str | None = None, **environment: str,
-) -> Machine:  # fmt: skip
+    folder: Path,
+    *,
+    smi: str = "",
+    driver: str = "",
+    device: bool = True,
+    cuda: str | None = None,
+    **environment: str,
+) -> Machine:
     """A machine with these files.  smi: the body of its nvidia-smi, a shell script."""
     folder.mkdir(exist_ok=True)
     if device:
@@ -123,9 +128,13 @@ def test_triton_needs_a_compiler_and_headers_and_no_more(compiler: str, tmp_path
     ],
 )
 def test_what_triton_lacks_is_named_with_the_package(
-    compiler: str, headers: bool, environment: dict[str, str], missing: str, packages: str,
+    compiler: str,
+    headers: bool,
+    environment: dict[str, str],
+    missing: str,
+    packages: str,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     lacking = building(tmp_path, compiler=compiler, headers=headers, **environment)
     with pytest.raises(ConfigError) as caught:
         check_can_compile(lacking)

@@ -52,8 +52,10 @@ def fits(name: str, text: str) -> bool:
         case "choice":
             return text in json.loads(SPECS["choice"].source)
     pattern = {
-        "regex": SPECS["regex"].source, "lark": "a[0-9]{1,4}b", "gbnf": "x[0-9][0-9]y",
-    }[name]  # fmt: skip
+        "regex": SPECS["regex"].source,
+        "lark": "a[0-9]{1,4}b",
+        "gbnf": "x[0-9][0-9]y",
+    }[name]
     return re.fullmatch(pattern, text) is not None
 
 

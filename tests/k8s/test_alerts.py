@@ -72,8 +72,11 @@ def test_every_alert_fires_on_its_case_and_is_silent_on_the_other(
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(written), encoding="utf-8")
     done = subprocess.run(
         [program("promtool"), "test", "rules", str(tmp_path / "tests.yaml")],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -81,8 +81,11 @@ _HEAD, _GROUP = f"{_CLUSTER}.headGroupSpec", f"{_CLUSTER}.workerGroupSpecs.*"
 _FIRST = f"{_GROUP}.template.spec.containers.*"
 _INCREMENTAL = "NewClusterWithIncrementalUpgrade"
 _OPTIONS = {
-    "gatewayClassName": "istio", "stepSizePercent": 10, "maxSurgePercent": 20, "intervalSeconds": 5,
-}  # fmt: skip
+    "gatewayClassName": "istio",
+    "stepSizePercent": 10,
+    "maxSurgePercent": 20,
+    "intervalSeconds": 5,
+}
 
 
 def _scaled(service: Any) -> None:
@@ -94,10 +97,14 @@ def _scaled(service: Any) -> None:
 def _upgraded(**options: object) -> Breakage:
     return _both(
         _scaled,
-        _set("spec.upgradeStrategy", {
-            "type": _INCREMENTAL, "clusterUpgradeOptions": {**_OPTIONS, **options},
-        }),
-    )  # fmt: skip
+        _set(
+            "spec.upgradeStrategy",
+            {
+                "type": _INCREMENTAL,
+                "clusterUpgradeOptions": {**_OPTIONS, **options},
+            },
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,8 +152,10 @@ def test_the_schema_and_its_rules_catch_a_broken_manifest(
         (_upgraded(maxSurgePercent=101), "set it from 0 to 100"),
         (_upgraded(intervalSeconds=0), "intervalSeconds: is missing or not above 0; set it"),
         (_upgraded(gatewayClassName=""), "name the class of your gateways"),
-        (_both(_upgraded(), _set(f"{_CLUSTER}.enableInTreeAutoscaling", False)),
-         "set enableInTreeAutoscaling: true"),
+        (
+            _both(_upgraded(), _set(f"{_CLUSTER}.enableInTreeAutoscaling", False)),
+            "set enableInTreeAutoscaling: true",
+        ),
         (_set(f"{_GROUP}.rayStartParams", {"labels": "a=b"}), "use the group's field `labels`"),
         (_set(f"{_GROUP}.labels", {"a b": "c"}), "is no label of Kubernetes; rename it"),
         (
@@ -161,19 +170,27 @@ def test_the_schema_and_its_rules_catch_a_broken_manifest(
         (_both(_set(f"{_GROUP}.minReplicas", 9), _set(f"{_GROUP}.maxReplicas", 8)), "swap them"),
         (_set(f"{_GROUP}.replicas", 0), "replicas 0 is not from"),
         (_set(f"{_GROUP}.idleTimeoutSeconds", -1), "0 or more"),
-        (_both(_scaled, _set(f"{_CLUSTER}.rayVersion", "2.55.0"), _set(f"{_GROUP}.priority", 5)),
-         "Ray 2.56; leave it out"),
+        (
+            _both(_scaled, _set(f"{_CLUSTER}.rayVersion", "2.55.0"), _set(f"{_GROUP}.priority", 5)),
+            "Ray 2.56; leave it out",
+        ),
         (_both(_scaled, _set(f"{_GROUP}.suspend", True)), "does not go with an autoscaler"),
-        (_both(_scaled, _set(f"{_HEAD}.template.spec.restartPolicy", "Always")),
-         "must be Never for autoscaler v2; remove Always"),
+        (
+            _both(_scaled, _set(f"{_HEAD}.template.spec.restartPolicy", "Always")),
+            "must be Never for autoscaler v2; remove Always",
+        ),
         (_both(_scaled, _variable("head", "RAY_enable_autoscaler_v2", "1")), "remove the former"),
-        (_both(_scaled, _set(f"{_CLUSTER}.autoscalerOptions.idleTimeoutSeconds", -5)),
-         "autoscalerOptions.idleTimeoutSeconds: is negative; use 0 or more"),
+        (
+            _both(_scaled, _set(f"{_CLUSTER}.autoscalerOptions.idleTimeoutSeconds", -5)),
+            "autoscalerOptions.idleTimeoutSeconds: is negative; use 0 or more",
+        ),
         (_variable("head", "RAY_REDIS_ADDRESS", "redis:6379"), "ToleranceOptions.redisAddress"),
         (_variable("head", "REDIS_USERNAME", "me"), "use gcsFaultToleranceOptions.redisUsername"),
         (
-            _set(f"{_CLUSTER}.gcsFaultToleranceOptions",
-                 {"redisAddress": "r:6379", "backend": "rocksdb"}),
+            _set(
+                f"{_CLUSTER}.gcsFaultToleranceOptions",
+                {"redisAddress": "r:6379", "backend": "rocksdb"},
+            ),
             "use redis",
         ),
         (_set(f"{_CLUSTER}.authOptions.enableK8sTokenAuth", True), "use mode: token alone"),
@@ -185,7 +202,7 @@ def test_the_schema_and_its_rules_catch_a_broken_manifest(
         (_removed(f"{_CLUSTER}.authOptions"), "set it to token"),
         (_variable("cpu", "RAY_AUTH_MODE", "disabled"), "overrules authOptions; remove it"),
     ],
-)  # fmt: skip
+)
 def test_the_operators_rules_catch_a_broken_manifest(
     service: dict[str, Any], breakage: Breakage, message: str
 ) -> None:

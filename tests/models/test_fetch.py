@@ -159,9 +159,12 @@ def test_an_interrupted_fetch_leaves_nothing(cache: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as index:
         address = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
         ours = {
-            "PIP_INDEX_URL": address, "PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": "",
-            "PIP_NO_INDEX": "false", "NO_PROXY": "127.0.0.1",
-        }  # fmt: skip
+            "PIP_INDEX_URL": address,
+            "PIP_CONFIG_FILE": "/dev/null",
+            "PIP_FIND_LINKS": "",
+            "PIP_NO_INDEX": "false",
+            "NO_PROXY": "127.0.0.1",
+        }
         fetching = subprocess.Popen(
             [sys.executable, "-m", "deployments.cli", "fetch", "smollm2-135m-instruct"],
             env={**os.environ, **ours},
@@ -196,8 +199,12 @@ def resolved(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", program, model],
-        env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("model", ["org/tiny", "org/tiny@main", f"org/tiny@{'a' * 40}"])

@@ -41,8 +41,12 @@ def ran(hub: FakeHub, program: str, model: str, cache: Path) -> subprocess.Compl
     environment.pop("HF_HUB_OFFLINE", None)
     return subprocess.run(
         [sys.executable, "-c", program, model],
-        env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
 
 
 def test_no_file_that_could_run_is_fetched_and_an_unpinned_model_is_told(

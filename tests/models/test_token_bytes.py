@@ -96,9 +96,13 @@ def test_no_space_is_put_before_a_piece_and_the_opening_marks_are_known(tmp_path
 
     pretrained = PreTrainedTokenizerFast.from_pretrained(byte_fallback_folder(tmp_path))
     backend = pretrained.backend_tokenizer
-    backend.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=[
-        ("<s>", backend.token_to_id("<s>")), ("</s>", backend.token_to_id("</s>")),
-    ])  # fmt: skip
+    backend.post_processor = TemplateProcessing(
+        single="<s> $A </s>",
+        special_tokens=[
+            ("<s>", backend.token_to_id("<s>")),
+            ("</s>", backend.token_to_id("</s>")),
+        ],
+    )
     vocabulary = TokenBytes(pretrained)
     assert vocabulary.decode(vocabulary.encode("fox")) == b"fox"
     assert vocabulary.decode(backend.encode("fox").ids) == b" fox"

@@ -49,11 +49,21 @@ class Cluster:
         the command's."""
         with (self.folder / f"serve-{len(self.commands)}.log").open("wb") as output:
             command = subprocess.Popen(
-                [sys.executable, "-m", "deployments.cli", "serve", str(config), "--address",
-                 self.nodes.gcs, *options],
-                env={**self.nodes.environment, **(environment or {})}, stdout=output,
-                stderr=output, cwd=self.folder,  # where no code is
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "deployments.cli",
+                    "serve",
+                    str(config),
+                    "--address",
+                    self.nodes.gcs,
+                    *options,
+                ],
+                env={**self.nodes.environment, **(environment or {})},
+                stdout=output,
+                stderr=output,
+                cwd=self.folder,  # where no code is
+            )
         self.commands.append(command)
 
     @property
@@ -103,16 +113,19 @@ def document(target: Path, drafter: Path, http_port: int) -> dict[str, Any]:
         "grpc": {"host": "0.0.0.0", "port": GRPC_PORT},
         "target": {
             "engine": {"model": str(target), **engine, "tensor_parallel": NUM_RANKS},
-            "replicas": 2, "placement": on("target"),
+            "replicas": 2,
+            "placement": on("target"),
         },
         "drafters": {
             "lm": {
-                "kind": "lm", "options": {"engine": {"model": str(drafter), **engine}},
+                "kind": "lm",
+                "options": {"engine": {"model": str(drafter), **engine}},
                 "placement": on("drafter"),
             },
             "lookup": {"kind": "prompt_lookup", "placement": on("drafter")},
             "suffix": {
-                "kind": "suffix", "placement": on("drafter"),
+                "kind": "suffix",
+                "placement": on("drafter"),
                 "rollout": {"replaces": "lookup", "canary_share": 0.5},
             },
             "recorder": {
@@ -124,11 +137,14 @@ def document(target: Path, drafter: Path, http_port: int) -> dict[str, Any]:
         # Fixed: whether drafts pay is a matter of timing, and these tests ask other questions.
         "coordinator": {"budget": "fixed", "replicas": 2, "placement": on("coordinator")},
         "ingress": {"replicas": 2, "placement": on("ingress")},
-    }  # fmt: skip
+    }
     application = {
-        "name": "drafthouse", "route_prefix": "/", "import_path": "deployments.app:build",
-        "args": arguments, "deployments": [{"name": "target", "max_surge_percent": 100}],
-    }  # fmt: skip
+        "name": "drafthouse",
+        "route_prefix": "/",
+        "import_path": "deployments.app:build",
+        "args": arguments,
+        "deployments": [{"name": "target", "max_surge_percent": 100}],
+    }
     return {
         "proxy_location": "EveryNode",
         "http_options": {"host": "0.0.0.0", "port": http_port},

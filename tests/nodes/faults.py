@@ -98,6 +98,13 @@ FAULTS: dict[str, Fault] = {
 
 # Nine for every day, each kind of part and of fault among them.
 EVERY_DAY = (
-    "SIGKILL ingress", "SIGSTOP coordinator", "SIGKILL target", "SIGSTOP target",
-    "SIGKILL drafter-lookup", "SIGKILL proxy", "SIGKILL controller", "node", "link, one way",
-)  # fmt: skip
+    "SIGKILL ingress",
+    "SIGSTOP coordinator",
+    "SIGKILL target",
+    "SIGSTOP target",
+    "SIGKILL drafter-lookup",
+    "SIGKILL proxy",
+    "SIGKILL controller",
+    "node",
+    "link, one way",
+)

@@ -16,9 +16,14 @@ NUM_TEXTS, NUM_TOKENS = 8, 120
 def written(url: str, seed: int) -> str:
     """A text that is written without drafts."""
     body = {
-        "model": MODEL, "prompt": f"abc {seed} abc", "temperature": 0.7, "seed": seed,
-        "max_tokens": NUM_TOKENS, "ignore_eos": True, "speculation": {"enabled": False},
-    }  # fmt: skip
+        "model": MODEL,
+        "prompt": f"abc {seed} abc",
+        "temperature": 0.7,
+        "seed": seed,
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": True,
+        "speculation": {"enabled": False},
+    }
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120).raise_for_status()
     return str(answer.json()["choices"][0]["text"])
 

@@ -87,9 +87,11 @@ def test_the_two_node_configuration_has_the_target_on_one_node_and_the_pool_on_t
 ) -> None:
     """configs/two-node.yaml takes the place of what is served, with tiny models."""
     changed = {
-        "model_name": MODEL, "http.port": cluster.http_port,
-        "target.engine.model": cluster.target, "drafters.lm.options.engine.model": cluster.drafter,
-    }  # fmt: skip
+        "model_name": MODEL,
+        "http.port": cluster.http_port,
+        "target.engine.model": cluster.target,
+        "drafters.lm.options.engine.model": cluster.drafter,
+    }
     for engine in ("target.engine", "drafters.lm.options.engine"):
         own = {"dtype": "float32", "device": "cpu", "threads": 1, "max_context_len": 512}
         changed |= {f"{engine}.{key}": value for key, value in own.items()}

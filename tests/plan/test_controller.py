@@ -75,9 +75,14 @@ class Played:
     def hold(self, name: str, size: int, *, is_look_up: bool = False) -> None:
         base_len = len(self.text.tokens)
         self.text.held[name] = HeldTree(
-            base_len, base_len, TokenTree.chain([1] * size), CLAIMED[:size], is_resident=True,
-            is_shadow=self._is_shadow, is_look_up=is_look_up,
-        )  # fmt: skip
+            base_len,
+            base_len,
+            TokenTree.chain([1] * size),
+            CLAIMED[:size],
+            is_resident=True,
+            is_shadow=self._is_shadow,
+            is_look_up=is_look_up,
+        )
 
     def turns(self, ask: Ask, draft_s: float) -> list[DraftTurn]:
         return [DraftTurn("lm", 1, ask.num_nodes, draft_s)]

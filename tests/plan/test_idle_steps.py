@@ -50,9 +50,11 @@ def test_another_text_or_a_prompt_beside_it_is_planned_for_at_once(
     other = Text("other", GROUP, TokenLog(played.text.tokens.since(0)))
     other.names, other.max_draft_tokens = ("lm",), 8
     for texts, rows, most in (
-        ([played.text, other], 0, None), ([played.text], 16, None), ([played.text], 0, None),
+        ([played.text, other], 0, None),
+        ([played.text], 16, None),
+        ([played.text], 0, None),
         ([played.text], 0, 4),
-    ):  # fmt: skip
+    ):
         before = choices()
         moment = Moment(played.now, (LM,), rows)
         played.controller.plan(texts, [100] * len(texts), most, moment)

@@ -46,13 +46,16 @@ WINDOW: Any = {"kind": "window"}
         (WINDOW, "3/4 3/4 3/4", [5, 5, 5, 5]),
         (WINDOW, "9/9 " * 9, [5, 6, 7, 8, 9, 10, 11, 12, 12, 12]),
         # One miss in ten steps of one token leaves 0.9, which is not above it.
-        ({**WINDOW, "num_tokens": 3}, "1/1 1/1 0/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1",
-         [3, 4, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 6]),
+        (
+            {**WINDOW, "num_tokens": 3},
+            "1/1 1/1 0/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1 1/1",
+            [3, 4, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 6],
+        ),
         ({**WINDOW, "num_steps": 1}, "0/4 4/4 2/4 3/4", [5, 4, 5, 4, 4]),
         ({**WINDOW, "raise_above": 0.4, "lower_below": 0.2}, "2/4 1/4 0/4", [5, 6, 6, 6]),
         ({**WINDOW, "min_tokens": 5, "max_tokens": 5}, "4/4 0/9", [5, 5, 5]),
     ],
-)  # fmt: skip
+)
 def test_the_length_follows_the_history(
     settings: dict[str, Any], history: str, expected: list[int]
 ) -> None:

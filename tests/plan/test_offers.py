@@ -55,10 +55,13 @@ def test_a_node_is_of_all_that_proposed_it_wherever_it_stands_in_their_trees() -
     hold(own, "look-up", TokenTree.of([4], [-1]), is_resident=True, is_look_up=True)
     assert offered(own) == [
         {
-            (9,): A, (1,): A | B | RESIDENT, (1, 2): B, (1, 3): A | RESIDENT,
+            (9,): A,
+            (1,): A | B | RESIDENT,
+            (1, 2): B,
+            (1, 3): A | RESIDENT,
             (4,): RESIDENT | LOOK_UP,
         }
-    ]  # fmt: skip
+    ]
 
 
 def test_a_tree_that_was_cut_by_the_text_keeps_the_bits_of_what_is_left() -> None:
@@ -131,8 +134,9 @@ def test_what_is_chosen_goes_into_flight_with_its_bits() -> None:
     first, second, last = in_flight_of([one, other, third], offers, chosen)
     assert second is PLAIN
     assert dict(zip(paths(first.tree), first.sources.tolist(), strict=True)) == {
-        (1,): A, (1, 2): B,
-    }  # fmt: skip
+        (1,): A,
+        (1, 2): B,
+    }
     assert (last.tree.token_ids.tolist(), last.sources.tolist()) == ([4], [RESIDENT])
     assert in_flight_of([one, other], offers, chosen[:0]) == [PLAIN, PLAIN]
 

@@ -73,8 +73,12 @@ def test_a_pool_tree_with_a_torn_array_is_left_out(field: str) -> None:
 )
 def test_a_step_that_is_none_refuses_its_text(bad: dict[str, Any], said: str) -> None:
     good: dict[str, Any] = {
-        "token_ids": [3], "parents": [-1], "survival": [0.5], "sources": [1], "path": [0],
-    }  # fmt: skip
+        "token_ids": [3],
+        "parents": [-1],
+        "survival": [0.5],
+        "sources": [1],
+        "path": [0],
+    }
 
     def decoded(step: dict[str, Any]) -> VerdictFrame:
         verdict = target_pb2.TextVerdict(request_id="a", step=common_pb2.DraftStep(**step))

@@ -51,9 +51,13 @@ def test_a_split_frame_keeps_its_scalars_with_the_last_part() -> None:
     """What was taken in is said when all of it is there."""
     verdict = TextVerdict("a", 1, 5, token_array([1]), NO_SOURCES)
     frame = VerdictFrame(
-        (verdict,), (Refusal("b", 1, "worker_error", "lost"),), StepReport(step_time_s=1.0),
-        serial=7, heartbeat=Heartbeat(cancels("a"), 5), status="{}",
-    )  # fmt: skip
+        (verdict,),
+        (Refusal("b", 1, "worker_error", "lost"),),
+        StepReport(step_time_s=1.0),
+        serial=7,
+        heartbeat=Heartbeat(cancels("a"), 5),
+        status="{}",
+    )
     halves = split(frame)
     first, second = halves
     assert same(first, VerdictFrame((verdict,)))

@@ -290,8 +290,11 @@ def frame(kind: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, 0]) + bytes(4) + payload
 
 
-@pytest.mark.parametrize("sent", [b"", HELLO + frame(4, b"") + 64 * frame(6, bytes(8))],
-                         ids=["says nothing", "pings without an end"])  # fmt: skip
+@pytest.mark.parametrize(
+    "sent",
+    [b"", HELLO + frame(4, b"") + 64 * frame(6, bytes(8))],
+    ids=["says nothing", "pings without an end"],
+)
 async def test_a_connection_without_calls_is_closed(sent: bytes) -> None:
     async with KINDS["target"].running(TRUSTED) as server, server.neighbour(TRUSTED):
         host, port = server.address.split(":")

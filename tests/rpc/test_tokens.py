@@ -56,9 +56,18 @@ def test_a_good_token_is_taken_once() -> None:
         (keys(OLD).sign(METHOD, WORKER, NOW - MAX_SKEW_S - 1), "61 s old"),
         (keys(OLD).sign(METHOD, WORKER, NOW + MAX_SKEW_S + 1), "NTP"),
     ],
-    ids=["none", "foreign", "wrong key", "target's", "other drafter's", "other method",
-         "other process", "stale", "from the future"],
-)  # fmt: skip
+    ids=[
+        "none",
+        "foreign",
+        "wrong key",
+        "target's",
+        "other drafter's",
+        "other method",
+        "other process",
+        "stale",
+        "from the future",
+    ],
+)
 def test_any_other_token_is_refused_by_name(sent: Metadata, reason: str) -> None:
     assert reason in refusal(sent)
 

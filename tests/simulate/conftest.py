@@ -11,21 +11,27 @@ from benchmarks.replay.synthetic import texts
 from cluster.simulate.texts import save
 
 SERVED = {
-    "applications": [{
-        "name": "drafthouse", "import_path": "deployments.app:build",
-        "args": {
-            "target": {"engine": {"model": "none", "max_running_sequences": 16}},
-            "drafters": {"lm": {"kind": "lm", "placement": {"num_cpus": 1}}},
-            "coordinator": {"max_running_sequences": 256, "max_queued_requests": 8},
-        },
-    }]
-}  # fmt: skip
+    "applications": [
+        {
+            "name": "drafthouse",
+            "import_path": "deployments.app:build",
+            "args": {
+                "target": {"engine": {"model": "none", "max_running_sequences": 16}},
+                "drafters": {"lm": {"kind": "lm", "placement": {"num_cpus": 1}}},
+                "coordinator": {"max_running_sequences": 256, "max_queued_requests": 8},
+            },
+        }
+    ]
+}
 SIMULATED: Mapping[str, Any] = {
-    "config": "serve.yaml", "recording": "texts.npz",
+    "config": "serve.yaml",
+    "recording": "texts.npz",
     "target": {"replicas": 4, "rows": [1, 64, 256, 512], "times_ms": [10, 10.1, 10.8, 20]},
     "drafter": {"price_per_hour": 0.1},
-    "load": {"streams": 32}, "ratios": [0, 1], "seconds": 8,
-}  # fmt: skip
+    "load": {"streams": 32},
+    "ratios": [0, 1],
+    "seconds": 8,
+}
 
 
 @pytest.fixture(scope="session")

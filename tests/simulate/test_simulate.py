@@ -134,7 +134,7 @@ def test_the_price_of_a_million_tokens_is_that_of_the_devices_that_made_them(fol
         ({"ratios": [-1]}, "ratios[0]: -1 is out of range"),
         ({"seconds": 0}, "seconds: 0 is out of range"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_value_is_named_with_the_remedy(
     folder: Path, changes: dict[str, Any], told: str
 ) -> None:

@@ -27,9 +27,13 @@ def noise_vector(seed: int, position: int, token_id: int, stream: int) -> dict[s
     word = philox_block([token_id, position, stream, 0], [seed & MASK, seed >> 32])[0]
     value = -math.log(-math.log1p(-(word + 0.5) * 2.0**-32))
     return {
-        "seed": seed, "position": position, "token_id": token_id, "stream": stream,
-        "word": word, "gumbel": value,
-    }  # fmt: skip
+        "seed": seed,
+        "position": position,
+        "token_id": token_id,
+        "stream": stream,
+        "word": word,
+        "gumbel": value,
+    }
 
 
 def main() -> None:

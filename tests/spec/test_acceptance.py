@@ -100,8 +100,15 @@ def test_the_table_says_of_whom_what_task_and_law_it_speaks() -> None:
     assert isinstance(accepted, dict)
     assert accepted["4"] == 2.0
     assert set(greedy) == {
-        "drafter", "version", "task", "law", "trees", "accepted", "error", "calibration_error",
-    }  # fmt: skip
+        "drafter",
+        "version",
+        "task",
+        "law",
+        "trees",
+        "accepted",
+        "error",
+        "calibration_error",
+    }
 
 
 def test_a_shadow_is_worth_what_steps_with_its_drafts_bring() -> None:

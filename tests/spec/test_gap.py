@@ -22,9 +22,12 @@ SAMPLED = SamplingParams(temperature=0.7, seed=7)
 
 def drawn(logits: torch.Tensor, params: SamplingParams) -> int:
     rows = DrawRows(
-        np.array([pack(params)]), np.array([is_truncated(params)]),
-        np.array([TRIPLE[0]], np.uint64), np.array([TRIPLE[1]]), np.array([TRIPLE[2]]),
-    )  # fmt: skip
+        np.array([pack(params)]),
+        np.array([is_truncated(params)]),
+        np.array([TRIPLE[0]], np.uint64),
+        np.array([TRIPLE[1]]),
+        np.array([TRIPLE[2]]),
+    )
     noise = NoiseRows(VOCAB_SIZE, torch.device("cpu"))
     return int(draw(logits.unsqueeze(0), rows, noise).token_ids[0])
 

@@ -109,10 +109,15 @@ def test_both_ways_agree_on_a_large_batch() -> None:
         trees.append(TokenTree.of(range(64), parents))
         committed.append(np.array([0] if generator.random() < 0.5 else [], np.int32))
     held = HeldTrees(
-        trees, [survivals(tree, generator) for tree in trees], [None] * 96,
-        [_CALIBRATORS[index % 3] for index in range(96)], committed,
-        [index // 3 for index in range(96)], [0.5] * 96, 32,
-    )  # fmt: skip
+        trees,
+        [survivals(tree, generator) for tree in trees],
+        [None] * 96,
+        [_CALIBRATORS[index % 3] for index in range(96)],
+        committed,
+        [index // 3 for index in range(96)],
+        [0.5] * 96,
+        32,
+    )
     found = native.merge_trees(held)
     assert found.merged.num_nodes > 1000
     assert_equal(found, merge_trees_one_by_one(held))
@@ -126,10 +131,15 @@ def test_two_drafters_of_a_sequence_share_its_tree_by_trust(way: Way) -> None:
     other = TokenTree.of([3], [-1])
     values = np.array([0.8, 0.4, 0.2], np.float32)
     held = HeldTrees(
-        [chain, fork, other], [values, values, values[:1]], [values, values, values[:1]],
-        [_CALIBRATORS[0]] * 3, [np.array([7], np.int32)] * 2 + [np.array([], np.int32)],
-        [0, 0, 1], [0.0, math.log(3.0), math.nan], 2,
-    )  # fmt: skip
+        [chain, fork, other],
+        [values, values, values[:1]],
+        [values, values, values[:1]],
+        [_CALIBRATORS[0]] * 3,
+        [np.array([7], np.int32)] * 2 + [np.array([], np.int32)],
+        [0, 0, 1],
+        [0.0, math.log(3.0), math.nan],
+        2,
+    )
 
     found = way(held)
 
@@ -252,9 +262,15 @@ def test_who_held_the_beginning_more_likely_has_more_to_say_of_what_follows(way:
 def held_without_text(trees: list[TokenTree], values: list[FloatArray]) -> HeldTrees:
     """Calibrated trees of one sequence, whose text has not gone on."""
     return HeldTrees(
-        trees, values, list(values), [_CALIBRATORS[0]] * len(trees),
-        [np.array([], np.int32)] * len(trees), [0] * len(trees), [math.nan] * len(trees), 1,
-    )  # fmt: skip
+        trees,
+        values,
+        list(values),
+        [_CALIBRATORS[0]] * len(trees),
+        [np.array([], np.int32)] * len(trees),
+        [0] * len(trees),
+        [math.nan] * len(trees),
+        1,
+    )
 
 
 @given(token_trees(), st.integers(0, 2**32 - 1))

@@ -62,10 +62,12 @@ def test_a_batch_counts_each_of_its_trees_in_turn() -> None:
     tree, claimed = TokenTree.chain([1, 2]), np.array([0.9, 0.8], dtype=np.float32)
     next_steps = np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)
     model = AcceptanceModel()
-    model.learn_all([
-        Fate(Seen.of("lm", ("t", False), start, tree, claimed), token_array([1, 2]), next_steps)
-        for start in (10, 11)
-    ])  # fmt: skip
+    model.learn_all(
+        [
+            Fate(Seen.of("lm", ("t", False), start, tree, claimed), token_array([1, 2]), next_steps)
+            for start in (10, 11)
+        ]
+    )
     score = model.score("lm", ("t", False))
     assert score.num_trees == pytest.approx(2.0, abs=0.01)
     # By its best node a step from 10 ends at 12; by both at 13: the second tree begins neither.

@@ -103,9 +103,10 @@ class _Peak(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         given = {
-            leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs))
+            leaf.untyped_storage().data_ptr()
+            for leaf in tree_leaves((args, kwargs))
             if isinstance(leaf, torch.Tensor)
-        }  # fmt: skip
+        }
         output = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(output):
             if isinstance(leaf, torch.Tensor):

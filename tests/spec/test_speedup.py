@@ -55,9 +55,11 @@ def test_by_leviathan_drafts_pay_from_an_acceptance_above_their_cost(cost: float
 def test_by_the_measured_curve_a_step_costs_its_rows_and_its_drafts() -> None:
     assert PROFILE is not None
     times = (
-        DraftTime(1, 2, "lm", False, 0.001), DraftTime(1, 8, "lm", False, 0.007),
-        DraftTime(1, 2, "suffix", True, 0.001), DraftTime(1, 8, "lm", False, 0.9, num_read=1),
-    )  # fmt: skip
+        DraftTime(1, 2, "lm", False, 0.001),
+        DraftTime(1, 8, "lm", False, 0.007),
+        DraftTime(1, 2, "suffix", True, 0.001),
+        DraftTime(1, 8, "lm", False, 0.9, num_read=1),
+    )
     one = MeasuredCosts(PROFILE, times).speedup(1, with_models=True)
     # Four drafts in a step that takes no longer, and 4 ms for them.
     assert one(0.8, 4) == pytest.approx(speedup.expected_tokens(0.8, 4) * 10 / 14)

@@ -52,36 +52,60 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "starcoder2": (
         "starcoder2",
-        _DENSE | {"sliding_window": None, "use_bias": True, "embedding_dropout": 0.0,
-                  "residual_dropout": 0.0},
+        _DENSE
+        | {
+            "sliding_window": None,
+            "use_bias": True,
+            "embedding_dropout": 0.0,
+            "residual_dropout": 0.0,
+        },
     ),
     "gemma2": (
         "gemma2",
-        _DENSE | {"head_dim": 16, "sliding_window": SLIDING_WINDOW, "num_hidden_layers": 4,
-                  "query_pre_attn_scalar": 16},
+        _DENSE
+        | {
+            "head_dim": 16,
+            "sliding_window": SLIDING_WINDOW,
+            "num_hidden_layers": 4,
+            "query_pre_attn_scalar": 16,
+        },
     ),
     "gemma3": (
         "gemma3_text",
-        _DENSE | {"head_dim": 16, "sliding_window": SLIDING_WINDOW,
-                  "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        _DENSE
+        | {
+            "head_dim": 16,
+            "sliding_window": SLIDING_WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
     ),
     "gpt-oss": (
         "gpt_oss",
-        _DENSE | {"head_dim": 16, "sliding_window": SLIDING_WINDOW, "num_local_experts": 4,
-                  "num_experts_per_tok": 2, "rope_parameters": {"rope_type": "default",
-                                                                "rope_theta": 10000.0},
-                  "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        _DENSE
+        | {
+            "head_dim": 16,
+            "sliding_window": SLIDING_WINDOW,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
     ),
     # Its layers do not name their window; only the mask knows it.
     "phimoe": (
         "phimoe",
-        _DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2,
-                  "sliding_window": SLIDING_WINDOW},
+        _DENSE
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": SLIDING_WINDOW},
     ),
     "gpt2": (
         "gpt2",
-        {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": MAX_POSITIONS,
-         "tie_word_embeddings": False},
+        {
+            "n_embd": 48,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": MAX_POSITIONS,
+            "tie_word_embeddings": False,
+        },
     ),
     "gpt-neox": ("gpt_neox", _DENSE | {"rotary_pct": 0.5}),
     "olmo2": ("olmo2", _DENSE),
@@ -94,52 +118,97 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     # GLM-4.5: every layer behind the first has experts.
     "glm4-moe": (
         "glm4_moe",
-        _DENSE | {"head_dim": 16, "attention_bias": True, "use_qk_norm": True,
-                  "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-                  "routed_scaling_factor": 1.5},
+        _DENSE
+        | {
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "routed_scaling_factor": 1.5,
+        },
     ),
     # Beyond its original length its queries are scaled by their positions.
     "ministral3": (
         "ministral3",
-        _DENSE | {"head_dim": 16, "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "beta_fast": 32.0,
-            "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.5}},
+        _DENSE
+        | {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 16.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 32,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
     ),
-}  # fmt: skip
+}
 
 # What it refuses, by name.
 REFUSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
     "qwen3-next": (
         "qwen3_next",
-        _DENSE | {"head_dim": 16, "layer_types": ["linear_attention", "full_attention",
-                                                  "linear_attention"],
-                  "linear_num_key_heads": 2, "linear_num_value_heads": 2,
-                  "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 0},
+        _DENSE
+        | {
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "num_experts": 0,
+        },
     ),
     "deepseek-v3": (
         "deepseek_v3",
-        _DENSE | {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
-                  "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
-                  "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
-                  "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-                  "first_k_dense_replace": 3},
+        _DENSE
+        | {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 3,
+        },
     ),
     "llama4": (
         "llama4_text",
-        _DENSE | {"head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96,
-                  "attention_chunk_size": 16},
+        _DENSE
+        | {
+            "head_dim": 16,
+            "num_local_experts": 2,
+            "intermediate_size_mlp": 96,
+            "attention_chunk_size": 16,
+        },
     ),
     "diffllama": ("diffllama", _DENSE),
     "doge": ("doge", _DENSE),
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 2}),
     "t5": (
         "t5",
-        {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4,
-         "decoder_start_token_id": EOS_TOKEN_ID},
+        {
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+            "decoder_start_token_id": EOS_TOKEN_ID,
+        },
     ),
-}  # fmt: skip
+}
 
 
 def tiny_checkpoint(

@@ -71,10 +71,13 @@ def drafters(folder: Path, pool: Collection[str] = ()) -> dict[str, DrafterConfi
     """One of every kind.  pool: names of those that run beside the target, not inside it."""
     lm = {
         "engine": {
-            "model": str(folder), "dtype": "float32", "device": "cpu", "num_pages": 256,
+            "model": str(folder),
+            "dtype": "float32",
+            "device": "cpu",
+            "num_pages": 256,
             "max_context_len": 512,
         }
-    }  # fmt: skip
+    }
     found = {
         "lm": DrafterConfig(kind="lm", options=lm),
         "lookup": DrafterConfig(kind="prompt_lookup"),

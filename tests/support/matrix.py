@@ -51,13 +51,25 @@ def config(num_pages: int = 256) -> Config:
     one, one of another vocabulary, one that is tried in the place of another, look-ups, and a
     recorder."""
     engine = EngineConfig(
-        model=str(FOLDER), dtype="float32", device="cpu", num_pages=num_pages, page_size=16,
-        max_context_len=512, max_batch_tokens=128, threads=1,
-    )  # fmt: skip
+        model=str(FOLDER),
+        dtype="float32",
+        device="cpu",
+        num_pages=num_pages,
+        page_size=16,
+        max_context_len=512,
+        max_batch_tokens=128,
+        threads=1,
+    )
 
     def lm(folder: Path, rollout: RolloutConfig | None = None) -> DrafterConfig:
-        engine = {"model": str(folder), "dtype": "float32", "device": "cpu", "num_pages": 256,
-                  "max_context_len": 512, "threads": 1}  # fmt: skip
+        engine = {
+            "model": str(folder),
+            "dtype": "float32",
+            "device": "cpu",
+            "num_pages": 256,
+            "max_context_len": 512,
+            "threads": 1,
+        }
         return DrafterConfig(kind="lm", options={"engine": engine}, rollout=rollout)
 
     recorded = {"tenants": "all", "share": 1.0, "folder": f"{_FOLDERS.name}/answers"}
@@ -145,10 +157,13 @@ def all_stopped(found: Sequence[Completion]) -> bool:
 def mixed(llm: LLM, law: SamplingParams) -> list[SamplingParams]:
     """Another kind of request at each prompt of one batch."""
     return [
-        law, replace(law, repetition_penalty=1.2), favoured(llm, law),
-        replace(law, grammar=SPECS["json_schema"], max_tokens=80), replace(law, min_p=0.1),
+        law,
+        replace(law, repetition_penalty=1.2),
+        favoured(llm, law),
+        replace(law, grammar=SPECS["json_schema"], max_tokens=80),
+        replace(law, min_p=0.1),
         replace(law, logprobs=None),
-    ]  # fmt: skip
+    ]
 
 
 CELLS: dict[str, Cell] = {
@@ -157,7 +172,8 @@ CELLS: dict[str, Cell] = {
         setting(grammar=SPECS["json_schema"], max_tokens=80), ignore_eos=False, holds=all_stopped
     ),
     "strict tools": Cell(
-        setting(grammar=strict_call(), max_tokens=120), ignore_eos=False,
+        setting(grammar=strict_call(), max_tokens=120),
+        ignore_eos=False,
         holds=lambda found: all('"weather"' in one.text for one in found),
     ),
     "logprobs": Cell(
@@ -166,18 +182,17 @@ CELLS: dict[str, Cell] = {
     ),
     "min_p": Cell(setting(min_p=0.1)),
     "logit_bias": Cell(favoured),
-    "penalties": Cell(
-        setting(presence_penalty=0.5, frequency_penalty=0.4, repetition_penalty=1.2)
-    ),
+    "penalties": Cell(setting(presence_penalty=0.5, frequency_penalty=0.4, repetition_penalty=1.2)),
     "stop strings": Cell(same, stop=crossing_stops, holds=all_stopped),
     "min_tokens": Cell(
-        early_stops, ignore_eos=False,
+        early_stops,
+        ignore_eos=False,
         holds=lambda found: all(len(one.token_ids) >= 20 for one in found),
     ),
     "n > 1": Cell(same, prompts=[PROMPTS[0]] * 4),
     "long context": Cell(same, prompts=[LONG, LONG + "names = [", PROMPTS[0]]),
     "batch of prompts": Cell(mixed, prompts=[*PROMPTS, *PROMPTS]),
-}  # fmt: skip
+}
 
 
 async def neighbour(llm: LLM, law: SamplingParams, num_tokens: int) -> int:

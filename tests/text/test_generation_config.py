@@ -14,9 +14,14 @@ from cluster.errors import ConfigError
 from cluster.text.generation_config import load_eos_token_ids, load_sampling_defaults
 
 QWEN = {
-    "do_sample": True, "eos_token_id": [7, 9], "repetition_penalty": 1.1, "temperature": 0.7,
-    "top_k": 20, "top_p": 0.8, "transformers_version": "4.37.0",
-}  # fmt: skip
+    "do_sample": True,
+    "eos_token_id": [7, 9],
+    "repetition_penalty": 1.1,
+    "temperature": 0.7,
+    "top_k": 20,
+    "top_p": 0.8,
+    "transformers_version": "4.37.0",
+}
 OPENAI = SamplingParams(max_tokens=0)
 
 

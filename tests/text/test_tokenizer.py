@@ -95,8 +95,11 @@ def test_a_truncation_saved_with_the_tokenizer_does_not_cut_prompts(
         (tmp_path / path.name).write_bytes(path.read_bytes())
     state = json.loads((tmp_path / "tokenizer.json").read_text())
     state["truncation"] = {
-        "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0,
-    }  # fmt: skip
+        "direction": "Right",
+        "max_length": 3,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
     long_text = "again and again " * 10
     expected = Tokenizer.load(folder).encode(long_text).tolist()

@@ -88,18 +88,26 @@ CASES: list[tuple[str, str, str, Calls]] = [
     ("mistral", '[TOOL_CALLS] [{"name": "time", "arguments": {}}] tail', " tail", TWO[1:]),
     (
         "deepseek",
-        "Sure. " + deepseek("<|tool_calls_begin|><|tool_call_begin|>")
-        + "function" + deepseek("<|tool_sep|>") + f"weather\n```json\n{WRITTEN}\n```"
+        "Sure. "
+        + deepseek("<|tool_calls_begin|><|tool_call_begin|>")
+        + "function"
+        + deepseek("<|tool_sep|>")
+        + f"weather\n```json\n{WRITTEN}\n```"
         + deepseek("<|tool_call_end|>\n<|tool_call_begin|>")
-        + "function" + deepseek("<|tool_sep|>") + "time\n```json\n{}\n```"
+        + "function"
+        + deepseek("<|tool_sep|>")
+        + "time\n```json\n{}\n```"
         + deepseek("<|tool_call_end|><|tool_calls_end|>"),
         "Sure. ",
         TWO,
     ),
     (
         "deepseek",
-        deepseek("<|tool_calls_begin|><|tool_call_begin|>") + "weather" + deepseek("<|tool_sep|>")
-        + WRITTEN + deepseek("<|tool_call_end|><|tool_calls_end|>"),
+        deepseek("<|tool_calls_begin|><|tool_call_begin|>")
+        + "weather"
+        + deepseek("<|tool_sep|>")
+        + WRITTEN
+        + deepseek("<|tool_call_end|><|tool_calls_end|>"),
         "",
         TWO[:1],
     ),
@@ -119,7 +127,7 @@ CASES: list[tuple[str, str, str, Calls]] = [
     ("harmony", "<|channel|>final<|message|>a < b<|return|>", "a < b", []),
     ("harmony", "<|channel|>final<|message|> a<|end|><|start|>assistant<|channel|>an", " a", []),
     ("harmony", "no channel at all", "no channel at all", []),
-]  # fmt: skip
+]
 
 
 def collect(parts: Sequence[Part]) -> tuple[str, Calls, str]:

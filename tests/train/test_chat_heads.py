@@ -234,9 +234,12 @@ def shortest(answer: Answer) -> Answer:
     """Two tokens of it behind one of the prompt: only the first head has a draft to learn from."""
     start = len(answer.prompt) - 1
     return Answer(
-        answer.prompt[start:], answer.token_ids[:2], answer.candidates[:2], answer.log_probs[:2],
+        answer.prompt[start:],
+        answer.token_ids[:2],
+        answer.candidates[:2],
+        answer.log_probs[:2],
         answer.states[start : start + 2],
-    )  # fmt: skip
+    )
 
 
 def _train_medusa(folder: Path, shards: Path, out: Path) -> None:

@@ -97,8 +97,11 @@ def test_a_target_that_drafts_for_itself_is_always_accepted_and_another_less(
             assert list(each.by_depth) == sorted(each.by_depth, reverse=True)
     lines = table(found).splitlines()
     assert [line.split("\t")[:2] for line in lines[1:]] == [
-        ["math", "itself"], ["math", "noisy"], ["prose", "itself"], ["prose", "noisy"],
-    ]  # fmt: skip
+        ["math", "itself"],
+        ["math", "noisy"],
+        ["prose", "itself"],
+        ["prose", "noisy"],
+    ]
 
 
 def test_the_command_compares_what_lies_in_its_models_only_when_asked(

@@ -43,9 +43,12 @@ def test_split_by_path_never_changes_and_holds_out_about_one_in_twenty() -> None
 def test_text_in_both_parts_leaves_the_held_out_part(tmp_path: Path) -> None:
     near_copy = lines(1, num_lines=20) + lines(9, num_lines=10)
     files = {
-        HELD_OUT[0]: lines(1).upper(), HELD_OUT[1]: lines(2), HELD_OUT[2]: near_copy,
-        LEARNT[0]: lines(1), LEARNT[1]: lines(1).replace(" ", "  "),
-    }  # fmt: skip
+        HELD_OUT[0]: lines(1).upper(),
+        HELD_OUT[1]: lines(2),
+        HELD_OUT[2]: near_copy,
+        LEARNT[0]: lines(1),
+        LEARNT[1]: lines(1).replace(" ", "  "),
+    }
     found = code_paths(read(tmp_path, files))
     assert found == [LEARNT[0], HELD_OUT[1]]
 
@@ -53,9 +56,11 @@ def test_text_in_both_parts_leaves_the_held_out_part(tmp_path: Path) -> None:
 def test_reading_skips_excluded_folders_tables_and_other_encodings(tmp_path: Path) -> None:
     (tmp_path / "latin.py").write_bytes(lines(2).encode() + b"\xe9\xff")
     files = {
-        "site-packages/other.py": lines(1), "table.py": "0x00, 0x01, 0x02,\n" * 100,
-        "good.py": lines(3), "short.py": "pass\n",
-    }  # fmt: skip
+        "site-packages/other.py": lines(1),
+        "table.py": "0x00, 0x01, 0x02,\n" * 100,
+        "good.py": lines(3),
+        "short.py": "pass\n",
+    }
     assert code_paths(read(tmp_path, files)) == ["good.py"]
 
 
@@ -67,13 +72,14 @@ def test_a_missing_corpus_names_the_package_to_install(tmp_path: Path) -> None:
 def test_conversations_ask_for_functions_and_explain_sections() -> None:
     (function_text,) = conversations(
         Document(
-            "code", "area.py",
+            "code",
+            "area.py",
             'class Shape:\n    def area(self, width, height):\n        """Surface of a rectangle.\n'
             "\n        Both sides are lengths in metres, and must not be negative.\n"
             '        """\n        if width < 0 or height < 0:\n'
             "            raise ConfigError(width, height)\n        return width * height\n",
         )
-    )  # fmt: skip
+    )
     assert "Surface of a rectangle." in function_text.split("<|assistant|>")[0]
     assert "<|assistant|>def area(self, width, height):\n    " in function_text
     assert function_text.endswith("    return width * height<|end|>")

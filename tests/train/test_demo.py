@@ -73,9 +73,11 @@ def tiny_corpus() -> list[Document]:
     )
     held_out = "package/module_40.py"
     return [
-        Document("code", "a.py", code), Document("prose", "a.rst", prose),
-        Document("code", held_out, code), Document("prose", held_out, prose),
-    ]  # fmt: skip
+        Document("code", "a.py", code),
+        Document("prose", "a.rst", prose),
+        Document("code", held_out, code),
+        Document("prose", held_out, prose),
+    ]
 
 
 def test_target_and_drafters_are_trained_from_text_and_go_on(

@@ -34,9 +34,14 @@ Module = TypeVar("Module", bound=nn.Module)
 
 def network() -> LlamaForCausalLM:
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=64, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, attn_implementation="eager",
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation="eager",
+    )
     return LlamaForCausalLM(config)
 
 
@@ -63,11 +68,14 @@ def learners() -> list[Learner]:
 def head_batch() -> HeadBatch:
     shape = (1, WIDTH)
     return HeadBatch(
-        torch.zeros(shape, dtype=torch.int64), torch.zeros(*shape, 4, HIDDEN),
-        torch.zeros(*shape, K, dtype=torch.int64), torch.zeros(*shape, K),
-        torch.ones(shape, dtype=torch.bool), torch.ones(1, dtype=torch.bool),
+        torch.zeros(shape, dtype=torch.int64),
+        torch.zeros(*shape, 4, HIDDEN),
+        torch.zeros(*shape, K, dtype=torch.int64),
+        torch.zeros(*shape, K),
+        torch.ones(shape, dtype=torch.bool),
+        torch.ones(1, dtype=torch.bool),
         torch.zeros(shape, dtype=torch.bool),
-    )  # fmt: skip
+    )
 
 
 def attend(

@@ -56,9 +56,10 @@ def recorded(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     inside = {"lookup": drafters(target_folder)["lookup"]}
     inside["recorder"] = DrafterConfig(kind="recorder", options=options)
     config = Config(
-        target=target(target_folder), drafters=inside,
+        target=target(target_folder),
+        drafters=inside,
         coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=4),
-    )  # fmt: skip
+    )
     random = np.random.default_rng(0)
     prompts = [random.integers(2, 280, 6).tolist() * 2 for _ in range(40)]
     with LLM(config) as llm:
@@ -71,9 +72,13 @@ def learn(
     target_folder: Path, recorded: Path, current: Path, work: Path, mix: float = 0.5
 ) -> traffic.Learned:
     found = learn_from_traffic(
-        str(target_folder), Traffic(recorded, str(current), mix, "acceptance"), work, work / "new",
-        replace(SETTINGS, weights=""), STEPS,
-    )  # fmt: skip
+        str(target_folder),
+        Traffic(recorded, str(current), mix, "acceptance"),
+        work,
+        work / "new",
+        replace(SETTINGS, weights=""),
+        STEPS,
+    )
     assert found is not None
     return found
 
@@ -129,9 +134,12 @@ def test_a_new_vocabulary_leaves_what_a_drafter_knows(
 
 
 def test_a_drafter_that_accepts_less_is_not_written(
-    target_folder: Path, recorded: Path, current: Path, tmp_path: Path,
+    target_folder: Path,
+    recorded: Path,
+    current: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     class Unlearning(TrafficLoss):
         def forward(self, batch: HeadBatch) -> torch.Tensor:
             return -super().forward(batch)

@@ -39,9 +39,12 @@ def engine(
 
 
 async def write(
-    target: Steps, name: str, params: SamplingParams, before: Callable[[], None] = lambda: None,
+    target: Steps,
+    name: str,
+    params: SamplingParams,
+    before: Callable[[], None] = lambda: None,
     **fields: object,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Let the target write a text; returns its output."""
     desk = target.connect()
     desk.post(opened(name, prompt(10, seed=params.noise_key).tolist(), params, **fields))

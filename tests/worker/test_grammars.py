@@ -81,8 +81,9 @@ async def test_a_text_that_waits_is_named_in_heartbeats_and_another_links_gramma
     await other.open(constrained("other", "y"))
     beats = [(await each.next_beat()).heartbeat for each in (peer, other)]
     assert [beat.texts for beat in beats if beat] == [
-        (TextName("late", 1),), (TextName("other", 1),),
-    ]  # fmt: skip
+        (TextName("late", 1),),
+        (TextName("other", 1),),
+    ]
 
 
 async def test_a_prepared_text_is_named_until_the_engine_has_taken_it_in() -> None:

@@ -48,27 +48,38 @@ class Written:
 
 
 async def write(
-    law: Law, drafter: Drafter, *, is_believed: bool = True, hook: OpenHook = lambda item: None,
+    law: Law,
+    drafter: Drafter,
+    *,
+    is_believed: bool = True,
+    hook: OpenHook = lambda item: None,
     begun: Ints | None = None,
-) -> Written:  # fmt: skip
+) -> Written:
     """begun: the beginnings of the texts, which were written elsewhere."""
     own = resident(drafter, clock=FakeClock(), is_believed=is_believed)
     told: list[list[TextVerdict]] = []
     verifier = Verifier(toy_engine(), FakeClock(), hook)
     async with steps(
-        toy_engine(), [own], verifier=verifier, max_texts=AT_ONCE, max_rows=16 * AT_ONCE,
+        toy_engine(),
+        [own],
+        verifier=verifier,
+        max_texts=AT_ONCE,
+        max_rows=16 * AT_ONCE,
         max_draft_tokens=3,
-    ) as built:  # fmt: skip
+    ) as built:
         desk = built.connect()
         for start in range(0, NUM_TEXTS, AT_ONCE):
             names = [str(seed) for seed in range(start, start + AT_ONCE)]
             opens = [
                 opened(
-                    each, (0,), asked(law, int(each)), drafters=("a",),
+                    each,
+                    (0,),
+                    asked(law, int(each)),
+                    drafters=("a",),
                     written=() if begun is None else begun[int(each)].tolist(),
                 )
                 for each in names
-            ]  # fmt: skip
+            ]
             desk.post(*opens)
             await built.run()
             told += [desk.verdicts[each] for each in names]

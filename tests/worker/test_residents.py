@@ -41,11 +41,13 @@ def several(params: SamplingParams, *names: str) -> list[Open]:
     """Texts of many lengths, for these drafters."""
     return [
         opened(
-            f"r{i}", [i, i + 1, 7, i, i + 1], replace(params, max_tokens=20 + 7 * i),
+            f"r{i}",
+            [i, i + 1, 7, i, i + 1],
+            replace(params, max_tokens=20 + 7 * i),
             drafters=names,
         )
         for i in range(6)
-    ]  # fmt: skip
+    ]
 
 
 def texts(opens: Sequence[Open]) -> list[list[int]]:
@@ -232,10 +234,13 @@ def test_a_drafter_that_is_replaced_is_freed_though_it_was_excluded_from_collect
     engine: Any = None
     later = [resident(GreedyOracle())]
     swaps = Swaps(
-        engine, Config(), residents, lambda config, name: later[0],
+        engine,
+        Config(),
+        residents,
+        lambda config, name: later[0],
         lambda drafters: [residents.exchange(drafter) for drafter in drafters],
         lambda settings: None,
-    )  # fmt: skip
+    )
     freeze_gc()
     try:
         swaps.use(Config(), later)

@@ -160,8 +160,11 @@ async def test_a_step_with_no_drafts_at_hand_says_so_and_the_next_goes_on() -> N
             verdict = await next_verdict(target, desk)
             whys.append((verdict.num_nodes, verdict.why))
     assert whys == [
-        (2, PlainWhy.NONE), (0, PlainWhy.NO_DRAFTS), (2, PlainWhy.NONE), (2, PlainWhy.NONE),
-    ]  # fmt: skip
+        (2, PlainWhy.NONE),
+        (0, PlainWhy.NO_DRAFTS),
+        (2, PlainWhy.NONE),
+        (2, PlainWhy.NONE),
+    ]
 
 
 @LAWS

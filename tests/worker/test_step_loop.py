@@ -137,9 +137,11 @@ async def test_where_not_all_texts_fit_a_step_all_come_to_their_end(
 async def test_where_not_all_texts_fit_those_of_the_oldest_ones_kind_go_first() -> None:
     async with desk_of(max_rows=2) as desk:
         desk.post(
-            opened("greedy"), opened("seeded", params=SEEDED), opened("other", params=SEEDED),
+            opened("greedy"),
+            opened("seeded", params=SEEDED),
+            opened("other", params=SEEDED),
             opened("greedy too"),
-        )  # fmt: skip
+        )
         await desk.turn()
         assert set(desk.verdicts) == {"greedy", "greedy too"}
         await desk.turn()

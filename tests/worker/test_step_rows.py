@@ -193,9 +193,13 @@ class Kept(Reader):
 
 def config_of(folder: Path, *names: str) -> Config:
     engine = EngineConfig(
-        model=str(folder), dtype="float32", device="cpu", page_size=4, num_pages=64,
+        model=str(folder),
+        dtype="float32",
+        device="cpu",
+        page_size=4,
+        num_pages=64,
         max_context_len=128,
-    )  # fmt: skip
+    )
     kinds = {"kept": f"{__name__}:Kept", "bad": f"{__name__}:Bad", "lookup": "prompt_lookup"}
     return Config(
         target=TargetConfig(engine=engine),

@@ -70,9 +70,11 @@ async def test_a_text_is_written_without_a_word_after_its_opening(
 async def test_many_links_write_many_texts_at_once(built: Stage, engine: GatedEngine) -> None:
     peers = [built.connect() for _ in range(3)]
     texts = await asyncio.gather(
-        *(peer.written(*(opened(f"r{i}", [i, place]) for i in range(4)))
-          for place, peer in enumerate(peers))
-    )  # fmt: skip
+        *(
+            peer.written(*(opened(f"r{i}", [i, place]) for i in range(4)))
+            for place, peer in enumerate(peers)
+        )
+    )
     assert texts == [[plain([i, place]) for i in range(4)] for place in range(3)]
     await freed(built, engine)
 
@@ -256,8 +258,13 @@ async def test_one_coordinator_counts_the_targets_own_metrics_and_another_after_
     assert counted.report is not None
     assert counted.report.pages_total == 1000
     assert json.loads(counted.status).keys() == {
-        "scores", "loads", "rollouts", "residents", "faults", "written_at",
-    }  # fmt: skip
+        "scores",
+        "loads",
+        "rollouts",
+        "residents",
+        "faults",
+        "written_at",
+    }
     await second.until(lambda: any(frame.heartbeat for frame in second.frames[1:]))
     assert not any(frame.page or frame.status for frame in second.frames)
     await first.link.close()

@@ -57,20 +57,28 @@ INSIDE = {"with": "target"}
 
 
 def serve_file(
-    folder: Path, target: Path, draft: Path, tensor_parallel: int, placement: Any = OWN,
+    folder: Path,
+    target: Path,
+    draft: Path,
+    tensor_parallel: int,
+    placement: Any = OWN,
     **sections: Any,
-) -> str:  # fmt: skip
+) -> str:
     """placement: of the draft model; the look-up is always in the pool."""
     engine = {"dtype": "float32", "device": "cpu", "num_pages": 128, "max_context_len": 256}
     arguments = {
         "target": {
             "engine": {
-                **engine, "model": str(target), "tensor_parallel": tensor_parallel, "threads": 1
+                **engine,
+                "model": str(target),
+                "tensor_parallel": tensor_parallel,
+                "threads": 1,
             }
         },
         "drafters": {
             "lm": {
-                "kind": "lm", "placement": placement,
+                "kind": "lm",
+                "placement": placement,
                 "options": {"engine": {**engine, "model": str(draft)}},
             },
             "lookup": {"kind": "prompt_lookup", "placement": OWN},
@@ -78,7 +86,7 @@ def serve_file(
         # For so small a target no draft may ever pay; here they are to be verified all the same.
         "coordinator": {"budget": "fixed"},
         **sections,
-    }  # fmt: skip
+    }
     path = folder / "serve.yaml"
     application = {"name": "drafthouse", "import_path": "deployments.app:build", "args": arguments}
     path.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
@@ -124,9 +132,13 @@ async def test_hand_started_workers_decode_the_targets_text(
     # In the pool with keys and certificates, inside the target as it is on loopback by itself.
     doors = closed(tmp_path) if placement is OWN else DataPlaneConfig()
     config = serve_file(
-        tmp_path, llama_folder, draft_folder, 2, placement,
+        tmp_path,
+        llama_folder,
+        draft_folder,
+        2,
+        placement,
         data_plane=dataclasses.asdict(doors),
-    )  # fmt: skip
+    )
     pool = ["lm", "lookup"] if placement is OWN else ["lookup"]
     async with AsyncExitStack() as stack:
         target, *drafters = await asyncio.gather(

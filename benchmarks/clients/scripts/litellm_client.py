@@ -33,9 +33,12 @@ def check_hosted_vllm() -> None:
 
 def check_text_completion() -> None:
     answer = litellm.text_completion(
-        model=f"text-completion-openai/{MODEL}", prompt="Once upon", max_tokens=8,
-        api_base=f"{URL}/v1", api_key="none",
-    )  # fmt: skip
+        model=f"text-completion-openai/{MODEL}",
+        prompt="Once upon",
+        max_tokens=8,
+        api_base=f"{URL}/v1",
+        api_key="none",
+    )
     assert answer.choices[0].text
 
 

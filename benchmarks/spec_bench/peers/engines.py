@@ -117,8 +117,11 @@ class Conversations:
         if not self._engine.add(name, prompt, asked, to_the_end=not is_chat):
             return False
         self._open[name] = {
-            "question": question, "messages": messages, "submitted_s": submitted, "times": [],
-        }  # fmt: skip
+            "question": question,
+            "messages": messages,
+            "submitted_s": submitted,
+            "times": [],
+        }
         return True
 
     def _take(self, output: Output) -> dict[str, Any] | None:

@@ -95,19 +95,36 @@ def environment(maker: str, cores: Sequence[int]) -> dict[str, str]:
 
 
 def engine_command(
-    peer: str, programs: Programs, model: str, draft: str, dtype: str, max_sequences: int,
+    peer: str,
+    programs: Programs,
+    model: str,
+    draft: str,
+    dtype: str,
+    max_sequences: int,
     max_context_len: int,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """The command of a peer that is stepped in its own interpreter (`engines.py`)."""
     maker, mode = maker_and_mode(peer)
     path = programs.gguf if maker == "openvino" else model
     return [
-        programs.of(maker), "-m", "benchmarks.spec_bench.peers.engines",
-        maker, os.path.abspath(path), "--mode", mode,
-        "--draft", os.path.abspath(draft) if draft else "",
-        "--num-speculative-tokens", str(DRAFT_TOKENS[maker][mode]), "--dtype", dtype,
-        "--max-model-len", str(max_context_len), "--max-sequences", str(max_sequences),
-    ]  # fmt: skip
+        programs.of(maker),
+        "-m",
+        "benchmarks.spec_bench.peers.engines",
+        maker,
+        os.path.abspath(path),
+        "--mode",
+        mode,
+        "--draft",
+        os.path.abspath(draft) if draft else "",
+        "--num-speculative-tokens",
+        str(DRAFT_TOKENS[maker][mode]),
+        "--dtype",
+        dtype,
+        "--max-model-len",
+        str(max_context_len),
+        "--max-sequences",
+        str(max_sequences),
+    ]
 
 
 def llama_command(
@@ -115,9 +132,22 @@ def llama_command(
 ) -> list[str]:
     """The command of llama.cpp's server: a slot per sequence, batched continuously, all cores."""
     command = [
-        programs.of("llama"), "--model", os.path.abspath(programs.gguf), "--host", "127.0.0.1",
-        "--port", str(port), "--threads", str(len(os.sched_getaffinity(0))),
-        "--parallel", str(max_sequences), "--ctx-size", str(max_sequences * max_context_len),
-        "--cont-batching", "--cache-ram", "0", "--no-webui",
-    ]  # fmt: skip
+        programs.of("llama"),
+        "--model",
+        os.path.abspath(programs.gguf),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--threads",
+        str(len(os.sched_getaffinity(0))),
+        "--parallel",
+        str(max_sequences),
+        "--ctx-size",
+        str(max_sequences * max_context_len),
+        "--cont-batching",
+        "--cache-ram",
+        "0",
+        "--no-webui",
+    ]
     return command if mode == "plain" else [*command, "--spec-type", mode]

@@ -18,9 +18,11 @@ def speculative_config(mode: str, draft: str, num_tokens: int) -> dict[str, Any]
         return None
     if mode == "ngram":
         return {
-            "method": "ngram", "num_speculative_tokens": num_tokens,
-            "prompt_lookup_max": 4, "prompt_lookup_min": 2,
-        }  # fmt: skip
+            "method": "ngram",
+            "num_speculative_tokens": num_tokens,
+            "prompt_lookup_max": 4,
+            "prompt_lookup_min": 2,
+        }
     if mode == "suffix":
         return {"method": "suffix", "num_speculative_tokens": num_tokens}
     method = "eagle3" if mode == "eagle3" else "draft_model"
@@ -64,9 +66,12 @@ class Engine:
         )
 
         params = SamplingParams(
-            temperature=asked["temperature"], max_tokens=asked["max_tokens"], top_p=1.0,
-            ignore_eos=to_the_end, detokenize=not to_the_end,
-        )  # fmt: skip
+            temperature=asked["temperature"],
+            max_tokens=asked["max_tokens"],
+            top_p=1.0,
+            ignore_eos=to_the_end,
+            detokenize=not to_the_end,
+        )
         try:
             self._llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, params)
         except (VLLMClientError, ValueError):

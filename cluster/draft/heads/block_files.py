@@ -16,10 +16,20 @@ from cluster.draft.heads.head import Sight
 
 # What a configuration says of the layers; rope_* in any of transformers' forms.
 _OF_THE_LAYERS = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "attention_bias",
-    "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters",
-)  # fmt: skip
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "attention_bias",
+    "max_position_embeddings",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+)
 
 
 def layers_of(config: HeadConfig) -> Qwen3Config:

@@ -97,12 +97,14 @@ def load(config: HeadConfig, into: Into) -> MedusaHead:
 
     first = tensors.held.get(name_of("lm_heads.0.weight"))
     spec = MedusaSpec(
-        num_heads, num_layers, target.hidden_size,
+        num_heads,
+        num_layers,
+        target.hidden_size,
         target.vocab_size if first is None else len(first),
         has_bias=name_of("blocks.0.layers.0.bias") in tensors.held,
         shares_head=shares,
         uses_target_head=is_vllm_form and not shares and bool(data.get("original_lm_head")),
-    )  # fmt: skip
+    )
     with tensors.device:
         head = MedusaHead(spec, into.weight("output") if spec.uses_target_head else None)
     token_map = tensors.take_if_there("token_map", (spec.draft_vocab_size,))

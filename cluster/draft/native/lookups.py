@@ -95,9 +95,14 @@ class CountedText(_Owned):
         limits = _int64s((params.stream & _WORD, params.max_tokens, params.min_tokens))
         stops = _int64s(params.stop_token_ids)
         _call(
-            "set_law", self.address, params.noise_key, _at(limits), divisor(params), _at(stops),
+            "set_law",
+            self.address,
+            params.noise_key,
+            _at(limits),
+            divisor(params),
+            _at(stops),
             len(stops),
-        )  # fmt: skip
+        )
 
     def draws(self, position: int, token_ids: TokenArray, logprobs: FloatArray) -> list[int]:
         """See there."""
@@ -180,9 +185,15 @@ def _grow(wishes: Sequence[Wish], min_survival: float) -> Sequence[tuple[TokenTr
     first, stride = block.ctypes.data, block.strides[0]
     counts = _int64s(bytes(8 * len(wishes)))
     _call(
-        "grow", len(wishes), _at(rows), min_survival, first, first + stride, first + 2 * stride,
+        "grow",
+        len(wishes),
+        _at(rows),
+        min_survival,
+        first,
+        first + stride,
+        first + 2 * stride,
         _at(counts),
-    )  # fmt: skip
+    )
     token_ids, parents, survivals = block[0], block[1], block[2].view(np.float32)
     trees = []
     start = 0

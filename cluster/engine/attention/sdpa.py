@@ -110,9 +110,14 @@ class SdpaPlan(WritesByIndex):
         fold = sharing > 1 and (group.width <= _MAX_FOLDED_ROWS or queries.is_cuda)
         if not fold or group.causal:
             return scaled_dot_product_attention(
-                queries, keys, values, attn_mask=group.mask, is_causal=group.causal,
-                scale=options.scaling, enable_gqa=sharing > 1,
-            )  # fmt: skip
+                queries,
+                keys,
+                values,
+                attn_mask=group.mask,
+                is_causal=group.causal,
+                scale=options.scaling,
+                enable_gqa=sharing > 1,
+            )
         output = scaled_dot_product_attention(
             queries.reshape(shape[0], kv_heads, sharing * shape[2], shape[3]),
             keys,

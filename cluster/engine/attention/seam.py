@@ -108,9 +108,12 @@ class Step:
     """
 
     def __init__(
-        self, cache: KVCache, layers: Sequence[LayerSpec], attentions: Sequence[AttentionPlan],
+        self,
+        cache: KVCache,
+        layers: Sequence[LayerSpec],
+        attentions: Sequence[AttentionPlan],
         write_slots: Sequence[torch.Tensor],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._layers = layers
         self._attentions = attentions
         self._write_slots = write_slots

@@ -165,18 +165,26 @@ class NativeForward:
         arrays = (self._weights, self._kvs, self._windows)
         return ForwardParts(
             (
-                *(ctypes.addressof(each) for each in arrays), self._embedding.data_ptr(),
-                cosines.data_ptr(), sines.data_ptr(), self._norm.weight.data_ptr(),
-                None if bias is None else bias.data_ptr(), self._output.packed.data_ptr(),
+                *(ctypes.addressof(each) for each in arrays),
+                self._embedding.data_ptr(),
+                cosines.data_ptr(),
+                sines.data_ptr(),
+                self._norm.weight.data_ptr(),
+                None if bias is None else bias.data_ptr(),
+                self._output.packed.data_ptr(),
             ),
-            (len(self._layers), self._embedding.shape[1], cosines.shape[-1],
-             self._output.out_features),
+            (
+                len(self._layers),
+                self._embedding.shape[1],
+                cosines.shape[-1],
+                self._output.out_features,
+            ),
             self._row_size,
             self._output.format,
             self._cache is not None and self._cache.layers[0].dtype == torch.bfloat16,
             self._norm.variance_epsilon,
             (cosines, sines),
-        )  # fmt: skip
+        )
 
     def _take_cache(self, step: Step) -> None:
         # The model's own; behind them may stand those of a draft head.
@@ -230,9 +238,12 @@ def _is_same(module: Any, forward: NativeForward, comparison: Comparison) -> boo
 
     def logits(plan: Step) -> torch.Tensor:
         found: torch.Tensor = module(
-            input_ids=token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0),
-            use_cache=False, logits_to_keep=rows, plan=plan,
-        ).logits  # fmt: skip
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=rows,
+            plan=plan,
+        ).logits
         return found
 
     with torch.inference_mode():

@@ -61,9 +61,13 @@ class NotingStep(Step):
     options: AttentionOptions | None = None
 
     def attend_layer(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
         options: AttentionOptions,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         self.options = options
         return super().attend_layer(layer, query, key, value, options)
 
@@ -133,9 +137,14 @@ def _share(row_start: int, pages: Sequence[int], context_len: int) -> Share:
     end = context_len + _NUM_DELTA
     node_positions = end + mask.sum(axis=1) - 1
     return Share(
-        row_start, _NUM_DELTA, end, slots[: end + len(mask)],
-        np.concatenate((np.arange(context_len, end), node_positions)), node_positions, mask,
-    )  # fmt: skip
+        row_start,
+        _NUM_DELTA,
+        end,
+        slots[: end + len(mask)],
+        np.concatenate((np.arange(context_len, end), node_positions)),
+        node_positions,
+        mask,
+    )
 
 
 def is_close(expected: Any, found: torch.Tensor, tolerance: float | torch.Tensor) -> bool:

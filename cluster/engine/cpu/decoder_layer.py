@@ -59,9 +59,14 @@ class Scratch:
         self._rows = Rows()
 
     def rows(
-        self, step: Step, layer: int, plan: NativePlan, cosines: torch.Tensor,
-        sines: torch.Tensor, size: int,
-    ) -> Rows:  # fmt: skip
+        self,
+        step: Step,
+        layer: int,
+        plan: NativePlan,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        size: int,
+    ) -> Rows:
         """The step's rows as the kernel takes them, with `size` floats of scratch memory.
 
         plan: the attention of that layer; layers that share it share rows."""
@@ -75,10 +80,16 @@ class Scratch:
             self._slots = step.write_slots(layer)
             seen = plan.row_pointers
             self._rows = Rows(
-                cosines.data_ptr(), sines.data_ptr(), self._slots.data_ptr(), *seen.pointers,
-                len(self._slots), seen.num_rows, seen.num_tasks, self._memory.data_ptr(),
+                cosines.data_ptr(),
+                sines.data_ptr(),
+                self._slots.data_ptr(),
+                *seen.pointers,
+                len(self._slots),
+                seen.num_rows,
+                seen.num_tasks,
+                self._memory.data_ptr(),
                 step.kv(0).dtype == torch.bfloat16,
-            )  # fmt: skip
+            )
         return self._rows
 
     def forget(self) -> None:
@@ -154,16 +165,25 @@ class NativeLayer:
         )
 
     def _run(
-        self, step: Step, plan: NativePlan, hidden: torch.Tensor, cosines: torch.Tensor,
-        sines: torch.Tensor, kv: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        step: Step,
+        plan: NativePlan,
+        hidden: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        kv: torch.Tensor,
+    ) -> torch.Tensor:
         size = self.row_size * hidden.shape[1]
         rows = self.scratch.rows(step, self._index, plan, cosines, sines, size)
         output = torch.empty_like(hidden)
         self._kernels.decoder_layer(
-            self.weights, rows, kv.data_ptr(), step.window(self._index) or 0,
-            hidden.data_ptr(), output.data_ptr(),
-        )  # fmt: skip
+            self.weights,
+            rows,
+            kv.data_ptr(),
+            step.window(self._index) or 0,
+            hidden.data_ptr(),
+            output.data_ptr(),
+        )
         return output
 
 
@@ -202,12 +222,15 @@ def _weights(parts: _Parts, scaling: float) -> Weights:
         *(None if norm is None else norm.weight.data_ptr() for norm in norms),
         *(product.packed.data_ptr() for product in products),
         *(None if bias is None else bias.data_ptr() for bias in (p.float_bias for p in products)),
-        parts.qkv.in_features, parts.num_heads, parts.num_kv_heads, parts.head_dim,
+        parts.qkv.in_features,
+        parts.num_heads,
+        parts.num_kv_heads,
+        parts.head_dim,
         parts.mlp.down.in_features,
         *(product.format for product in products),
         *(0.0 if norm is None else norm.variance_epsilon for norm in norms),
         scaling,
-    )  # fmt: skip
+    )
 
 
 def _recognised(layer: torch.nn.Module, kernels: Kernels) -> _Parts | None:
@@ -243,15 +266,28 @@ def _recognised(layer: torch.nn.Module, kernels: Kernels) -> _Parts | None:
     if num_heads // num_kv_heads > kernels.max_sharing:
         return None
     return _Parts(
-        input_norm, post_norm, query_norm, key_norm, qkv, out, mlp,
-        num_heads, num_kv_heads, head_dim, index,
-    )  # fmt: skip
+        input_norm,
+        post_norm,
+        query_norm,
+        key_norm,
+        qkv,
+        out,
+        mlp,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        index,
+    )
 
 
 def _checked(
-    layer: torch.nn.Module, parts: _Parts, rotary: Any, comparison: Comparison, kernels: Kernels,
+    layer: torch.nn.Module,
+    parts: _Parts,
+    rotary: Any,
+    comparison: Comparison,
+    kernels: Kernels,
     scratch: Scratch,
-) -> NativeLayer | None:  # fmt: skip
+) -> NativeLayer | None:
     """The layer's native forward, if it computes what the original does: outputs and cache."""
     count, size = comparison.num_rows, parts.qkv.in_features
     hidden = torch.linspace(-1, 1, count * size).mul(97.0).sin().view(1, count, size)

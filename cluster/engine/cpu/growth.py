@@ -151,10 +151,17 @@ class TreeGrower:
             for tree, (slots, cached) in zip(trees, texts, strict=True)
         ]
         growth = GrowthBounds(
-            rules.num_candidates, rules.num_children, rules.width, rules.max_rows,
-            rules.vocab_size, rules.min_survival, rules.kept_share, rules.max_seconds,
-            ctypes.addressof(self._interrupted), self._scratch.data_ptr(),
-        )  # fmt: skip
+            rules.num_candidates,
+            rules.num_children,
+            rules.width,
+            rules.max_rows,
+            rules.vocab_size,
+            rules.min_survival,
+            rules.kept_share,
+            rules.max_seconds,
+            ctypes.addressof(self._interrupted),
+            self._scratch.data_ptr(),
+        )
         pointers = (ctypes.c_void_p * len(states))(*(ctypes.addressof(s.tree) for s in states))
         self._kernels.grow_trees(self._model, growth, pointers)
         self.resume()
@@ -167,9 +174,14 @@ class TreeGrower:
         self._parts = parts = self._forward.part_addresses(end)
         self._end = parts.rotations[0].shape[1]
         self._model = GrowingModel(
-            *parts.addresses, *parts.sizes, self._max_context_len, parts.row_size,
-            parts.output_format, parts.is_cache_bf16, parts.norm_epsilon,
-        )  # fmt: skip
+            *parts.addresses,
+            *parts.sizes,
+            self._max_context_len,
+            parts.row_size,
+            parts.output_format,
+            parts.is_cache_bf16,
+            parts.norm_epsilon,
+        )
 
 
 class _State:
@@ -209,15 +221,34 @@ class _State:
         self._slots = slots
         assert slots.flags.c_contiguous, "slots are a view of one array"
         self.tree = GrowingTree(
-            growing.draw, growing.tau, growing.coverage, growing.max_tokens, growing.min_tokens,
-            len(self._stop_tokens), self._stop_tokens.ctypes.data, slots.ctypes.data,
-            self._delta.ctypes.data, cached_len, len(self._delta), growing.max_slots, num_slots,
-            num_leaves, growing.num_nodes, 0, growing.num_wanted, len(self._best),
-            *_rows(self._tree), *_rows(ints),
-            self._leaf_survivals.ctypes.data, self._best.ctypes.data,
-            *_rows(self._expanded), self._children.ctypes.data, self._survivals.ctypes.data,
-            self._token_ids.ctypes.data, self._scores.ctypes.data,
-        )  # fmt: skip
+            growing.draw,
+            growing.tau,
+            growing.coverage,
+            growing.max_tokens,
+            growing.min_tokens,
+            len(self._stop_tokens),
+            self._stop_tokens.ctypes.data,
+            slots.ctypes.data,
+            self._delta.ctypes.data,
+            cached_len,
+            len(self._delta),
+            growing.max_slots,
+            num_slots,
+            num_leaves,
+            growing.num_nodes,
+            0,
+            growing.num_wanted,
+            len(self._best),
+            *_rows(self._tree),
+            *_rows(ints),
+            self._leaf_survivals.ctypes.data,
+            self._best.ctypes.data,
+            *_rows(self._expanded),
+            self._children.ctypes.data,
+            self._survivals.ctypes.data,
+            self._token_ids.ctypes.data,
+            self._scores.ctypes.data,
+        )
 
     def grown(self) -> Grown:
         tree = self.tree

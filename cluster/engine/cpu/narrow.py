@@ -126,15 +126,21 @@ def _take_products(module: torch.nn.Module) -> None:
 def _multiplies(layer: PackedLinear, native: Kernels, weight: GroupedWeight) -> bool:
     widened, bias = weight.dequantized(), layer.float_bias
     return _agrees(
-        layer, native, native.pack_grouped(weight), Format.GROUPED,
+        layer,
+        native,
+        native.pack_grouped(weight),
+        Format.GROUPED,
         lambda rows: torch.nn.functional.linear(rows, widened, bias),
-    )  # fmt: skip
+    )
 
 
 def _agrees(
-    layer: PackedLinear, native: Kernels, packed: torch.Tensor, format: Format,
+    layer: PackedLinear,
+    native: Kernels,
+    packed: torch.Tensor,
+    format: Format,
     exact: Callable[[torch.Tensor], torch.Tensor],
-) -> bool:  # fmt: skip
+) -> bool:
     """True if the layer's products by rounded rows are the exact ones but for rounding."""
     with torch.inference_mode():
         for num_rows in _CHECKED_ROWS:

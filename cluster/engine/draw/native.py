@@ -25,12 +25,13 @@ _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ct
 Signatures = Mapping[str, tuple[type[Any] | None, Sequence[type[Any]]]]
 _SIGNATURES: Signatures = {
     "draw_tokens": (
-        ctypes.c_int64, [_POINTER, _LONG, _LONG, _FLOAT, _LONG, *[_POINTER] * 3, _INT],
+        ctypes.c_int64,
+        [_POINTER, _LONG, _LONG, _FLOAT, _LONG, *[_POINTER] * 3, _INT],
     ),
     "gumbel_tokens": (None, [*[_POINTER] * 4, _LONG, _LONG, _POINTER]),
     "rank_tokens": (None, [_POINTER, *[_LONG] * 4, *[_POINTER] * 4, _INT]),
     "max_ranked": (_LONG, []),
-}  # fmt: skip
+}
 
 
 def declare(library: ctypes.CDLL, signatures: Signatures) -> None:
@@ -120,9 +121,16 @@ class DrawKernels:
         # Waking the other threads takes as long as some rows.
         num_threads = 1 + num_sampled * vocab_size // _NOISE_PER_THREAD
         most = self._library.draw_tokens(
-            (DrawShare * len(shares))(*shares), len(shares), vocab_size, _FINALIST_MARGIN,
-            _MAX_FINALISTS, token_ids, finalists, counts, min(num_threads, self.num_threads),
-        )  # fmt: skip
+            (DrawShare * len(shares))(*shares),
+            len(shares),
+            vocab_size,
+            _FINALIST_MARGIN,
+            _MAX_FINALISTS,
+            token_ids,
+            finalists,
+            counts,
+            min(num_threads, self.num_threads),
+        )
         close: list[tuple[int, Integers | None]] = []
         if most > 1:
             found = np.frombuffer(finalists, dtype=np.int64).reshape(num_rows, _MAX_FINALISTS)
@@ -144,9 +152,12 @@ class DrawKernels:
         return noise
 
     def rank(
-        self, logits: torch.Tensor, count: int, draws: Sequence[RankedDraw],
+        self,
+        logits: torch.Tensor,
+        count: int,
+        draws: Sequence[RankedDraw],
         totals: Doubles | None = None,
-    ) -> tuple[Integers, Doubles]:  # fmt: skip
+    ) -> tuple[Integers, Doubles]:
         """Each row's `count` most probable tokens, ordered by score: (token ids, scores), [rows,
         count].
 
@@ -160,11 +171,17 @@ class DrawKernels:
         token_ids = np.empty((num_rows, count), dtype=np.int64)
         scores = np.empty((num_rows, count))
         self._library.rank_tokens(
-            logits.data_ptr(), logits.stride(0), num_rows, vocab_size, count,
+            logits.data_ptr(),
+            logits.stride(0),
+            num_rows,
+            vocab_size,
+            count,
             (RankedDraw * num_rows)(*draws),
-            token_ids.ctypes.data, scores.ctypes.data,
-            None if totals is None else totals.ctypes.data, self.num_threads,
-        )  # fmt: skip
+            token_ids.ctypes.data,
+            scores.ctypes.data,
+            None if totals is None else totals.ctypes.data,
+            self.num_threads,
+        )
         return token_ids, scores
 
     def top(self, logits: torch.Tensor, num_top: int) -> TopTokens:

@@ -104,9 +104,20 @@ def draw_tokens(
     rows_first = logits if logits.stride(1) == 1 else logits.contiguous()
     with on_device(logits.device):
         draw_kernel[(num_rows, num_blocks)](
-            rows_first, rows_first.stride(0), maxima, temperatures,
-            maxima if cutoffs is None else cutoffs, seeds, positions, streams, scores, tokens,
-            vocab_size, num_blocks, TRUNCATED=cutoffs is not None, BLOCK=_BLOCK,
-        )  # fmt: skip
+            rows_first,
+            rows_first.stride(0),
+            maxima,
+            temperatures,
+            maxima if cutoffs is None else cutoffs,
+            seeds,
+            positions,
+            streams,
+            scores,
+            tokens,
+            vocab_size,
+            num_blocks,
+            TRUNCATED=cutoffs is not None,
+            BLOCK=_BLOCK,
+        )
     # torch.max returns the first of several maxima, which is the lowest token.
     return tokens.gather(1, scores.max(dim=1).indices.unsqueeze(1)).squeeze(1)

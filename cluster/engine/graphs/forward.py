@@ -78,9 +78,15 @@ class GraphedForward:
     abilities = frozenset({Ability.TAPS})
 
     def __init__(
-        self, model: LoadedModel, cache: KVCache, backend: FormBackend, capture: Capture,
-        *, widths: tuple[int, ...], rest_words: int,
-    ) -> None:  # fmt: skip
+        self,
+        model: LoadedModel,
+        cache: KVCache,
+        backend: FormBackend,
+        capture: Capture,
+        *,
+        widths: tuple[int, ...],
+        rest_words: int,
+    ) -> None:
         """widths: ascending.  rest_words: of slots and trees, that a step may have."""
         self.failure = ""  # why steps run eagerly that could replay graphs; "" = they do not
         self._model = model
@@ -247,9 +253,13 @@ def create_graphs(
     each = model.max_context_len + _TREE_WORDS
     rest_words = min(config.max_running_sequences * each, _MAX_REST_WORDS)
     return GraphedForward(
-        model, cache, backend, capture or CudaCapture(model.device),
-        widths=widths, rest_words=rest_words,
-    )  # fmt: skip
+        model,
+        cache,
+        backend,
+        capture or CudaCapture(model.device),
+        widths=widths,
+        rest_words=rest_words,
+    )
 
 
 def reserved_bytes(config: EngineConfig, model: LoadedModel) -> int:

@@ -19,14 +19,29 @@ from cluster.models.weights import header_of, safetensors_of
 
 # What transformers and torch raise for values that they can make nothing of.
 BAD_VALUES = (
-    StrictDataclassError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
-    RuntimeError, AssertionError,
-)  # fmt: skip
+    StrictDataclassError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    AssertionError,
+)
 # Where one of these is a number, it is a whole one above 0.
 _COUNTS = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    "head_dim", "max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions",
-)  # fmt: skip
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "n_embd",
+    "n_layer",
+    "n_head",
+    "n_positions",
+)
 # Libraries show what they were given, which may be long.
 _MAX_REASON_LEN = 200
 
@@ -74,10 +89,11 @@ def _compare(folder: Path, described: Mapping[str, Any], module: torch.nn.Module
             shape = tuple(header["shape"])
             if name in wanted and tuple(wanted[name].shape) != shape:
                 raise _refusal(
-                    folder, f"by it {name} has the shape {list(wanted[name].shape)}, in "
+                    folder,
+                    f"by it {name} has the shape {list(wanted[name].shape)}, in "
                     f"{path.name} it has {list(shape)}",
                     _keys_of(described, wanted[name].shape, shape),
-                )  # fmt: skip
+                )
     # transformers renames some architectures' weights while it loads them: then names say nothing.
     if not stored or not stored <= set(wanted):
         return

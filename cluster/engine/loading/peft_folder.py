@@ -29,12 +29,30 @@ _KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 # The first and last layer of a model, as peft tells them.
 _EMBEDDING = re.compile(r"\.(embed_tokens|lm_head)(\.base_layer)?\.weight$")
 # Settings that change nothing here: what they did, the weights show.
-_HARMLESS = frozenset({
-    "auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "fan_in_fan_out",
-    "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "loftq_config",
-    "megatron_config", "megatron_core", "peft_version", "qalora_group_size", "r", "rank_pattern",
-    "revision", "runtime_config", "target_modules", "task_type",
-})  # fmt: skip
+_HARMLESS = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "eva_config",
+        "exclude_modules",
+        "fan_in_fan_out",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_dropout",
+        "loftq_config",
+        "megatron_config",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "r",
+        "rank_pattern",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+    }
+)
 _READ = frozenset({"bias", "init_lora_weights", "lora_alpha", "peft_type", "use_rslora"})
 # Hex digits: 64 bits, for the adapters that have one name.
 _DIGEST_LEN = 16

@@ -31,8 +31,14 @@ class Probe:
     def __init__(self) -> None:
         self.layers: dict[int, LayerSpec] = {}
 
-    def note(self, module: torch.nn.Module, shape: torch.Size, key: torch.Tensor,
-             value: torch.Tensor, window: int | None) -> None:  # fmt: skip
+    def note(
+        self,
+        module: torch.nn.Module,
+        shape: torch.Size,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        window: int | None,
+    ) -> None:
         index = layer_index(module)
         if index in self.layers:
             raise _refusal(f"layer {index} attends twice per forward")

@@ -145,9 +145,13 @@ class Pick:
 
 
 def build_batch(
-    picks: SequenceOf[Pick], *, min_rows: int, scratch_slot: int, max_context_len: int,
+    picks: SequenceOf[Pick],
+    *,
+    min_rows: int,
+    scratch_slot: int,
+    max_context_len: int,
     taps: tuple[int, ...] = (),
-) -> Batch:  # fmt: skip
+) -> Batch:
     """Lay out the picks, at their slots in the first group of layers; pages are reserved.
 
     min_rows: pad to so many rows with token 0 at position 0, which nobody sees: its keys and
@@ -220,9 +224,14 @@ def _share(pick: Pick, row_start: int) -> tuple[Share, npt.NDArray[np.int32]]:
     tokens = pick.delta()
     if not pick.completes or not len(work.tree):
         share = Share(
-            row_start, pick.num_delta, context_len, slots[:context_len], positions,
-            np.empty(0, np.int64), np.empty((0, 0), np.bool_),
-        )  # fmt: skip
+            row_start,
+            pick.num_delta,
+            context_len,
+            slots[:context_len],
+            positions,
+            np.empty(0, np.int64),
+            np.empty((0, 0), np.bool_),
+        )
         return share, tokens
     mask = ancestor_mask(work.tree.parents)
     node_positions = context_len + mask.sum(axis=1) - 1

@@ -38,10 +38,16 @@ def step_digest(schedule: Schedule, picks: Sequence[Pick], pools: Sequence[PageP
         told.update(sequence.request_id.encode())
         told.update(
             _PICK.pack(
-                length, pick.num_delta, pick.num_rows, pick.work.num_cached_nodes,
-                sequence.hash_at(length), pick.completes, len(tree), sequence.num_pages,
+                length,
+                pick.num_delta,
+                pick.num_rows,
+                pick.work.num_cached_nodes,
+                sequence.hash_at(length),
+                pick.completes,
+                len(tree),
+                sequence.num_pages,
             )
-        )  # fmt: skip
+        )
         told.update(pick.delta().tobytes())
         if pick.completes:
             told.update(tree.token_ids.tobytes())

@@ -127,9 +127,14 @@ def are_sound(
     parents = _flat([tree.parents for tree in trees], np.int32)
     claimed = None if survivals is None else _flat(survivals, np.float32)
     given = _Checked(
-        len(trees), num_ids, counts.ctypes.data, tokens.ctypes.data, parents.ctypes.data,
-        None if claimed is None else claimed.ctypes.data, *bounds,
-    )  # fmt: skip
+        len(trees),
+        num_ids,
+        counts.ctypes.data,
+        tokens.ctypes.data,
+        parents.ctypes.data,
+        None if claimed is None else claimed.ctypes.data,
+        *bounds,
+    )
     return bool(library.are_sound(ctypes.byref(given)))
 
 
@@ -167,15 +172,22 @@ def merge_trees(held: HeldTrees) -> MergedTrees:
     losses = np.array(held.losses, dtype=np.float64)
     rows = numbers.ctypes.data
     given = _Held(
-        num_trees, num_groups, (len(fits[0]) - 2) // 2 if fits else 0,
+        num_trees,
+        num_groups,
+        (len(fits[0]) - 2) // 2 if fits else 0,
         *(rows + 8 * num_trees * place for place in range(4)),
-        tokens.ctypes.data, parents.ctypes.data, committed.ctypes.data, claimed.ctypes.data,
-        calibrated.ctypes.data, losses.ctypes.data, fit.ctypes.data,
-    )  # fmt: skip
+        tokens.ctypes.data,
+        parents.ctypes.data,
+        committed.ctypes.data,
+        claimed.ctypes.data,
+        calibrated.ctypes.data,
+        losses.ctypes.data,
+        fit.ctypes.data,
+    )
     ints = _Columns(
         np.int64,
         (num_trees, num_trees + 1, *(3 * (num_nodes,)), num_groups + 1, *(2 * (num_nodes,))),
-    )  # fmt: skip
+    )
     words = _Columns(np.int32, (num_nodes, num_nodes))
     floats = _Columns(np.float32, (num_nodes,) * 3)
     at, word, float_at = ints.addresses, words.addresses, floats.addresses
@@ -188,9 +200,14 @@ def merge_trees(held: HeldTrees) -> MergedTrees:
     left = Forest(words.arrays[0][:num_left], left_parents[:num_left], owners[:num_left], starts)
     merged = Forest(words.arrays[1][:num_merged], above[:num_merged], groups[:num_merged], ends)
     return MergedTrees(
-        roots, left, floats.arrays[0][:num_left], floats.arrays[1][:num_left],
-        merged, floats.arrays[2][:num_merged], places[:num_left],
-    )  # fmt: skip
+        roots,
+        left,
+        floats.arrays[0][:num_left],
+        floats.arrays[1][:num_left],
+        merged,
+        floats.arrays[2][:num_merged],
+        places[:num_left],
+    )
 
 
 def score_trees(
@@ -228,11 +245,26 @@ def score_trees(
     rows, row, columns = numbers.ctypes.data, 8 * len(known.trees), addresses.ctypes.data
     first, accepted = known.calibrators[0], np.empty(len(known.trees), dtype=np.int64)
     given = _Scored(
-        len(known.trees), len(lengths), NUM_BINS, NUM_FORECAST_BINS, (len(first.curve) - 2) // 2,
-        few, rows, rows + row, rows + 2 * row, scores.ctypes.data, lengths.ctypes.data,
-        tokens.ctypes.data, parents.ctypes.data, followed.ctypes.data, claimed.ctypes.data,
-        rows + 3 * row, *(columns + 8 * len(known.sums) * place for place in range(3)),
-        accepted.ctypes.data, tree_decay, first.decay,
-    )  # fmt: skip
+        len(known.trees),
+        len(lengths),
+        NUM_BINS,
+        NUM_FORECAST_BINS,
+        (len(first.curve) - 2) // 2,
+        few,
+        rows,
+        rows + row,
+        rows + 2 * row,
+        scores.ctypes.data,
+        lengths.ctypes.data,
+        tokens.ctypes.data,
+        parents.ctypes.data,
+        followed.ctypes.data,
+        claimed.ctypes.data,
+        rows + 3 * row,
+        *(columns + 8 * len(known.sums) * place for place in range(3)),
+        accepted.ctypes.data,
+        tree_decay,
+        first.decay,
+    )
     library.score_trees(ctypes.byref(given))
     return accepted

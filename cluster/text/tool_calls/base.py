@@ -205,9 +205,12 @@ class CallFormat:
             tags.append({"type": "tag", "begin": before, "content": content, "end": after})
         if is_required or form is not None:
             calls: Any = {
-                "type": "tags_with_separator", "tags": tags, "separator": self.separator,
-                "at_least_one": True, "stop_after_first": not is_parallel,
-            }  # fmt: skip
+                "type": "tags_with_separator",
+                "tags": tags,
+                "separator": self.separator,
+                "at_least_one": True,
+                "stop_after_first": not is_parallel,
+            }
             begin, end = (
                 [{"type": "const_string", "value": text}] if text else []
                 for text in (self.begin, self.end)
@@ -219,9 +222,11 @@ class CallFormat:
                 layout = {"type": "or", "elements": [text, layout]}
         else:
             layout = {
-                "type": "triggered_tags", "triggers": [self.trigger], "tags": tags,
+                "type": "triggered_tags",
+                "triggers": [self.trigger],
+                "tags": tags,
                 "stop_after_first": False,
-            }  # fmt: skip
+            }
         return json.dumps({"type": "structural_tag", "format": layout})
 
 

@@ -31,11 +31,17 @@ from deployments.ingress.tools import (
 )
 
 _ERROR_TYPES: Mapping[int, str] = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
-    404: "not_found_error", 408: "timeout_error", 413: "request_too_large",
-    415: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error",
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
     504: "timeout_error",
-}  # fmt: skip
+}
 _NO_PART = ("thinking", "redacted_thinking")  # of a prompt
 # Blocks of tools that another server ran while it answered.
 _OF_SERVERS = (
@@ -224,7 +230,7 @@ class Counted(ToolUse, sampling.Named):
 _SHARED = (
     "model", "temperature", "top_p", "top_k", "seed", "stop", "max_tokens", "stream", "metadata",
     "cache_salt", "speculation",
-)  # fmt: skip
+)
 
 
 # fmt: off
@@ -262,7 +268,7 @@ def error_body(error: DrafthouseError, request_id: str) -> bytes:
 MESSAGES = Endpoint(
     "/v1/messages", "Answer a conversation, in the format of Anthropic's Messages",
     AnthropicMessages,
-)  # fmt: skip
+)
 COUNT_TOKENS = Endpoint(
     "/v1/messages/count_tokens", "How many tokens a conversation has", Counted
 )

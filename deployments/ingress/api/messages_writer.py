@@ -18,8 +18,11 @@ _TEXT = {"type": "text", "text": ""}, "text", "text_delta"
 _THINKING = {"type": "thinking", "thinking": "", "signature": ""}, "thinking", "thinking_delta"
 _CALL = {"type": "tool_use"}, "partial_json", "input_json_delta"
 _BLOCKS: dict[str, tuple[dict[str, str], str, str]] = {
-    "text": _TEXT, "reasoning": _THINKING, "function": _CALL, "custom": _CALL,
-}  # fmt: skip
+    "text": _TEXT,
+    "reasoning": _THINKING,
+    "function": _CALL,
+    "custom": _CALL,
+}
 
 
 class MessagesWriter(ItemWriter[AnthropicMessages]):

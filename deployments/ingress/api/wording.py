@@ -54,15 +54,20 @@ TEXT: Schema = {"type": "string"}
 TEXT_OR_OBJECTS: Schema = {"anyOf": [TEXT, {"type": "array", "items": {"type": "object"}}]}
 
 _NAMES = {
-    "string": "a string", "number": "a number", "integer": "an integer", "object": "an object",
-    "array": "a list", "boolean": "true or false",
-}  # fmt: skip
+    "string": "a string",
+    "number": "a number",
+    "integer": "an integer",
+    "object": "an object",
+    "array": "a list",
+    "boolean": "true or false",
+}
 _RANGES = {"minimum": "from {}", "exclusiveMinimum": "above {},", "maximum": "to {}"}
 # The bounds of what has a length, and what it has.
 _LENGTHS = {
-    "string": ("minLength", "maxLength", " characters"), "array": ("minItems", "maxItems", ""),
+    "string": ("minLength", "maxLength", " characters"),
+    "array": ("minItems", "maxItems", ""),
     "object": ("minProperties", "maxProperties", " fields"),
-}  # fmt: skip
+}
 _BOUNDS = {*_RANGES, *(key for low, high, _ in _LENGTHS.values() for key in (low, high))}
 _RANGE = "{value} is out of range; send {wanted}"
 # By pydantic's name of what is wrong.
@@ -73,9 +78,11 @@ _SENTENCES = {
     "string_too_short": "empty; send at least one character",
     "too_long": "{length} items; send at most {most}",
     "too_short": "empty; send at least one",
-    "greater_than": _RANGE, "greater_than_equal": _RANGE, "less_than_equal": _RANGE,
+    "greater_than": _RANGE,
+    "greater_than_equal": _RANGE,
+    "less_than_equal": _RANGE,
     "finite_number": _RANGE,
-}  # fmt: skip
+}
 _OTHERWISE = "{value}; send {wanted}"
 
 

@@ -36,10 +36,13 @@ def pairs(*found: float) -> list[dict[str, Any]]:
     """Whole runs give smaller ratios than the rates: fewer requests run at their end."""
     return [
         {
-            "plain_s": 10.0, "ours_s": 10.0, "plain_rate": 1.0, "ours_rate": ratio,
+            "plain_s": 10.0,
+            "ours_s": 10.0,
+            "plain_rate": 1.0,
+            "ours_rate": ratio,
         }
         for ratio in found
-    ]  # fmt: skip
+    ]
 
 
 def grid(**cells: list[dict[str, Any]]) -> dict[str, Any]:
@@ -123,10 +126,21 @@ class ToyPrompts:
 
 def settings(**more: Any) -> dict[str, Any]:
     return {
-        "model": "m", "config": "configs/tiny.yaml", "overrides": [], "laws": ["greedy"],
-        "concurrency": [1, 4], "pairs": 3, "until": -1.0, "turn": 2, "prompts": 4,
-        "max_tokens": 100, "cores": [0], "target_cores": [], "vocab_size": 512, **more,
-    }  # fmt: skip
+        "model": "m",
+        "config": "configs/tiny.yaml",
+        "overrides": [],
+        "laws": ["greedy"],
+        "concurrency": [1, 4],
+        "pairs": 3,
+        "until": -1.0,
+        "turn": 2,
+        "prompts": 4,
+        "max_tokens": 100,
+        "cores": [0],
+        "target_cores": [],
+        "vocab_size": 512,
+        **more,
+    }
 
 
 def run(path: Path, diary: list[str], failing: str = "", **more: Any) -> Record:
@@ -232,9 +246,11 @@ def test_the_time_is_from_the_first_submission_to_the_last_token() -> None:
 def test_cells_are_chosen_by_patterns() -> None:
     found = cells_of(settings(), ["normal", "control"], "normal/prose/*,*/random/greedy/4")
     assert [cell.key for cell in found] == [
-        "normal/prose/greedy/1", "normal/prose/greedy/4", "normal/random/greedy/4",
+        "normal/prose/greedy/1",
+        "normal/prose/greedy/4",
+        "normal/random/greedy/4",
         "control/random/greedy/4",
-    ]  # fmt: skip
+    ]
     assert [Cell.of(cell.key) for cell in found] == found
     with pytest.raises(ValueError, match="no cell fits"):
         cells_of(settings(), ["normal"], "prose")

@@ -17,9 +17,11 @@ from cluster.simulate.texts import RecordedText, load, save
 @pytest.fixture
 def text() -> RecordedText:
     request = Recording(
-        token_array([1, 2, 3, 4, 1, 2]), token_array([3, 4, 9, 1, 2]),
-        SamplingParams(temperature=0.0), "copy",
-    )  # fmt: skip
+        token_array([1, 2, 3, 4, 1, 2]),
+        token_array([3, 4, 9, 1, 2]),
+        SamplingParams(temperature=0.0),
+        "copy",
+    )
     drafter = SuffixDrafter(DrafterContext("lookup", 32, 4), SuffixOptions())
     trees = record_trees(drafter, request)
     return RecordedText(6, request.output_ids, "copy", False, {"lookup": trees})
@@ -47,13 +49,14 @@ def test_a_recording_survives_its_file(text: RecordedText, tmp_path: Path) -> No
 
 def test_a_drafter_that_reads_what_the_target_thought_likely_reads_it_of_the_texts_rows() -> None:
     """It knows 4 behind 3 once the target has been there, and 4 again behind the second 3."""
-    likely = [
-        TokenLogprob(-0.1, ((token, -0.1), (8, -3.0))) for token in (3, 4, 5, 3, 4, 5)
-    ]  # fmt: skip
+    likely = [TokenLogprob(-0.1, ((token, -0.1), (8, -3.0))) for token in (3, 4, 5, 3, 4, 5)]
     recorded = Recording(
-        token_array([1, 2]), token_array([3, 4, 5, 3, 4, 5]), SamplingParams(temperature=0.0),
-        "copy", likely,
-    )  # fmt: skip
+        token_array([1, 2]),
+        token_array([3, 4, 5, 3, 4, 5]),
+        SamplingParams(temperature=0.0),
+        "copy",
+        likely,
+    )
     config = Config(drafters={"seen": DrafterConfig("token_recycling")})
     trees = record_trees(created(config, "seen", 32), recorded)
     assert len(trees.at(1)[0]) == 0

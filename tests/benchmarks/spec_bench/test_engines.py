@@ -55,9 +55,7 @@ def asked(*turns: tuple[str, ...], concurrency: int = 2) -> dict[str, Any]:
     questions = [
         {"id": number, "category": "qa", "turns": list(each)} for number, each in enumerate(turns)
     ]
-    return {
-        "questions": questions, "max_tokens": 2, "temperature": 0.0, "concurrency": concurrency
-    }  # fmt: skip
+    return {"questions": questions, "max_tokens": 2, "temperature": 0.0, "concurrency": concurrency}
 
 
 def test_a_conversation_goes_on_with_its_own_answers_at_the_level_asked_for() -> None:
@@ -68,8 +66,11 @@ def test_a_conversation_goes_on_with_its_own_answers_at_the_level_asked_for() ->
     assert len(ended) == 3
     turns = [Turn.of(each) for each in reply["turns"]]
     assert sorted((each.question_id, each.turn) for each in turns) == [
-        (0, 0), (0, 1), (1, 0), (2, 0)
-    ]  # fmt: skip
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (2, 0),
+    ]
     (first,) = [each for each in turns if (each.question_id, each.turn) == (0, 0)]
     assert f"user: a / assistant: {first.text} / user: b" in engine.prompts
     assert (first.num_tokens, first.steps, first.drafted, first.accepted) == (2, 1, 4, 1)

@@ -37,10 +37,16 @@ def turn(question_id: int, tokens: int, seconds: float, **fields: Any) -> Turn:
     first = values["submitted_s"] + 1.0
     return Turn.of(
         {
-            "question_id": question_id, "turn": 0, "first_s": first, "last_s": first + seconds,
-            "num_tokens": tokens, "finish_reason": "stop", "text": "", **values,
+            "question_id": question_id,
+            "turn": 0,
+            "first_s": first,
+            "last_s": first + seconds,
+            "num_tokens": tokens,
+            "finish_reason": "stop",
+            "text": "",
+            **values,
         }
-    )  # fmt: skip
+    )
 
 
 def test_a_line_that_is_not_a_question_is_named(tmp_path: Path) -> None:
@@ -76,8 +82,19 @@ def test_groups_are_as_large_as_their_weights_want() -> None:
 
 def test_a_part_of_the_questions_comes_from_all_over_each_category() -> None:
     assert [question.id for question in limit(QUESTIONS, 4)] == [
-        0, 12, 24, 36, 1, 13, 25, 37, 2, 14, 26, 38
-    ]  # fmt: skip
+        0,
+        12,
+        24,
+        36,
+        1,
+        13,
+        25,
+        37,
+        2,
+        14,
+        26,
+        38,
+    ]
     assert len(limit(QUESTIONS, 99)) == 48
     assert limit(QUESTIONS, None) == QUESTIONS
 
@@ -151,25 +168,40 @@ def document_of(**more: Any) -> dict[str, Any]:
     """A report of one question, twice as fast with drafts, and slower with vLLM's."""
     peers = ["vLLM plain, HTTP", "vLLM suffix, HTTP", "vLLM suffix, in process"]
     settings = {
-        "laws": ["greedy"], "concurrency": [1], "systems": [PLAIN, OURS, *peers],
-        "questions": 1, "max_tokens": 64, "notes": ["1 at a time: only a few"], "model": "toy",
-        "config": "a.yaml", "overrides": [], "drafters": ["lm"], "file": "q.jsonl",
-        "peers": {"vLLM": "0.32"}, "draft_tokens": {"vLLM suffix": 32},
-    }  # fmt: skip
+        "laws": ["greedy"],
+        "concurrency": [1],
+        "systems": [PLAIN, OURS, *peers],
+        "questions": 1,
+        "max_tokens": 64,
+        "notes": ["1 at a time: only a few"],
+        "model": "toy",
+        "config": "a.yaml",
+        "overrides": [],
+        "drafters": ["lm"],
+        "file": "q.jsonl",
+        "peers": {"vLLM": "0.32"},
+        "draft_tokens": {"vLLM suffix": 32},
+    }
     seconds = [2.0, 1.0, 4.0, 2.0, 2.5]
     blocks = [
         {
-            "system": system, "concurrency": 1, "refused": [3] if system == PLAIN else [],
+            "system": system,
+            "concurrency": 1,
+            "refused": [3] if system == PLAIN else [],
             "turns": [asdict(turn(1, 11, spent, steps=5 * (system == OURS), accepted=5))],
         }
         for system, spent in zip(settings["systems"], seconds, strict=True)
-    ]  # fmt: skip
+    ]
     return {
         "settings": settings,
         "summary": summarise(settings, {"r": {"law": "greedy", "blocks": blocks}}),
-        "failures": {"vLLM ngram, HTTP": "no memory"}, "command": "python", "date": "today",
-        "machine": {"cpu": "toy", "cores": 2, "python": "3"}, "versions": {"torch": "2"}, **more,
-    }  # fmt: skip
+        "failures": {"vLLM ngram, HTTP": "no memory"},
+        "command": "python",
+        "date": "today",
+        "machine": {"cpu": "toy", "cores": 2, "python": "3"},
+        "versions": {"torch": "2"},
+        **more,
+    }
 
 
 def test_the_report_shows_every_ratio_and_what_failed() -> None:
@@ -209,14 +241,17 @@ def chat_server() -> FastAPI:
             last = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
             yield f"data: {json.dumps(last)}\n\n"
             statistics = {
-                "num_spec_steps": 2, "num_draft_tokens": 9, "num_accepted_draft_tokens": 4
-            }  # fmt: skip
+                "num_spec_steps": 2,
+                "num_draft_tokens": 9,
+                "num_accepted_draft_tokens": 4,
+            }
             counted = {"choices": [], "usage": {"completion_tokens": 3}}
             yield f"data: {json.dumps(counted)}\n\n"
             tail = {
-                "choices": [], "usage": {"completion_tokens": 7},
+                "choices": [],
+                "usage": {"completion_tokens": 7},
                 "metrics": {"speculative_decoding": statistics},
-            }  # fmt: skip
+            }
             yield f"data: {json.dumps(tail)}\n\ndata: [DONE]\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")
@@ -265,8 +300,9 @@ async def test_a_questions_own_fields_are_in_its_requests() -> None:
     async with OpenAIServer("http://toy", transport=transport) as client:
         turns = await Asker(client, "model", Law("t0.7", 0.7), 16).ask(question)
     assert [one.text for one in turns] == [
-        "1 messages, seed 4, as before", "3 messages, seed 4, as before",
-    ]  # fmt: skip
+        "1 messages, seed 4, as before",
+        "3 messages, seed 4, as before",
+    ]
 
 
 async def test_a_failure_names_the_question_and_a_refusal_costs_only_it() -> None:

@@ -45,8 +45,10 @@ finally:
 def test_sigterm_ends_a_benchmark_with_its_processes(tmp_path: Path) -> None:
     benchmark = subprocess.Popen(
         [sys.executable, "-c", _SCRIPT, str(tmp_path / "log")],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert benchmark.stdout is not None
     child = int(benchmark.stdout.readline())
     assert is_alive(child)

@@ -16,8 +16,16 @@ def test_what_has_no_parts_shares_a_line() -> None:
     assert json.loads(said) == table
     lines = [line.strip() for line in said.splitlines()]
     row = json.dumps(table["cells"][0])
-    assert lines == ["{", '"law": "greedy", "count": 4,', '"cells": [', f"{row},", row, "],",
-                     '"no": []', "}"]  # fmt: skip
+    assert lines == [
+        "{",
+        '"law": "greedy", "count": 4,',
+        '"cells": [',
+        f"{row},",
+        row,
+        "],",
+        '"no": []',
+        "}",
+    ]
 
 
 @pytest.mark.parametrize("path", sorted(OUT.rglob("*.json")), ids=lambda path: path.stem)

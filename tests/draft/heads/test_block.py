@@ -139,12 +139,15 @@ def test_logits_and_confidence_equal_a_plain_implementation(variant: str, tmp_pa
         (VARIANTS["dspark of speculators"], BLOCK),
         ({**VARIANTS["dspark of speculators"], "sample_from_anchor": None}, BLOCK - 1),
         (
-            {**VARIANTS["dspark of speculators"], "sample_from_anchor": None,
-             "speculators_config": {"proposal_methods": [{"speculative_tokens": BLOCK}]}},
+            {
+                **VARIANTS["dspark of speculators"],
+                "sample_from_anchor": None,
+                "speculators_config": {"proposal_methods": [{"speculative_tokens": BLOCK}]},
+            },
             BLOCK,
         ),
     ],
-)  # fmt: skip
+)
 def test_whether_the_first_row_drafts_depends_on_the_form(
     config: dict[str, Any], num_drafts: int, tmp_path: Path
 ) -> None:

@@ -46,8 +46,11 @@ def test_keys_stand_in_dflash_config_too(tmp_path: Path) -> None:
             [(5, True), (None, False)],
         ),
         (
-            {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5,
-             "is_causal": False},
+            {
+                "layer_types": ["sliding_attention", "full_attention"],
+                "sliding_window": 5,
+                "is_causal": False,
+            },
             [(5, False), (None, False)],
         ),
         (
@@ -55,7 +58,7 @@ def test_keys_stand_in_dflash_config_too(tmp_path: Path) -> None:
             [(6, False), (6, False)],
         ),
     ],
-)  # fmt: skip
+)
 def test_windows_and_causality_are_read(
     keys: dict[str, Any], sights: list[tuple[int | None, bool]], tmp_path: Path
 ) -> None:
@@ -72,11 +75,13 @@ def test_windows_and_causality_are_read(
         ({**DFLASH, "block_size": 1}, {}, "block_size is 1, which drafts nothing"),
         (
             {**DFLASH, "dflash_config": {"mask_token_id": 50, "target_layer_ids": [1, 4, 6]}},
-            {}, "mask_token_id is 50, the embedding has 50 rows",
+            {},
+            "mask_token_id is 50, the embedding has 50 rows",
         ),
         (
             {**DFLASH, "dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 4, 9]}},
-            {}, r"taps layers \[10\]; the target has 9",
+            {},
+            r"taps layers \[10\]; the target has 9",
         ),
         (DFLASH, {"fc.weight": None}, "lacks fc.weight"),
         (DFLASH, {"layers.0.self_attn.sinks": torch.zeros(4)}, "nothing is known of layers.0"),
@@ -89,15 +94,17 @@ def test_windows_and_causality_are_read(
         ({**SPECULATORS, "draft_vocab_size": 20}, {"d2t": None}, "it has no d2t"),
         ({**DFLASH, "is_neox_style": False}, {}, "rotary embedding is interleaved"),
         (
-            {**SPECULATORS, "aux_hidden_state_layer_ids": None}, {},
+            {**SPECULATORS, "aux_hidden_state_layer_ids": None},
+            {},
             "names no aux_hidden_state_layer_ids",
         ),
         (
-            {**DFLASH, "layer_types": ["sliding_attention", "full_attention"]}, {},
+            {**DFLASH, "layer_types": ["sliding_attention", "full_attention"]},
+            {},
             "sliding window of no stated size",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused_by_name(
     config: dict[str, Any], change: dict[str, torch.Tensor | None], said: str, tmp_path: Path
 ) -> None:

@@ -152,8 +152,11 @@ def test_the_keys_and_values_kept_are_those_that_rows_attend_to(
 
 def test_experts_may_be_stored_together(tmp_path: Path) -> None:
     held = with_mtp("qwen3-next", tmp_path / "apart")
-    names = [f"layers__0__mlp__experts__{i}__{part}_proj__weight" for i in range(EXPERTS)
-             for part in ("gate", "up", "down")]  # fmt: skip
+    names = [
+        f"layers__0__mlp__experts__{i}__{part}_proj__weight"
+        for i in range(EXPERTS)
+        for part in ("gate", "up", "down")
+    ]
     parts = {
         part: torch.stack(
             [held[f"layers.0.mlp.experts.{i}.{part}_proj.weight"] for i in range(EXPERTS)]
@@ -187,7 +190,7 @@ def test_a_checkpoint_may_leave_embedding_and_output_to_the_target(tmp_path: Pat
         ({"mlp__experts__3__up_proj__weight": None}, "experts.gate_up_proj has the shape"),
         ({"mlp__gate__weight_scale_inv": torch.ones(1)}, "nothing is known of layers.0.mlp.gate"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused_by_name(
     change: dict[str, torch.Tensor | None], said: str, tmp_path: Path
 ) -> None:

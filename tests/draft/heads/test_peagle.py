@@ -37,9 +37,14 @@ Tensors = dict[str, torch.Tensor]
 
 
 def folder_of(
-    folder: Path, form: str = "authors", *, mask_shape: tuple[int, ...] = (1, 3 * HIDDEN),
-    keys: Mapping[str, Any] | None = None, num_layers: int = NUM_LAYERS, **extra: torch.Tensor,
-) -> tuple[Path, dict[str, Any], Tensors]:  # fmt: skip
+    folder: Path,
+    form: str = "authors",
+    *,
+    mask_shape: tuple[int, ...] = (1, 3 * HIDDEN),
+    keys: Mapping[str, Any] | None = None,
+    num_layers: int = NUM_LAYERS,
+    **extra: torch.Tensor,
+) -> tuple[Path, dict[str, Any], Tensors]:
     """A head of several layers with biases; its folder, configuration and tensors."""
     own = {"num_hidden_layers": num_layers, "attention_bias": True}
     if form == "authors":
@@ -48,12 +53,15 @@ def folder_of(
         prefix = "layers.0."
         methods = [{"proposal_type": "greedy", "speculative_tokens": NUM_DRAFTS}]
         config = {
-            **SPECULATORS, "speculators_model_type": "peagle", "mask_token_id": MASK_TOKEN,
+            **SPECULATORS,
+            "speculators_model_type": "peagle",
+            "mask_token_id": MASK_TOKEN,
             "transformer_layer_config": {**LAYER, **own},
             "speculators_config": {
-                "proposal_methods": methods, "default_proposal_method": "greedy",
+                "proposal_methods": methods,
+                "default_proposal_method": "greedy",
             },
-        }  # fmt: skip
+        }
     mask = torch.randn(3 * HIDDEN, generator=torch.Generator().manual_seed(6))
     extra = {"mask_hidden": mask.view(mask_shape), **extra}
     held = tensors(prefix, num_layers=num_layers, has_bias=True, **extra)
@@ -75,9 +83,11 @@ def drafted(head: Eagle3Head) -> torch.Tensor:
         fused = head.fuse(TAPS)
         before = slice(0, ROWS - 1)
         held = head.keys_values(
-            TOKENS[before], fused[before], torch.arange(ROWS - 1),
+            TOKENS[before],
+            fused[before],
+            torch.arange(ROWS - 1),
             CAUSAL,
-        )  # fmt: skip
+        )
 
         def attend(
             layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -141,7 +151,8 @@ def test_a_norm_that_deeper_layers_do_not_use_may_be_there(tmp_path: Path) -> No
     ("keys", "extra", "said"),
     [
         (
-            {"ptd_token_id": None, "parallel_drafting": True}, {},
+            {"ptd_token_id": None, "parallel_drafting": True},
+            {},
             r"names no mask token \(pard_token, ptd_token_id, mask_token_id\)",
         ),
         ({"ptd_token_id": VOCAB}, {}, "mask token 50 is none of the target's 50"),
@@ -150,7 +161,7 @@ def test_a_norm_that_deeper_layers_do_not_use_may_be_there(tmp_path: Path) -> No
         ({}, {"mask_hidden": torch.zeros(HIDDEN)}, r"mask_hidden has the shape \[32\]"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, {}, "sliding window"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused_by_name(
     keys: dict[str, Any], extra: Tensors, said: str, tmp_path: Path
 ) -> None:

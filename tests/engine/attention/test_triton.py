@@ -84,9 +84,16 @@ def _plain_batch(specs: list[tuple[int, int]], num_rows: int) -> Batch:
     for cached, new in specs:
         length = cached + new
         shares.append(
-            Share(row, new, length, np.arange(length), np.arange(cached, length),
-                  np.empty(0, np.int64), np.empty((0, 0), np.bool_))
-        )  # fmt: skip
+            Share(
+                row,
+                new,
+                length,
+                np.arange(length),
+                np.arange(cached, length),
+                np.empty(0, np.int64),
+                np.empty((0, 0), np.bool_),
+            )
+        )
         row += new
     zeros = np.zeros(num_rows, np.int64)
     return Batch(shares, zeros, zeros, zeros, zeros[:0])
@@ -161,9 +168,11 @@ def test_the_triton_backend_leaves_layers_on_a_cpu_to_the_reference(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     case = Case(DECODING)
-    found = TritonBackend().plan(case.batch, SCRATCH_SLOT).attend(
-        case.query(), case.kv(), None, case.options()
-    )  # fmt: skip
+    found = (
+        TritonBackend()
+        .plan(case.batch, SCRATCH_SLOT)
+        .attend(case.query(), case.kv(), None, case.options())
+    )
     assert torch.equal(found, _expected(case))
 
 

@@ -109,8 +109,12 @@ def test_a_layer_that_depends_on_positions_is_found_out_near_the_limit(
     on; with a longer one its layers are what they look like."""
     name = "transformers.models.ministral3.modeling_ministral3.Ministral3ForCausalLM"
     monkeypatch.setattr(comparison, "_CLASSES", frozenset({name}))
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "llama_4_scaling_beta": 0.5,
-            "original_max_position_embeddings": original_len}  # fmt: skip
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "llama_4_scaling_beta": 0.5,
+        "original_max_position_embeddings": original_len,
+    }
     engine = load_engine(checkpoint_factory("ministral3", rope_parameters=rope))
     assert native_layers(engine) == [is_native] * 3
 
@@ -192,11 +196,16 @@ def test_a_layer_with_somebody_elses_hook_stays(
     [
         {"rope_type": "linear", "factor": 4.0},
         {"rope_type": "dynamic", "factor": 4.0},
-        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-         "original_max_position_embeddings": 16},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
     ],
     ids=lambda rope: rope["rope_type"],
-)  # fmt: skip
+)
 def test_rotations_are_the_models_own(
     rope: dict[str, object], checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,8 +76,11 @@ def test_a_model_stored_in_int8_stays_in_it_and_computes_the_same(
     shutil.copy(folder / "config.json", unpacked)
     state = load_int8(folder)
     assert state is not None
-    save_file({name: each.bfloat16() for name, each in state.items()},
-              unpacked / "model.safetensors", {"format": "pt"})  # fmt: skip
+    save_file(
+        {name: each.bfloat16() for name, each in state.items()},
+        unpacked / "model.safetensors",
+        {"format": "pt"},
+    )
     packed, wide = (load_engine(each, dtype="bfloat16") for each in (folder, unpacked))
     assert formats(packed) == {Format.INT8_PRODUCTS}
     assert formats(wide) == {Format.BF16_PRODUCTS}

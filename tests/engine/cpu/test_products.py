@@ -26,9 +26,12 @@ from tests.support.models.grouped_weights import grouped_weight
 
 pytestmark = pytest.mark.usefixtures("several_threads")
 BATCHES = {
-    "decoding": DECODING, "large tree": LARGE_TREE, "mixed": MIXED, "ragged": RAGGED,
+    "decoding": DECODING,
+    "large tree": LARGE_TREE,
+    "mixed": MIXED,
+    "ragged": RAGGED,
     "prompt": PROMPT,
-}  # fmt: skip
+}
 
 
 @pairwise(

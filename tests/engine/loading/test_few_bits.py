@@ -103,13 +103,20 @@ def test_a_file_keeps_its_blocks_unless_other_weights_are_asked_for(
     found = {
         str(settings): load(blocks, **settings).model.weights
         for settings in (
-            {}, {"output_weights": "bf16"}, {"weights": "bf16"}, {"weights": "int8"},
+            {},
+            {"output_weights": "bf16"},
+            {"weights": "bf16"},
+            {"weights": "int8"},
             {"dtype": "float32"},
         )
-    }  # fmt: skip
+    }
     assert list(found.values()) == [
-        "int4g32|output=int4g32", "int4g32|output=bf16", "", "int8|output=int8", "",
-    ]  # fmt: skip
+        "int4g32|output=int4g32",
+        "int4g32|output=bf16",
+        "",
+        "int8|output=int8",
+        "",
+    ]
 
 
 @needs_bfloat16

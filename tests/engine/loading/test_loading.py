@@ -153,8 +153,12 @@ def test_sliding_windows_are_learned_from_the_masks(checkpoint_factory: Factory)
 def test_a_rope_that_depends_on_the_batch_is_served_up_to_its_original_length(
     checkpoint_factory: Factory,
 ) -> None:
-    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0,
-            "original_max_position_embeddings": 64}  # fmt: skip
+    rope = {
+        "rope_type": "dynamic",
+        "factor": 4.0,
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 64,
+    }
     folder = checkpoint_factory("llama", rope_parameters=rope)
     assert load_engine(folder).max_context_len == 64
     with pytest.raises(ConfigError, match="at most 64"):
@@ -252,8 +256,14 @@ def test_auto_is_the_gpu_where_there_is_one() -> None:
 @needs_native
 def test_loading_never_holds_the_weights_three_times(checkpoint_factory: Factory) -> None:
     """The file, the model, and of one layer at a time what becomes of it."""
-    fields = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
-              "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64}  # fmt: skip
+    fields = {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    }
     small = checkpoint_factory("llama", head_dim=16, dtype=torch.bfloat16)
     large = checkpoint_factory("llama", dtype=torch.bfloat16, **fields)
     weights = (large / "model.safetensors").stat().st_size

@@ -19,8 +19,15 @@ from cluster.errors import ConfigError
 from tests.support.engine.parts import plain
 
 ARCHITECTURES = [
-    "llama", "qwen3", "mistral-sliding", "mixtral", "starcoder2", "gemma2", "gemma3", "gpt-oss",
-]  # fmt: skip
+    "llama",
+    "qwen3",
+    "mistral-sliding",
+    "mixtral",
+    "starcoder2",
+    "gemma2",
+    "gemma3",
+    "gpt-oss",
+]
 LAYERS = {"early exit": (0, 1), "layer skip": (0, 2), "last alone": (2,)}
 TEXT = token_array((np.arange(40) * 31 + 7) % 280)
 

@@ -34,9 +34,13 @@ NO_TOKENS = token_array([])
 Make = partial[Checked]
 # No layer has a window, each has, and some have.
 CACHES = [
-    ("llama", "native"), ("mistral-sliding", "sdpa"), ("mistral-sliding", "native"),
-    ("gemma3", "sdpa"), ("gemma3", "native"), ("gpt-oss", "native"),
-]  # fmt: skip
+    ("llama", "native"),
+    ("mistral-sliding", "sdpa"),
+    ("mistral-sliding", "native"),
+    ("gemma3", "sdpa"),
+    ("gemma3", "native"),
+    ("gpt-oss", "native"),
+]
 
 
 @pytest.fixture(params=CACHES, ids="-".join)

@@ -290,8 +290,10 @@ def test_layers_of_different_shapes_have_their_own_memory() -> None:
     wide = LayerSpec(2, 4, torch.float32, torch.device("cpu"))
     cache = KVCache([LAYER, wide, LAYER], [2], 4)
     assert [tuple(layer.shape) for layer in cache.layers] == [
-        (12, 2, 1, 1), (12, 2, 2, 4), (12, 2, 1, 1)
-    ]  # fmt: skip
+        (12, 2, 1, 1),
+        (12, 2, 2, 4),
+        (12, 2, 1, 1),
+    ]
     cache.layers[1][3] = 7
     cache.layers[2][3] = 8
     cache.move(0, np.array([3]), np.array([5]))

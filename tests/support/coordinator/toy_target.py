@@ -38,11 +38,16 @@ FIXED = CoordinatorConfig(budget="fixed")
 
 def target_description(worker_id: str = "target-0", **limits: int) -> WorkerDescription:
     return WorkerDescription(
-        worker_id, "target", "toy", model_hash="m", tokenizer_hash="t", vocab_size=VOCAB_SIZE,
+        worker_id,
+        "target",
+        "toy",
+        model_hash="m",
+        tokenizer_hash="t",
+        vocab_size=VOCAB_SIZE,
         max_context_len=limits.get("max_context_len", 4096),
         max_running_sequences=limits.get("max_running_sequences", 64),
         max_batch_tokens=limits.get("max_batch_tokens", 512),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,10 +120,15 @@ class ToyTarget:
         self.engine = self.make_engine()
         self.verifier = self.make_verifier()
         steps = Steps(
-            self.engine, self.residents, max_texts=description.max_running_sequences,
-            max_rows=description.max_batch_tokens, clock=lambda: self.now, verifier=self.verifier,
-            config=settings, worker_id=description.worker_id,
-        )  # fmt: skip
+            self.engine,
+            self.residents,
+            max_texts=description.max_running_sequences,
+            max_rows=description.max_batch_tokens,
+            clock=lambda: self.now,
+            verifier=self.verifier,
+            config=settings,
+            worker_id=description.worker_id,
+        )
         self.loop, self.mailbox = steps.loop, steps.mailbox
         self.streams, self.texts = steps.streams, steps.texts
 

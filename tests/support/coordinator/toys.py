@@ -163,7 +163,12 @@ class ToyDrafter:
         survival = np.array([self.survival**d for d in depth], dtype=np.float32)
         return self.spoil(
             Proposal(
-                commit.request_id, commit.generation, len(context), prefix_hash(context), tree,
-                survival, self.name,
+                commit.request_id,
+                commit.generation,
+                len(context),
+                prefix_hash(context),
+                tree,
+                survival,
+                self.name,
             )
-        )  # fmt: skip
+        )

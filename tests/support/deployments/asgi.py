@@ -47,9 +47,14 @@ class Call:
 
 
 def call(
-    app: Any, method: str, path: str, body: bytes = b"", *, version: str = "1.1",
+    app: Any,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    *,
+    version: str = "1.1",
     headers: Sequence[tuple[bytes, bytes]] = (),
-) -> Call:  # fmt: skip
+) -> Call:
     made, parts = Call(), [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> dict[str, Any]:
@@ -62,8 +67,13 @@ def call(
         made.keep(message)
 
     scope = {
-        "type": "http", "method": method, "path": path, "headers": list(headers),
-        "query_string": b"", "root_path": "", "http_version": version,
-    }  # fmt: skip
+        "type": "http",
+        "method": method,
+        "path": path,
+        "headers": list(headers),
+        "query_string": b"",
+        "root_path": "",
+        "http_version": version,
+    }
     made.task = asyncio.ensure_future(app(scope, receive, send))
     return made

@@ -63,10 +63,20 @@ def main() -> None:
     with before_others():
         cluster.add_node(num_cpus=1, object_store_memory=_STORE)
     drain = subprocess.Popen(
-        [sys.executable, "-m", "deployments.drain", "--address", cluster.address,
-         "--node-id", before, "--within", "100"],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "deployments.drain",
+            "--address",
+            cluster.address,
+            "--node-id",
+            before,
+            "--within",
+            "100",
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while (after := handle.remote().result()) == before:
         pass  # every question is answered, whichever replica gets it
     had_ended = drain.poll() is not None
@@ -74,9 +84,13 @@ def main() -> None:
     answered = under_way.result()
     _, told = drain.communicate()
     found = {
-        "before": before, "after": after, "answered": answered, "had_ended": had_ended,
-        "code": drain.returncode, "told": told,
-    }  # fmt: skip
+        "before": before,
+        "after": after,
+        "answered": answered,
+        "had_ended": had_ended,
+        "code": drain.returncode,
+        "told": told,
+    }
     sys.stdout.write(f"\n{json.dumps(found)}\n")  # between lines of Ray's
     serve.shutdown()
     ray.shutdown()

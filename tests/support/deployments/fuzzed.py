@@ -42,17 +42,27 @@ def _asked(arguments: argparse.Namespace, config: Config, folder: Path, headers:
     with scripted(byte_level_folder(folder), config) as server:
         return subprocess.run(
             [
-                arguments.st, "run", f"{server.url}/openapi.json", "--exclude-checks", _NOT_MEANT,
-                "--max-examples", str(arguments.examples), "--seed", "0", "--no-shrink",
-                "--phases", arguments.phases,
+                arguments.st,
+                "run",
+                f"{server.url}/openapi.json",
+                "--exclude-checks",
+                _NOT_MEANT,
+                "--max-examples",
+                str(arguments.examples),
+                "--seed",
+                "0",
+                "--no-shrink",
+                "--phases",
+                arguments.phases,
                 # Its coordinator is no process, so it is said to have none.
-                "--exclude-path", "/health",
+                "--exclude-path",
+                "/health",
                 *(word for header in headers for word in ("--header", header)),
             ],
             check=False,
             env=environment,
             cwd=folder,
-        ).returncode  # fmt: skip
+        ).returncode
 
 
 def main() -> int:

@@ -109,10 +109,20 @@ class Nodes:
             self._connect(node)
         if shutil.which("redis-server") is not None:
             self._redis = subprocess.Popen(
-                ["redis-server", "--bind", self.head_address, "--port", str(self._redis_port),
-                 "--protected-mode", "no", "--save", ""],
-                stdout=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                [
+                    "redis-server",
+                    "--bind",
+                    self.head_address,
+                    "--port",
+                    str(self._redis_port),
+                    "--protected-mode",
+                    "no",
+                    "--save",
+                    "",
+                ],
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         self._start_head()
         for node in self.nodes:
             self.start(node)
@@ -142,10 +152,16 @@ class Nodes:
             # Ray would take the raylets for this GCS, for their command lines name its address.
             (self._folder / "ray_current_cluster").unlink(missing_ok=True)
             self._head = self._ray(
-                "head", [], "--head", f"--port={self.gcs.rpartition(':')[2]}",
-                f"--node-ip-address={self.head_address}", "--num-cpus=8", "--resources={}",
-                f"--temp-dir={self._folder}", "--include-dashboard=false",
-            )  # fmt: skip
+                "head",
+                [],
+                "--head",
+                f"--port={self.gcs.rpartition(':')[2]}",
+                f"--node-ip-address={self.head_address}",
+                "--num-cpus=8",
+                "--resources={}",
+                f"--temp-dir={self._folder}",
+                "--include-dashboard=false",
+            )
             if self._is_up("head", self._head, is_last=attempt == _NUM_ATTEMPTS - 1):
                 return
             _kill(self._head)
@@ -157,9 +173,13 @@ class Nodes:
         node.was_cut_off = False
         for attempt in range(_NUM_ATTEMPTS):
             node.raylet = self._ray(
-                node.name, ["ip", "netns", "exec", node.name], f"--address={self.gcs}",
-                f"--node-ip-address={node.address}", "--num-cpus=8", *node.options,
-            )  # fmt: skip
+                node.name,
+                ["ip", "netns", "exec", node.name],
+                f"--address={self.gcs}",
+                f"--node-ip-address={node.address}",
+                "--num-cpus=8",
+                *node.options,
+            )
             if self._is_up(node.name, node.raylet, is_last=attempt == _NUM_ATTEMPTS - 1):
                 return
             self.kill(node)
@@ -181,9 +201,18 @@ class Nodes:
     def cut(self, source: Node, destination: str) -> None:
         """Lose every packet from `source` to the address; what comes from there still arrives."""
         ip(
-            "-n", source.name, "neigh", "replace", destination, "lladdr", _NOWHERE,
-            "nud", "permanent", "dev", "eth0",
-        )  # fmt: skip
+            "-n",
+            source.name,
+            "neigh",
+            "replace",
+            destination,
+            "lladdr",
+            _NOWHERE,
+            "nud",
+            "permanent",
+            "dev",
+            "eth0",
+        )
         source.away.add(destination)
 
     def isolate(self, node: Node, *, one_way: bool = False) -> None:
@@ -231,8 +260,11 @@ class Nodes:
         with self._log(name).open("wb") as output:
             started = subprocess.Popen(
                 [*prefix, str(ray), "start", "--block", "--object-store-memory=80000000", *options],
-                env=environment, stdout=output, stderr=output, start_new_session=True,
-            )  # fmt: skip
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
         share(started.pid, BEFORE_OTHERS)
         return started
 

@@ -68,9 +68,12 @@ def scripted(
 
 @asynccontextmanager
 async def _served(
-    folder: Path, config: Config, toy: ToyTarget, watched: Callable[[ASGIApp], ASGIApp],
+    folder: Path,
+    config: Config,
+    toy: ToyTarget,
+    watched: Callable[[ASGIApp], ASGIApp],
     limits: dict[str, int],
-) -> AsyncIterator[Scripted]:  # fmt: skip
+) -> AsyncIterator[Scripted]:
     http_port, grpc_port = free_ports(2)
     config = dataclasses.replace(
         config,

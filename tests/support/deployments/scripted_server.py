@@ -119,8 +119,10 @@ def _application() -> Any:
     async def models(request: Request) -> JSONResponse:
         return JSONResponse(MODELS)
 
-    asked = [Route(f"/v1/{each}", answer, methods=["POST"])
-             for each in ("chat/completions", "completions")]  # fmt: skip
+    asked = [
+        Route(f"/v1/{each}", answer, methods=["POST"])
+        for each in ("chat/completions", "completions")
+    ]
     return Starlette(routes=[Route("/v1/models", models), *asked])
 
 

@@ -20,9 +20,13 @@ RECEIVE_BUFFER = 4096
 
 def body(max_tokens: int) -> bytes:
     asked = {
-        "model": "toy", "prompt": [1, 2, 3], "max_tokens": max_tokens, "ignore_eos": True,
-        "stream": True, "temperature": 0,
-    }  # fmt: skip
+        "model": "toy",
+        "prompt": [1, 2, 3],
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "temperature": 0,
+    }
     return json.dumps(asked).encode()
 
 
@@ -77,9 +81,12 @@ def main(port: int, count: int, spread_s: float, max_tokens: int) -> None:
 
 def say(first_bytes: list[float], num_bytes: int, num_ended: int, *, is_last: bool) -> None:
     record = {
-        "first_byte_s": max(first_bytes, default=0.0), "num_started": len(first_bytes),
-        "num_bytes": num_bytes, "num_ended": num_ended, "is_last": is_last,
-    }  # fmt: skip
+        "first_byte_s": max(first_bytes, default=0.0),
+        "num_started": len(first_bytes),
+        "num_bytes": num_bytes,
+        "num_ended": num_ended,
+        "is_last": is_last,
+    }
     sys.stdout.write(json.dumps(record) + "\n")
     sys.stdout.flush()
 

@@ -108,9 +108,13 @@ class Writers:
 
     async def _write_http(self, seed: int) -> None:
         body = {
-            "model": MODEL, "prompt": f"abc {seed} abc", "max_tokens": self.num_tokens,
-            "temperature": 0.7, "seed": seed, "ignore_eos": True,
-        }  # fmt: skip
+            "model": MODEL,
+            "prompt": f"abc {seed} abc",
+            "max_tokens": self.num_tokens,
+            "temperature": 0.7,
+            "seed": seed,
+            "ignore_eos": True,
+        }
         for attempt in itertools.count(seed):
             if self._is_over.is_set():
                 return

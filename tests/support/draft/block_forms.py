@@ -19,26 +19,45 @@ VOCAB, DRAFT_VOCAB, TARGET_LAYERS, BLOCK, MASK, RANK = 50, 20, 9, 4, 49, 6
 TARGET = TargetShape(HIDDEN, VOCAB, TARGET_LAYERS)
 THETA = 5000.0
 OWN: dict[str, Any] = {
-    "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": DIM,
-    "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": THETA, "model_type": "qwen3",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": DIM,
+    "vocab_size": VOCAB,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": THETA,
+    "model_type": "qwen3",
     "max_position_embeddings": 64,
-}  # fmt: skip
+}
 DFLASH = {
-    "architectures": ["DFlashDraftModel"], "block_size": BLOCK, "num_target_layers": TARGET_LAYERS,
-    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 4, 6]}, **OWN,
-}  # fmt: skip
+    "architectures": ["DFlashDraftModel"],
+    "block_size": BLOCK,
+    "num_target_layers": TARGET_LAYERS,
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 4, 6]},
+    **OWN,
+}
 SPARK_HEADS = {"markov_rank": RANK, "enable_confidence_head": True}
 DSPARK = {
-    "architectures": ["Qwen3DSparkModel"], "block_size": BLOCK, "mask_token_id": MASK,
-    "target_layer_ids": [1, 4, 6], "markov_head_type": "vanilla",
-    "confidence_head_with_markov": True, **SPARK_HEADS, **OWN,
-}  # fmt: skip
+    "architectures": ["Qwen3DSparkModel"],
+    "block_size": BLOCK,
+    "mask_token_id": MASK,
+    "target_layer_ids": [1, 4, 6],
+    "markov_head_type": "vanilla",
+    "confidence_head_with_markov": True,
+    **SPARK_HEADS,
+    **OWN,
+}
 SPECULATORS = {
-    "speculators_model_type": "dflash", "speculators_version": "0.9", "block_size": BLOCK,
-    "mask_token_id": MASK, "aux_hidden_state_layer_ids": [2, 5, 7], "draft_vocab_size": DRAFT_VOCAB,
+    "speculators_model_type": "dflash",
+    "speculators_version": "0.9",
+    "block_size": BLOCK,
+    "mask_token_id": MASK,
+    "aux_hidden_state_layer_ids": [2, 5, 7],
+    "draft_vocab_size": DRAFT_VOCAB,
     "transformer_layer_config": OWN,
-}  # fmt: skip
+}
 EMBEDDING = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(2))
 OUTPUT = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(5))
 CONTEXT = 7
@@ -52,13 +71,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dspark gated": {**DSPARK, "markov_head_type": "gated", "confidence_head_with_markov": False},
     "dspark rnn": {**DSPARK, "markov_head_type": "rnn", "enable_confidence_head": False},
     "dspark without a markov head": {
-        **DSPARK, "markov_rank": 0, "confidence_head_with_markov": False,
+        **DSPARK,
+        "markov_rank": 0,
+        "confidence_head_with_markov": False,
     },
     "dspark of speculators": {
-        **SPECULATORS, "speculators_model_type": "dspark", "sample_from_anchor": True,
-        **SPARK_HEADS, "confidence_head_with_markov": True,
+        **SPECULATORS,
+        "speculators_model_type": "dspark",
+        "sample_from_anchor": True,
+        **SPARK_HEADS,
+        "confidence_head_with_markov": True,
     },
-}  # fmt: skip
+}
 
 
 def tensors(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:

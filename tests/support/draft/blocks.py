@@ -54,15 +54,29 @@ def _config(
     size: int, vocab_size: int, mask_token_id: int, *, spark: bool, rank: int
 ) -> dict[str, Any]:
     own = {
-        "model_type": "qwen3", "hidden_size": size, "intermediate_size": size, "head_dim": DIM,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "vocab_size": vocab_size, "rms_norm_eps": 1e-6, "max_position_embeddings": 512,
+        "model_type": "qwen3",
+        "hidden_size": size,
+        "intermediate_size": size,
+        "head_dim": DIM,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": vocab_size,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 512,
         "block_size": 4,
-    }  # fmt: skip
+    }
     where = {"mask_token_id": mask_token_id, "target_layer_ids": [0, 1, 2]}
     if not spark:
         return own | {"architectures": ["DFlashDraftModel"], "dflash_config": where}
-    return own | where | {
-        "architectures": ["Qwen3DSparkModel"], "markov_rank": rank, "markov_head_type": "vanilla",
-        "enable_confidence_head": True, "confidence_head_with_markov": True,
-    }  # fmt: skip
+    return (
+        own
+        | where
+        | {
+            "architectures": ["Qwen3DSparkModel"],
+            "markov_rank": rank,
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": True,
+            "confidence_head_with_markov": True,
+        }
+    )

@@ -31,9 +31,13 @@ class ByRows:
         self._attend = attend
 
     def attend_layer(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
         options: AttentionOptions,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         query = query * (options.scaling * query.shape[-1] ** 0.5)
         query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
         return self._attend(layer, query, key, value)[None]
@@ -43,10 +47,18 @@ def cyclic_target(folder: Path) -> Path:
     """A target that goes on with the next token's number, most of the time: its layers do nothing,
     and its hidden row after the final norm says which token stands there."""
     config = LlamaConfig(
-        hidden_size=HIDDEN, intermediate_size=32, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=VOCAB_SIZE, max_position_embeddings=512,
-        tie_word_embeddings=False, bos_token_id=0, eos_token_id=None, pad_token_id=1,
-    )  # fmt: skip
+        hidden_size=HIDDEN,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCAB_SIZE,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=1,
+    )
     model = LlamaForCausalLM(config)
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.data.zero_()
@@ -210,11 +222,18 @@ def eagle3_tensors(
 
 def _eagle3_config(size: int, inner: int, vocab_size: int, draft_vocab: int) -> dict[str, Any]:
     return {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
-        "hidden_size": size, "intermediate_size": inner, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": vocab_size, "draft_vocab_size": draft_vocab,
-        "rms_norm_eps": 1e-6, "max_position_embeddings": 512,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": size,
+        "intermediate_size": inner,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": vocab_size,
+        "draft_vocab_size": draft_vocab,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 512,
+    }
 
 
 def written(

@@ -44,9 +44,13 @@ def config_of(target: Path, kind: str, head: Path | None = None, **settings: Any
     if head is not None:
         options = {"model": str(head), **options}
     engine: dict[str, Any] = {
-        "dtype": "float32", "device": "cpu", "page_size": 4, "num_pages": 256,
-        "max_batch_tokens": 64, **settings,
-    }  # fmt: skip
+        "dtype": "float32",
+        "device": "cpu",
+        "page_size": 4,
+        "num_pages": 256,
+        "max_batch_tokens": 64,
+        **settings,
+    }
     return Config(
         target=TargetConfig(engine=EngineConfig(model=str(target), **engine)),
         drafters={
@@ -138,9 +142,17 @@ class Inside:
     def tree(self, session: Session, max_nodes: int) -> TokenTree:
         """Its tree for the session's text as it stands."""
         commit = Commit(
-            session.request_id, session.record.opened.generation, 0, 0, token_array(session.tokens),
-            session.record.opened.prompt_len, max_nodes, "default", session.record.params, b"",
-        )  # fmt: skip
+            session.request_id,
+            session.record.opened.generation,
+            0,
+            0,
+            token_array(session.tokens),
+            session.record.opened.prompt_len,
+            max_nodes,
+            "default",
+            session.record.params,
+            b"",
+        )
         (observed,) = self.drafter.observe([commit])
         assert observed.have_len == len(session.tokens)
         tree = EMPTY_TREE

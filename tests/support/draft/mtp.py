@@ -19,10 +19,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4-moe": {},
     "deepseek-v3": {"q_lora_rank": 16, "kv_lora_rank": 12, "v_head_dim": 10},
     "qwen3-next": {
-        "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": INNER,
-        "shared_expert_intermediate_size": INNER, "mlp_only_layers": [0, 1, 2],
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": INNER,
+        "shared_expert_intermediate_size": INNER,
+        "mlp_only_layers": [0, 1, 2],
     },
-}  # fmt: skip
+}
 
 
 def with_mtp(family: str, folder: Path, **change: torch.Tensor | None) -> dict[str, torch.Tensor]:
@@ -59,10 +62,12 @@ def _tensors(family: str) -> dict[str, torch.Tensor]:
     norms = {f"{block}{name}_layernorm": SIZE for name in ("input", "post_attention")}
     if family == "deepseek-v3":
         matrices = {
-            f"{attention}q_a_proj": (16, SIZE), f"{attention}q_b_proj": (HEADS * 16, 16),
+            f"{attention}q_a_proj": (16, SIZE),
+            f"{attention}q_b_proj": (HEADS * 16, 16),
             f"{attention}kv_a_proj_with_mqa": (12 + 8, SIZE),
-            f"{attention}kv_b_proj": (HEADS * (8 + 10), 12), f"{attention}o_proj": (SIZE, 40),
-        }  # fmt: skip
+            f"{attention}kv_b_proj": (HEADS * (8 + 10), 12),
+            f"{attention}o_proj": (SIZE, 40),
+        }
         norms |= {f"{attention}q_a_layernorm": 16, f"{attention}kv_a_layernorm": 12}
     else:
         matrices[f"{attention}q_proj"] = (HEADS * DIM * (2 if is_qwen else 1), SIZE)
@@ -78,9 +83,10 @@ def _tensors(family: str) -> dict[str, torch.Tensor]:
         norms |= dict.fromkeys(("pre_fc_norm_hidden", "pre_fc_norm_embedding", "norm"), SIZE)
     else:
         matrices |= {
-            "eh_proj": (SIZE, 2 * SIZE), "shared_head.head": (DEFAULT_VOCAB_SIZE, SIZE),
+            "eh_proj": (SIZE, 2 * SIZE),
+            "shared_head.head": (DEFAULT_VOCAB_SIZE, SIZE),
             "embed_tokens": (DEFAULT_VOCAB_SIZE, SIZE),
-        }  # fmt: skip
+        }
         norms |= dict.fromkeys(("enorm", "hnorm", "shared_head.norm"), SIZE)
     held = {f"{name}.weight": 2 * drawn(*shape) for name, shape in matrices.items()}
     held |= {f"{name}.weight": one + drawn(size) for name, size in norms.items()}

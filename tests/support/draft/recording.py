@@ -82,11 +82,20 @@ class World:
         next_token = int(changes.pop("next_token", self._ids(text.tenant, 1)[0]))
         tenant = bytes([text.tenant]) * 16 if text.tenant else b""
         rows = StepRows(
-            name, 1, "default", tenant, len(text.tokens) - 1,
-            token_array([text.tokens[-1], *nodes]), 1, token_array(parents), token_array(path),
-            next_token, None, TopTokens(laws, -np.sort(self.random.random((len(laws), K))).astype(
-                np.float32)), SamplingParams(temperature=0.5, stop_token_ids=(STOP,)),
-        )  # fmt: skip
+            name,
+            1,
+            "default",
+            tenant,
+            len(text.tokens) - 1,
+            token_array([text.tokens[-1], *nodes]),
+            1,
+            token_array(parents),
+            token_array(path),
+            next_token,
+            None,
+            TopTokens(laws, -np.sort(self.random.random((len(laws), K))).astype(np.float32)),
+            SamplingParams(temperature=0.5, stop_token_ids=(STOP,)),
+        )
         # The cache holds what was accepted; the token behind it has no row yet.
         text.tokens += nodes[path].tolist()
         self.recorder.read([replace(rows, **changes)])

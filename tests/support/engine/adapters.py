@@ -17,9 +17,14 @@ EVERYTHING = (*ATTENTION, "gate_proj", "up_proj", "down_proj", "lm_head")
 
 
 def write_adapter(
-    base: Path, folder: Path, targets: Sequence[str] = EVERYTHING, *, rank: int = 4, seed: int = 0,
+    base: Path,
+    folder: Path,
+    targets: Sequence[str] = EVERYTHING,
+    *,
+    rank: int = 4,
+    seed: int = 0,
     **settings: Any,
-) -> Path:  # fmt: skip
+) -> Path:
     """An adapter of the model in `base`, in every layer whose name ends so; returns its folder."""
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
@@ -33,11 +38,20 @@ def write_adapter(
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     written = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank,
-        "target_modules": list(targets), "bias": "none", "base_model_name_or_path": str(base),
-        "init_lora_weights": True, "use_rslora": False, "megatron_core": "megatron.core",
-        "rank_pattern": {}, "modules_to_save": None, "use_dora": False,
-    } | settings  # fmt: skip
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": list(targets),
+        "bias": "none",
+        "base_model_name_or_path": str(base),
+        "init_lora_weights": True,
+        "use_rslora": False,
+        "megatron_core": "megatron.core",
+        "rank_pattern": {},
+        "modules_to_save": None,
+        "use_dora": False,
+    } | settings
     (folder / "adapter_config.json").write_text(json.dumps(written))
     return folder
 

@@ -40,9 +40,13 @@ class Checked:
         return [pool.num_held for pool in self.engine.page_owners.pools]
 
     def run(
-        self, name: str, base_len: int, context: TokenArray, tree: TokenTree = EMPTY_TREE,
+        self,
+        name: str,
+        base_len: int,
+        context: TokenArray,
+        tree: TokenTree = EMPTY_TREE,
         **fields: Any,
-    ) -> Output:  # fmt: skip
+    ) -> Output:
         """context: the whole text, of which the engine is to hold base_len tokens."""
         delta = context[base_len:]
         output = run(self.engine, Work(name, base_len, delta, tree, **fields))

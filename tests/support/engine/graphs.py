@@ -27,9 +27,14 @@ Steps = Sequence[Sequence[Work]]
 
 def build(folder: Path, capture: Any = None, **settings: Any) -> Engine:
     defaults: dict[str, Any] = {
-        "dtype": "float32", "device": "cpu", "page_size": 4, "num_pages": 256,
-        "max_batch_tokens": 16, "attention": "triton", "cuda_graphs": capture is not None,
-    }  # fmt: skip
+        "dtype": "float32",
+        "device": "cpu",
+        "page_size": 4,
+        "num_pages": 256,
+        "max_batch_tokens": 16,
+        "attention": "triton",
+        "cuda_graphs": capture is not None,
+    }
     config = EngineConfig(model=str(folder), **{**defaults, **settings})
     return Engine(config, load_model(config), capture=capture)
 
@@ -78,8 +83,11 @@ def _growing() -> Steps:
 
 # The interpreter takes 20 ms for each program: an item of a layer's work for one of its key heads.
 FEW_PROGRAMS = {
-    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12,
-}  # fmt: skip
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 12,
+}
 # The others keep their two key heads, and one layer of each kind.
 FEW_LAYERS: dict[str, dict[str, Any]] = {
     "llama": FEW_PROGRAMS,

@@ -238,6 +238,14 @@ def _tokens(service: Manifest) -> Iterator[str]:
 
 
 _RULES: tuple[Rule, ...] = (
-    _metadata, _upgrades, _group, _replicas, _autoscaler, _state_in_redis, _authentication,
-    _managed, _ports, _tokens,
-)  # fmt: skip
+    _metadata,
+    _upgrades,
+    _group,
+    _replicas,
+    _autoscaler,
+    _state_in_redis,
+    _authentication,
+    _managed,
+    _ports,
+    _tokens,
+)

@@ -26,4 +26,4 @@ HOSTILE = (
     "```html\n<script>window.ran = 1</script>\n```\n"
     '<noscript><p title="</noscript><img src=x onerror=window.ran=1>">',
     "</div></section></main><script>window.ran = 1</script><!-- " + "[" * 3000 + "(" * 3000,
-)  # fmt: skip
+)

@@ -40,8 +40,12 @@ def with_palette(driver: webdriver.Chrome, picture: str) -> bytes:
     filtered = np.concatenate([np.zeros((height, 1), np.uint8), rows], axis=1)
     head = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
     palette = values[kept].round().astype(np.uint8).tobytes()
-    parts = [(b"IHDR", head), (b"PLTE", palette), (b"IDAT", zlib.compress(filtered.tobytes(), 9)),
-             (b"IEND", b"")]  # fmt: skip
+    parts = [
+        (b"IHDR", head),
+        (b"PLTE", palette),
+        (b"IDAT", zlib.compress(filtered.tobytes(), 9)),
+        (b"IEND", b""),
+    ]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
         for name, body in parts

@@ -108,8 +108,15 @@ def _field(draw: st.DrawFn, data: bytes, _other: bytes) -> bytes:
 
 
 _CHANGES: list[Callable[[st.DrawFn, bytes, bytes], bytes]] = [
-    _flip, _cut, _truncate, _insert, _splice, _repeat, _field, _field,
-]  # fmt: skip
+    _flip,
+    _cut,
+    _truncate,
+    _insert,
+    _splice,
+    _repeat,
+    _field,
+    _field,
+]
 
 
 def _fields(data: bytes) -> list[tuple[int, int, int]]:

@@ -132,9 +132,13 @@ class _Round:
     """One step of all texts that are not long enough; row i is that of text active[i]."""
 
     def __init__(
-        self, world: World, texts: Texts, active: Ints, keys: npt.NDArray[np.uint64],
+        self,
+        world: World,
+        texts: Texts,
+        active: Ints,
+        keys: npt.NDArray[np.uint64],
         drafts_by_step: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._world, self._texts, self._active = world, texts, active
         self._root = texts.lens[active]
         self._stream = self._root if drafts_by_step else np.zeros_like(self._root)

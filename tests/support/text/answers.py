@@ -50,11 +50,34 @@ WRITTEN: Mapping[str, str] = {
 }
 # What may stand around calls, or break them.
 _ANYWHERE = (
-    " ", "\n\n", "\t", "Yes", "x = 1", "é🙂", "{", "}", '"', "[", "]", ",", ";", "```", "\\",
-    _OBJECT, '{"name": "\\q", "arguments": {}}', '{"arguments": {"a": 1}, "name": "f"}',
-    '{"name": "f", "arguments": {}', '{"name": "f", "arguments": {}, "id": "1"}', '{"name": "',
-    '{"name": "", "arguments": {}}', '{"a": [1, {}]}', "<think>", "</think>", "<", "name",
-)  # fmt: skip
+    " ",
+    "\n\n",
+    "\t",
+    "Yes",
+    "x = 1",
+    "é🙂",
+    "{",
+    "}",
+    '"',
+    "[",
+    "]",
+    ",",
+    ";",
+    "```",
+    "\\",
+    _OBJECT,
+    '{"name": "\\q", "arguments": {}}',
+    '{"arguments": {"a": 1}, "name": "f"}',
+    '{"name": "f", "arguments": {}',
+    '{"name": "f", "arguments": {}, "id": "1"}',
+    '{"name": "',
+    '{"name": "", "arguments": {}}',
+    '{"a": [1, {}]}',
+    "<think>",
+    "</think>",
+    "<",
+    "name",
+)
 _MARKERS: Mapping[str, Sequence[str]] = {
     "hermes": ("<tool_call>", "</tool_call>", "<tool_", "call>", "</"),
     "llama3": ("<|python_tag|>", "<|python", "; "),
@@ -63,17 +86,33 @@ _MARKERS: Mapping[str, Sequence[str]] = {
         map(
             deepseek,
             (
-                "<|tool_calls_begin|>", "<|tool_call_begin|>", "function<|tool_sep|>", "\n```json",
-                "<|tool_call_end|>", "<|tool_calls_end|>", "<|tool_call", "s_begin|>",
+                "<|tool_calls_begin|>",
+                "<|tool_call_begin|>",
+                "function<|tool_sep|>",
+                "\n```json",
+                "<|tool_call_end|>",
+                "<|tool_calls_end|>",
+                "<|tool_call",
+                "s_begin|>",
             ),
         )
     ),
     "harmony": (
-        "<|channel|>", "final", "analysis", "<|message|>", "<|end|>", "<|start|>assistant", "<|",
-        "<|channel|>final<|message|>", "<|channel|>analysis<|message|>", " to=functions.f",
-        "<|call|>", "<|return|>", "<|constrain|>json",
+        "<|channel|>",
+        "final",
+        "analysis",
+        "<|message|>",
+        "<|end|>",
+        "<|start|>assistant",
+        "<|",
+        "<|channel|>final<|message|>",
+        "<|channel|>analysis<|message|>",
+        " to=functions.f",
+        "<|call|>",
+        "<|return|>",
+        "<|constrain|>json",
     ),
-}  # fmt: skip
+}
 
 
 def texts_of(name: str) -> Sequence[str]:

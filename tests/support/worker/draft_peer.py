@@ -31,9 +31,16 @@ def lookup(max_requests: int = 8) -> SuffixDrafter:
 
 def opening(request_id: str, tokens: Sequence[int], max_nodes: int = 8, **fields: Any) -> Commit:
     return Commit(
-        request_id, fields.get("generation", 1), 0, fields.get("prefix_hash", 0),
-        token_array(tokens), fields.get("prompt_len", len(tokens)), max_nodes, "default", GREEDY,
-    )  # fmt: skip
+        request_id,
+        fields.get("generation", 1),
+        0,
+        fields.get("prefix_hash", 0),
+        token_array(tokens),
+        fields.get("prompt_len", len(tokens)),
+        max_nodes,
+        "default",
+        GREEDY,
+    )
 
 
 def extension(request_id: str, before: Sequence[int], tokens: Sequence[int]) -> Commit:
@@ -176,9 +183,14 @@ class CountingDrafter:
     def _proposal(self, task: DraftTask) -> Proposal:
         text, size = self.texts[task.request_id], min(self.grown[task.request_id], 50)
         return Proposal(
-            task.request_id, task.generation, len(text), prefix_hash(text),
-            TokenTree.chain(list(range(size))), np.ones(size, dtype=np.float32), "toy",
-        )  # fmt: skip
+            task.request_id,
+            task.generation,
+            len(text),
+            prefix_hash(text),
+            TokenTree.chain(list(range(size))),
+            np.ones(size, dtype=np.float32),
+            "toy",
+        )
 
     def release(self, request_ids: Sequence[str]) -> None:
         self.released.extend(request_ids)

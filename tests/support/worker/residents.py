@@ -66,9 +66,15 @@ class GreedyOracle:
             ahead.append(int(np.argmax(self._law(ahead))))
         drafts = token_array(ahead[len(state.text) :])
         return Proposal(
-            task.request_id, task.generation, len(state.text), state.text.hash_at(len(state.text)),
-            TokenTree.chain(drafts), np.full(len(drafts), 0.9, np.float32), self.name, True,
-        )  # fmt: skip
+            task.request_id,
+            task.generation,
+            len(state.text),
+            state.text.hash_at(len(state.text)),
+            TokenTree.chain(drafts),
+            np.full(len(drafts), 0.9, np.float32),
+            self.name,
+            True,
+        )
 
     def release(self, request_ids: Sequence[str]) -> None:
         self.released.extend(request_ids)

@@ -57,9 +57,14 @@ class Session:
     """One text, and what the verifier has said of it.  written: its output so far."""
 
     def __init__(
-        self, request_id: str, prompt: Sequence[int], params: SamplingParams, generation: int = 0,
-        written: Sequence[int] = (), adapter: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        generation: int = 0,
+        written: Sequence[int] = (),
+        adapter: str = "",
+    ) -> None:
         self.request_id = request_id
         tokens = token_array([*prompt, *written])
         self.record = TargetText(

@@ -92,16 +92,27 @@ def worker_of(
     """
     engine = engine or ToyEngine()
     description = WorkerDescription(
-        "w", "target", "toy", model_hash="m", tokenizer_hash="t", vocab_size=VOCAB_SIZE,
-        max_context_len=4096, max_running_sequences=64, max_batch_tokens=512,
+        "w",
+        "target",
+        "toy",
+        model_hash="m",
+        tokenizer_hash="t",
+        vocab_size=VOCAB_SIZE,
+        max_context_len=4096,
+        max_running_sequences=64,
+        max_batch_tokens=512,
         residents=tuple(drafters),
-    )  # fmt: skip
+    )
     residents = Residents([resident(each, name, **breaker) for name, each in drafters.items()])
     config = CoordinatorConfig(**{"budget": "fixed", **settings})
     return TargetWorker(
-        Verifier(engine, wants=residents.wants), description, Controller(config), residents,
-        max_draft_tokens=config.max_draft_tokens, **worker,
-    )  # fmt: skip
+        Verifier(engine, wants=residents.wants),
+        description,
+        Controller(config),
+        residents,
+        max_draft_tokens=config.max_draft_tokens,
+        **worker,
+    )
 
 
 @asynccontextmanager

@@ -44,9 +44,12 @@ class Desk(Told):
             self.stream.acknowledged = frame.serial
 
     def post(
-        self, *opens: Open, cancels: Sequence[TextName] = (), trees: Sequence[PoolTree] = (),
+        self,
+        *opens: Open,
+        cancels: Sequence[TextName] = (),
+        trees: Sequence[PoolTree] = (),
         **fields: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Send a frame; it is taken in before the next step."""
         self.target.mailbox.put(
             self.stream, StepFrame(tuple(opens), tuple(cancels), tuple(trees), **fields)
@@ -88,13 +91,21 @@ class Steps:
         self.residents = Residents(residents, clock)
         self.verifier = verifier or Verifier(self.engine, clock, wants=self.residents.wants)
         description = WorkerDescription(
-            worker_id, "target", "toy", vocab_size=self.engine.vocab_size,
-            max_running_sequences=max_texts, max_batch_tokens=max_rows,
-        )  # fmt: skip
+            worker_id,
+            "target",
+            "toy",
+            vocab_size=self.engine.vocab_size,
+            max_running_sequences=max_texts,
+            max_batch_tokens=max_rows,
+        )
         self.loop = loop = StepLoop(
-            self.verifier, self.residents, self.controller, description, config.max_draft_tokens,
+            self.verifier,
+            self.residents,
+            self.controller,
+            description,
+            config.max_draft_tokens,
             clock,
-        )  # fmt: skip
+        )
         self.texts, self.streams, self.mailbox = loop.texts, loop.streams, loop.mailbox
         self.desks: list[Desk] = []
 

@@ -34,23 +34,33 @@ def opened(
     """written: the output so far."""
     tokens = token_array([*prompt, *written])
     known = {
-        "generation": 1, "token_ids": tokens, "prefix_hash": prefix_hash(tokens),
-        "prompt_len": len(prompt), "params": params, "max_len": len(prompt) + params.max_tokens,
+        "generation": 1,
+        "token_ids": tokens,
+        "prefix_hash": prefix_hash(tokens),
+        "prompt_len": len(prompt),
+        "params": params,
+        "max_len": len(prompt) + params.max_tokens,
         "max_draft_tokens": 16,
-    }  # fmt: skip
+    }
     return Open(name, **{**known, **fields})
 
 
 def pool_tree(
-    context: Sequence[int], tree: TokenTree, sources: Sequence[int] = (), name: str = "r",
+    context: Sequence[int],
+    tree: TokenTree,
+    sources: Sequence[int] = (),
+    name: str = "r",
     **fields: Any,
-) -> PoolTree:  # fmt: skip
+) -> PoolTree:
     """A tree of the pool that continues `context`; all of the first drafter without sources."""
     known = {
-        "generation": 1, "base_len": len(context), "prefix_hash": prefix_hash(context),
-        "tree": tree, "survival": np.full(len(tree), 0.9, np.float32),
+        "generation": 1,
+        "base_len": len(context),
+        "prefix_hash": prefix_hash(context),
+        "tree": tree,
+        "survival": np.full(len(tree), 0.9, np.float32),
         "sources": np.array(sources or [1] * len(tree), np.uint32),
-    }  # fmt: skip
+    }
     return PoolTree(name, **{**known, **fields})
 
 

@@ -38,9 +38,12 @@ class ToyEngine:
     """Serves `law` through the engine's seam."""
 
     def __init__(
-        self, law: Law | None = None, vocab_size: int = VOCAB_SIZE, max_context_len: int = 4096,
+        self,
+        law: Law | None = None,
+        vocab_size: int = VOCAB_SIZE,
+        max_context_len: int = 4096,
         works_per_step: int = 1000,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.law = law or hashed_law(vocab_size)
         self.vocab_size = vocab_size
         self.adapters = Adapters({1: Adapter("sql@1", {})}, {"sql": 1})
@@ -74,8 +77,9 @@ class ToyEngine:
         self.last_step = StepSummary(
             num_rows=sum(len(work.delta) for work in picked) + num_nodes,
             num_prompt_rows=sum(len(work.delta) for work in prompts),
-            num_sequences=len(picked), num_nodes=num_nodes,
-        )  # fmt: skip
+            num_sequences=len(picked),
+            num_nodes=num_nodes,
+        )
         return outputs
 
     def _num_picked(self) -> int:

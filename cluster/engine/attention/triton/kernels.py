@@ -140,9 +140,17 @@ def attend_kernel(
         if CAPPED:
             scores = _bounded(scores, softcap)
         visible = _visible(
-            key, exists, position, row, context_len, bits_of, words_per_row, node_positions_of,
-            WINDOW, TREES,
-        )  # fmt: skip
+            key,
+            exists,
+            position,
+            row,
+            context_len,
+            bits_of,
+            words_per_row,
+            node_positions_of,
+            WINDOW,
+            TREES,
+        )
         scores = tl.where(visible, scores, float("-inf"))
         highest = tl.maximum(maximum, tl.max(scores, axis=1))
         # A row that has seen nothing yet: -inf less -inf would be no number.

@@ -251,9 +251,16 @@ def _tile_words(
         # Where the tile's first row would stand; rows of the delta have no words and read none.
         first_bits = bits + (tile.row_start - own.num_delta) * words_per_row
         rows += (
-            own.row_start + tile.row_start, num_rows, slots, own.context_len, first_bits,
-            words_per_row, node_positions, first_partial, num_partials,
-        )  # fmt: skip
+            own.row_start + tile.row_start,
+            num_rows,
+            slots,
+            own.context_len,
+            first_bits,
+            words_per_row,
+            node_positions,
+            first_partial,
+            num_partials,
+        )
     return np.array(rows, np.int32)
 
 
