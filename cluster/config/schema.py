@@ -18,15 +18,7 @@ from cluster.config.access import AccessConfig
 from cluster.config.addresses import Host, Url
 from cluster.config.doors import DataPlaneConfig, NetworkConfig, TlsConfig
 from cluster.config.http import DashboardConfig, HttpConfig, UiConfig
-from cluster.config.parse import (
-    Line,
-    NonNegativeInt,
-    Port,
-    PositiveInt,
-    Range,
-    Seconds,
-    name_of,
-)
+from cluster.config.parse import Line, NonNegativeInt, Port, PositiveInt, Range, Seconds, name_of
 from cluster.config.placement import PlacementConfig
 from cluster.config.processes import (
     CoordinatorConfig,
