@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
@@ -126,7 +126,7 @@ class SpeculationOptions:
     return_draft_trees: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Request:
     """A client's request, in tokens.  Immutable.
 

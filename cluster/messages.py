@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
@@ -247,7 +247,7 @@ class AdapterList:
     refused: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class StepFrame:
     """Coordinator to target: texts to run, texts to end, and trees of the pool.
 
@@ -263,7 +263,7 @@ class StepFrame:
     heartbeat: Heartbeat | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class CommitFrame:
     """Coordinator to drafter."""
 
@@ -271,7 +271,7 @@ class CommitFrame:
     released: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class ProposalFrame:
     """Drafter to coordinator.  pages_*: of its engine, or 0."""
 
@@ -284,7 +284,7 @@ class ProposalFrame:
     draft_time_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class VerdictFrame:
     """Target to coordinator: a step's results for the coordinator's texts.
 
@@ -307,7 +307,7 @@ class VerdictFrame:
     engines: tuple[EngineState, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class SubmitFrame:
     """Ingress to coordinator: new requests, and ids of requests whose client went away.
 
@@ -320,7 +320,7 @@ class SubmitFrame:
     ended: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class EventFrame:
     """Coordinator to ingress: events of this stream's requests since the last frame.
 

@@ -15,7 +15,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from cluster.config.file import load, parse_arguments
 from cluster.config.parse import key_of, parse
 from cluster.config.schema import Config
 from cluster.errors import DrafthouseError
+from cluster.records import frozen
 from cluster.simulate.settings import Settings
 from deployments import vllm_options
 from deployments.asked import DEMONSTRATION
@@ -66,7 +67,7 @@ _TARGET = {"engine": {"model": "models/demo-target"}}
 _LM = {"kind": "lm", "options": {"engine": {"model": "models/demo-draft"}}}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fence:
     """A fenced block.  language: "" = the shell."""
 

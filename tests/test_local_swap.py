@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from cluster.draft.plugin import Draft, TextDrafter
 from cluster.errors import ConfigError
 from cluster.local import LLM
 from cluster.models.fingerprint import model_hash
+from cluster.records import frozen
 from cluster.spec.acceptance import versioned
 from cluster.worker.swap import check_room
 from tests.support.draft.heads import random_eagle3
@@ -177,7 +177,7 @@ def test_a_model_that_cannot_draft_changes_nothing_and_is_named(
     assert worth(llm, folders["right"]) > OWN
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LateOptions:
     """dies: its load waits for `leave`, and fails then."""
 

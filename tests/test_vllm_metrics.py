@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import metrics
 from cluster.metrics.recorder import EVERY_METRIC, Recorder
-from cluster.metrics.told import COORDINATOR, INGRESS
+from cluster.metrics.told import COORDINATOR, INGRESS, TARGET
 
 LABELS = {"model_name": "a-model", "engine": "c-1"}
 
@@ -140,10 +140,10 @@ def test_a_process_that_counts_no_requests_has_none_of_vllms_names() -> None:
 
 
 def test_every_name_has_one_kind_of_process_that_counts_it() -> None:
-    ingress, coordinator = (
+    ingress, coordinator, target = (
         {family.name for family in Recorder("p", only=own).collect()}
-        for own in (INGRESS, COORDINATOR)
+        for own in (INGRESS, COORDINATOR, TARGET)
     )
-    assert not ingress & coordinator
+    assert not ingress & (coordinator | target)
     everything = {family.name for family in Recorder("p").collect()}
-    assert ingress | coordinator == everything
+    assert ingress | coordinator | target == everything

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ast
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import starlette
+
+from cluster.records import frozen
 
 MODULES = ("endpoints", "authentication", "config", "schemas", "templating", "applications")
 # Enough for the recorded call; a whole module would take minutes on two cores.
@@ -44,7 +45,7 @@ TOOLS = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Turn:
     """kind: one of MAX_TOKENS.  body: a chat's fields, without model and temperature."""
 

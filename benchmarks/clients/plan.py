@@ -7,13 +7,15 @@ whose exit status and output show their results.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+
+from cluster.records import frozen
 
 _SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Setting:
     """The arguments of a client.  url: without /v1.  tokenizer: folder.  work: its own folder."""
 
@@ -23,7 +25,7 @@ class Setting:
     work: Path
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Command:
     """One check by a client's own command line.
 
@@ -35,7 +37,7 @@ class Command:
     shows: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Client:
     """A client.  name: also that of its environment.  package: its version is in the table.
 

@@ -9,12 +9,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.clients.environments import Environments, Unavailable, version
 from benchmarks.clients.plan import Client, Command, Setting
+from cluster.records import frozen
 
 # Number of lines at the end of a failed command's output that are shown.
 _TAIL = 5
@@ -31,7 +32,7 @@ _ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """One check.  result: "passed", "failed" or "not run".  note: the reason if it did not pass."""
 

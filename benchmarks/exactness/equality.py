@@ -28,7 +28,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
@@ -38,6 +37,7 @@ from benchmarks.support.completions import acceptance, body_of, complete, token_
 from benchmarks.support.options import add_options, add_server_options, parser_of, words
 from benchmarks.support.record import OUT, show_report
 from benchmarks.support.serving import Server, running
+from cluster.records import frozen
 
 LAWS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -98,7 +98,7 @@ def modes_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return modes | {f"only {drafter}": {"drafters": [drafter]} for drafter in alone}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Asker:
     """Asks a server to continue the prompts."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from cluster.engine.memory.sequence import Pending, Sequence
 from cluster.engine.schedule.batch import Batch, Pick, build_batch
 from cluster.engine.types import AttentionOptions
 from cluster.engine.work import Work
+from cluster.records import frozen
 from cluster.spec.draw import DrawRows, Draws, FusedDraw, draw
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.sampling import pack
@@ -29,7 +29,7 @@ _HEADS, _HEAD_DIM = 32, 128  # a layer of Llama 3's 8B
 _KV_HEADS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Problem:
     """One layer's attention: each of `batch` sequences has a context and a tree of `nodes`."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
+from cluster.records import frozen
+
 Weights = dict[str, torch.Tensor]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -35,7 +37,7 @@ _FILL_STD = 0.02
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shape:
     """The sizes of a Llama; the head dimension is the source's."""
 
@@ -55,7 +57,7 @@ SHAPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadPlaces:
     """The positions of the source's heads.
 

@@ -16,9 +16,10 @@ import numpy as np
 from cluster.core import DraftTask, Proposal, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.committed_text import CommittedTextDrafter, RequestState
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RandomOptions:
     """vocab_size: upper bound of the random tokens.  claim: claimed survival per level."""
 
@@ -70,7 +71,7 @@ class RandomDrafter(CommittedTextDrafter[_RandomState]):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SleepingOptions:
     """sleep_s: delay of every answer.  vocab_size: upper bound of the random tokens."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from cluster.records import frozen
 from cluster.spec.interval import Interval
 
 # Bar against plain decoding: for the lower bound of each stack's geometric mean, and for the upper
@@ -17,7 +18,7 @@ Pair = Mapping[str, Any]
 Cells = Mapping[str, Sequence[Pair]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cell:
     """A stack of processes, a kind of prompts, a sampling setting and a concurrency."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,6 +30,7 @@ from benchmarks.support.record import Record
 from cluster.plan import ensemble, load, standing
 from cluster.plan.arms import ArmWorth
 from cluster.plan.standing import Standing, Turn
+from cluster.records import frozen
 from cluster.simulate.replay import Adaptive, Simulation
 from cluster.simulate.texts import RecordedText
 from cluster.simulate.texts import load as load_texts
@@ -99,7 +100,7 @@ _OF_MANY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Stage:
     """A cell with all that it takes to play it."""
 

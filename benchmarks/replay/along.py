@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -27,6 +26,7 @@ from cluster.core import (
 from cluster.draft.base import Drafter
 from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows
 from cluster.errors import ProtocolError
+from cluster.records import frozen, record
 from cluster.spec.logprobs import TopTokens
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import walk
@@ -36,7 +36,7 @@ from cluster.spec.tree_check import ANY_VOCABULARY, problems_of_proposals
 _MAX_SLICES = 10_000
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Recording:
     """The output of a target for a prompt under `params`.
 
@@ -70,7 +70,7 @@ class Recording:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReplayStats:
     """Sums over rounds; statistics of several recordings can be added.
 

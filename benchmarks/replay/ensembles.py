@@ -20,7 +20,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -29,6 +29,7 @@ from benchmarks.replay.machines import MACHINES
 from benchmarks.replay.synthetic import KINDS, USELESS, Leads, kind_at, specialists
 from benchmarks.support.options import add_options, parser_of
 from cluster.plan.resident import EVERYONE
+from cluster.records import frozen
 from cluster.simulate.replay import Adaptive, Playing, Simulation, Step, Times
 from cluster.simulate.texts import RecordedText, load
 from cluster.simulate.world import Machine, Pool, recorded
@@ -95,7 +96,7 @@ class Told(Watched):
         return ask
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Speeds:
     """Tokens per second of the machine: behind KNOWN_AFTER tokens of each text, and of all."""
 
@@ -103,7 +104,7 @@ class Speeds:
     whole: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Found:
     """The speeds of one cell.
 
@@ -120,7 +121,7 @@ class Found:
     with_useless: Speeds
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FoundRecorded:
     """The speeds of one cell along recorded texts.  alone: of the loop with one drafter."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from benchmarks.replay.machines import MACHINES
 from benchmarks.replay.rivals import Fixed, merged, random_source, silent_source
 from cluster.config.schema import CoordinatorConfig
+from cluster.records import frozen
 from cluster.simulate.replay import Adaptive, Outcome, Policy, Simulation
 from cluster.simulate.texts import RecordedText
 from cluster.simulate.world import Machine, Pool, Source, recorded
@@ -29,7 +30,7 @@ FIXED = (1, 2, 3, 4, 6, 8, 12, 16)
 SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cell:
     machine: str
     place: str
@@ -38,7 +39,7 @@ class Cell:
     num_sequences: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Found:
     """Speeds relative to plain decoding.
 

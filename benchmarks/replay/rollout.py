@@ -32,6 +32,7 @@ from cluster.core import TokenTree
 from cluster.plan.candidate import Phase
 from cluster.plan.roster import Roster
 from cluster.plan.scores import DraftScores
+from cluster.records import frozen
 from cluster.simulate.replay import Adaptive, Playing, Simulation, Step, Times
 from cluster.simulate.texts import RecordedText, load
 from cluster.simulate.world import Machine, Offer, Pool, Source, recorded
@@ -44,7 +45,7 @@ _WRONG = 2**30
 NEW, OLD = "new", "old"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scene:
     """A candidate `new` and the former `old`.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from cluster.core import FloatArray, TokenTree
+from cluster.records import frozen
 from cluster.simulate.texts import RecordedText, RecordedTrees
 
 _SIZE = 12
@@ -17,7 +18,7 @@ USELESS = "useless"
 _CHANGES = " and another"  # behind the task of texts whose kind changes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Leads:
     """The accuracy of a specialist in texts of its own kind, and in others.
 

@@ -6,10 +6,10 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.support.processes import PinnedProcess, free_ports
+from cluster.records import frozen
 
 MODEL = "paced"
 _CONFIG = """
@@ -26,7 +26,7 @@ applications:
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     """period_ms: between two steps.  is_drafted: a step emits three tokens of a text, not one.
 
@@ -39,7 +39,7 @@ class Plan:
     cores: tuple[int, ...] = (0, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stack:
     """The running processes and the ingress' ports."""
 

@@ -11,13 +11,14 @@ from typing import Any
 from benchmarks.spec_bench.questions import Question
 from benchmarks.support.answers import Law
 from cluster.errors import WorkerError
+from cluster.records import frozen
 from deployments.openai_client import OpenAIServer, RefusedError, choices, said
 
 # A server's status for a question that is too long for its model.
 _TOO_LONG = 400
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Turn:
     """One answer.  Times are seconds of one clock, None where no text came.
 

@@ -10,10 +10,10 @@ and answers both groups in one run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from benchmarks.spec_bench.questions import Question, rotated, share_out
 from benchmarks.support.answers import Law
+from cluster.records import frozen
 
 OURS = "ours"
 PLAIN = "ours, plain"
@@ -23,7 +23,7 @@ PLAIN = "ours, plain"
 _LEAST_SHARE = 12
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Block:
     """Questions that are asked `concurrency` at a time.  system: the system that they measure."""
 
@@ -32,7 +32,7 @@ class Block:
     questions: tuple[Question, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Run:
     """One life of a server.  server: OURS, or the name of a peer.  seen: how often each block is
     asked before it is measured."""

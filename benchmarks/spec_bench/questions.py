@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.support.prompts import prompts
+from cluster.records import frozen
 
 # Spec-Bench reports the categories of MT-bench, which have few questions each, together.
 _MT_BENCH = frozenset(
@@ -21,7 +22,7 @@ _MT_BENCH = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Question:
     """A conversation: `turns` are what the user says, one after each answer.
 

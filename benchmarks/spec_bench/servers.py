@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from benchmarks.spec_bench.peers.makers import DRAFT_TOKENS, Programs, environme
 from benchmarks.spec_bench.peers.vllm_peer import speculative_config
 from benchmarks.support.processes import PinnedProcess
 from benchmarks.support.serving import running
+from cluster.records import frozen
 
 # The first start of a mode of vLLM compiles its model for minutes; vLLM keeps the result.
 _READY_S = 900.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Asked:
     """The address of a server, the name of its model, and its own fields of every request."""
 
@@ -33,7 +34,7 @@ class Asked:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Setup:
     """The settings with which the servers are started.
 

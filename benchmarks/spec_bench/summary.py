@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from benchmarks.spec_bench.client import Turn
 from benchmarks.spec_bench.plan import OURS, PLAIN
 from benchmarks.support.answers import Answer, rate_at_level
+from cluster.records import frozen
 from deployments.bench.ratios import Ratio
 
 ALL = "all"
@@ -30,7 +31,7 @@ def whole(turn: Turn) -> tuple[float, float]:
     return turn.num_tokens, turn.last_s - turn.submitted_s
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cell:
     """Answers of one system at one level and law: turns by run."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from cluster.records import frozen
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class Law:
     """A sampling setting: its name in tables, and the temperature (0 = greedy)."""
 
@@ -26,7 +27,7 @@ class Law:
         return cls(text, float(text[1:]))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Answer:
     """One prompt's output.
 
@@ -39,7 +40,7 @@ class Answer:
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Acceptance:
     """steps: verify steps with drafts, over all sequences.  accepted: tokens."""
 
@@ -51,7 +52,7 @@ class Acceptance:
         return 1 + self.accepted / self.steps if self.steps else 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Result:
     """The result of one turn of one system.  acceptance: None if nothing was drafted."""
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.support.answers import Acceptance, Answer, Law, Result
@@ -25,13 +25,14 @@ from cluster.core import (
     token_array,
 )
 from cluster.messages import EventFrame, SubmitFrame
+from cluster.records import frozen
 from cluster.rpc.channel import CoordinatorLink, connect_coordinator
 from cluster.rpc.link import Link
 
 _JOIN_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Setup:
     """The settings for starting our processes.
 

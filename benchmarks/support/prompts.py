@@ -13,16 +13,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.support.record import ROOT
+from cluster.records import frozen
 
 _MAX_LEN = 320  # tokens
 _LINES = 12
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Prompt:
     """kind: a key of KINDS.  task: value of the request's `metadata.task`."""
 
@@ -31,7 +31,7 @@ class Prompt:
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Excerpt:
     kind: str
     path: str

@@ -9,18 +9,18 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from benchmarks.support.record import ROOT
+from cluster.records import frozen
 from deployments.metrics_reader import Page
 
 READY = "Drafthouse is ready:"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Server:
     """A server's address and process id (0 if it was started elsewhere)."""
 

@@ -16,7 +16,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from cluster import metrics
@@ -32,6 +32,7 @@ from cluster.core import (
     TokenArray,
     TokenEvent,
 )
+from cluster.records import record
 from cluster.requests.redraw import Redraw
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ _MAX_FILES = 64
 _TENANT_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class _Case:
     """A session that has ended, at a target."""
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cluster.coordinator.session import Session
 from cluster.core import FinishReason
 from cluster.messages import StepReport, TextVerdict
 from cluster.plan.fence import Fence
+from cluster.records import record
 from cluster.spec.acceptance import Group
 
 E = TypeVar("E")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Asked:
     """A drafter of the pool is told of a text and asked for so many nodes.
 
@@ -30,7 +30,7 @@ class Asked:
     is_hit: bool | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Answered:
     """A verdict was committed.  former_at: when the one before it was, None = these are the first
     tokens."""
@@ -41,7 +41,7 @@ class Answered:
     former_at: float | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Ended:
     """A session is over.  target_id: where it was; "" = nowhere."""
 
@@ -51,7 +51,7 @@ class Ended:
     target_id: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Stepped:
     """A target has made a step."""
 

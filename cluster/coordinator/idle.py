@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from cluster.records import frozen
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec import statistics
 
@@ -47,7 +47,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Availability:
     """Of the drafters that may serve a request, how many there are.
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from cluster.coordinator.adapters import AdapterNews
-from cluster.coordinator.session import error_event
+from cluster.coordinator.session import Deliver, error_event
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, WorkerError
-from cluster.messages import AdapterList, EventFrame, SubmitFrame
+from cluster.messages import AdapterList, EventFrame, Load, SubmitFrame
 from cluster.rpc.duplex import Outbox, run_until_first_ends
 from cluster.rpc.link import Link
-
-if TYPE_CHECKING:
-    from cluster.coordinator.coordinator import Coordinator
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +25,22 @@ _HEARTBEAT_S = 1.0
 _MAX_UNREAD = 2**16
 
 
+class RequestTaker(Protocol):
+    """The coordinator, as far as an ingress link needs it."""
+
+    def open(self, session_id: str, request: Request, deliver: Deliver) -> None: ...
+
+    def cancel(self, session_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None: ...
+
+    def load(self) -> Load: ...
+
+
 class IngressLink(Outbox[EventFrame]):
     """Serves one link.  Request ids are the ingress's own; `prefix` keeps links apart."""
 
     def __init__(
         self,
-        taker: Coordinator,
+        taker: RequestTaker,
         link: Link[EventFrame, SubmitFrame],
         prefix: str,
         adapters: AdapterNews,

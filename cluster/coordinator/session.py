@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from cluster.errors import CapacityError, DrafthouseError
 from cluster.messages import Open, TextVerdict
 from cluster.plan.roster import lot_of
 from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, Text
+from cluster.records import frozen
 from cluster.requests.plain_why import PlainWhy
 from cluster.requests.redraw import Redraw
 from cluster.requests.step_count import StepCount
@@ -21,14 +22,10 @@ from cluster.spec.acceptance import group_of
 from cluster.spec.statistics import TextStatistics
 from cluster.spec.token_log import TokenLog
 
-if TYPE_CHECKING:
-    from cluster.coordinator.replica import Subscription
-    from cluster.coordinator.targets import TargetSeat
-
 Deliver = Callable[[TokenEvent], None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """The limits that end a text, besides its own stop tokens.
 
@@ -64,13 +61,13 @@ class Session:
     redraws: list[Redraw] = field(default_factory=list)
     is_over: bool = False
     generation: int = 0
-    target: TargetSeat | None = None
+    target: Any = None  # a TargetSeat; its module needs this one
     opened_serial: int = 0
     has_answered: bool = False
     num_retries: int = 0
     num_reopened: int = 0
     declined: dict[str, float] = field(default_factory=dict)
-    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    subscriptions: dict[str, Any] = field(default_factory=dict)  # of Subscription, likewise
     statistics: TextStatistics = field(default_factory=TextStatistics)
     idle_because: str = ""
     first_at: float | None = None

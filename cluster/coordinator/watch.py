@@ -9,12 +9,12 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cluster.coordinator.events import Stepped
 from cluster.coordinator.replica import DrafterReplica
 from cluster.messages import ProposalFrame, StepReport, WorkerDescription
+from cluster.records import frozen
 
 ROUNDS_EVERY_S = 0.1
 _TICKS_OF_STATE, _TICKS_OF_SCORES = 10, 50
@@ -22,7 +22,7 @@ _TICKS_OF_STATE, _TICKS_OF_SCORES = 10, 50
 _MAX_STEPS, _MAX_DRAFTERS = 256, 64
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Hello:
     """The first event of every coordinator, also of one that comes later."""
 
@@ -72,7 +72,7 @@ class Drafts(NamedTuple):
     """Time that it says it has computed."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rounds:
     """Ten times a second, where anything happened. At most 256 steps and 64 replicas."""
 
@@ -88,7 +88,7 @@ class Rounds:
     """Steps that were too many for an event."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Drafters:
     """Once a second."""
 
@@ -103,7 +103,7 @@ class Drafters:
     """Why drafters take no part."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class State:
     """Once a second."""
 
@@ -118,7 +118,7 @@ class State:
     of all of them: `num_running`, `num_waiting`, `num_steps`, `pages_in_use`, `pages_total`."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scores:
     """Every five seconds."""
 

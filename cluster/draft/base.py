@@ -6,15 +6,16 @@ docs/own-drafter.md shows how to write one; `cluster.draft.plugin` has what it n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, runtime_checkable
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.grammar.text import ConstrainedText
+from cluster.records import frozen
 from cluster.requests.grammar_spec import GrammarSpec
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DrafterContext:
     """The settings of one drafter that do not come from its own options.
 

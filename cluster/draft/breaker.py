@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
+from cluster.records import frozen
 
 # A replica that is gone and has not failed for so many times the reset time starts afresh.
 _MEMORY_RESETS = 10
@@ -20,7 +20,7 @@ _STALL_SHARE = 0.02
 _STALL_SLACK_S = 0.25
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ruling:
     """The consequence of a drafter's refusal of a request.
 

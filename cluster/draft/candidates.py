@@ -7,7 +7,6 @@ per row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ from cluster.core import SamplingParams
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.cpu import kernels
 from cluster.engine.draw.native import RankedDraw
+from cluster.records import record
 from cluster.spec.noise import gumbel
 from cluster.spec.params import divisor
 from cluster.spec.penalties import bounded, single_precision_penalties
@@ -26,7 +26,7 @@ Array = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class RowContext:
     """The conditions of the target's draw at one row.
 
@@ -41,7 +41,7 @@ class RowContext:
     seen: frozenset[int] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class RankedRows:
     """The candidates of several nodes: the arrays of `Ranking` with a leading axis of rows."""
 
@@ -52,7 +52,7 @@ class RankedRows:
         return Ranking(self.token_ids[index], self.scores[index])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Ranking:
     """The candidates of one node, best first.
 

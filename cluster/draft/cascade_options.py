@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cluster.config.parse import PositiveInt, Share
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 # A stage that is not sure of its first token leaves the text to the next one.
 _THRESHOLD = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CascadeOptions:
     """Drafters that draft one after another, from the cheapest to the best."""
 

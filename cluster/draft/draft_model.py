@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.draft.base import DrafterContext
@@ -22,11 +21,12 @@ from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash
 from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.models.resolve import resolve
+from cluster.records import record
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class DraftModel:
     """vocabulary: of its columns, None = the target's own.  tokenizer_hash: the target's, "" =
     unknown.  vocab_size: tokens of the target that it can read."""

@@ -6,7 +6,6 @@ It runs inside the target, where the grammars are compiled; a text without one g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,9 +15,10 @@ from cluster.draft.committed_text import DraftedRequest
 from cluster.draft.plugin import Draft, RequestState, TextDrafter
 from cluster.errors import ConfigError, RequestError
 from cluster.grammar.text import ConstrainedText
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GrammarOptions:
     """It has none."""
 

@@ -7,13 +7,13 @@ target on several ranks only the first one drafts, and must not take pages that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from cluster.draft.heads.head import KeysValues
 from cluster.engine.types import AttentionOptions
+from cluster.records import record
 
 
 class Span:
@@ -34,7 +34,7 @@ class Span:
         return self.layers[layer]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Part:
     """One text's rows of a pass, which are neighbours.
 

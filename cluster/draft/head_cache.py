@@ -9,7 +9,6 @@ that were written from those that were not, or for another text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +22,7 @@ from cluster.draft.heads.head import Head, KeysValues, Sight
 from cluster.draft.inside import Host, IndexArray, StepRows
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
+from cluster.records import record
 
 # Stamps are numbers that every floating-point format holds exactly; 0 is what nobody wrote.
 _NUM_STAMPS = 255
@@ -39,7 +39,7 @@ def kv_layers(layers: Any, like: LayerSpec, *, takes_before: bool) -> list[Layer
     return [LayerSpec(heads, dim, like.dtype, like.device) for heads, dim in (*shapes, (1, 1))]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class TextContext:
     """What rows behind a text draft from.
 
@@ -53,7 +53,7 @@ class TextContext:
     hidden: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Places:
     """Where a step's rows of one text belong: int64[rows] each.  before: slot of the token before
     the first, None at the beginning of the text."""

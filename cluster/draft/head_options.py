@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cluster.config.parse import NonNegativeInt, OpenShare, PositiveInt
 from cluster.draft.lm_options import check_children
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 # The kinds whose `model`, where it is not empty, is the folder of a draft head.
 HEAD_KINDS = ("eagle3", "peagle", "medusa", "block", "early_exit")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadOptions:
     """A draft head."""
 
@@ -27,7 +26,7 @@ class HeadOptions:
         check_children(getattr(self, "num_children", 0), self.num_candidates)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Eagle3Options(HeadOptions):
     """An EAGLE-3 head, and how its trees grow."""
 
@@ -43,7 +42,7 @@ class Eagle3Options(HeadOptions):
     """Last tokens of a text that the head attends to; it was trained on texts about as long."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MtpOptions(Eagle3Options):
     """The multi-token-prediction layer in the target's checkpoint, and how its trees grow."""
 
@@ -53,7 +52,7 @@ class MtpOptions(Eagle3Options):
     """Last tokens of a text that the layer attends to."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MedusaOptions(HeadOptions):
     """Medusa heads, and the trees of their products."""
 
@@ -63,7 +62,7 @@ class MedusaOptions(HeadOptions):
     """Less likely nodes are left out."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PeagleOptions(MedusaOptions):
     """A P-EAGLE head, and the trees of the product of its rows."""
 
@@ -73,7 +72,7 @@ class PeagleOptions(MedusaOptions):
     """Last tokens of a text that the head attends to; it was trained on texts about as long."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BlockOptions(HeadOptions):
     """A DFlash or DSpark drafter, which drafts a block in one pass."""
 

@@ -6,10 +6,10 @@ The reference of what native/texts.cpp and native/grow.cpp do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from cluster.draft.coupling import COUNT_TRUST
+from cluster.records import frozen, record
 
 # Matches are compared backwards no further than this: evidence beyond it teaches nothing.
 LONGEST_MATCH = 32
@@ -61,7 +61,7 @@ class IndexedText:
         return newest[-limit:][::-1]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Continuations:
     """The tokens that followed a context so far.
 
@@ -84,7 +84,7 @@ class Context(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Match:
     """Places that agree with the end of a request's text and then with `path`.
 

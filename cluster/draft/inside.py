@@ -8,7 +8,7 @@ is handed the rows of every step, before it hears of what was committed and is a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from cluster.core import SamplingParams, TokenArray
 from cluster.errors import ConfigError
+from cluster.records import frozen, record
 from cluster.spec.token_log import TokenLog
 
 if TYPE_CHECKING:  # drafters of the pool run without torch
@@ -29,7 +30,7 @@ if TYPE_CHECKING:  # drafters of the pool run without torch
 IndexArray = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepWants:
     """The wishes of a drafter for each of the target's steps; none by default, which costs nothing.
 
@@ -51,7 +52,7 @@ WANTS_NOTHING = StepWants()
 _PLAIN = SamplingParams()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class StepRows:
     """One step's rows of one sequence: first those of its text, then all nodes of its tree.
 

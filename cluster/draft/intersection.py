@@ -10,7 +10,6 @@ growth work as for a draft vocabulary that is a part of the target's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +18,7 @@ import numpy as np
 from cluster.draft.vocabulary import DraftVocabulary, Ids
 from cluster.errors import ConfigError
 from cluster.models.token_bytes import TokenBytes, unfinished_len
+from cluster.records import record
 
 Specials = Literal["text", "drop"]
 
@@ -29,7 +29,7 @@ _MAX_WAITING = 4
 _LOST = -1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Intersection:
     """vocabulary: of the columns that the model writes.  order: the model's own id of each id in
     the new numbering.  share: of the target's tokens that it can write."""

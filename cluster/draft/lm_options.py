@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from cluster.config.parse import NonNegativeInt, OpenShare, PositiveInt
 from cluster.config.schema import EngineConfig
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LMOptions:
     """A draft model, and how its trees grow."""
 

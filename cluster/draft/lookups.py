@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,12 +23,13 @@ from cluster.core import (
 from cluster.draft.coupling import count_conditionals, is_useful
 from cluster.draft.hit_rates import HitRates
 from cluster.draft.indexed_text import Context, IndexedText
+from cluster.records import frozen, record
 from cluster.spec.noise import gumbel
 from cluster.spec.params import divisor
 from cluster.spec.tree import edges
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class CountTree:
     """A finished tree.
 
@@ -118,7 +118,7 @@ class Wish(NamedTuple):
     max_nodes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ways:
     """The functions that follow texts and grow trees, in Python or native.
 

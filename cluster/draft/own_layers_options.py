@@ -4,17 +4,18 @@ configuration needs no torch."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from cluster.config.parse import NonNegativeInt, OpenShare, PositiveInt
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor
+from cluster.records import frozen
 
 # The kinds that run layers of the target.
 OWN_LAYERS = ("early_exit", "layer_skip")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OwnLayersOptions:
     """The settings that both kinds have."""
 
@@ -24,7 +25,7 @@ class OwnLayersOptions:
     """Nodes less likely than this are neither expanded nor proposed."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EarlyExitOptions(OwnLayersOptions):
     """The first layers of the target, then its final norm and output layer."""
 
@@ -47,7 +48,7 @@ class EarlyExitOptions(OwnLayersOptions):
         return range(self.exit_layer)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LayerSkipOptions(OwnLayersOptions):
     """The target without some of its layers; `drafthouse train layer-skip` finds which."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cluster.core import (
@@ -33,6 +32,7 @@ from cluster.draft.committed_text import (
     WholeTreeDrafter,
     common_len,
 )
+from cluster.records import record
 from cluster.spec.token_log import TokenLog, prefix_hash
 from cluster.spec.tree import RerootResult, prune, reroot
 
@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Draft:
     """A tree that continues a text.
 

@@ -22,6 +22,7 @@ from cluster.draft.indexed_text import (
 )
 from cluster.draft.lookups import CountedText
 from cluster.draft.native import lookups as native
+from cluster.records import frozen
 
 # An output that agrees on so many tokens with another place has left the one it was at.
 _SURE = 4
@@ -29,7 +30,7 @@ _SURE = 4
 _EVIDENCE_AT_START = 4
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PredictionOptions:
     """Copies of the output that the client predicts."""
 

@@ -17,7 +17,7 @@ import re
 import secrets
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from cluster.core import TokenArray
 from cluster.errors import ConfigError
 from cluster.models.made_for import checkpoint_of
+from cluster.records import frozen, record
 from cluster.requests.tenant import DEFAULT_TENANT
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ _TENANT = re.compile(rf"{UNSALTED}|[0-9a-f]{{32}}")
 _NAME = re.compile(r"(\d{20})-(\d+)-[0-9a-f]{8}\.npz(\.unfinished)?")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Origin:
     """The target that wrote the answers.  model_hash: as it is served."""
 
@@ -48,7 +49,7 @@ class Origin:
     vocab_size: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class RecordedAnswer:
     """One answer with the laws by which it was drawn.
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from cluster.config.parse import Folder, PositiveInt, Range, Share
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RecorderOptions:
     """Answers with the target's laws, to train drafters on: token ids, which are text. Nothing is
     kept by default; see docs/learning.md."""

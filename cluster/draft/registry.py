@@ -15,7 +15,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from cluster.config.schema import DrafterConfig
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.plugin import TextDrafter
 from cluster.errors import ConfigError, DrafthouseError
+from cluster.records import frozen
 
 # Those of the protocol `Drafter`, and what each class is called with.
 _METHODS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -38,7 +39,7 @@ _OF_TEXT_DRAFTERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _CONSTRUCTOR = ("context", "options")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Kind:
     """The classes of one kind, as module:Class.
 
@@ -55,7 +56,7 @@ class Kind:
     is_inside: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NoOptions:
     """Settings of an external drafter that has none."""
 

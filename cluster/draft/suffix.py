@@ -10,7 +10,6 @@ text, which the target alone draws; but its speed tells of them, so no other ten
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
 
@@ -29,9 +28,10 @@ from cluster.draft.indexed_text import (
 from cluster.draft.lookups import CountedText
 from cluster.draft.native import lookups as native
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SuffixOptions:
     """Copies of what followed the same words, in this request's text and in earlier outputs."""
 
@@ -133,7 +133,7 @@ class SuffixDrafter(CountDrafter[CountState]):
 # Kinds that are settings of `suffix`.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PromptLookupOptions(SuffixOptions):
     """Suffix drafts from the request's own text alone: Saxena, "Prompt lookup decoding" (2023)."""
 
@@ -143,7 +143,7 @@ class PromptLookupOptions(SuffixOptions):
     """Tokens of earlier outputs that one store keeps, as in `suffix`; none by default."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NgramCacheOptions(SuffixOptions):
     """Suffix drafts for texts that share words rather than passages."""
 

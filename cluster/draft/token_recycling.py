@@ -34,6 +34,7 @@ from cluster.draft.indexed_text import Continuations
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.lookups import CountedText
 from cluster.draft.native import lookups as native
+from cluster.records import frozen
 from cluster.spec.params import divisor
 from cluster.spec.tree import edges
 
@@ -46,7 +47,7 @@ _GUESS = 1
 Words = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TokenRecyclingOptions:
     """The target's own next choices after the same words, from its earlier steps."""
 
@@ -66,7 +67,7 @@ class TokenRecyclingOptions:
     """Guesses at later positions that ride in each tree, at most half of its nodes."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LookaheadOptions(TokenRecyclingOptions):
     """Token recycling with guesses at later positions, which ride along in each tree."""
 
@@ -110,7 +111,7 @@ class Adjacency:
         return _Words(self._after, tuple(text.tokens[-longest:]), longest, temperature)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Words:
     """The end of a text and of what is drafted behind it; `longest` words at most."""
 

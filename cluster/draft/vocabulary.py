@@ -15,7 +15,6 @@ and the target's tokenizer hash, since the folder needs no tokenizer of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from cluster.core import TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.errors import ConfigError
+from cluster.records import record
 
 FILE_NAME = "draft_vocabulary.safetensors"
 _HASH_KEY = "tokenizer_hash"
@@ -31,7 +31,7 @@ _HASH_KEY = "tokenizer_hash"
 Ids = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class DraftVocabulary:
     """target_ids: int32[draft vocabulary], ascending.  draft_ids: int32[target's vocabulary], what
     the model reads in place of each token.  tokenizer_hash: the target's, "" = unknown."""

@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,11 +21,12 @@ from cluster.engine.loading.peft_folder import AdapterFolder, LowRank, refused
 from cluster.engine.paths import StepInputs
 from cluster.engine.types import AttentionOptions
 from cluster.errors import NotFoundError
+from cluster.records import record
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class _Site:
     """A linear layer of the model, or its part of a product of several.
 
@@ -41,7 +41,7 @@ class _Site:
     is_output: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Adapter:
     """An adapter that lies in memory.
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from cluster.core import TokenArray, TokenTree
 from cluster.engine.work import Work
 from cluster.errors import ProtocolError
+from cluster.records import frozen, record
 
 _MAGIC = b"DHRANKS1"
 _HEADER = struct.Struct("<8sQI")
@@ -29,36 +29,36 @@ _BYTE, _COUNT, _NUMBER, _HASH = (struct.Struct(f"<{kind}") for kind in "BIqQ")
 _TOKEN = np.dtype("<i4")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Submit:
     work: Work
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Retain:
     request_id: str
     path: tuple[int, ...]
     keep: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Release:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ForgetPrefixes:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunStep:
     """prompt_rows: see `Engine.step`."""
 
     prompt_rows: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stop:
     pass
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Container
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,9 +12,10 @@ from cluster.engine.loading.sizes import check_sizes
 from cluster.engine.memory.reach import LayerGroup, Reach
 from cluster.engine.work import Work
 from cluster.errors import ContextLengthError, RequestError
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """The sizes no schedule can get around.
 

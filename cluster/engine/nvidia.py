@@ -11,12 +11,13 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import torch
 
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 _PATIENCE_S = 20.0
 _VERSION = re.compile(r"\d+\.\d+(?:\.\d+)?")
@@ -33,7 +34,7 @@ def _include() -> Path:
     return Path(sysconfig.get_paths(scheme)["include"])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Machine:
     """The places where a machine tells what it has; the defaults are this machine's.
 

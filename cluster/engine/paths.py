@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from cluster.engine.attention.seam import LayerPlan
 from cluster.engine.types import Ability, needs
+from cluster.records import record
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class StepInputs:
     """One forward's rows, on the model's device.
 
@@ -33,7 +33,7 @@ class StepInputs:
         return needs(self.taps, self.adapters)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class StepOutputs:
     """logits: float32 [wanted, vocab].  taps: [rows, taps, hidden], None where none were asked."""
 

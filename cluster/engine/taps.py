@@ -23,14 +23,14 @@ kept it, or does without.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from cluster.errors import ConfigError
+from cluster.records import frozen, record
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TapRows:
     """One sequence's rows of a step: [start, stop) of `Taps.rows`.
 
@@ -45,7 +45,7 @@ class TapRows:
     stop: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Taps:
     """The hidden states of all rows that one step computed.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
+
+from cluster.records import frozen, record
 
 
 class Ability(enum.Enum):
@@ -22,7 +24,7 @@ def needs(taps: Sequence[int], adapters: object | None) -> frozenset[Ability]:
     return frozenset(found if adapters is None else {*found, Ability.ADAPTERS})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LayerSpec:
     """One attention layer's storage on this rank, and how far it looks back.
 
@@ -40,7 +42,7 @@ class LayerSpec:
         return replace(self, window=None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class AttentionOptions:
     """Per-layer arithmetic.  scores = softcap * tanh(q k * scaling / softcap) where softcap is set.
 

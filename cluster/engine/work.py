@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,10 +10,11 @@ from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.engine.cpu import kernels
 from cluster.engine.taps import Taps
 from cluster.errors import RequestError
+from cluster.records import record
 from cluster.spec.logprobs import TopTokens, top_tokens
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Work:
     """Append `delta` at `base_len`, then evaluate the nodes of `tree` that have no KV yet.
 
@@ -65,7 +65,7 @@ class Work:
         return len(self.tree) - self.num_cached_nodes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Output:
     """The engine's answer to one Work; exactly one of logits, have_len and error is set.
 
@@ -86,7 +86,7 @@ class Output:
     num_cached: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class StepSummary:
     """One Engine.step.
 

@@ -8,10 +8,11 @@ that is not strict (`lenient`) is held without it, as OpenAI's API does.  Raises
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher
+
+from cluster.records import frozen
 
 # As `json.dumps` writes: models know this layout well, and all between the values is forced.
 # oneOf is served as anyOf: a grammar cannot tell whether a value fits a second branch as well.
@@ -79,7 +80,7 @@ def servable(schema: Any, path: str = "") -> dict[str, Any]:
     return {**found, _OPTIONS: {**_LAYOUT, "lenient": is_lenient}}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Reader:
     is_lenient: bool
 

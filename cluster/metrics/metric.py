@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from cluster.records import frozen
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -86,7 +87,7 @@ ITL_SECONDS = (
 SEGMENT_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Metric:
     """One time series family.  Counters are exported with `_total`."""
 

@@ -11,7 +11,7 @@ somebody reads it (`IMITATED`); the others are recorded under vLLM's name (`RECO
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.samples import Sample
@@ -19,6 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from cluster import metrics
 from cluster.metrics import Metric
+from cluster.records import frozen
 
 PREFIX = "vllm:"
 
@@ -120,7 +121,7 @@ RECORDED: tuple[Metric, ...] = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Imitation:
     """A family under vLLM's name: the sum of the series of one that is recorded.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EngineState:
     """The device and the kernels that an engine has settled on.
 

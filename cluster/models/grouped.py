@@ -9,14 +9,15 @@ scales multiplied out, Q4_K (32) and Q6_K (16, no minimum).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
+
+from cluster.records import record
 
 GROUPS = (16, 32, 64, 128)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class GroupedWeight:
     """A matrix [out, in] of a linear layer.
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from cluster.records import frozen
 
 # Of a drafter's config.json: which target it was made for.
 _MADE_FOR = "made_for"
@@ -29,7 +31,7 @@ def checkpoint_of(model_hash: str) -> str:
     return model_hash.partition("|")[0]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MadeFor:
     """The target that a drafter was made for.
 

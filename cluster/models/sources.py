@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from cluster.records import frozen
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FolderSource:
     """A Hugging Face folder on this machine.  path: absolute, or below the repository."""
 
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GgufSource:
     """A GGUF file on this machine, which is converted once."""
 
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HubSource:
     """A model on the Hugging Face hub.  revision: a branch, tag or commit, None = its main one."""
 
@@ -36,7 +37,7 @@ class HubSource:
         return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WheelSource:
     """A GGUF file inside a Python wheel, so that any registry or mirror of Python packages has it.
 
@@ -53,7 +54,7 @@ class WheelSource:
 Source = FolderSource | GgufSource | HubSource | WheelSource
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KnownModel:
     """A model of the product's catalogue.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.models.fingerprint import model_hash, written_at
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelVersion:
     """model_hash: `fingerprint.model_hash` of its folder, "" = the drafter has no model of its own.
     written_at: see `fingerprint.written_at`."""

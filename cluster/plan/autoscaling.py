@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from cluster.records import frozen
 
 # Of one replica, by the names below; one that does not know a number leaves it out.
 Statistics = Mapping[str, float]
@@ -36,7 +37,7 @@ _TOLERANCE, _SPARE = 1.1, 0.7
 _MARGIN = 1.25
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Decision:
     """How many replicas there should be, and why."""
 

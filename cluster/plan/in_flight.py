@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
 from cluster.plan.resident import DraftTurn, Resident
 from cluster.plan.texts import NO_SOURCES, SourceBits, Text
-from cluster.records import record
+from cluster.records import frozen, record
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
 
@@ -29,7 +29,7 @@ class InFlight:
 PLAIN = InFlight()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Moment:
     """The circumstances under which a batch is planned.
 
@@ -48,7 +48,7 @@ class Moment:
         return self if len(own) == len(self.residents) else replace(self, residents=own)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Plan:
     """The plan of a step: verify `in_flight`, one item per text.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from cluster.records import frozen
 
 # The mask of all residents.
 EVERYONE = -1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Resident:
     """A drafter inside the target.
 
@@ -25,7 +25,7 @@ class Resident:
         return 1 << self.number
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DraftTurn:
     """The time in which a resident grew trees of num_nodes nodes for each of num_texts texts.
 

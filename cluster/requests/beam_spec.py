@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from cluster.records import frozen
 
 # A step ranks the best candidates of every beam, so its work grows with the square of the width.
 MAX_BEAMS = 64
@@ -11,7 +12,7 @@ MAX_BEAMS = 64
 EarlyStopping = bool | Literal["never"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BeamSpec:
     """The settings of transformers' `generate(num_beams=..., do_sample=False)`.
 
@@ -26,7 +27,7 @@ class BeamSpec:
     early_stopping: EarlyStopping = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BeamEnd:
     """The end of one text of a beam search; all texts stand end to end, the best first.
 

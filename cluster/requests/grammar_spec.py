@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GrammarSpec:
     """A grammar as its author wrote it; `cluster.grammar` compiles it.
 

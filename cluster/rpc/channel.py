@@ -11,13 +11,13 @@ import contextlib
 import functools
 import json
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import PROTOCOL_VERSION, EventFrame, SubmitFrame, WorkerDescription
+from cluster.records import frozen
 from cluster.rpc.codec import DESCRIPTION
 from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET, Answer, Ask, Service
 from cluster.rpc.frames import MAX_FRAME_BYTES
@@ -37,7 +37,7 @@ _TLS_HINT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Expectations:
     """The description that a worker must give of itself; "" accepts anything.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -23,6 +23,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from cluster.errors import ProtocolError
+from cluster.records import frozen
 from cluster.rpc.codec_arrays import BITS, FLOATS, TOKENS, ArrayCodec
 
 V = TypeVar("V")
@@ -45,7 +46,7 @@ _ARRAYS: dict[Any, tuple[ArrayCodec[Any], int]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Codec(Generic[V]):
     """Turns values of one type into one type of message, or into an enum, and back.
 
@@ -63,7 +64,7 @@ class Codec(Generic[V]):
         return Codec(self.kind, self.wire, self.encode, decode)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ByHand:
     """Turns one field of a record into fields of the message and back, where no rule does.
 

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from cluster.errors import DrafthouseError, ProtocolError
 from cluster.messages import WorkerDescription
+from cluster.records import frozen
 from cluster.rpc.link import Link
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _REFUSED_RETRY_S = 10.0
 _FIRST_LINK_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Endpoint:
     """One worker.  id: unique over restarts, unlike the address, because ports are reused.
 

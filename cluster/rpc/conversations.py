@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from cluster.messages import EventFrame, ProposalFrame, Refusal, VerdictFrame
+from cluster.records import frozen
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT, error_event
 from cluster.rpc.codec_draft import COMMIT, PROPOSAL
 from cluster.rpc.codec_target import STEPS, VERDICT
@@ -20,7 +20,7 @@ Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Call:
     """A call beside the stream.  kind: as gRPC names it in its functions."""
 
@@ -30,7 +30,7 @@ class Call:
     answer: Any
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Service(Generic[Ask, Answer]):
     """role: the server's.  caller: the role of those who may call it.  asks, answers: what callers
     and the server send on its one bidirectional stream.  refuse: makes the answer that tells a

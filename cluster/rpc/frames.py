@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, TypeVar, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
 
 from cluster.errors import ProtocolError, TooLargeError
 from cluster.messages import Refusal
+from cluster.records import frozen
 from cluster.rpc.codec_records import ByHand, Codec, record_codec
 
 F = TypeVar("F")
@@ -24,7 +25,7 @@ V = TypeVar("V")
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Decoded(Generic[F]):
     """A received frame, and the refusals of its items that must be sent to the sender."""
 

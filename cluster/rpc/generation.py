@@ -6,7 +6,7 @@ No gRPC here: `codec_generation` converts them from and to wire messages.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from cluster.core import (
     EMPTY_TOKENS,
@@ -16,13 +16,13 @@ from cluster.core import (
     TokenArray,
     TokenLogprob,
 )
-from cluster.records import record
+from cluster.records import frozen, record
 from cluster.requests.beam_spec import BeamSpec
 from cluster.requests.draft_step import DraftStep
 from cluster.requests.grammar_spec import GrammarSpec
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChatMessage:
     """One message of a conversation."""
 
@@ -31,7 +31,7 @@ class ChatMessage:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SamplingOptions:
     """Rules of drawing and stopping; None means the server's default.
 
@@ -59,7 +59,7 @@ class SamplingOptions:
     beam_search: BeamSpec | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class ResumedChoice:
     """The tokens of one choice that a broken stream had already delivered."""
 
@@ -68,7 +68,7 @@ class ResumedChoice:
     is_finished: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class GenerationRequest:
     """A generation request.  prompt: plain text, a conversation, or token ids.
 
@@ -110,7 +110,7 @@ class ChoiceDelta:
     draft_steps_dropped: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Usage:
     """Token counts of the whole request, including resumed tokens."""
 
@@ -140,7 +140,7 @@ class GenerationResponse:
     prediction_idle_because: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Model:
     """One name that requests may give as their model.
 

@@ -7,7 +7,6 @@ both ends show one that names their role.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import grpc
 
@@ -16,10 +15,11 @@ from cluster.config.doors import DataPlaneConfig, dns_name
 from cluster.config.pem import Pem
 from cluster.config.reloaded import Reloaded
 from cluster.errors import ConfigError
+from cluster.records import frozen
 from cluster.rpc.tokens import Secrets, ServiceKeys, secrets_of
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Trust:
     """secrets: of the cluster; None = no tokens, for loopback only.  pem: of this process' role;
     None = no TLS."""

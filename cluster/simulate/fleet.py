@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cluster.records import frozen
 from cluster.simulate.decode_times import DecodeTimes
 from cluster.simulate.settings import Load
 from cluster.simulate.texts import RecordedText
@@ -26,7 +27,7 @@ from cluster.spec.forest import Floats
 _DONE = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """Places for texts: at each target, at all of them together, and in the queue."""
 
@@ -36,7 +37,7 @@ class Limits:
     max_queued: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ended:
     """A text that has ended, and its times: all are seconds of the virtual clock."""
 
@@ -54,7 +55,7 @@ class Ended:
         return (self.ended_at - self.first_at) / (self.num_tokens - 1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Outcome:
     """A run.  num_asked, tokens_asked: of all requests; num_refused, tokens_refused: of those that
     found the queue full.  emitted, from_s: tokens from the moment on that counts, and that moment;

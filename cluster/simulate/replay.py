@@ -19,6 +19,7 @@ from cluster.plan.resident import DraftTurn
 from cluster.plan.roster import lot_of
 from cluster.plan.scores import DraftScores
 from cluster.plan.texts import Text
+from cluster.records import frozen
 from cluster.simulate.texts import RecordedText
 from cluster.simulate.world import Growing, Machine, Offer, Pool
 from cluster.spec.budget import NO_DRAFTS, Ask
@@ -53,7 +54,7 @@ class Playing:
         return len(self.recorded.token_ids) - self.position
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Step:
     """A policy's decision: a tree per text to verify, and the drafts to ask residents for."""
 
@@ -61,7 +62,7 @@ class Step:
     ask: Ask = NO_DRAFTS
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Times:
     """Seconds of a step and of drafting.  prompt_rows: rows of prompts in the step.  turns: of the
     residents, for the texts that had been read before the step."""
@@ -88,7 +89,7 @@ class Policy(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Outcome:
     """The tokens emitted in time_s of virtual time; plain decoding would have taken plain_s.
 

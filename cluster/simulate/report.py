@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from cluster.records import frozen
 from cluster.simulate.decode_times import DecodeTimes
 from cluster.simulate.fleet import Fleet, Limits, Outcome
 from cluster.simulate.settings import Scene
@@ -19,7 +19,7 @@ _HEAD = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """One ratio.  price_per_hour: of all devices."""
 

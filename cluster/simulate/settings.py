@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +18,7 @@ from cluster.config.parse import (
 )
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
+from cluster.records import frozen, record
 from cluster.simulate.texts import RecordedText, load
 from cluster.simulate.world import Machine, Pool, recorded
 from cluster.spec.step_profile import StepProfile
@@ -27,7 +28,7 @@ _REMEDY = "make it with `python -m benchmarks.replay.record`"
 PositiveFloat = Annotated[float, Range(1e-9)]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Turns:
     """Times of a target's residents: of a turn, and for each node and text of it."""
 
@@ -39,7 +40,7 @@ class Turns:
         return 1e-3 * self.turn_ms, 1e-3 * self.node_ms
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TargetSettings:
     """Targets, all alike.
 
@@ -78,7 +79,7 @@ class TargetSettings:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DrafterSettings:
     """Devices that run the drafters of the pool, each of them all of these.
 
@@ -92,7 +93,7 @@ class DrafterSettings:
     delay_ms: NonNegativeFloat = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Load:
     """Requests: of `streams` clients that each ask again at once, or by chance `requests_per_s`."""
 
@@ -100,7 +101,7 @@ class Load:
     requests_per_s: NonNegativeFloat = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Settings:
     """A file's keys.
 
@@ -121,7 +122,7 @@ class Settings:
     seed: NonNegativeInt = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Scene:
     """A checked file: the settings, and what they name.
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from cluster.core import FloatArray, TokenArray, TokenTree
+from cluster.records import record
 
 # A file with another version has another form.
 _FORMAT = 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class RecordedTrees:
     """One drafter's trees along one text.
 
@@ -53,7 +53,7 @@ class RecordedTrees:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class RecordedText:
     """One output of the target.
 

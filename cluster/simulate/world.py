@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
 from cluster.plan.resident import Resident
+from cluster.records import frozen, record
 from cluster.simulate.texts import RecordedText
 from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.tree import prune, reroot
@@ -21,7 +22,7 @@ Offer = tuple[TokenTree, FloatArray]
 NOTHING: Offer = (EMPTY_TREE, EMPTY_FLOATS)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Machine:
     """A target's cost curves, all in seconds.
 
@@ -105,7 +106,7 @@ def recorded(name: str) -> Source:
     return Source(lambda text, position: text.trees[name].at(position))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Pool:
     """Drafters and the places where they run.
 

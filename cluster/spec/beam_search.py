@@ -9,15 +9,15 @@ become texts if they are among the best `num_beams` of all.  Torch-free.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from cluster.core import FloatArray, TokenArray, TokenLogprob
+from cluster.records import record
 from cluster.requests.beam_spec import BeamSpec
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Beam:
     """An unfinished text: the beam that it continues, and its last token.
 
@@ -42,7 +42,7 @@ class Beam:
         return found[::-1]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Hypothesis:
     """A finished text.
 

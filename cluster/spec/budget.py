@@ -25,12 +25,11 @@ Everything here is a pure function.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from cluster.core import FloatArray
-from cluster.records import equal_record, record
+from cluster.records import equal_record, frozen, record
 from cluster.spec.forest import Floats, Indices, Mask
 from cluster.spec.step_cost import NODE_EDGES
 
@@ -91,7 +90,7 @@ def ranking(survival: FloatArray, weights: Floats, is_admissible: Mask) -> tuple
     return nodes, gains[nodes]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ask:
     """The drafts that residents are asked for after a step: num_nodes per sequence, 0 = nothing.
 

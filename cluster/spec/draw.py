@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from cluster.core import TokenArray
+from cluster.records import record
 from cluster.spec.noise import gumbel
 from cluster.spec.noise_torch import NoiseRows, Triple
 from cluster.spec.sampling import (
@@ -28,7 +28,7 @@ Indices = npt.NDArray[np.int64]
 _NUM_COPIES = 6
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class DrawRows:
     """The inputs of each row's draw besides its logits; one entry per row.
 
@@ -59,7 +59,7 @@ class DrawRows:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Draws:
     """The draws of some rows.
 

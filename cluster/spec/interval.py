@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from cluster.records import frozen
 
 # Student's t at 97.5 % by degrees of freedom; beyond the table the last entry, which is larger.
 _T = (
@@ -41,7 +42,7 @@ _T = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Interval:
     """A mean and its two-sided 95 % interval by Student's t; None for a single value."""
 

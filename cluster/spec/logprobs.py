@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from cluster.core import TokenArray, TokenLogprob
+from cluster.records import record
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class TopTokens:
     """Each row's most probable tokens, the most probable first, equal ones by id.
 

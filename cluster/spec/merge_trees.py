@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from cluster.core import FloatArray, TokenTree
+from cluster.records import record
 from cluster.spec.forest import Indices, concatenated, join
 from cluster.spec.held_trees import HeldTrees, MergedTrees
 from cluster.spec.native import trees as native
@@ -62,7 +62,7 @@ def merge_trees_one_by_one(held: HeldTrees) -> MergedTrees:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class MergedTree:
     """The union of several drafters' trees.
 
@@ -142,7 +142,7 @@ def weights_of(losses: Sequence[float]) -> list[float] | None:
     return [weight / total for weight in weights]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class _Left:
     """The part of a tree below its new root; root: as in `MergedTrees`."""
 

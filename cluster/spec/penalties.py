@@ -7,19 +7,19 @@ adjusted as plain decoding would adjust them at the same text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from cluster.core import SamplingParams, TokenArray, TokenTree
+from cluster.records import record
 
 # Float32 can still hold a number of this size after it is multiplied by a count and added to a
 # logit.
 _MAX_SHIFT = 1e30
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Counts:
     """The token counts of one sequence so far, on the logits' device.
 
@@ -51,7 +51,7 @@ class Counts:
         self.seen[ids] = True
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class PenalisedRows:
     """The rows [start, stop) of one sequence: row 0 after its context, row i + 1 after node i."""
 
@@ -132,7 +132,7 @@ def _path_pairs(
     return rows, tokens
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class TokenBias:
     """Numbers to add to the logits of some tokens; ids int64[k] without repeats, on device."""
 

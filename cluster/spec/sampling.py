@@ -18,12 +18,12 @@ described by one number, its cutoff.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from cluster.core import SamplingParams
+from cluster.records import record
 
 # Most laws keep fewer candidates than this; finding so few is much cheaper than a whole sort.
 NUM_CANDIDATES = 64
@@ -41,7 +41,7 @@ _MASS_UNITS = float(2**43)
 _MAGNITUDE, _INFINITE = 0x7FFFFFFF, 0x7F800000
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class RowLaws:
     """Temperature and truncation per row, every tensor of shape [rows].
 
@@ -104,7 +104,7 @@ def scale(logits: torch.Tensor, maxima: torch.Tensor, temperature: torch.Tensor)
     return (logits - maxima.unsqueeze(1)).div_(temperature.unsqueeze(1))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Survivors:
     """The candidates that may be drawn at each row: scaled logits that are at least the cutoff.
 

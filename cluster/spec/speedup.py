@@ -8,10 +8,10 @@ were.  num_drafts: draft tokens of a step.  A server reports another number, acc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from cluster.records import frozen
 from cluster.spec.forest import Floats
 from cluster.spec.step_profile import DraftTime, StepProfile
 
@@ -65,7 +65,7 @@ def break_even(speedup: Speedup) -> float | None:
     return high
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MeasuredCosts:
     """The times of a target's steps by rows, and of its residents' turns.
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from cluster.records import frozen
 from cluster.spec.forest import Floats
 from cluster.spec.isotonic import isotonic
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepProfile:
     """Step times by number of rows.
 
@@ -51,7 +51,7 @@ class StepProfile:
         return np.asarray(found + np.maximum(wanted - self.rows[-1], 0.0) * slope)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DraftTime:
     """The time of one turn of a resident, by its sequences and its nodes per sequence.
 

@@ -7,12 +7,12 @@ NumPy: a merge of three trees of sixteen nodes is some fifty dictionary look-ups
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TOKENS, EMPTY_TREE, FloatArray, TokenArray, TokenTree
+from cluster.records import record
 
 
 def depths(parents: TokenArray) -> TokenArray:
@@ -99,7 +99,7 @@ def subtree(tree: TokenTree, kept: TokenArray) -> TokenTree:
     return TokenTree(tree.token_ids[kept], places[tree.parents[kept]])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class RerootResult:
     """The rest of a tree after tokens were committed.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cluster.core import (
     FinishReason,
     SamplingParams,
@@ -11,12 +9,13 @@ from cluster.core import (
     TokenEvent,
     TokenLogprob,
 )
+from cluster.records import frozen
 from cluster.requests.beam_spec import BeamEnd
 from cluster.spec.statistics import TextStatistics
 from cluster.text.stream import TextStream
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Completion:
     """The generated continuation of one prompt.
 

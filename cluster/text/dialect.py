@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cluster.core import TokenArray
+from cluster.records import frozen
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.reasoning import (
     MARKERS,
@@ -22,7 +23,7 @@ Prompt = Sequence[int] | TokenArray
 _HARMONY_ANSWER = "<|channel|>final<|message|>"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dialect:
     """Of one model.  calls: the format of its tool calls, None = it has none.
 

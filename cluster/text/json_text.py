@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from cluster.errors import RequestError
+from cluster.records import frozen
 
 # Levels of containers.  Templates, encoders and compilers of grammars call themselves a few times
 # for each level, and Python allows a thousand calls.
@@ -20,7 +20,7 @@ _MAX_SHOWN = 40
 _Path = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Unusable:
     """A number that cannot be taken, as it was written."""
 

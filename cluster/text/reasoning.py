@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from cluster.core import TokenArray
+from cluster.records import frozen
 from cluster.text.markers import held_len
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReasoningMarkers:
     """The texts before and after the reasoning, and their tokens."""
 

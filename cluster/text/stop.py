@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from cluster.errors import RequestError
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StopMatch:
     """stop: the string found.  end: its end in the piece that was fed, in characters."""
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from cluster.records import frozen
 from cluster.train.corpus import Document, Kind
 from cluster.train.processes import new_accelerator
 from cluster.train.tokenizer import END_OF_TEXT
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BitsPerByte:
     """The coding cost of a text under a model."""
 

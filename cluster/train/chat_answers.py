@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import load_pretrained_tokenizer
+from cluster.records import frozen
 from cluster.train.generate import Answer, Sampling, write_with
 from cluster.train.processes import processes
 
@@ -38,7 +39,7 @@ _TEMPLATE_TOKENS = 512
 Message = dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AnswerSettings:
     """How conversations are drawn.
 

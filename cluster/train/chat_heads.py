@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from torch import nn
 
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor
+from cluster.records import frozen, record
 from cluster.train.chat_answers import AnswerSettings
 from cluster.train.generate import Answer
 from cluster.train.trainer import Budget, Phase, Rates, TrainSettings, train
@@ -33,7 +34,7 @@ _CONVERSATIONS_PER_STEP = 4
 _BATCHES_PER_POOL = 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadSettings:
     """depth: drafts in a chain that training looks at.
     exit_layer: of an early exit, the target's layers that run; 0 = half of them.
@@ -100,7 +101,7 @@ class Learner(nn.Module, ABC):
         """Write the public format, and the target that it was made for."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeldOut:
     """A drafter along answers that it did not learn from.
 
@@ -203,7 +204,7 @@ class HeadOrder:
 _DEPTH_WEIGHT = 0.8
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Drafts:
     """Those of one depth at the places whose law is recorded.
 

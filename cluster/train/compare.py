@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,6 +28,7 @@ from cluster.draft.heads.load import format_of
 from cluster.errors import ConfigError
 from cluster.local import LLM
 from cluster.models.made_for import folder_made_for
+from cluster.records import frozen
 from cluster.train.made_for import target_of
 from cluster.train.processes import processes
 
@@ -44,7 +45,7 @@ _MEMORY_SHARE = 0.1
 Questions = Mapping[str, Sequence[str]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Acceptance:
     """Of a drafter on the questions of a task.
 

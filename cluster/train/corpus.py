@@ -14,7 +14,6 @@ import re
 import sysconfig
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from cluster.errors import ConfigError
+from cluster.records import frozen
 from cluster.train.tokenizer import ASSISTANT, END, END_OF_TEXT, USER
 
 Kind = Literal["code", "prose"]
@@ -40,7 +40,7 @@ _EXCLUDED = frozenset(("site-packages", "dist-packages", "pydoc_data", "encoding
 _HEADING = re.compile(r"^(?P<heading>[^\n]{4,70})\n[=\-~^*]{4,}\n\n(?P<text>.+?)\n\n", re.M | re.S)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Document:
     """One file's text.  path: relative to the folder of its kind."""
 
@@ -150,7 +150,7 @@ def encode_documents(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast) -
     return np.concatenate(pieces)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WindowOrder:
     """Windows of `length` + 1 tokens over several streams, in an order fixed by the seed.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFas
 
 from cluster.errors import ConfigError
 from cluster.models.made_for import write_made_for
+from cluster.records import frozen
 from cluster.train.bits import BitsPerByte, bits_per_byte, sample_documents
 from cluster.train.corpus import (
     KINDS,
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 TARGET_NAME = "demo-target"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Recipe:
     """How one model is trained.
 

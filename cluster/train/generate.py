@@ -13,9 +13,10 @@ from cluster.core import token_array
 from cluster.engine.engine import Engine
 from cluster.engine.taps import Taps
 from cluster.engine.work import Work
+from cluster.records import frozen, record
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sampling:
     """How to sample a batch of continuations; temperature 0 takes the most likely token."""
 
@@ -24,7 +25,7 @@ class Sampling:
     temperatures: tuple[float, ...] = (0.0,)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Answer:
     """A prompt, what a model wrote behind it, and its most probable tokens at each place.
 

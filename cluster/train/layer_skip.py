@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from cluster.engine.work import Work, run_alone
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.models.made_for import MadeFor
 from cluster.models.resolve import resolve
+from cluster.records import frozen
 from cluster.train.chat_answers import AnswerSettings, ChatModel, context_len
 from cluster.train.generate import Answer
 from cluster.train.made_for import target_of
@@ -39,7 +40,7 @@ _TIMED_STEPS = 9
 _NUM_TRIED = 8
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SearchSettings:
     """num_tokens: of the answers that sets are compared on."""
 
@@ -47,7 +48,7 @@ class SearchSettings:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Found:
     """A set of layers that draft.
 

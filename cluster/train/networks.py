@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from cluster.errors import ConfigError
+from cluster.records import frozen
 from cluster.train.chat_drafter import save_network
 from cluster.train.processes import processes
 from cluster.train.tokenizer import END, END_OF_TEXT, VOCAB_SIZE, save_tokenizer
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shape:
     """Sizes of a Llama with tied embeddings and heads of 64."""
 

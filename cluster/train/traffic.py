@@ -12,7 +12,6 @@ import itertools
 import logging
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
 from cluster.models.int8 import is_int8, load_int8
 from cluster.models.made_for import folder_made_for
 from cluster.models.resolve import resolve
+from cluster.records import frozen
 from cluster.train.chat_answers import HELD_OUT, draw_shards, known_and_held_out
 from cluster.train.chat_drafter import DraftModelLearner, frequent_vocabulary, smaller_copy
 from cluster.train.chat_heads import (
@@ -58,7 +58,7 @@ _LARGEST_FALL = 0.01
 _HASH_DIGITS = 12
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Traffic:
     """What a drafter goes on from.
 
@@ -73,7 +73,7 @@ class Traffic:
     loss: str = LOSSES[0]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Learned:
     """before, after: by what the held-out answers are, traffic or originals."""
 

@@ -18,6 +18,7 @@ from torch import nn
 from tqdm import tqdm
 
 from cluster.errors import ConfigError
+from cluster.records import frozen
 from cluster.train.processes import new_accelerator
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 _OUTER = ("embed_tokens", "lm_head")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rates:
     """Peak learning rates and the trapezoid that scales them.
 
@@ -90,7 +91,7 @@ class Order(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Phase:
     """After the part `start` of the budget, micro-batches are `rows` windows of `length` tokens."""
 
@@ -99,7 +100,7 @@ class Phase:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Budget:
     """Either a number of steps (repeatable) or a number of minutes."""
 
@@ -127,7 +128,7 @@ class Budget:
         return Budget(minutes=share * self.minutes)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TrainSettings:
     """All settings that affect the weights, except the data and the objective.
 

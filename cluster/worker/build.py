@@ -7,7 +7,7 @@ import math
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cluster.config.parse import parse
@@ -23,6 +23,7 @@ from cluster.models.engine_state import EngineState
 from cluster.models.made_for import made_for_of
 from cluster.models.resolve import resolve
 from cluster.models.version import version_of
+from cluster.records import frozen
 from cluster.spec.budget import Ask
 from cluster.worker.devices import devices_of, native_build
 from cluster.worker.draft_worker import DraftWorker
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 _MAX_REFUSAL_LEN = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TargetParts:
     """A target's engine and drafters, ready to serve.
 

@@ -8,18 +8,18 @@ the last proposal of each request.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from cluster.core import Commit, Observation, Proposal, TokenTree
 from cluster.messages import ProposalFrame, Refusal
+from cluster.records import frozen
 from cluster.worker.mailbox import LinkEnd
 
 News = Proposal | Observation | Refusal
 T = TypeVar("T", bound=News)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DrafterLoad:
     """KV pages (0 without an engine) and requests of the whole drafter."""
 

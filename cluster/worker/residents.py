@@ -12,7 +12,7 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 
 from cluster import metrics
@@ -29,6 +29,7 @@ from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import made_for_of
 from cluster.models.version import NO_MODEL, ModelVersion
 from cluster.plan.resident import DraftTurn, Resident
+from cluster.records import record
 from cluster.spec.step_cost import MAX_COMMIT
 from cluster.worker.texts import TargetText
 
@@ -219,7 +220,7 @@ class ResidentDrafter(Drafting):
         return took_s
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Drafted:
     """The drafts of all residents after one step.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,13 +16,14 @@ from cluster.config.schema import Config
 from cluster.engine.device import resolve_device, return_freed_memory
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
+from cluster.records import frozen
 from cluster.spec.speedup import MeasuredCosts
 from cluster.worker.build import target_parts
 from cluster.worker.draft_profile import plain_turn_s, profile_drafting
 from cluster.worker.host import load_target_engine
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Trial:
     """What was measured.
 

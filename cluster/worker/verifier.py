@@ -11,7 +11,7 @@ import importlib.util
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +23,7 @@ from cluster.engine.cpu import kernels
 from cluster.engine.work import Output, Work
 from cluster.errors import DrafthouseError, RequestError, WorkerError
 from cluster.messages import StepReport
+from cluster.records import record
 from cluster.spec.draw import FusedDraw
 from cluster.spec.logits_hook import LogitsHook
 from cluster.spec.logprobs import token_logprobs
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 OpenHook = Callable[[TargetText], LogitsHook | None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Stepped:
     """The answers of a step; each text is in one of the three collections.
 

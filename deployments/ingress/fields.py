@@ -7,13 +7,14 @@ import contextlib
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 from cluster.errors import RequestError
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Names:
     """own: a path as the parsers know it, to that in the body; what lies below it moves with it.
 

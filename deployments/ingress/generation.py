@@ -340,4 +340,8 @@ class Generation:
                 self._coordinators.close(one.ticket)
         if self._is_logged and self.choices:
             self._is_logged = False
-            write_line(self, self._error_code)
+            times = self.arrived_at, self.first_token_at
+            write_line(
+                *(self.id, self.spec.task, self.choices, self.tokens, self.stats),
+                *(*times, self._error_code),
+            )

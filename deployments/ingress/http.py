@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from cluster.errors import ContextLengthError, DrafthouseError, NotFoundError, RequestError
+from cluster.records import frozen
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.api.contract import Endpoint
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
@@ -61,7 +61,7 @@ EVENTS = "/ui/events"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen
 class Face:
     """One endpoint that generates.
 

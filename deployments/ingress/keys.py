@@ -7,7 +7,6 @@ import hmac
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from starlette.requests import Request
 
@@ -15,6 +14,7 @@ from cluster.config.access import ClientKey, KeysFile, RateLimits, digest_of
 from cluster.config.keys import read_keys
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, ForbiddenError, UnauthenticatedError
+from cluster.records import frozen
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _LOOK_EVERY_S = 1.0
 _SCHEME = "bearer "
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Caller:
     """Who asks.  name: of the key."""
 

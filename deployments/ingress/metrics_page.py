@@ -12,17 +12,17 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from cluster import metrics
 from cluster.errors import DrafthouseError
 from cluster.metrics import Metric, vllm_metrics
 from cluster.metrics.recorder import Recorder, side_by_side
+from cluster.records import frozen
 from deployments.metrics_reader import Page
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Series:
     """A page of metrics, by our own names of them."""
 

@@ -18,6 +18,7 @@ from cluster.config.access import RateLimits
 from cluster.errors import CapacityError, TooLargeError
 from cluster.metrics.recorder import Recorder
 from cluster.metrics.told import Tokens
+from cluster.records import frozen
 from deployments.ingress.keys import Caller, KeyRing
 
 # Each name is three series; a file may have thousands of keys.
@@ -37,7 +38,7 @@ class _Window:
     taken: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Account:
     """Whose limits they are, in words."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from cluster.config.schema import OTHER_SEGMENT
 from cluster.core import SamplingParams, SpeculationOptions, TokenArray
+from cluster.records import frozen, record
 from cluster.requests.acceptance_law import Law
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.requests.tenant import DEFAULT_TENANT
@@ -18,7 +19,7 @@ Compatibility = Literal["strict", "lenient"]
 Message = Mapping[str, Any]  # as chat templates read them; content is a text, "" for none
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class ChatOptions:
     """How a conversation becomes a prompt.  arguments: of the template's own making."""
 
@@ -27,7 +28,7 @@ class ChatOptions:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Prompt:
     """Exactly one of: a text to tokenise, token ids, or the messages of a conversation.
 
@@ -43,7 +44,7 @@ class Prompt:
     names: Names = field(default_factory=Names)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChatUse:
     """grammar: of the calls, None = they are not constrained.
 
@@ -62,7 +63,7 @@ class ChatUse:
     has_form: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class GenerationSpec:
     """One validated request.
 
@@ -109,7 +110,7 @@ class GenerationSpec:
         return self.prompts[0].names.also(grammar=self.grammar_field)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Resumption:
     """The tokens of one choice that an earlier, broken stream had already delivered."""
 
@@ -118,7 +119,7 @@ class Resumption:
     finished: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """The ingress's limits and defaults, from the configuration and the loaded model.
 

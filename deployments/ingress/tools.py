@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
 from cluster.errors import RequestError
 from cluster.grammar.json_schema import lenient
+from cluster.records import frozen
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.chat import RESERVED_ARGUMENTS
 from cluster.text.dialect import Dialect
@@ -29,7 +29,7 @@ _KINDS = frozenset({"function", "custom"})
 TEXT_ARGUMENT = "input"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Choice:
     """kind: none, auto, required or named.  name: of the function.  place: where that stands.
 

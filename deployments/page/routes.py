@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
@@ -15,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.coordinator.idle import MEANINGS
+from cluster.records import frozen
 from deployments.ingress.ingress import Ingress
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -44,7 +44,7 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Asset:
     """One file, as it is sent."""
 

@@ -14,14 +14,15 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+
+from cluster.records import frozen
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).parent / "vendor.json"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Package:
     """One version of a package.  files: where each goes, by its name in the package, with its
     SHA-256; places are relative to the repository's root, those that end in .gz compressed."""

@@ -12,7 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from cluster.config.schema import ApiConfig, Config, GrpcConfig, HttpConfig, IngressConfig
+from cluster.records import frozen
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
 from tests.support.deployments.api import MODEL, Api
@@ -50,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.application)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Served:
     """Where the application answers, and what it serves.
 

@@ -20,6 +20,7 @@ from cluster.config.file import ServeFile
 from cluster.config.live import COORDINATOR, INGRESS, READ_BY, TARGET, known_as
 from cluster.config.schema import Config
 from cluster.core import token_array
+from cluster.records import frozen
 from tests.deployments.conftest import MODEL, Served, arguments, free_port, places, wait_until
 from tests.support.deployments.writers import Writers
 from tests.support.engine.adapters import ATTENTION, merged_oracle, write_adapter
@@ -87,7 +88,7 @@ def greedy(model: str, max_tokens: int = NUM_ADAPTED, **more: Any) -> dict[str, 
     }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Live:
     """The applications, and the file that they were deployed from."""
 

@@ -7,11 +7,14 @@ import sys
 
 PROGRAM = """
 import subprocess, sys
+from deployments import processes
 from deployments.processes import adopt_orphans, descendants, end_descendants
 adopt_orphans()
 subprocess.Popen(["sleep", "1000"])
-assert end_descendants(1000.0, -1000.0) is False  # no patience at all
+processes._PATIENCE_S = -1000.0  # none at all
+assert end_descendants(1000.0) is False
 assert descendants()
+processes._PATIENCE_S = 10.0
 assert end_descendants(0.0) is True
 assert not descendants()
 """

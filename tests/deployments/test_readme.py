@@ -18,13 +18,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
 from cluster.config.file import load
+from cluster.records import frozen
 from tests.deployments.conftest import DEADLINE_S, free_ports
 from tests.support.deployments.command import Command
 
@@ -37,7 +37,7 @@ command -v grpcurl > /dev/null || grpcurl() { echo "not installed"; }
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Block:
     """One fenced block.  language: "" = the shell."""
 
@@ -64,7 +64,7 @@ def blocks(page: str) -> list[Block]:
 BLOCKS = [*blocks("README.md"), *blocks("docs/requests.md")]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ports:
     http: int
     grpc: int

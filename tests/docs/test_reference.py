@@ -7,6 +7,7 @@ import pytest
 from cluster import metrics
 from cluster.config.file import load
 from cluster.draft.registry import KINDS
+from cluster.records import frozen
 from docs.tools import __main__ as tools
 from docs.tools import reference
 from docs.tools.texts import TEN
@@ -62,7 +63,7 @@ def test_every_drafter_kind_and_every_metric_has_its_place() -> None:
         assert f"| `{metric.name}` | {metric.kind} |" in page
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen
 class Base:
     """Two fields."""
 
@@ -73,7 +74,7 @@ class Base:
     """Another."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@frozen
 class Derived(Base):
     second: int = 1
     """A third one."""

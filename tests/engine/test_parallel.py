@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from cluster.config.schema import EngineConfig
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
+from cluster.records import frozen
 from tests.support.draft.heads import random_eagle3
 from tests.support.draft.inside import Inside, config_of
 from tests.support.engine.driver import GreedyDecoder, load_engine
@@ -26,7 +26,7 @@ from tests.support.engine.ranks import TIMEOUT_S, free_address, two_ranks
 ARCHITECTURES = ("llama", "qwen3", "mixtral", "starcoder2", "gemma2")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Session:
     """What the ranks said, in turn.
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.engine.cpu import kernels
+from cluster.records import frozen
 from tests.support.engine.native import needs_native
 from tests.support.engine.ranks import two_ranks
 from tests.support.engine.vote_process import SCENARIOS
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Session:
     """settled: what both ranks said of each scenario.  loaded, last_word: of the leader, while the
     other rank was alive and silent."""

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import httpx
 import pytest
 import yaml
 
+from cluster.records import frozen
 from tests.deployments.conftest import free_port
 from tests.support.checkpoints import noisy_copy
 from tests.support.deployments.nodes import Node, Nodes, need_nodes
@@ -31,7 +32,7 @@ NUM_RANDOM = int(os.environ.get("DRAFTHOUSE_FAULTS", "0"))
 NUM_RANKS = 2 if NUM_RANDOM else 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cluster:
     """The nodes, the port of Serve's HTTP proxies, a folder for files, and two models."""
 

@@ -20,8 +20,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, TextIO
+
+from cluster.records import frozen
 
 READY = "ready"
 ANSWERED = "answered"
@@ -30,7 +32,7 @@ Reply = dict[str, Any]
 NO_DRAFTS = {"steps": 0, "drafted": 0, "accepted": 0}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Output:
     """One request's output so far.
 

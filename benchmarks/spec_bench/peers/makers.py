@@ -6,7 +6,8 @@ import argparse
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from cluster.records import frozen
 
 # As tables name them.
 TITLES = {
@@ -23,7 +24,7 @@ DRAFT_TOKENS = {
 PEERS = tuple(f"{maker}-{mode}" for maker, modes in DRAFT_TOKENS.items() for mode in modes)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Programs:
     """vllm, openvino: interpreters that have vLLM and openvino-genai.  llama: llama.cpp's server.
     gguf: the file that the two latter read.  "" = none."""

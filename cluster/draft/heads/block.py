@@ -25,13 +25,14 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from cluster.draft.heads.head import Head, HeadSpec, KeysValues, Sight, keys_values, planned
 from cluster.engine.attention.seam import LayerPlan
+from cluster.records import frozen
 
 # vanilla: of the token before alone.  gated: the row says how much of it counts.  rnn: of all
 # tokens before.
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MarkovSpec:
     """rank: numbers that a token is known by.  kind: of MARKOV_KINDS."""
 

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from cluster.errors import ConfigError
+from cluster.records import frozen
 
 # Block drafters' keys stand in these in some folders.
 _TABLES = ("dflash_config", "dspark_config")
@@ -24,7 +25,7 @@ _CPU = torch.device("cpu")
 _MAX_NAMED = 6
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TargetShape:
     """The sizes of a target, which a head must fit."""
 
@@ -256,7 +257,7 @@ def held_in(file: Path, device: torch.device = _CPU, prefix: str = "") -> dict[s
 TensorReader = Callable[[Path, Callable[[str], str]], Tensors]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Into:
     """What a head is read for.  weight: asked for what its folder leaves out."""
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig
 from cluster.draft.heads.checkpoint import Tensors
 from cluster.engine.attention import seam
 from cluster.engine.types import AttentionOptions
+from cluster.records import frozen
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
 
@@ -103,7 +104,7 @@ class HeadModule(nn.Module):
         return self
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sight:
     """The reach of a layer's rows.
 

@@ -4,7 +4,6 @@ in its host: in the order of the target's tokens, on its device."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from cluster.engine.cpu.packed_linear import choose_kernels, pack_linears
 from cluster.engine.loading.model_config import BAD_VALUES, keys_in, reason_of
 from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.models.resolve import resolve, resolve_head
+from cluster.records import record
 
 # Architectures and keys of heads that we know by name and do not serve.
 _REFUSED = {
@@ -121,7 +121,7 @@ def check_draft_head(kind: str, folder: Path, target: TargetShape) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class ReadyHead:
     """dtype: that the head computes in.  vocabulary: of its logits' columns; None = the target's
     own.  made_for: see `folder_made_for`."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from cluster.draft.heads.checkpoint import HeadConfig, Into, Tensors
 from cluster.draft.heads.head import HeadModule
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MedusaSpec:
     """num_layers: residual blocks of each head.  uses_target_head: drafts are read by the target's
     own output layer.  shares_head: by one of the file, for all heads."""

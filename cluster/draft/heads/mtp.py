@@ -27,9 +27,10 @@ from cluster.draft.heads.checkpoint import (
 )
 from cluster.draft.heads.head import Head, HeadSpec
 from cluster.engine.attention import seam
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Layout:
     """How a family of checkpoints stores the layer.
 

@@ -8,7 +8,6 @@ Other backends are tested against this one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from cluster.engine.attention.seam import NeedsNoWarmUp, WritesByIndex
 from cluster.engine.schedule.batch import Batch, Share
 from cluster.engine.types import AttentionOptions
+from cluster.records import record
 
 # Shares of more rows than this are attended alone: padding others to their width would cost more
 # than a call does.
@@ -29,7 +29,7 @@ _MIN_BUCKET_KEYS = 256
 _MAX_FOLDED_ROWS = 32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class _Group:
     """Shares attended in one call, as tensors for one window and device.
 

@@ -18,9 +18,10 @@ from cluster.core import TokenArray, TokenTree
 from cluster.engine.cpu.causal_lm import ForwardParts, NativeForward
 from cluster.engine.cpu.structures import GrowingModel, GrowingTree, GrowthBounds
 from cluster.engine.draw.native import RankedDraw
+from cluster.records import frozen, record
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GrowthRules:
     """How trees grow, as in `LMOptions`.
 
@@ -84,7 +85,7 @@ class Growing:
     tenant: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Grown:
     """The result of a call for one tree.
 

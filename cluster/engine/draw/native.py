@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from cluster.records import record
 from cluster.spec.logprobs import TopTokens
 
 # How far below the best approximate score the winner of a draw may stand: the noise of the kernel
@@ -85,7 +85,7 @@ class DrawShare(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Winners:
     """Draws, up to near-ties.
 

@@ -7,7 +7,6 @@ with an own copy of an output layer that shares the embedding's weight, and embe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from cluster.engine.loading.few_bits import wanted_format, weights_dtype
 from cluster.engine.loading.inspection import describe
 from cluster.engine.loading.planned import Planned, bare_module, planned
 from cluster.models.weights import GROUPED, header_of
+from cluster.records import frozen
 
 # Bits of a weight in bfloat16.
 _BF16 = 16
@@ -33,7 +33,7 @@ _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 WORKING_BYTES = 96 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Held:
     """weights: bytes, of all ranks, on GPUs of the fullest one.  working: what steps take beside
     them and the KV cache.  active: the share of the parameters that one token needs: of experts,

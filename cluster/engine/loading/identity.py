@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
 from cluster.models.made_for import served_hash
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Identity:
     """model_hash and tokenizer_hash as in `cluster.models.fingerprint`, the former as served; the
     latter is "" for a model folder without a tokenizer."""

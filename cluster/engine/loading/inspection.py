@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ from cluster.engine.loading.sizes import check_sizes
 from cluster.engine.nvidia import Machine, check_can_compile
 from cluster.errors import ConfigError
 from cluster.models.weights import check_weights
+from cluster.records import record
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Description:
     """A model's configuration.  config: transformers' of the whole model, text_config: of its
     decoder.  max_context_len: as configured, or the model's own limit.  weights: a line on their

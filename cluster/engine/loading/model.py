@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path as Folder
 from typing import Any
 
@@ -52,13 +52,14 @@ from cluster.engine.types import Ability, LayerSpec
 from cluster.errors import ConfigError
 from cluster.models.int8 import load_int8
 from cluster.models.resolve import resolve
+from cluster.records import record
 
 log = logging.getLogger(__name__)
 
 _LOADING_ERRORS = (*BAD_VALUES, OSError, ImportError, SafetensorError)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class LoadedModel:
     """A model ready for tree attention.
 

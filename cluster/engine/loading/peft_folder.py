@@ -12,7 +12,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from safetensors.torch import load
 
 from cluster.config.schema import EngineConfig
 from cluster.errors import ConfigError, reason_of
+from cluster.records import record
 
 _SETTINGS = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -60,7 +60,7 @@ _DIGEST_LEN = 16
 _FIRST_WEIGHTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class LowRank:
     """An addition to a linear layer's output for rows x: x down^T up^T.
 
@@ -75,7 +75,7 @@ class LowRank:
         return int(self.down.shape[0])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class AdapterFolder:
     """The contents of a folder.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from cluster.engine.memory.pool_sizes import ACTIVATION_MARGIN, derive_num_pages
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.models.weights import PICKLED, SAFETENSORS
+from cluster.records import frozen
 from cluster.spec.draw import drawing_bytes
 
 # Bits of a weight, where a method has one number of them and its configuration does not say it.
@@ -35,7 +35,7 @@ _STATES_AT_ONCE = 4
 _STATED = {"load_in_8bit": 8, "load_in_4bit": 4}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Planned:
     """The memory that an engine will take, in bytes.
 
@@ -68,7 +68,7 @@ class Planned:
         return max(0, int(left * config.tensor_parallel) // self.kv_per_token)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Parameter:
     """count: of numbers.  is_split: between ranks, by transformers' plan; else each has all."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,10 @@ import torch
 
 from cluster.config.schema import EngineConfig
 from cluster.errors import ConfigError
+from cluster.records import record
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Numbering:
     """order: int64[vocab], the model's own id of each id.  num_columns: of its logits, those of the
     first ids."""

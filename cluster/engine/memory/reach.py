@@ -9,14 +9,14 @@ the other keeps.  A model of one kind has one group.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from cluster.engine.types import LayerSpec
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reach:
     """window: the largest of some layers, at least a page; None where they have none."""
 
@@ -47,7 +47,7 @@ class Reach:
         return min(pages, -(-(self.window + num_rows) // self.page_size) + 3)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LayerGroup:
     """Layers whose pages are held and let go together.
 

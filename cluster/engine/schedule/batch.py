@@ -7,7 +7,7 @@ nodes of the tree.
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,14 @@ from cluster.engine.memory.sequence import Sequence
 from cluster.engine.taps import TapRows, Taps
 from cluster.engine.types import Ability, needs
 from cluster.engine.work import Work
+from cluster.records import record
 from cluster.spec.tree import ancestor_mask
 
 IndexArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Share:
     """One sequence's rows.
 
@@ -75,7 +76,7 @@ class Share:
         return mask
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Batch:
     """token_ids, positions, slots: int64[rows].  slots: where each row's keys and values go.
     logit_rows: int64[wanted], the rows whose logits are asked for, in the order of the shares.
@@ -110,7 +111,7 @@ class Batch:
         return replace(self, shares=shares, slots=slots)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Pick:
     """The scheduler's choice for one sequence: the `num_delta` tokens of the work that follow
     the cached ones, then all new nodes if it completes the work.

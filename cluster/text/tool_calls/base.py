@@ -17,16 +17,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from cluster.records import frozen
 from cluster.text.markers import first_of, held_len
 
 # The names that tools may have.
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CallPiece:
     """A piece of one call.  index: of the call in the answer.  name: with its first piece.
 
@@ -41,7 +41,7 @@ class CallPiece:
     is_text: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Said:
     """New text of the answer, or of the reasoning."""
 
@@ -164,7 +164,7 @@ class CallParser:
             yield part
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CallFormat:
     """How one family of models writes its calls.
 

@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError, core_schema
 
 from cluster.errors import RequestError
+from cluster.records import frozen, record
 from deployments.ingress.api.wording import Rule, Schema, Status, joined, plain, refusal, told_names
 from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, Names, encodable, shown, unknown
 from deployments.ingress.spec import Limits
@@ -142,7 +143,7 @@ class Body(BaseModel):
         return self
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Endpoint:
     """One POST endpoint and its body."""
 
@@ -170,7 +171,7 @@ def _body_in(annotation: Any) -> type[Body] | None:
     return next(filter(None, map(_body_in, typing.get_args(annotation))), None)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Sent:
     """Takes from a body as it was sent what is read.  ignored: names of fields without effect."""
 
@@ -236,7 +237,7 @@ def _placed() -> Iterator[None]:
         raise PydanticCustomError("placed", "{error}", {"error": error}) from None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Read:
     """Reads a value before, after or instead of the field's type.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from cluster.errors import ContextLengthError, DrafthouseError, RequestError, surface_of
+from cluster.records import frozen
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.chat import part_text, text_of
 from deployments.ingress import sampling
@@ -59,7 +60,7 @@ _OF_SERVERS = (
 _CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Said:
     """What the blocks of a message say: texts, calls of tools, and results by their places."""
 

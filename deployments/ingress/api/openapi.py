@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import SURFACES
+from cluster.records import frozen
 from deployments.ingress.api.contract import Body, Endpoint
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.response_request import RESPONSES
@@ -16,7 +16,7 @@ from deployments.ingress.spec import Limits
 from deployments.ingress.usage import STATISTICS_PATH, statistics_schema, times_schema
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Page:
     """One endpoint without a body.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import NotFoundError
+from cluster.records import record
 from deployments.ingress.spec import Message
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class StoredResponse:
     """body: as it was answered.  messages: the conversation up to and with the answer, without
     its instructions.  owner: the name of the key that it was asked with, "" = anybody's."""

@@ -8,12 +8,12 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from cluster.errors import RequestError
+from cluster.records import frozen
 from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, json_kind, shown
 from deployments.ingress.spec import Limits
 
@@ -93,7 +93,7 @@ class Status(enum.StrEnum):
     REFUSED = "refused"  # a 400 that names it, whatever the compatibility
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rule:
     """One field, by its name in the body.
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.records import frozen
 from tests.support.agents.exchanges import Exchange
 from tests.support.agents.plan import AGENTS, Agent
 from tests.support.agents.running import run
@@ -34,7 +35,7 @@ _FILLER = "the model reads what the tool has said and then it writes the next ca
 _TEXT, _MORE, _SAME = "$text", "$more", "$same"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Recorded:
     """One request, its texts filled up to their lengths."""
 

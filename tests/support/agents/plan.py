@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from cluster.records import frozen
 
 MODEL = "drafthouse"
 KEY = "invented"
@@ -25,7 +26,7 @@ TITLE = "Greet politely"
 _RESULT = "<tool_response>"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """url: of the server, without /v1.  folder: where the agent is installed.  home: its own, empty
     at first.  work: the repository."""
@@ -36,7 +37,7 @@ class Place:
     work: Path
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Agent:
     """package: with its version, of npm with an @ and of PyPI with ==.  words: its command line.
 

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
 from cluster.config.schema import Config
+from cluster.records import frozen
 from tests.support.agents.exchanges import Exchange, Exchanges
 from tests.support.agents.plan import CHECK, COMMAND_RAN, GREET, MODEL, NEW, Agent, Place
 from tests.support.agents.written import WritingTarget, chat_folder
@@ -29,7 +29,7 @@ _NOBODY = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
 _ENDS = (b"data: [DONE]", b"event: message_stop", b"event: response.completed")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Outcome:
     """status: None = it took too long.  elsewhere: what it asked of other addresses."""
 

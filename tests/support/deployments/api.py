@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
+
+from cluster.records import frozen
 
 MODEL = "tiny"
 
@@ -18,7 +19,7 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Api:
     """url: without a slash."""
 

@@ -7,13 +7,14 @@ import ipaddress
 import os
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from cluster.records import frozen
 
 _LISTEN = "0A"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Listening:
     pid: int
     command: str

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.types import ASGIApp
@@ -14,6 +13,7 @@ from starlette.types import ASGIApp
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import SamplingParams
+from cluster.records import frozen
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
@@ -27,7 +27,7 @@ from tests.support.deployments.stage import Nowhere, Stage
 from tests.support.deployments.threads import in_a_thread
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scripted:
     """port, grpc_port: on the loopback interface."""
 

@@ -7,7 +7,7 @@ import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from cluster.config.schema import ApiConfig, Config, CoordinatorConfig, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
 from cluster.engine.engine import Engine
+from cluster.records import frozen
 from cluster.rpc.memory import memory_pair
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.tokenizer import Tokenizer
@@ -35,7 +36,7 @@ TEMPLATE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Server(Api):
     """folder: of the model.  loop: that it runs on."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
+from cluster.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NoOptions:
     """None."""
 

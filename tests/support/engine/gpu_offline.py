@@ -13,10 +13,11 @@ import itertools
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from cluster.records import frozen
 
 # Bytes of shared memory that one program may have, by compute capability.
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -28,7 +29,7 @@ _WARP = 32
 _TRITON_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Variant:
     """Of the attention's kernels; windows, trees and caps are all on, the most there can be."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -12,6 +10,7 @@ from cluster.engine.memory.sequence import Pending, Sequence
 from cluster.engine.schedule.batch import Batch, Pick, build_batch
 from cluster.engine.types import AttentionOptions
 from cluster.engine.work import Work
+from cluster.records import frozen, record
 from cluster.spec.draw import DrawRows, FusedDraw, draw
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.sampling import is_truncated, pack
@@ -24,7 +23,7 @@ SCRATCH_SLOT = NUM_SLOTS - PAGE_SIZE
 MANY_PROGRAMS = 32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Case:
     """One call of `attend`.  num_programs: 1 leaves no tile split."""
 
@@ -145,7 +144,7 @@ CASES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DrawCase:
     """Rows of logits, each with a law, a seed and a place of its own."""
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from cluster.records import frozen
 from tests.support.k8s.rendering import Manifest, of_kind
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Peer:
     """A pod, or, with an address alone, something outside the cluster.
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from cluster.config.schema import Config, PlacementConfig
+from cluster.records import frozen
 from deployments.placement import replica_options
 from tests.support.k8s.rendering import Manifest, container_of, groups
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeShape:
     """A worker group: what each of its pods offers to Ray."""
 
@@ -21,7 +21,7 @@ class NodeShape:
     labels: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Demand:
     """All that must stand on one node together: a replica, or all ranks of a target replica.
 

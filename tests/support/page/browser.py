@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
+
+from cluster.records import frozen
 
 DEADLINE_S = 120
 _PROGRAMS = ("chromium", "chromedriver")
@@ -79,7 +80,7 @@ def browser() -> Iterator[webdriver.Chrome]:
             driver.quit()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Page:
     """The page in a browser."""
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from cluster.errors import WorkerError
+from cluster.records import frozen
 from cluster.rpc.link import Link
 
 S = TypeVar("S")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FaultPlan:
     """What happens to the messages of one direction; probabilities are per message.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cluster.core import FinishReason, Request, SamplingParams, TokenEvent, token_array
+from cluster.records import frozen
 from cluster.text.dialect import Dialect
 from cluster.text.reasoning import ReasoningMarkers
 from cluster.text.stream import TextStream
@@ -120,7 +120,7 @@ def texts_of(name: str) -> Sequence[str]:
     return (WRITTEN[name], *_MARKERS[name], *_ANYWHERE)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Asked:
     """How an answer is read.  prompt_ids: of PROMPTS."""
 

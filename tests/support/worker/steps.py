@@ -140,7 +140,7 @@ def recorded(recorder: Recorder, metric: Metric) -> dict[tuple[str, ...], float]
     """The values of a metric, by its labels."""
     return {
         tuple(sample.labels[name] for name in metric.labels): sample.value
-        for family in recorder.families()
+        for family in recorder.collect()
         if family.name == metric.name
         for sample in family.samples
     }

@@ -23,6 +23,7 @@ from cluster.engine.launch import LAUNCH_ERRORS, KernelHealth, on_device
 from cluster.engine.schedule.batch import Batch
 from cluster.engine.types import AttentionOptions
 from cluster.errors import ConfigError
+from cluster.records import frozen, record
 
 _MAX_HEAD_DIM = 256
 # Tensor cores multiply tiles of at least 16 lines; more than 64 of wide heads overflow the
@@ -38,7 +39,7 @@ _PROGRAMS_PER_PROCESSOR = 2
 _PROGRAMS_WITHOUT_GPU = 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shape:
     """The layout's dependence besides the batch: one layer's heads and where they are."""
 
@@ -107,7 +108,7 @@ class Shape:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class _Placed:
     """A layout's words on their device, and the tile size it was made for."""
 
@@ -116,7 +117,7 @@ class _Placed:
     block_lines: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Variant:
     """The constants of a layer's kernels besides its tiles."""
 
@@ -145,7 +146,7 @@ class _Met:
         self.layers.setdefault(_Variant(shape, window, capped, sinks), (kv, options))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TritonForm:
     """A `cluster.engine.graphs.forward.StepForm` of this backend."""
 

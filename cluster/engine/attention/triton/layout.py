@@ -7,13 +7,13 @@ items and tiles are described in `cluster.engine.attention.triton.kernels`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cluster.engine.schedule.batch import Batch, Share
+from cluster.records import frozen, record
 
 Words = npt.NDArray[np.int32]
 
@@ -27,7 +27,7 @@ _ITEM_WORDS, _TILE_WORDS, _SPLIT_WORDS = 4, 9, 2
 _MIN_SPLIT_KEYS = 256
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tiling:
     """How the work is cut.
 
@@ -41,7 +41,7 @@ class Tiling:
     num_programs: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Frame:
     """How many entries each section of fixed place has room for; the launch grids follow from it.
 
@@ -95,7 +95,7 @@ class Frame:
         return self.split_rows + _aligned(self.num_split_rows * _SPLIT_WORDS)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record
 class Layout:
     """A step's words, and where in them what stands."""
 
@@ -103,7 +103,7 @@ class Layout:
     words: Words
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Tile:
     """Rows [row_start, row_stop) of a share (None: padding rows, which see no key)."""
 
