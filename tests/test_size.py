@@ -1,0 +1,95 @@
+"""The house grows only where somebody says why: code is counted by room, and each room has a bound.
+
+Counted are tokens, about seven a line.  Formatting, comments, docstrings, commas and what a
+generator writes count nothing, so packing gains nothing.  Whoever makes a room smaller lowers its
+bound; whoever raises one writes the reason beside it.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import subprocess
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYOUT = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}  # fmt: skip
+BOUNDS = {
+    "benchmarks": 48_800,
+    "cluster": 7_800,
+    "cluster/client": 2_950,
+    "cluster/config": 10_900,
+    "cluster/coordinator": 19_600,
+    "cluster/draft": 43_950,
+    "cluster/engine": 55_100,
+    "cluster/grammar": 4_150,
+    "cluster/metrics": 2_750,
+    "cluster/models": 7_850,
+    "cluster/plan": 14_800,
+    "cluster/requests": 700,
+    "cluster/rpc": 11_900,
+    "cluster/simulate": 6_800,
+    "cluster/spec": 19_550,
+    "cluster/text": 8_850,
+    "cluster/train": 18_150,
+    "cluster/worker": 22_450,
+    "deployments": 30_650,
+    "deployments/bench": 4_300,
+    "deployments/evaluate": 2_150,
+    "deployments/ingress": 45_700,
+    "deployments/page": 950,
+    "docs": 3_300,
+    "k8s": 1_750,
+    "tests": 438_550,
+}
+
+
+def num_tokens(source: str) -> int:
+    """Count the tokens of code in a file."""
+    said: set[int] = set()  # the lines of docstrings
+    for node in ast.walk(ast.parse(source)):
+        holder = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        if isinstance(node, holder) and ast.get_docstring(node, clean=False) is not None:
+            first = node.body[0]
+            said.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return sum(
+        each.type not in LAYOUT and each.string not in ",()" and each.start[0] not in said
+        for each in tokenize.generate_tokens(io.StringIO(source).readline)
+    )
+
+
+def room_of(path: str) -> str:
+    """The room of a file: a package of `cluster` or `deployments`, or a folder of the top level."""
+    parts = path.split("/")
+    is_house = parts[0] in ("cluster", "deployments") and len(parts) > 2
+    return "/".join(parts[:2]) if is_house else parts[0]
+
+
+@pytest.fixture(scope="module")
+def counts() -> Counter[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    found: Counter[str] = Counter()
+    for path in listed.stdout.split():
+        if "/generated/" not in path and (ROOT / path).exists():
+            found[room_of(path)] += num_tokens((ROOT / path).read_text("utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("room", BOUNDS)
+def test_a_room_keeps_its_bound(room: str, counts: Counter[str]) -> None:
+    assert counts[room] <= BOUNDS[room], f"{room} has grown: make it smaller, or say why beside it"
+
+
+def test_every_room_has_a_bound(counts: Counter[str]) -> None:
+    assert set(counts) == set(BOUNDS)
