@@ -92,7 +92,7 @@ def test_every_scrape_has_the_series_of_every_process_whichever_answers(served: 
         series = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
         values = {name: float(value) for name, value in series.items()}
         processes = set(re.findall(r'process="([a-z]+)-', text))
-        assert processes == {"ingress", "coordinator"}
+        assert processes == {"ingress", "coordinator", "target"}
         assert set(values) >= set(before), "no series comes and goes"
         for name, value in values.items():
             if name.split("{")[0].endswith(("_total", "_count", "_bucket")):
