@@ -21,14 +21,14 @@ class Demand:
         self._since = 0.0
 
     def hear(self, asked: Sequence[Asked]) -> None:
+        add = self._recorder.add
         for each in asked:
-            drafter, task = each.drafter, each.task
-            self._num_commits[drafter, each.group] += 1
-            self._recorder.add(metrics.DRAFTER_COMMITS, drafter=drafter, task=task)
-            self._recorder.add(metrics.DRAFT_DEMAND, each.num_nodes, drafter=drafter, task=task)
+            labels = {"drafter": each.drafter, "task": each.task}
+            self._num_commits[each.drafter, each.group] += 1
+            add(metrics.DRAFTER_COMMITS, 1, **labels)
+            add(metrics.DRAFT_DEMAND, each.num_nodes, **labels)
             if each.num_nodes and each.is_hit is not None:
-                outcome = "hit" if each.is_hit else "miss"
-                self._recorder.add(metrics.PRE_DRAFTED, drafter=drafter, task=task, outcome=outcome)
+                add(metrics.PRE_DRAFTED, 1, outcome="hit" if each.is_hit else "miss", **labels)
 
     def worth(self, now: float) -> defaultdict[str, float]:
         """Return the tokens per second that the trees of each drafter were good for, since the

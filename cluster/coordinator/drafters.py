@@ -93,7 +93,8 @@ class DrafterPool:
         for name in self._scores.roster.asked(text):
             if name in inside:
                 continue
-            own = session.subscriptions.get(name) or self._subscribe(session, name)
+            known: Subscription | None = session.subscriptions.get(name)
+            own = known or self._subscribe(session, name)
             if own is None:
                 continue
             replica = own.replica

@@ -25,9 +25,7 @@ def helpers(config: Config, request: Request) -> tuple[str, ...]:
     if params.is_coupled:
         # Who may come to replace a drafter is one of the text's wherever that one is.
         followers = {each.replaces: name for name, each in config.rollouts.items()}
-        return (
-            *dict.fromkeys((*names, *(followers[each] for each in names if each in followers))),
-        )
+        return tuple(dict.fromkeys((*names, *filter(None, map(followers.get, names)))))
     # A text under a textbook law has one: the first whose laws are believed, else the first.
     unproven = config.shadows.union(config.rollouts)
     able = [name for name in names if name not in unproven]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from cluster.records import frozen
 from cluster.requests.plain_why import PlainWhy
@@ -29,22 +27,19 @@ class IdleReason(enum.StrEnum):
 
 
 # As clients are told them.
-MEANINGS: Mapping[str, str] = MappingProxyType(
-    {
-        IdleReason.DISABLED: "the request or its task allows no drafts; beam searches have none",
-        IdleReason.NO_DRAFTER_FOR_MODEL: "no drafter is configured, or none fits the model",
-        IdleReason.DRAFTERS_DOWN: "its drafters are gone, did not come, or are left alone after "
-        "faults; see /health and the server's log",
-        IdleReason.WARMING_UP: "the server has just started, and its drafters still load",
-        IdleReason.NO_DRAFTS: "its drafters had no draft for this text, or none in time",
-        IdleReason.PAUSED: "drafts have cost more time than they saved of late, as much as they "
-        "may",
-        IdleReason.NOT_WORTH_IT: "making or verifying drafts would have cost more than it saves",
-        IdleReason.SCHEDULE: "coordinator.draft_length allows such requests no drafts",
-        IdleReason.SWITCHBACK: "plain decoding is measured, by coordinator.switchback",
-        IdleReason.TOO_SHORT: "the answer was over before a step could have had drafts",
-    }
-)
+MEANINGS: dict[str, str] = {
+    IdleReason.DISABLED: "the request or its task allows no drafts; beam searches have none",
+    IdleReason.NO_DRAFTER_FOR_MODEL: "no drafter is configured, or none fits the model",
+    IdleReason.DRAFTERS_DOWN: "its drafters are gone, did not come, or are left alone after "
+    "faults; see /health and the server's log",
+    IdleReason.WARMING_UP: "the server has just started, and its drafters still load",
+    IdleReason.NO_DRAFTS: "its drafters had no draft for this text, or none in time",
+    IdleReason.PAUSED: "drafts have cost more time than they saved of late, as much as they may",
+    IdleReason.NOT_WORTH_IT: "making or verifying drafts would have cost more than it saves",
+    IdleReason.SCHEDULE: "coordinator.draft_length allows such requests no drafts",
+    IdleReason.SWITCHBACK: "plain decoding is measured, by coordinator.switchback",
+    IdleReason.TOO_SHORT: "the answer was over before a step could have had drafts",
+}
 
 
 @frozen

@@ -66,8 +66,10 @@ def _record_texts(present: Present, adapters: AdapterList | None) -> None:
     gauge(metrics.QUEUED, num_waiting)
     gauge(metrics.TARGET_UP, len(seats))
     num_pages = sum(seat.load.pages_total for seat in seats)
-    used = sum(seat.load.pages_in_use for seat in seats)
-    gauge(vllm_metrics.KV_USAGE, used / max(num_pages, 1))
+    gauge(
+        vllm_metrics.KV_USAGE,
+        sum(seat.load.pages_in_use for seat in seats) / max(num_pages, 1),
+    )
     engine = present.config.target.engine
     gauge(
         vllm_metrics.CACHE_CONFIG,

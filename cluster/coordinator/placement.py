@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from cluster.coordinator.session import Session
+from cluster.coordinator.session import Seat, Session
 from cluster.coordinator.targets import TargetSeat
 
 # Pages that are remembered of one target: of a million tokens, in about 10 MB.
@@ -47,7 +48,7 @@ class Placement:
             default=None,
         )
 
-    def remember(self, seat: TargetSeat, session: Session) -> None:
+    def remember(self, seat: Seat, session: Session) -> None:
         """Note that the target computes the text as far as it goes."""
         pages = self._pages.setdefault(seat.id, OrderedDict())
         # The first page last: so a page is forgotten only after all that continue it.
@@ -65,14 +66,12 @@ class Placement:
     def num_held(self, target_id: str, session: Session) -> int:
         """Return how many tokens at the beginning of the text the target should hold."""
         pages = self._pages.get(target_id, OrderedDict())
-        low, high = 0, len(session.tokens) // self._page_len
-        while low < high:  # whoever holds a page holds those before it
-            middle = (low + high + 1) // 2
-            if self._key(session, middle) in pages:
-                low = middle
-            else:
-                high = middle - 1
-        return low * self._page_len
+        # Whoever holds a page holds those before it.
+        return self._page_len * bisect.bisect_left(
+            range(1, len(session.tokens) // self._page_len + 1),
+            True,
+            key=lambda number: self._key(session, number) not in pages,
+        )
 
     def _worthwhile(self, target_id: str, session: Session) -> int:
         num_held = self.num_held(target_id, session)

@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cluster.coordinator.session import Session
-from cluster.coordinator.targets import TargetSeat
+from cluster.coordinator.session import Seat, Session
 from cluster.core import Commit, Observation, Proposal
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.told import told_params
@@ -109,7 +108,7 @@ class DrafterReplica(Outbox[CommitFrame]):
         limit = self.description.max_running_sequences
         return limit == 0 or self.num_held < limit
 
-    def shares_devices(self, seat: TargetSeat | None) -> bool:
+    def shares_devices(self, seat: Seat | None) -> bool:
         """True if its computing slows the target down, as far as their devices are known."""
         own = self.description.devices
         return seat is not None and not set(own).isdisjoint(seat.description.devices)

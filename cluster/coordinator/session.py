@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError
-from cluster.messages import Open, TextVerdict
+from cluster.messages import Load, Open, PoolTree, TextVerdict, WorkerDescription
 from cluster.plan.roster import lot_of
 from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, Text
 from cluster.records import frozen
@@ -34,6 +34,24 @@ class Limits:
 
     max_context_len: int = 0
     vocab_size: int = 0
+
+
+class Seat(Protocol):
+    """A target, as far as its sessions need it."""
+
+    id: str
+    description: WorkerDescription
+    residents: tuple[str, ...]
+    load: Load
+
+    @property
+    def sessions(self) -> Mapping[str, Session]: ...
+
+    def open(self, session: Session) -> None: ...
+
+    def drop(self, session: Session) -> None: ...
+
+    def tell(self, tree: PoolTree) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -61,13 +79,13 @@ class Session:
     redraws: list[Redraw] = field(default_factory=list)
     is_over: bool = False
     generation: int = 0
-    target: Any = None  # a TargetSeat; its module needs this one
+    target: Seat | None = None
     opened_serial: int = 0
     has_answered: bool = False
     num_retries: int = 0
     num_reopened: int = 0
     declined: dict[str, float] = field(default_factory=dict)
-    subscriptions: dict[str, Any] = field(default_factory=dict)  # of Subscription, likewise
+    subscriptions: dict[str, Any] = field(default_factory=dict)  # whose module needs this one
     statistics: TextStatistics = field(default_factory=TextStatistics)
     idle_because: str = ""
     first_at: float | None = None
