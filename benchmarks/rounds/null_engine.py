@@ -15,6 +15,7 @@ import torch
 
 from cluster.core import TokenArray, TokenTree
 from cluster.engine.adapters import Adapters
+from cluster.engine.schedule.pace import PromptPace
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.spec.tree import depths
 
@@ -54,6 +55,7 @@ class NullEngine:
         self.device = torch.device("cpu")
         self.adapters = Adapters({}, {})
         self.last_step = StepSummary()
+        self.pace = PromptPace(max_rows=512, max_chunk_s=0.2)  # the defaults of an engine
         self.pages_in_use, self.pages_total = 0, 1
         self.steps: list[tuple[float, float, int, int]] = []
         self._forward = forward
