@@ -132,6 +132,14 @@ def growth_of(samples: list[Usage]) -> dict[str, float]:
     }
 
 
+def memory_by_process(samples: list[Usage]) -> dict[str, list[float]]:
+    """The memory of each process at every sixth sample, MiB."""
+    return {
+        name: [each[name]["MiB"] for each in samples[:: _NUM_SAMPLES // 5] if name in each]
+        for name in samples[-1]
+    }
+
+
 async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
@@ -171,7 +179,8 @@ async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
         "running requests afterwards": server.page().total("drafthouse_running_requests"),
         "growth under load, %": growth_of(loaded),
         "growth while idle, %": growth_of(idle) if idle else {},
-        "at the end": loaded[-1] if not idle else idle[-1],
+        "MiB by process": memory_by_process(loaded + idle),
+        "at the end": (idle or loaded)[-1],
     }
 
 

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.never_slower.figures import CONTROL, Cell, summarise
-from benchmarks.never_slower.report import markdown, picture
+from benchmarks.never_slower.report import markdown
 from benchmarks.never_slower.runs import PlainAndRival, PromptSets, measure
 from benchmarks.support.answers import Law
 from benchmarks.support.by_hand import Ours, Setup
@@ -191,10 +191,6 @@ def main() -> int:
         text = markdown(document)
         arguments.out.with_suffix(".md").write_text(text, "utf-8")
     print(text)
-    try:
-        picture(document, arguments.out.with_suffix(".png"))
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
     return 1 if record.failures or document["summary"]["failures"] else 0
 
 

@@ -1,13 +1,12 @@
-"""Writes the tables and the picture of `benchmarks.never_slower`."""
+"""Writes the tables of `benchmarks.never_slower`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.never_slower.figures import CONTROL, MIN_TO_PLAIN
-from benchmarks.support.page import head, not_measured, number, origin, pyplot, ratio, row
+from benchmarks.support.page import head, not_measured, number, origin, ratio, row
 
 _TITLES = {
     "normal": "With the drafters of the configuration",
@@ -101,36 +100,3 @@ def _whole_row(records: Sequence[Record]) -> list[str]:
         ", ".join(number(r["whole"], 2) for r in records if (r["kind"], r["law"]) == row)
         for row in rows
     ]
-
-
-def picture(document: Mapping[str, Any], path: Path) -> None:
-    """Ratios with intervals, one row per stack; RuntimeError without matplotlib."""
-    plots = pyplot()
-    records = document["summary"]["cells"]
-    stacks = list(dict.fromkeys(record["stack"] for record in records))
-    names = list(dict.fromkeys(_name(record) for record in records))
-    figure, rows = plots.subplots(
-        len(stacks),
-        1,
-        sharex=True,
-        squeeze=False,
-        figsize=(2.0 + 0.4 * len(names), 1.2 + 1.8 * len(stacks)),
-    )
-    for stack, (axis,) in zip(stacks, rows, strict=True):
-        chosen = [record for record in records if record["stack"] == stack]
-        means = [record["mean"] for record in chosen]
-        halves = [0.0 if r["high"] is None else r["high"] - r["mean"] for r in chosen]
-        places = [names.index(_name(record)) for record in chosen]
-        axis.errorbar(places, means, yerr=halves, fmt="o", capsize=3)
-        axis.axhline(1.0, color="grey", linewidth=0.8)
-        axis.axhline(MIN_TO_PLAIN, color="red", linewidth=0.8, linestyle="--")
-        axis.set_title(_title(stack), fontsize="small")
-        axis.set_ylabel("speed to plain")
-    rows[-1][0].set_xticks(range(len(names)), names, rotation=90, fontsize="x-small")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plots.close(figure)
-
-
-def _name(record: Record) -> str:
-    return f"{record['kind']} {record['law']} {record['concurrency']}"

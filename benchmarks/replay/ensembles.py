@@ -15,11 +15,10 @@ task.  The loop is compared with the same oracle, and with itself where it has o
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from cluster.plan.resident import EVERYONE
 from cluster.records import frozen
 from cluster.simulate.replay import Adaptive, Playing, Simulation, Step, Times
 from cluster.simulate.texts import RecordedText, load
-from cluster.simulate.world import Machine, Pool, recorded
+from cluster.simulate.world import Pool, recorded
 from cluster.spec.budget import Ask
 
 # Tokens of a text after which the loop is to know it.
@@ -104,129 +103,65 @@ class Speeds:
     whole: float
 
 
-@frozen
-class Found:
-    """The speeds of one cell.
-
-    learned: of the loop; oracle: where each text asks its own specialist; told: where prompts tell
-    all.  with_useless: of the loop, with a drafter more that is never right.
-    """
-
-    machine: str
-    leads: Leads
-    num_sequences: int
-    learned: Speeds
-    oracle: Speeds
-    told: Speeds
-    with_useless: Speeds
+# A policy, and the names of the drafters that it may ask.
+Arm = tuple[type[Watched], tuple[str, ...]]
+# told: where prompts tell all.  with a useless one: with a drafter more that is never right.
+MADE_UP: dict[str, Arm] = {
+    "learned": (Watched, KINDS),
+    "oracle": (Oracle, KINDS),
+    "told": (Told, KINDS),
+    "with a useless one": (Watched, (*KINDS, USELESS)),
+}
 
 
 @frozen
-class FoundRecorded:
-    """The speeds of one cell along recorded texts.  alone: of the loop with one drafter."""
+class Cell:
+    """texts: what they are."""
 
     machine: str
-    law: str
+    texts: str
     num_sequences: int
-    num_texts: int
-    learned: Speeds
-    oracle: Speeds
-    alone: dict[str, Speeds]
 
 
-_texts = functools.cache(functools.partial(specialists, 24))
+def arms_of(names: tuple[str, ...]) -> dict[str, Arm]:
+    """Return the loop with all of these drafters and with each alone, and the oracle."""
+    alone: dict[str, Arm] = {each: (Watched, (each,)) for each in names}
+    return {"learned": (Watched, names), "oracle": (Oracle, names), **alone}
 
 
-def judge(name: str, leads: Leads, num_sequences: int, seconds: float = _SECONDS) -> Found:
-    """Play one cell."""
-    machine = replace(MACHINES[name], read_s=_READ_S)
-    texts = _texts(leads)
-    return Found(
-        name,
-        leads,
-        num_sequences,
-        *(
-            _played(policy, machine, texts, names, num_sequences, seconds)
-            for policy, names in (
-                (Watched, KINDS),
-                (Oracle, KINDS),
-                (Told, KINDS),
-                (Watched, (*KINDS, USELESS)),
-            )
-        ),
-    )
+def judge(
+    cell: Cell, texts: Sequence[RecordedText], arms: Mapping[str, Arm], seconds: float = _SECONDS
+) -> dict[str, Speeds]:
+    """Play one cell; returns the speeds by arm."""
+    machine = replace(MACHINES[cell.machine], read_s=_READ_S)
+    found = {}
+    for arm, (policy, names) in arms.items():
+        pool = Pool({each: recorded(each) for each in names}, frozenset(names))
+        played = [policy(machine, pool) for _ in _SEEDS]
+        for seed, own in zip(_SEEDS, played, strict=True):
+            Simulation(texts, machine, pool, cell.num_sequences).run(own, seconds, seed)
+        found[arm] = Speeds(
+            sum(each.known_tokens for each in played) / sum(each.known_s for each in played),
+            sum(each.tokens for each in played) / sum(each.time_s for each in played),
+        )
+    return found
 
 
-def judge_recorded(
-    name: str, texts: Sequence[RecordedText], num_sequences: int, seconds: float
-) -> FoundRecorded:
-    """Play one cell.  texts: of one law."""
-    machine, names = replace(MACHINES[name], read_s=_READ_S), tuple(texts[0].trees)
-
-    def played(policy: type[Watched], names: Sequence[str]) -> Speeds:
-        return _played(policy, machine, texts, names, num_sequences, seconds)
-
-    law = "sampled" if texts[0].is_sampled else "greedy"
-    return FoundRecorded(
-        name,
-        law,
-        num_sequences,
-        len(texts),
-        played(Watched, names),
-        played(Oracle, names),
-        {each: played(Watched, (each,)) for each in names},
-    )
-
-
-def _played(
-    policy: type[Watched],
-    machine: Machine,
-    texts: Sequence[RecordedText],
-    names: Sequence[str],
-    num_sequences: int,
-    seconds: float,
-) -> Speeds:
-    pool = Pool({each: recorded(each) for each in names}, frozenset(names))
-    played = []
-    for seed in _SEEDS:
-        own = policy(machine, pool)
-        Simulation(texts, machine, pool, num_sequences).run(own, seconds, seed)
-        played.append(own)
-    return Speeds(
-        sum(each.known_tokens for each in played) / sum(each.known_s for each in played),
-        sum(each.tokens for each in played) / sum(each.time_s for each in played),
-    )
-
-
-def cells(machines: Sequence[str]) -> Iterator[tuple[str, Leads, int]]:
-    """Yield the machine, the drafters and the number of texts of each cell."""
-    for name in machines:
+def _kinds(
+    path: Path | None,
+) -> Iterator[tuple[str, Sequence[RecordedText], dict[str, Arm]]]:
+    """Yield what texts there are, and their arms.  path: of recorded ones."""
+    if path is None:
         for leads in LEADS:
-            for num_sequences in SIZES:
-                yield name, leads, num_sequences
-
-
-def _append(out: Path | None, found: Found | FoundRecorded) -> None:
-    if out:
-        with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(found)) + "\n")
-
-
-def _shares(one: Speeds, other: Speeds) -> str:
-    return f"{one.known / other.known:.3f} ({one.whole / other.whole:.3f})"
-
-
-def _of_recorded(
-    texts: Sequence[RecordedText], machines: Sequence[str], seconds: float
-) -> Iterator[FoundRecorded]:
-    """Play all cells of the texts that have a specialist and are long enough."""
+            yield str(leads), specialists(24, leads), MADE_UP
+        return
+    # Those that have a specialist and are long enough.
     usable = [
-        each for each in texts if each.task in each.trees and len(each.token_ids) > KNOWN_AFTER
+        each for each in load(path) if each.task in each.trees and len(each.token_ids) > KNOWN_AFTER
     ]
-    by_law = [[each for each in usable if each.is_sampled is law] for law in (False, True)]
-    cells = list(itertools.product(machines, filter(None, by_law), SIZES))
-    for name, law, num_sequences in tqdm(cells, file=sys.stderr):
-        yield judge_recorded(name, law, num_sequences, seconds)
+    for law, is_sampled in (("greedy", False), ("sampled", True)):
+        if texts := [each for each in usable if each.is_sampled is is_sampled]:
+            yield law, texts, arms_of(tuple(texts[0].trees))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -239,27 +174,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds=(_SECONDS, "virtual, of each cell"),
     )
     options = parser.parse_args(arguments)
-    machines = options.machines.split(",")
-    if options.texts:
-        print("| machine | law | texts | learned | one drafter alone ...")
-        for real in _of_recorded(load(options.texts), machines, options.seconds):
-            _append(options.out, real)
-            shares = [_shares(real.learned, real.oracle)]
-            shares += [f"{each} {_shares(own, real.oracle)}" for each, own in real.alone.items()]
-            cell = f"{real.machine} | {real.law} | {real.num_sequences}"
-            print(f"| {cell} | {' | '.join(shares)} |", flush=True)
-        return 0
-    print("| machine | drafters | texts | learned | told | with a useless one |")
-    print("|" + "---|" * 6)
-    for name, leads, count in tqdm(list(cells(machines)), file=sys.stderr):
-        found = judge(name, leads, count, options.seconds)
-        _append(options.out, found)
-        shares = (
-            _shares(found.learned, found.oracle),
-            _shares(found.told, found.oracle),
-            _shares(found.with_useless, found.learned),
-        )
-        print(f"| {name} | {leads} | {count} | {' | '.join(shares)} |", flush=True)
+    cells = itertools.product(options.machines.split(","), list(_kinds(options.texts)), SIZES)
+    print("| machine | texts | at a time | speed to the oracle's ... |")
+    for name, (kind, texts, arms), size in tqdm(list(cells), file=sys.stderr):
+        cell = Cell(name, kind, size)
+        found = judge(cell, texts, arms, options.seconds)
+        if options.out:
+            with options.out.open("a", encoding="utf-8") as file:
+                speeds = {arm: asdict(each) for arm, each in found.items()}
+                file.write(json.dumps({**asdict(cell), "speeds": speeds}) + "\n")
+        oracle = found.pop("oracle")
+        shares = [
+            f"{arm} {own.known / oracle.known:.3f} ({own.whole / oracle.whole:.3f})"
+            for arm, own in found.items()
+        ]
+        print(f"| {name} | {kind} | {size} | {' | '.join(shares)} |", flush=True)
     return 0
 
 

@@ -36,8 +36,8 @@ GPU = Machine(
     look_up_s=(0.0001, 0.0),
     model_s=(0.0010, 0.000002),
 )
-# A random mixture of 64 experts, four to a row, on two cores (benchmarks.rounds.experts), and what
-# its own profile says: nearly each row reads experts that no other row of the step reads.
+# A random mixture of 64 experts, four to a row, on two cores, and its own profile
+# (docs/benchmarks/rounds/experts.json): nearly each row reads experts that no other row reads.
 MOE = Machine(
     (1, 3, 5, 7, 9, 14, 18, 22, 26, 36, 44, 56, 72, 112, 144, 176, 224),
     (

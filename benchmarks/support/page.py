@@ -1,4 +1,4 @@
-"""Parts of the pages that benchmarks write: cells of tables, origins, pictures."""
+"""Parts of the pages that benchmarks write: cells of tables, origins."""
 
 from __future__ import annotations
 
@@ -48,15 +48,3 @@ def not_measured(failures: Mapping[str, str]) -> list[str]:
     if not failures:
         return []
     return ["", "## Not measured", "", *(f"- {name}: {why}" for name, why in failures.items())]
-
-
-def pyplot() -> Any:
-    """matplotlib's pyplot without a display; RuntimeError with the remedy where it is missing."""
-    try:
-        import matplotlib  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        raise RuntimeError("no picture without matplotlib: pip install -e '.[bench]'") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as found
-
-    return found

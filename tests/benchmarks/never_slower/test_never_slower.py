@@ -15,7 +15,7 @@ import pytest
 from benchmarks.never_slower.__main__ import cells_of, setup_of
 from benchmarks.never_slower.drafters import RandomDrafter, SleepingDrafter
 from benchmarks.never_slower.figures import Cell, summarise
-from benchmarks.never_slower.report import markdown, picture
+from benchmarks.never_slower.report import markdown
 from benchmarks.never_slower.runs import PlainAndRival, PromptSets, elapsed_s, measure
 from benchmarks.replay.along import Recording, replay
 from benchmarks.support.answers import Answer, Law, Result
@@ -217,9 +217,6 @@ def test_a_report_has_a_table_per_stack_and_says_what_is_below_the_bar(tmp_path:
     text = markdown(document)
     assert "Below the bar, or not surely above it: random, random/code/greedy/1." in text
     assert "**0.90 (0.90 to 0.90)**" in text
-    pytest.importorskip("matplotlib")
-    picture(document, tmp_path / "n.png")
-    assert (tmp_path / "n.png").stat().st_size > 1000
 
 
 def test_a_process_that_is_paused_stands_still_until_it_is_resumed(tmp_path: Path) -> None:

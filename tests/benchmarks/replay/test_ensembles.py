@@ -16,7 +16,7 @@ def test_recorded_texts_are_played_beside_their_own_specialists(tmp_path: Path) 
     words = ["--texts", str(texts), "--out", str(out), "--machines", "gpu", "--seconds", "4"]
     assert main(words) == 0
     one, four = map(json.loads, out.read_text().splitlines())
-    assert (one["law"], one["num_sequences"], four["num_sequences"]) == ("greedy", 1, 4)
-    assert set(one["alone"]) > set(KINDS)
+    assert (one["texts"], one["num_sequences"], four["num_sequences"]) == ("greedy", 1, 4)
+    speeds = one["speeds"]
     # Alone each is right in a third of the texts; the oracle asks the right one in all.
-    assert one["oracle"]["whole"] > max(each["whole"] for each in one["alone"].values())
+    assert speeds["oracle"]["whole"] > max(speeds[each]["whole"] for each in KINDS)
