@@ -9,16 +9,14 @@ from itertools import zip_longest
 from typing import Any
 
 from cluster.core import (
-    EMPTY_TOKENS,
     FinishReason,
     Request,
     SpeculationStats,
     TokenArray,
     TokenEvent,
-    TokenLogprob,
 )
 from cluster.records import record
-from cluster.requests.draft_step import DraftStep
+from cluster.rpc.generation import ChoiceDelta
 from cluster.spec.statistics import TextStatistics
 from cluster.text.beam_texts import beam_event
 from cluster.text.dialect import Dialect
@@ -30,30 +28,19 @@ from deployments.ingress.ticket import Ticket
 
 
 @record
-class Delta:
-    """New text and tokens of one choice.  logprobs, draft_sources: of token_ids, if asked for.
+class Delta(ChoiceDelta):
+    """New text and tokens of one choice, with what gRPC does not tell.
 
     token_ids: only tokens that belong to the output.  stop: the stop string that ended the text,
     with FinishReason.STOP.  reasoning, calls: of a chat, which said the reasoning before the text
     and the text before the calls; has_calls: some came, now or before; is_cut: as of
-    `Reading`.  cumulative_logprob: of the whole text, where a beam search has found it.
-    draft_steps: if asked for; num_steps_dropped: those that were left out so far.
+    `Reading`.
     """
 
-    choice: int
-    text: str
-    token_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
-    logprobs: Sequence[TokenLogprob] = ()
-    finish_reason: FinishReason | None = None
-    stop: str | None = None
-    draft_sources: Sequence[Sequence[str]] = ()
     reasoning: str = ""
     calls: Sequence[CallPiece] = ()
     has_calls: bool = False
     is_cut: bool = False
-    cumulative_logprob: float | None = None
-    draft_steps: Sequence[DraftStep] = ()
-    num_steps_dropped: int = 0
 
     @property
     def says_nothing(self) -> bool:
@@ -74,23 +61,21 @@ class Choice:
     def __init__(
         self,
         index: int,
+        rank: int,
+        request: Request,
         text: TextStream,
         reading: Reading,
-        ticket: Ticket | None,
-        waiting: Request | None = None,
         *,
-        rank: int = 0,
+        is_over: bool = False,
     ) -> None:
-        """ticket: None = it is over, or not submitted yet.  waiting: what is to be submitted.
-
-        rank: which of the texts of a beam search it is."""
+        """rank: which of its prompt's samples it is.  request: what is submitted."""
         self.index = index
-        self._rank = rank
+        self.rank = rank
+        self.request = request
         self.text = text
         self.reading = reading
-        self.ticket = ticket
-        self.waiting = waiting
-        self.done = ticket is None and waiting is None
+        self.ticket: Ticket | None = None  # it is over, or not submitted yet
+        self.done = is_over
         self.stats = SpeculationStats()
         self._told = TextStatistics()  # where a stop string may end it
         self.queue_time_s = self.prefill_time_s = 0.0
@@ -99,7 +84,7 @@ class Choice:
 
     def end(self) -> Delta:
         """End it without a token: only its prompt was asked about."""
-        self.waiting, self.done, self.finish_reason = None, True, FinishReason.LENGTH
+        self.done, self.finish_reason = True, FinishReason.LENGTH
         return Delta(self.index, "", finish_reason=self.finish_reason)
 
     def feed(self, event: TokenEvent) -> list[Delta]:
@@ -108,7 +93,7 @@ class Choice:
         if self.num_cached is None and not is_admission:
             self.num_cached = event.num_cached
         if event.beams:
-            event = beam_event(event, self._rank)
+            event = beam_event(event, self.rank)
         piece = self.text.push(event.token_ids)
         kept = piece.num_tokens
         if not self.done:
@@ -147,13 +132,13 @@ class Choice:
                 reason,
                 stop,
                 event.draft_sources[:kept],
+                event.beams[0].logprob if event.beams else None,
+                event.draft_steps,
+                trace.num_dropped if trace is not None else 0,
                 last.reasoning,
                 last.calls,
                 self.reading.has_calls,
                 self.reading.is_cut,
-                event.beams[0].logprob if event.beams else None,
-                event.draft_steps,
-                trace.num_dropped if trace is not None else 0,
             )
         )
         return deltas

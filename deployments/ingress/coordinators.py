@@ -134,8 +134,7 @@ class Coordinators:
         peer.tickets.pop(ticket.wire_id, None)
         if not ticket.finished:
             ticket.finished = True
-            peer.cancelled.append(ticket.wire_id)
-            peer.wake.set()
+            peer.tell(cancelled=ticket.wire_id)
 
     def end(self, ticket: Ticket) -> None:
         """Ask for the end of a request whose text is complete; its last event still arrives, with
@@ -146,8 +145,7 @@ class Coordinators:
         if ticket.peer is None:  # its coordinator was lost, and with it the statistics
             ticket.end()
         else:
-            ticket.peer.ended.append(ticket.wire_id)
-            ticket.peer.wake.set()
+            ticket.peer.tell(ended=ticket.wire_id)
 
     async def wait_connected(self) -> None:
         """Wait for a coordinator to connect; raises UnavailableError if none does in time."""
@@ -172,8 +170,7 @@ class Coordinators:
             )
         ticket.peer = peer
         peer.tickets[ticket.wire_id] = ticket
-        peer.requests.append(request)
-        peer.wake.set()
+        peer.tell(requests=request)
 
     async def _resume(self, ticket: Ticket) -> None:
         if ticket.finished or ticket.cancelled:
@@ -196,11 +193,9 @@ class Coordinators:
         while True:
             await peer.wake.wait()
             peer.wake.clear()
-            requests, peer.requests = tuple(peer.requests), []
-            cancelled, peer.cancelled = tuple(peer.cancelled), []
-            ended, peer.ended = tuple(peer.ended), []
-            if requests or cancelled or ended:
-                await self._send(peer, SubmitFrame(requests, cancelled, ended))
+            ready = {name: tuple(each) for name, each in peer.outbox.items()}
+            peer.outbox.clear()
+            await self._send(peer, SubmitFrame(**ready))
 
     async def _send(self, peer: Peer, frame: SubmitFrame) -> None:
         try:
@@ -262,8 +257,7 @@ class Coordinators:
         if event.position > ticket.output_len:
             log.error("gap in the tokens of id=%s: resuming the request", event.request_id)
             del peer.tickets[event.request_id]
-            peer.cancelled.append(event.request_id)
-            peer.wake.set()
+            peer.tell(cancelled=event.request_id)
             self._resume_later(ticket)
             return
         if event.finish_reason is FinishReason.CANCELLED and not ticket.cancelled:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 from ray import serve
@@ -38,15 +37,8 @@ _LISTENER_MARGIN_S = 2 * LAST_WORDS_S
 DRAIN_MARGIN_S = 2 * _LISTENER_MARGIN_S
 
 
-def _answer_to(method: str) -> Any:
-    async def answer(self: IngressDeployment, request: Any, grpc_context: Any) -> Any:
-        return await self._grpc.answer(method, request, grpc_context)
-
-    return answer
-
-
 class IngressDeployment:
-    """One ingress replica.  Capitalised methods are gRPC methods."""
+    """One ingress replica."""
 
     async def __init__(self, config: Config, coordinator: Any) -> None:  # type: ignore[misc]  # awaited
         """coordinator: a Serve handle, used only to find the coordinators' addresses."""
@@ -96,24 +88,11 @@ class IngressDeployment:
         """Called by Serve after the constructor; its proxies pass HTTP requests to the result."""
         return self._app
 
-    async def Generate(self, request: Any, grpc_context: Any) -> AsyncIterator[Any]:
-        """drafthouse.v1.GenerationService/Generate."""
-        async for response in self._grpc.responses_with_status(request, grpc_context):
-            yield response
-
-    # The others of drafthouse.v1.GenerationService.
-    ListModels = _answer_to("ListModels")
-    Tokenize = _answer_to("Tokenize")
-    Detokenize = _answer_to("Detokenize")
-
-    async def Check(self, request: Any, grpc_context: Any) -> Any:
-        """grpc.health.v1.Health/Check."""
-        return await self._grpc.check(request, grpc_context)
-
-    async def Watch(self, request: Any) -> AsyncIterator[Any]:
-        """grpc.health.v1.Health/Watch."""
-        async for response in self._grpc.watch(request):
-            yield response
+    def __getattr__(self, name: str) -> Any:
+        """The methods of gRPC, which Serve calls by their names."""
+        if name[0].isupper():
+            return getattr(self._grpc, name)
+        raise AttributeError(name)
 
     async def metrics_for(self, asking: str) -> bytes:
         """This replica's own series, in Prometheus' text format; b"" if it asks itself."""

@@ -8,12 +8,13 @@ import dataclasses
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, SpeculationStats, TokenArray
 from cluster.errors import DeadlineError, DrafthouseError
 from cluster.metrics.told import Tokens, ToldRequest
 from cluster.requests.seeds import draw_seed
+from cluster.rpc.generation import ResumedChoice
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
@@ -23,7 +24,10 @@ from deployments.ingress.logprob_writer import PromptLogprobs, PromptScore
 from deployments.ingress.prompts import max_tokens, prediction_ids, read_prompts, stop_token_ids
 from deployments.ingress.quotas import Use
 from deployments.ingress.request_log import write_line
-from deployments.ingress.spec import GenerationSpec, Resumption
+from deployments.ingress.spec import GenerationSpec
+
+if TYPE_CHECKING:
+    from deployments.ingress.tracing import RequestSpan
 
 Answer = TypeVar("Answer")
 
@@ -70,10 +74,11 @@ class Generation:
         self._news = asyncio.Event()
         self.choices: list[Choice] = []
         self._scores: list[PromptScore] = []  # one per prompt, where they are asked for
+        self._is_waiting = False  # for them
         # Seconds of time.monotonic.
         self.arrived_at = time.monotonic()
         self.first_token_at: float | None = None
-        self._error_code = ""
+        self.error_code = ""  # of what has ended it
         self._failure: DrafthouseError | None = None
         self.closed = asyncio.Event()
         self._timeout_s = timeout_s
@@ -83,6 +88,7 @@ class Generation:
         self._dialect = dialect or Dialect()
         self._use = use
         self.told: ToldRequest | None = None  # what counts it, once it has started
+        self.span: RequestSpan | None = None
 
     def seed_of(self, choice: int) -> int:
         """The seed of the choice, given or drawn."""
@@ -133,7 +139,7 @@ class Generation:
         """The speculation statistics of all choices together."""
         return combined([choice.stats for choice in self.choices])
 
-    async def start(self, resumptions: Sequence[Resumption] = ()) -> None:
+    async def start(self, resumptions: Sequence[ResumedChoice] = ()) -> None:
         """Tokenise and submit; raises RequestError for prompts that do not fit, before any work."""
         spec, left_s = self.spec, self._left_s()
         if left_s is not None:  # one timer, so that a wait for events costs none
@@ -146,7 +152,7 @@ class Generation:
             self.is_cut.append(is_cut)
         if self._use is not None:
             self._use.take_tokens(self.num_prompt_tokens)
-        resumed = {resumption.choice: resumption for resumption in resumptions}
+        resumed = {resumption.index: resumption for resumption in resumptions}
         prediction = await prediction_ids(spec, self._tokenizer, self._max_chars_per_token)
         for number, prompt_ids in enumerate(self.prompt_ids):
             params = dataclasses.replace(
@@ -181,11 +187,14 @@ class Generation:
                             request, spec.prompt_logprobs, self._coordinators, self._news
                         )
                     )
-                await self._open(index, request, resumed.get(index))
-        if spec.is_prompt_only:
+                self._open(index, request, resumed.get(index))
+        self._is_waiting = bool(self._scores) or spec.is_prompt_only
+        if self._is_waiting:
             self._news.set()  # nothing may ever arrive
+        else:
+            await self._submit()
 
-    async def _open(self, index: int, request: Request, resumption: Resumption | None) -> None:
+    def _open(self, index: int, request: Request, resumption: ResumedChoice | None) -> None:
         text = TextStream(
             self._tokenizer,
             self.spec.stop,
@@ -200,34 +209,32 @@ class Generation:
         if resumption is not None:
             # The text was delivered before the stream broke; only the position is needed.
             reading.push(text.push(resumption.token_ids).text, is_last=False)
-        is_over = resumption is not None and (resumption.finished or text.is_finished)
+        is_over = resumption is not None and (resumption.is_finished or text.is_finished)
         rank = index % self.spec.num_choices
-        ticket = None
-        if request.params.beams is not None and rank > 0:
-            ticket = self.choices[index - rank].ticket  # one search finds all texts
-        elif not (is_over or self._waits):
-            ticket = await self._coordinators.submit(request, self._news)
-        waiting = request if self._waits and not is_over else None
-        self.choices.append(Choice(index, text, reading, ticket, waiting, rank=rank))
+        self.choices.append(Choice(index, rank, request, text, reading, is_over=is_over))
 
-    async def _go_on_after_scores(self) -> list[Delta]:
-        """Submit the samples whose prompts are scored; returns the ends of those without any."""
-        for score in self._scores:
-            if not score.is_complete:
-                self._noted(score.take)
-        ended: list[Delta] = []
+    async def _submit(self) -> None:
         for choice in self.choices:
-            request, number = choice.waiting, choice.index // self.spec.num_choices
-            if request is None or (self._scores and not self._scores[number].is_complete):
+            if choice.done:
                 continue
-            if self.spec.is_prompt_only:
-                ended.append(choice.end())
-                continue
-            choice.waiting = None
+            if choice.rank and choice.request.params.beams is not None:
+                # One search finds all texts.
+                choice.ticket = self.choices[choice.index - choice.rank].ticket
+            else:
+                choice.ticket = await self._coordinators.submit(choice.request, self._news)
+
+    async def _begin(self) -> list[Delta]:
+        """Submit the samples once all prompts are scored; returns the ends of those without any."""
+        if not all(self._noted(score.take) for score in self._scores):
+            return []
+        self._is_waiting = False
+        if self.spec.is_prompt_only:
+            return [choice.end() for choice in self.choices if not choice.done]
+        for choice in self.choices:
             # The score before it was admitted: it need not queue again.
-            request = dataclasses.replace(request, was_admitted=True)
-            choice.ticket = await self._coordinators.submit(request, self._news)
-        return ended
+            choice.request = dataclasses.replace(choice.request, was_admitted=True)
+        await self._submit()
+        return []
 
     async def admitted(self) -> None:
         """Wait until every choice is admitted; raises the error of one that is refused."""
@@ -237,11 +244,6 @@ class Generation:
             await self._wait()
         self._news.set()  # `deltas` has not seen it
 
-    @property
-    def _waits(self) -> bool:
-        """True if its samples begin only when their prompts are scored, or never."""
-        return bool(self._scores) or self.spec.is_prompt_only
-
     def _running(self) -> list[Choice | PromptScore]:
         return [*self.choices, *self._scores]
 
@@ -250,7 +252,7 @@ class Generation:
         try:
             return ask()
         except DrafthouseError as error:
-            self._error_code = error.code
+            self.error_code = error.code
             with self._names.told():
                 raise
 
@@ -259,7 +261,7 @@ class Generation:
         await self._news.wait()
         self._news.clear()
         if self._failure is not None:
-            self._error_code = self._failure.code
+            self.error_code = self._failure.code
             raise self._failure
 
     def _left_s(self) -> float | None:
@@ -285,13 +287,15 @@ class Generation:
         """
         while not self.is_over:
             await self._wait()
-            pieces = await self._go_on_after_scores() if self._waits else []
+            pieces = await self._begin() if self._is_waiting else []
             pieces += self._take()
             if self.is_over:
                 await self._wait_for_last_events()
             if pieces:
                 if self.told is not None:
                     self.told.grow(self.tokens)
+                if self.span is not None:
+                    self.span.step(sum(len(piece.token_ids) for piece in pieces))
                 yield pieces
 
     def _take(self) -> list[Delta]:
@@ -325,23 +329,21 @@ class Generation:
 
     def close(self) -> None:
         """Cancel the choices that still run; their resources are freed at once."""
+        if self.closed.is_set():
+            return
         self.closed.set()
         if self._alarm is not None:
             self._alarm.cancel()
-        used, self.told = self.told, None
-        if used is not None:
-            unfinished = FinishReason.ERROR if self._error_code else FinishReason.CANCELLED
+        if self.told is not None:
+            unfinished = FinishReason.ERROR if self.error_code else FinishReason.CANCELLED
             reasons = [choice.finish_reason or unfinished for choice in self.choices]
-            used.end(reasons, self._error_code)
+            self.told.end(reasons, self.error_code)
         if self._use is not None:
-            self._use.leave(None if used is None else used.tokens)
+            self._use.leave(Tokens() if self.told is None else self.told.tokens)
+        if self.span is not None:
+            self.span.end(self)
         for one in self._running():
             if one.ticket is not None:
                 self._coordinators.close(one.ticket)
         if self._is_logged and self.choices:
-            self._is_logged = False
-            times = self.arrived_at, self.first_token_at
-            write_line(
-                *(self.id, self.spec.task, self.choices, self.tokens, self.stats),
-                *(*times, self._error_code),
-            )
+            write_line(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -13,13 +13,8 @@ from cluster.errors import DrafthouseError, NotFoundError, RequestError, TooLarg
 from cluster.logs import REQUEST_ID
 from cluster.rpc.codec_arrays import TOKENS
 from cluster.rpc.codec_generation import MODEL, RESPONSE, decode_prompt, decode_request
-from cluster.rpc.generation import (
-    ChoiceDelta,
-    GenerationResponse,
-    Model,
-    Usage,
-)
-from cluster.rpc.status import status_code, trailing_metadata
+from cluster.rpc.generation import GenerationResponse, Model, Usage
+from cluster.rpc.status import abort, status_code, trailing_metadata
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
 from deployments.ingress.grpc_request import check_ids, prompt_of, request_name, to_spec
@@ -30,45 +25,40 @@ from deployments.ingress.prompts import prediction_counts, prediction_idle
 from deployments.ingress.request_scope import SEGMENT
 from deployments.ingress.sampling import check_model
 from deployments.ingress.servicers import GENERATION
-from deployments.ingress.spec import Resumption
+
+
+def _answering(kind: Any) -> Callable[[Callable[[Any, Any], Awaitable[Any]]], Any]:
+    """Make a call with one answer of what answers its message, which is of that kind."""
+
+    def call(answer: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        async def called(self: GrpcApi, request: Any, grpc_context: Any) -> Any:
+            try:
+                self.caller(grpc_context.invocation_metadata())
+                return await answer(self, _message_of(kind, request, self._ingress))
+            except Exception as error:  # noqa: BLE001
+                return await _ended(grpc_context, error)
+
+        return called
+
+    return call
 
 
 class GrpcApi:
-    """Answers the calls of our own listener, and those that Serve's proxy passes to the ingress."""
+    """Answers the calls of our own listener, and those that Serve's proxy passes to the ingress.
+
+    Capitalised methods are gRPC's; they have the names that Serve knows of their arguments.
+    """
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
-        self._answers: Mapping[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
-            "ListModels": (pb.ListModelsRequest, self._list_models),
-            "Tokenize": (pb.TokenizeRequest, self._tokenize),
-            "Detokenize": (pb.DetokenizeRequest, self._detokenize),
-        }
 
-    async def responses(self, body: Any, context: Any) -> AsyncIterator[Any]:
-        """Yield one GenerateResponse per piece of text; the last one has the usage.
-
-        Raises nothing but DrafthouseErrors.
-        """
+    async def Generate(self, request: Any, grpc_context: Any) -> AsyncIterator[Any]:
+        """Yield one GenerateResponse per piece of text; the last one has the usage."""
         try:
-            async for response in self._responses(body, context):
+            async for response in self._responses(request, grpc_context):
                 yield RESPONSE.encode(response)
-        except DrafthouseError:
-            raise
         except Exception as error:  # noqa: BLE001
-            raise hidden(error, "?") from None
-
-    async def responses_with_status(self, body: Any, context: Any) -> AsyncIterator[Any]:
-        """Yield the same for Serve's proxy; an error becomes the status of one empty response.
-
-        The proxy takes status and trailing metadata from the contexts of responses only.  An error
-        that is raised loses its metadata there, and is logged.
-        """
-        try:
-            async for response in self.responses(body, context):
-                yield response
-        except DrafthouseError as error:
-            _set_status(context, error)
-            yield pb.GenerateResponse()
+            yield await _ended(grpc_context, error)
 
     async def _responses(self, body: Any, context: Any) -> AsyncIterator[GenerationResponse]:
         sent = dict(context.invocation_metadata() or ())
@@ -80,13 +70,10 @@ class GrpcApi:
             spec = to_spec(request, limits)
             request_id = request_name(request)
             REQUEST_ID.set(request_id)
-            resumptions = [
-                Resumption(one.index, one.token_ids, one.is_finished) for one in request.resume
-            ]
             generation = await self._ingress.generate(
                 request_id,
                 spec,
-                resumptions,
+                request.resume,
                 _timeout_of(context),
                 caller,
                 sent.get("traceparent", ""),
@@ -104,18 +91,8 @@ class GrpcApi:
         finally:
             generation.close()
 
-    async def answer(self, method: str, body: Any, context: Any) -> Any:
-        """One of the calls with one answer.  Raises, as Serve's proxy wants it of a unary call."""
-        try:
-            self.caller(context.invocation_metadata())
-            kind, call = self._answers[method]
-            return await call(_message_of(kind, body, self._ingress))
-        except Exception as error:  # noqa: BLE001
-            refusal = error if isinstance(error, DrafthouseError) else hidden(error, "?")
-            _set_status(context, refusal)
-            raise refusal from None
-
-    async def _list_models(self, message: pb.ListModelsRequest) -> pb.ListModelsResponse:
+    @_answering(pb.ListModelsRequest)
+    async def ListModels(self, message: pb.ListModelsRequest) -> pb.ListModelsResponse:
         limits = self._ingress.limits
         most = self._ingress.coordinators.max_context_len
         models = [
@@ -126,7 +103,8 @@ class GrpcApi:
         ]
         return pb.ListModelsResponse(models=map(MODEL.encode, models))
 
-    async def _tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
+    @_answering(pb.TokenizeRequest)
+    async def Tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
         self._check_named(message.model)
         adds = message.add_special_tokens if message.HasField("add_special_tokens") else True
         prompt = prompt_of(decode_prompt(message), self._ingress.limits)
@@ -136,7 +114,8 @@ class GrpcApi:
             max_context_len=self._ingress.coordinators.max_context_len,
         )
 
-    async def _detokenize(self, message: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
+    @_answering(pb.DetokenizeRequest)
+    async def Detokenize(self, message: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
         self._check_named(message.model)
         token_ids = TOKENS.read(message.token_ids)
         if len(token_ids) == 0:
@@ -152,18 +131,17 @@ class GrpcApi:
         """Return who calls, on our own listener or through Serve's proxy; a refusal is counted."""
         return self._ingress.caller(dict(metadata or ()))
 
-    async def check(self, body: Any, context: Any) -> Any:
-        """grpc.health.v1.Health/Check.  Raises, as Serve's proxy wants it of a unary call."""
-        status = self._status(_service_of(body))
+    async def Check(self, request: Any, grpc_context: Any) -> Any:
+        """grpc.health.v1.Health/Check."""
+        status = self._status(_service_of(request))
         if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
             error = NotFoundError("no such service; ask for an empty name")
-            _set_status(context, error)
-            raise error from None
+            return await _ended(grpc_context, error)
         return health_pb2.HealthCheckResponse(status=status)
 
-    async def watch(self, body: Any) -> AsyncIterator[Any]:
+    async def Watch(self, request: Any, grpc_context: Any) -> AsyncIterator[Any]:
         """grpc.health.v1.Health/Watch: the current status, then every change."""
-        service = _service_of(body)
+        service = _service_of(request)
         last: int | None = None
         is_over = False
         while not is_over:
@@ -220,10 +198,19 @@ def _service_of(body: Any) -> str:
         return "?"  # not the name of a service
 
 
-def _set_status(context: Any, error: DrafthouseError) -> None:
+async def _ended(context: Any, error: Exception) -> Any:
+    """End a call with an error: our own listener's at once.
+
+    Serve's proxy takes status and trailing metadata from the contexts of responses only, so it is
+    given an empty one."""
+    if not isinstance(error, DrafthouseError):
+        error = hidden(error, "?")
+    if hasattr(context, "abort"):
+        await abort(context, error)
     context.set_code(status_code(error))
     context.set_details(error.message)
     context.set_trailing_metadata(list(trailing_metadata(error)))
+    return pb.GenerateResponse()
 
 
 def _response(
@@ -242,21 +229,7 @@ def _response(
         id=generation.id,
         model=model,
         seed=generation.seed_of(0),  # one prompt, so one seed
-        choices=tuple(
-            ChoiceDelta(
-                delta.choice,
-                delta.text,
-                delta.token_ids,
-                tuple(delta.logprobs),
-                delta.finish_reason,
-                delta.stop,
-                tuple(map(tuple, delta.draft_sources)),
-                delta.cumulative_logprob,
-                tuple(delta.draft_steps),
-                delta.num_steps_dropped,
-            )
-            for delta in deltas
-        ),
+        choices=tuple(deltas),
         usage=usage,
         speculative_decoding=stats,
         prompt_logprobs=tuple(one for one in generation.prompt_logprobs(0) if one is not None)

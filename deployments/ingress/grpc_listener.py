@@ -6,7 +6,6 @@ on a node share the port, and the kernel distributes connections over them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import grpc
@@ -19,15 +18,10 @@ from cluster.config.schema import Config
 from cluster.errors import ConfigError, DrafthouseError
 from cluster.rpc.guard import refusing
 from cluster.rpc.options import public_server_options
-from cluster.rpc.status import abort, status_code, trailing_metadata
+from cluster.rpc.status import status_code, trailing_metadata
 from cluster.rpc.trust import Trust
 from deployments.ingress.grpc_api import GrpcApi
-from deployments.ingress.servicers import (
-    GENERATION,
-    add_generation,
-    add_health,
-    message_limit,
-)
+from deployments.ingress.servicers import GENERATION, add_generation, add_health, message_limit
 
 
 class GrpcListener:
@@ -45,9 +39,8 @@ class GrpcListener:
             maximum_concurrent_rpcs=config.max_calls,
             interceptors=[_Door(api)],
         )
-        servicer = _Servicer(api)
-        add_generation(servicer, self._server)
-        add_health(servicer, self._server)
+        add_generation(api, self._server)
+        add_health(api, self._server)
         names = (GENERATION, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
@@ -84,39 +77,3 @@ class _Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
         except DrafthouseError as error:
             return refusing(status_code(error), error.message, trailing_metadata(error))
         return await continuation(call)
-
-
-class _Servicer:
-    """The methods of `GrpcApi` with bytes as requests and responses."""
-
-    def __init__(self, api: GrpcApi) -> None:
-        self._api = api
-
-    async def Generate(self, body: bytes, context: Any) -> AsyncIterator[bytes]:
-        try:
-            async for response in self._api.responses(body, context):
-                yield response.SerializeToString()
-        except DrafthouseError as error:
-            await abort(context, error)
-
-    def __getattr__(self, method: str) -> Any:
-        """The others, which `GrpcApi` knows by their names."""
-
-        async def answer(body: bytes, context: Any) -> bytes:
-            return await _answered(self._api.answer(method, body, context), context)
-
-        return answer
-
-    async def Check(self, body: bytes, context: Any) -> bytes:
-        return await _answered(self._api.check(body, context), context)
-
-    async def Watch(self, body: bytes, context: Any) -> AsyncIterator[bytes]:
-        async for response in self._api.watch(body):
-            yield response.SerializeToString()
-
-
-async def _answered(answer: Awaitable[Any], context: Any) -> bytes:
-    try:
-        return bytes((await answer).SerializeToString())
-    except DrafthouseError as error:
-        await abort(context, error)

@@ -113,8 +113,9 @@ def create_app(ingress: Ingress) -> FastAPI:
             expose_headers=[REQUEST_ID, TIMEOUT, "Retry-After", "Warning"],
         )
     config = ingress.config
-    app.add_middleware(BrowserGuard, config.http, api.cors_origins)
-    app.add_middleware(RequestScope, config.http, is_logged=config.ingress.log_requests)
+    guard = BrowserGuard(config.http, api.cors_origins)
+    is_logged = config.ingress.log_requests
+    app.add_middleware(RequestScope, config.http, is_logged=is_logged, check=guard.check)
     return app
 
 

@@ -25,29 +25,17 @@ from cluster.errors import ConfigError, WorkerError
 from deployments.ingress.http_protocol import BoundedProtocol
 
 
-class ReloadedContext(ssl.SSLContext):
-    """A server's context; a connection gets the certificate that the files hold when it begins."""
+def _reloaded(files: PemFiles) -> ssl.SSLContext:
+    """A server's context; a connection gets the certificate that the files hold when it begins.
 
-    _current: Reloaded[ssl.SSLContext]
+    Raises ConfigError for files that cannot be used."""
+    context, current = files.context(), Reloaded(files.paths, files.context)
 
-    @classmethod
-    def of(cls, files: PemFiles) -> ReloadedContext:
-        """Raises ConfigError for files that cannot be used."""
-        context = cls(ssl.PROTOCOL_TLS_SERVER)
-        context._current = Reloaded(files.paths, files.context)
-        return context
+    def renew(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        connection.context = current.get()
 
-    def wrap_bio(
-        self,
-        incoming: ssl.MemoryBIO,
-        outgoing: ssl.MemoryBIO,
-        server_side: bool = False,
-        server_hostname: str | bytes | None = None,
-        session: ssl.SSLSession | None = None,
-    ) -> ssl.SSLObject:
-        """Called by the event loop for every connection."""
-        now = self._current.get()
-        return now.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+    context.sni_callback = renew  # called for clients that name no host, too
+    return context
 
 
 # Connections that have not been accepted yet; as uvicorn's own default.
@@ -63,7 +51,7 @@ class HttpListener:
         """patience_s: how long `stop` waits for answers that are under way.  Raises ConfigError for
         files that cannot be used."""
         self._where = where
-        context = None if tls is None else ReloadedContext.of(tls)
+        context = None if tls is None else _reloaded(tls)
         self._server = _Server(
             uvicorn.Config(
                 app,

@@ -18,6 +18,7 @@ from cluster.metrics.told import INGRESS, Told, ToldRequest
 from cluster.requests.tenant import tenant_of
 from cluster.rpc.channel import CoordinatorLink, Expectations, connect_coordinator
 from cluster.rpc.connections import Connections, Endpoint, Endpoints
+from cluster.rpc.generation import ResumedChoice
 from cluster.rpc.trust import NO_TRUST, Trust
 from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
@@ -30,8 +31,8 @@ from deployments.ingress.keys import ANYBODY, Caller, KeyRing
 from deployments.ingress.metrics_page import AskOthers, answers_of, metrics_page, nobody, stats_of
 from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.quotas import Quotas
-from deployments.ingress.spec import GenerationSpec, Limits, Prompt, Resumption
-from deployments.ingress.tracing import TracedGeneration, Tracing
+from deployments.ingress.spec import GenerationSpec, Limits, Prompt
+from deployments.ingress.tracing import Tracing
 
 _REPORT_TIMEOUT_S = 2.0
 
@@ -211,7 +212,7 @@ class Ingress:
         self,
         request_id: str,
         spec: GenerationSpec,
-        resumptions: Sequence[Resumption] = (),
+        resumptions: Sequence[ResumedChoice] = (),
         timeout_s: float | None = None,
         caller: Caller = ANYBODY,
         traceparent: str = "",
@@ -222,17 +223,10 @@ class Ingress:
         limit_s = self.config.api.max_request_timeout_s
         if limit_s and (timeout_s is None or timeout_s > limit_s):
             timeout_s = limit_s
-        names = spec.names
         # A key may send any number of salts.
         asker = tenant_of(None, caller.name) or spec.tenant
         use = self._quotas.enter(caller, spec.speculation.latency_class)
-        try:
-            with names.told():
-                await self._grammars.check(spec.params.grammar, asker)
-        except BaseException:
-            use.leave()
-            raise
-        generation = (Generation if self.tracing is None else TracedGeneration)(
+        generation = Generation(
             request_id,
             spec,
             self.tokenizer,
@@ -243,11 +237,12 @@ class Ingress:
             dialect=self.limits.dialect,
             use=use,
         )
-        if self.tracing is not None and isinstance(generation, TracedGeneration):
+        if self.tracing is not None:
             generation.span = self.tracing.begin(request_id, spec.task, traceparent)
         try:
             self._draining.watch(generation)
-            with names.told():
+            with spec.names.told():
+                await self._grammars.check(spec.params.grammar, asker)
                 await generation.start(resumptions)
             generation.told = ToldRequest(self._told, spec.task, spec.segment)
         except BaseException:

@@ -58,7 +58,6 @@ class PromptScore:
 
     def __init__(self, ticket: Ticket | None) -> None:
         self.ticket = ticket
-        self.is_complete = False
         self._found: list[TokenLogprob | None] = [None]  # of the first token: nothing is before it
 
     @classmethod
@@ -89,8 +88,7 @@ class PromptScore:
         if self.ticket is not None:
             for event in self.ticket.take():
                 self._found += event.logprobs
-        self.is_complete = self.ticket is None or self.ticket.finished
-        return self.is_complete
+        return self.ticket is None or self.ticket.finished
 
     @property
     def logprobs(self) -> PromptLogprobs:

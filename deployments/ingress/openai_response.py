@@ -83,7 +83,7 @@ class Answer(Writer[Chat | Completion]):
     def whole(self, deltas: Iterable[Delta]) -> bytes:
         collected: list[list[Delta]] = [[] for _ in self._writers]
         for delta in deltas:
-            collected[delta.choice].append(delta)
+            collected[delta.index].append(delta)
         choices = [
             self._choice(sample, collected[sample], is_whole=True) | {"index": place}
             for place, sample in enumerate(self._kept(collected))
@@ -143,8 +143,8 @@ class Answer(Writer[Chat | Completion]):
         if request.spec.speculation.return_draft_trees:
             steps = (step for part in parts for step in part.draft_steps)
             choice["draft_steps"] = [written(step, self._tokenizer) for step in steps]
-            if last.num_steps_dropped:
-                choice["draft_steps_dropped"] = last.num_steps_dropped
+            if last.draft_steps_dropped:
+                choice["draft_steps_dropped"] = last.draft_steps_dropped
         if request.return_token_ids:
             choice["token_ids"] = token_ids
         return choice | self._of_prompt(index) if is_whole and not self._is_chat else choice
@@ -223,7 +223,7 @@ class Answer(Writer[Chat | Completion]):
         parts = []
         for delta in deltas:
             if self._is_brief and delta.says_only_text:
-                before, after = self._frame(delta.choice)
+                before, after = self._frame(delta.index)
                 text = encode_basestring_ascii(delta.text)[1:-1]
                 parts.append(f"{before}{text}{after}".encode())
                 continue
@@ -232,7 +232,7 @@ class Answer(Writer[Chat | Completion]):
             self._open -= delta.finish_reason is not None
             is_last = self._open == 0 and delta is deltas[-1]
             tail = self._statistics() if is_last and not self._options.include_usage else {}
-            parts.append(self._chunk(self._choice(delta.choice, [delta], is_whole=False), tail))
+            parts.append(self._chunk(self._choice(delta.index, [delta], is_whole=False), tail))
         return b"".join(parts)
 
     def _frame(self, choice: int) -> tuple[str, str]:

@@ -110,22 +110,18 @@ async def encode_all(
         if prompt.token_ids is not None:
             return prompt.token_ids
         if prompt.messages is not None:
-            options = prompt.template
             return tokenizer.apply_chat_template(
                 prompt.messages,
                 tools=prompt.tools,
-                add_generation_prompt=options.add_generation_prompt,
-                template_arguments={
-                    **options.arguments,
-                    **({"continue_final_message": True} if options.continue_final_message else {}),
-                },
+                add_generation_prompt=prompt.add_generation_prompt,
+                template_arguments=prompt.arguments,
             )
         return tokenizer.encode(prompt.text or "", add_special_tokens=add_special_tokens)
 
     num_messages = sum(len(prompt.messages or ()) for prompt in prompts)
     work = sum(map(_num_characters, prompts)) + _MESSAGE_CHARACTERS * num_messages
     # Nobody knows what a template makes of a client's arguments.
-    if work <= _INLINE_CHARACTERS and not any(prompt.template.arguments for prompt in prompts):
+    if work <= _INLINE_CHARACTERS and not any(prompt.arguments for prompt in prompts):
         return list(map(encode, prompts))
     return await asyncio.to_thread(lambda: list(map(encode, prompts)))
 
@@ -152,7 +148,7 @@ async def read_prompts(
 
 def _num_characters(prompt: Prompt) -> int:
     if prompt.messages is not None:
-        others = (prompt.tools, prompt.template.arguments)
+        others = (prompt.tools, prompt.arguments)
         num_others = sum(len(json.dumps(other)) for other in others if other)
         return num_others + sum(map(_message_characters, prompt.messages))
     return len(prompt.text or "")

@@ -82,7 +82,7 @@ class Quotas:
 
     def count(self, name: str, tokens: Tokens) -> None:
         """Count a request of a key that has ended; without a name there are no keys."""
-        if not name:
+        if not (name and tokens):
             return
         if name not in self._names and len(self._names) >= MAX_NAMES:
             name = OTHER
@@ -150,12 +150,9 @@ class Use:
         for account in self._accounts:
             self._quotas.take(account, "tokens", num_tokens)
 
-    def leave(self, tokens: Tokens | None = None) -> None:
-        """It is over, and has used so much, None = it never began; once more does nothing."""
-        accounts, self._accounts = self._accounts, ()
-        if accounts and tokens is not None:
-            self._quotas.count(self._name, tokens)
-        for account in accounts:
+    def leave(self, tokens: Tokens) -> None:
+        """It is over, and has used so much."""
+        self._quotas.count(self._name, tokens)
+        for account in self._accounts:
             self._quotas.running[account.name] -= 1
-            if tokens is not None:
-                self._quotas.take(account, "tokens", tokens["output"])
+            self._quotas.take(account, "tokens", tokens["output"])

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from cluster.core import FinishReason, SpeculationStats
+from cluster.core import FinishReason
 from cluster.logs import UNKNOWN
-from cluster.metrics.told import Tokens
-from deployments.ingress.choice import Choice
+
+if TYPE_CHECKING:
+    from deployments.ingress.generation import Generation
 
 log = logging.getLogger(__name__)
 
 
-def write_line(
-    request_id: str,
-    task: str,
-    texts: Sequence[Choice],
-    tokens: Tokens,
-    stats: SpeculationStats,
-    arrived_at: float,
-    first_token_at: float | None,
-    error_code: str,
-) -> None:
-    """Say in the log that a request has ended.  error_code: of the error that ended it, else "".
-
-    arrived_at, first_token_at: in seconds of `time.monotonic`."""
+def write_line(generation: Generation) -> None:
+    """Say in the log that a request has ended."""
+    choices, tokens, stats = generation.choices, generation.tokens, generation.stats
     reasons = {
-        text.finish_reason.value
-        if text.finish_reason
-        else error_code or FinishReason.CANCELLED.value
-        for text in texts
+        choice.finish_reason.value
+        if choice.finish_reason
+        else generation.error_code or FinishReason.CANCELLED.value
+        for choice in choices
     }
+    arrived_at, first_token_at = generation.arrived_at, generation.first_token_at
     ttft_ms: int | str = UNKNOWN
     if first_token_at is not None:
         ttft_ms = round(1000.0 * (first_token_at - arrived_at))
@@ -42,11 +34,11 @@ def write_line(
         "total_ms=%(total_ms)d finish=%(finish)s "
         "accepted_drafts=%(accepted_drafts)d/%(draft_tokens)d",
         {
-            "id": request_id,
-            "task": task,
+            "id": generation.id,
+            "task": generation.spec.task,
             "prompt_tokens": tokens["prompt"],
             "output_tokens": tokens["output"],
-            "queue_ms": round(1000.0 * max(text.queue_time_s for text in texts)),
+            "queue_ms": round(1000.0 * max(choice.queue_time_s for choice in choices)),
             "ttft_ms": ttft_ms,
             "total_ms": round(1000.0 * (time.monotonic() - arrived_at)),
             "finish": ",".join(sorted(reasons)),

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -40,10 +40,19 @@ class RequestScope:
     Refuses heads beyond the bounds: Serve's proxies do not.
     """
 
-    def __init__(self, app: ASGIApp, bounds: HttpConfig, *, is_logged: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        bounds: HttpConfig,
+        *,
+        is_logged: bool,
+        check: Callable[[Scope], None] = lambda scope: None,
+    ) -> None:
+        """check: raises RequestError for what is not answered."""
         self._app = app
         self._bounds = bounds
         self._is_logged = is_logged
+        self._check = check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -72,6 +81,7 @@ class RequestScope:
             head_bytes += sum(size_of(name, value) for name, value in headers)
             check_head(head_bytes, len(headers), self._bounds)
             _check_coding(sent.getlist("transfer-encoding"), scope)
+            self._check(scope)
             await self._app(scope, receive, send_with_id)
         except RequestError as error:
             await error_response(error, request_id)(scope, receive, send_with_id)
@@ -137,33 +147,23 @@ class BrowserGuard:
     is known by its Origin, which is another than the Host that it asks.
     """
 
-    def __init__(self, app: ASGIApp, where: HttpConfig, origins: Sequence[str]) -> None:
-        self._app = app
+    def __init__(self, where: HttpConfig, origins: Sequence[str]) -> None:
         self._where = where
         self._origins = origins
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else ""
-        if not refusal:
-            await self._app(scope, receive, send)
-            return
-        answer = error_response(ForbiddenError(refusal), request_id_of(Request(scope)))
-        await answer(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> str:
-        """Return why a request is not answered; "" for one that is."""
+    def check(self, scope: Scope) -> None:
+        """Raise ForbiddenError for what is not answered."""
         headers = Headers(scope=scope)
         if self._where.is_local and not self._is_ours(headers):
-            return (
+            raise ForbiddenError(
                 "this server answers requests to 127.0.0.1, [::1] and localhost; send them there, "
                 "or add the name of the header Host to http.host_names"
             )
         if scope["method"] not in _READING and self._is_foreign(headers):
-            return (
+            raise ForbiddenError(
                 "a page of another site sent this; add its origin to api.cors_origins if it may "
                 "call the API"
             )
-        return ""
 
     def _is_ours(self, headers: Mapping[str, str]) -> bool:
         # Only programs send none.

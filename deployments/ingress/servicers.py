@@ -6,6 +6,7 @@ large and non-UTF-8 requests with our own status, and the proxy stays fast.
 
 from __future__ import annotations
 
+from operator import methodcaller
 from typing import Any
 
 import grpc
@@ -33,25 +34,21 @@ def message_limit(settings: IngressConfig) -> int:
 
 def add_generation(servicer: Any, server: Any) -> None:
     """Register drafthouse.v1.GenerationService."""
-    handlers = {
-        name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name))
-        for name in ("ListModels", "Tokenize", "Detokenize")
-    }
-    handlers["Generate"] = grpc.unary_stream_rpc_method_handler(servicer.Generate)
-    _add(server, GENERATION, handlers)
+    _add(servicer, server, GENERATION, "Generate", "ListModels", "Tokenize", "Detokenize")
 
 
 def add_health(servicer: Any, server: Any) -> None:
     """Register grpc.health.v1.Health."""
-    _add(
-        server,
-        HEALTH,
-        {
-            "Check": grpc.unary_unary_rpc_method_handler(servicer.Check),
-            "Watch": grpc.unary_stream_rpc_method_handler(servicer.Watch),
-        },
-    )
+    _add(servicer, server, HEALTH, "Watch", "Check")
 
 
-def _add(server: Any, service: str, handlers: dict[str, Any]) -> None:
+def _add(servicer: Any, server: Any, service: str, stream: str, *calls: str) -> None:
+    """stream: the method with many answers.  calls: those with one."""
+    handlers = {
+        name: make(getattr(servicer, name), response_serializer=methodcaller("SerializeToString"))
+        for name, make in (
+            (stream, grpc.unary_stream_rpc_method_handler),
+            *((name, grpc.unary_unary_rpc_method_handler) for name in calls),
+        )
+    }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))

@@ -20,19 +20,10 @@ Message = Mapping[str, Any]  # as chat templates read them; content is a text, "
 
 
 @record
-class ChatOptions:
-    """How a conversation becomes a prompt.  arguments: of the template's own making."""
-
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-@record
 class Prompt:
     """Exactly one of: a text to tokenise, token ids, or the messages of a conversation.
 
-    tools: for the template of a conversation.  template: what else it is given.
+    tools: for the template of a conversation.  arguments: what else it is given.
     names: what the body that has it calls the fields of a request.
     """
 
@@ -40,7 +31,8 @@ class Prompt:
     token_ids: TokenArray | None = None
     messages: tuple[Message, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
-    template: ChatOptions = field(default_factory=lambda: ChatOptions())
+    add_generation_prompt: bool = True
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     names: Names = field(default_factory=Names)
 
 
@@ -108,15 +100,6 @@ class GenerationSpec:
     def names(self) -> Names:
         """What its body calls the fields that an error may name."""
         return self.prompts[0].names.also(grammar=self.grammar_field)
-
-
-@record
-class Resumption:
-    """The tokens of one choice that an earlier, broken stream had already delivered."""
-
-    choice: int
-    token_ids: TokenArray
-    finished: bool = False
 
 
 @frozen

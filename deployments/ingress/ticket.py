@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -172,10 +174,14 @@ class Peer:
         self.is_heard = False  # since the last look
         self._num_elsewhere = 0  # its requests of other ingresses
         self.tickets: dict[str, Ticket] = {}
-        self.requests: list[Request] = []
-        self.cancelled: list[str] = []
-        self.ended: list[str] = []
+        self.outbox: defaultdict[str, list[Any]] = defaultdict(list)  # by fields of SubmitFrame
         self.wake = asyncio.Event()
+
+    def tell(self, **news: Any) -> None:
+        """Send one more of each of these soon."""
+        for name, one in news.items():
+            self.outbox[name].append(one)
+        self.wake.set()
 
     @property
     def num_in_hand(self) -> int:

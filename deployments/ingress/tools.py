@@ -18,7 +18,7 @@ from cluster.text.tool_calls.base import NAME
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
 from deployments.ingress.api.wording import TEXT, refused
 from deployments.ingress.fields import encodable_json, shown
-from deployments.ingress.spec import ChatOptions, ChatUse, Limits, Message, Prompt
+from deployments.ingress.spec import ChatUse, Limits, Message, Prompt
 
 MAX_TOOLS = 128
 _ANY_ARGUMENTS = {"type": "object"}
@@ -233,10 +233,14 @@ class ToolUse(Body):
             functions = []
         use = self._use(functions, limits.dialect, form)
         places, messages = zip(*self.said(), strict=True)
+        adds_header, continues = self.ending(messages[-1])
+        if continues:
+            self._arguments["continue_final_message"] = True
         prompt = Prompt(
             messages=messages,
             tools=tuple(function.told() for function in functions),
-            template=ChatOptions(*self.ending(messages[-1]), self._arguments),
+            add_generation_prompt=adds_header,
+            arguments=self._arguments,
             names=self.names(self.conversation, places),
         )
         return prompt, use

@@ -6,11 +6,9 @@ costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ConfigError
-from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
 from deployments.ingress.usage import times
 
@@ -49,13 +47,13 @@ class Tracing:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
         return cls(provider, model_name)
 
-    def begin(self, request_id: str, task: str, traceparent: str) -> Span:
+    def begin(self, request_id: str, task: str, traceparent: str) -> RequestSpan:
         """Begin the span of a request, below the client's own if it names one."""
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
-        return self._provider.get_tracer("drafthouse").start_span(
+        span = self._provider.get_tracer("drafthouse").start_span(
             "llm_request",
             parent,
             SpanKind.SERVER,
@@ -65,40 +63,34 @@ class Tracing:
                 "drafthouse.task": task,
             },
         )
+        return RequestSpan(span)
 
     def stop(self) -> None:
         """Send what there still is."""
         self._provider.shutdown()
 
 
-class TracedGeneration(Generation):
-    """A generation whose span ends with it."""
+class RequestSpan:
+    """The span of one request."""
 
-    span: Span | None = None
+    def __init__(self, span: Span) -> None:
+        self._span = span
 
-    async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """Yield the deltas, and note their numbers of tokens."""
-        async for pieces in super().deltas():
-            if self.span is not None:
-                num_tokens = sum(len(piece.token_ids) for piece in pieces)
-                self.span.add_event("step", {"num_tokens": num_tokens})
-            yield pieces
+    def step(self, num_tokens: int) -> None:
+        """Note that so many tokens have come."""
+        self._span.add_event("step", {"num_tokens": num_tokens})
 
-    def close(self) -> None:
-        """Close it, and end its span."""
-        super().close()
-        span, self.span = self.span, None
-        if span is None:
-            return
-        stats = self.stats
+    def end(self, generation: Generation) -> None:
+        """End it with its request."""
+        stats = generation.stats
         attributes: dict[str, Any] = {
-            "gen_ai.usage.prompt_tokens": self.num_prompt_tokens,
-            "gen_ai.usage.completion_tokens": self.num_output_tokens,
+            "gen_ai.usage.prompt_tokens": generation.num_prompt_tokens,
+            "gen_ai.usage.completion_tokens": generation.num_output_tokens,
             "drafthouse.num_draft_tokens": stats.num_draft_tokens,
             "drafthouse.num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
         }
-        for name, value in times(self).items():
+        for name, value in times(generation).items():
             if name in _TIMES and value is not None:
                 attributes[_TIMES[name]] = value / 1000.0
-        span.set_attributes(attributes)
-        span.end()
+        self._span.set_attributes(attributes)
+        self._span.end()

@@ -21,7 +21,7 @@ async def here(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def guarded(where: HttpConfig, origins: tuple[str, ...] = ()) -> ASGIApp:
-    return RequestScope(BrowserGuard(here, where, origins), where, is_logged=False)
+    return RequestScope(here, where, is_logged=False, check=BrowserGuard(where, origins).check)
 
 
 async def ask(app: ASGIApp, method: str = "GET", **headers: str) -> httpx.Response:

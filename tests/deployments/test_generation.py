@@ -9,10 +9,11 @@ import pytest
 
 from cluster.core import SamplingParams, token_array
 from cluster.errors import CapacityError, RequestError
+from cluster.rpc.generation import ResumedChoice
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
-from deployments.ingress.spec import ChatOptions, GenerationSpec, Prompt, Resumption
+from deployments.ingress.spec import GenerationSpec, Prompt
 from tests.support.coordinator.toys import plain_text
 from tests.support.deployments.stage import alone
 
@@ -42,7 +43,7 @@ async def run_all(generation: Generation) -> dict[int, list[int]]:
         async with asyncio.timeout(20):
             async for deltas in generation.deltas():
                 for delta in deltas:
-                    found.setdefault(delta.choice, []).extend(delta.token_ids.tolist())
+                    found.setdefault(delta.index, []).extend(delta.token_ids.tolist())
     finally:
         generation.close()
     return found
@@ -90,8 +91,8 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
 
 
 async def test_what_a_template_is_given_counts_before_it_is_rendered(tokenizer: Tokenizer) -> None:
-    options = ChatOptions(arguments={"documents_of_ours": ["q" * 600, "q" * 600]})
-    asked = spec(Prompt(messages=({"role": "user", "content": "q"},), template=options))
+    given = {"documents_of_ours": ["q" * 600, "q" * 600]}
+    asked = spec(Prompt(messages=({"role": "user", "content": "q"},), arguments=given))
     async with alone(context=64) as (ingress, *_):
         with pytest.raises(
             RequestError, match=r"prompt is too long: \d+ tokens > 63 maximum.*characters"
@@ -166,7 +167,7 @@ async def test_a_clients_resumption_does_not_skip_the_queue(tokenizer: Tokenizer
         running = asyncio.create_task(run(create(asked, tokenizer, ingress)))
         await busy.wait_for_frames(1)
         resumed = create(asked, tokenizer, ingress)
-        await resumed.start([Resumption(0, token_array([7]))])
+        await resumed.start([ResumedChoice(0, token_array([7]))])
         with pytest.raises(CapacityError, match="max_queued_requests"):
             await anext(resumed.deltas())
         resumed.close()

@@ -183,7 +183,7 @@ def test_models_that_answer_in_channels_are_not_forced() -> None:
 
 
 def test_reasoning_effort_reaches_the_template() -> None:
-    arguments = asked(reasoning_effort="low").spec.prompts[0].template.arguments
+    arguments = asked(reasoning_effort="low").spec.prompts[0].arguments
     assert arguments == {"reasoning_effort": "low"}
 
 

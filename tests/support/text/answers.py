@@ -142,7 +142,7 @@ def read_answer(tokenizer: Tokenizer, asked: Asked, events: Sequence[Sequence[in
     prompt_ids = token_array(asked.prompt_ids)
     reading = Reading(asked.use, asked.dialect, prompt_ids)
     stream = TextStream(tokenizer, asked.stop, skip_special_tokens=False)
-    choice = Choice(0, stream, reading, None, Request("a", prompt_ids, SamplingParams()))
+    choice = Choice(0, 0, Request("a", prompt_ids, SamplingParams()), stream, reading)
     deltas: list[Delta] = []
     for place, token_ids in enumerate(events):
         reason = asked.end if place + 1 == len(events) else None
