@@ -66,26 +66,6 @@ def test_what_shapes_a_draw_has_no_effect() -> None:
     assert warm.params == plain.params
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({**BEAMS, "stream": True}, "stream"),
-        ({**BEAMS, "stop": "a"}, "stop"),
-        ({**BEAMS, "min_tokens": 2}, "min_tokens"),
-        ({**BEAMS, "early_stopping": "soon"}, "early_stopping"),
-        ({**BEAMS, "length_penalty": "long"}, "length_penalty"),
-        ({**BEAMS, "echo": True, "logprobs": 1}, "logprobs"),
-        ({"length_penalty": 2.0}, "length_penalty"),
-        ({"early_stopping": True}, "early_stopping"),
-        ({"use_beam_search": 1}, "use_beam_search"),
-    ],
-)
-def test_what_beams_exclude_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        searched(fields)
-    assert caught.value.param == named
-
-
 def test_vllms_defaults_are_accepted_without_a_search() -> None:
     found = searched({"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False})
     assert found.params.beams is None

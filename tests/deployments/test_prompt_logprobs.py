@@ -147,17 +147,3 @@ def test_a_stream_echoes_with_log_probabilities(server: Server) -> None:
     assert text == whole["text"]
     assert tokens == whole["logprobs"]["tokens"]
     assert values[1:] == pytest.approx(whole["logprobs"]["token_logprobs"][1:], abs=TOLERANCE)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs"),
-        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
-    ],
-)
-def test_what_cannot_be_told_of_a_prompt_is_refused_by_name(
-    server: Server, fields: dict[str, Any], param: str
-) -> None:
-    assert server.refusal("/v1/completions", prompt="x", **fields)["param"] == param

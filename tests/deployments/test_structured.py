@@ -71,42 +71,6 @@ def test_texts_are_taken_as_they_are(kind: str) -> None:
     assert request.spec.params.grammar == GrammarSpec(kind, "[a-z]+")
 
 
-REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"response_format": {"type": "poem"}}, "response_format.type", "json_schema"),
-    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
-        "response_format.json_schema.schema",
-        "missing",
-    ),
-    ({"response_format": {"typ": "text"}}, "response_format.typ", "did you mean type"),
-    ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs", "one of them"),
-    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not valid JSON"),
-    ({"structured_outputs": {"json": 5}}, "structured_outputs.json", "JSON schema"),
-    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one"),
-    ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "send a text"),
-    (
-        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
-        "response_format",
-        "send one",
-    ),
-    ({"guided_json": SCHEMA}, "guided_json", "send structured_outputs.json"),
-    ({"guided_regex": "a"}, "guided_regex", "send structured_outputs.regex"),
-    ({"guided_choice": ["a"]}, "guided_choice", "send structured_outputs.choice"),
-    ({"guided_grammar": "a"}, "guided_grammar", "send structured_outputs.grammar"),
-]
-
-
-@pytest.mark.parametrize(("fields", "param", "remedy"), REFUSED)
-def test_what_cannot_be_meant_is_refused_by_name(
-    fields: dict[str, Any], param: str, remedy: str
-) -> None:
-    with pytest.raises(RequestError) as caught:
-        Chat.parse(chat(**fields), LIMITS)
-    assert caught.value.param == param
-    assert remedy in caught.value.message
-
-
 @pytest.mark.parametrize(
     "grammar",
     [

@@ -1,0 +1,313 @@
+"""Wrong bodies: the error names the field and the remedy, and repeats no prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from cluster.errors import NotFoundError, RequestError, surface_of
+from cluster.requests.grammar_spec import GrammarSpec
+from cluster.rpc.codec_generation import REQUEST, decode_request
+from cluster.rpc.generation import GenerationRequest, SamplingOptions
+from deployments.ingress.api.contract import Endpoint
+from deployments.ingress.api.messages import MESSAGES
+from deployments.ingress.api.response_request import RESPONSES
+from deployments.ingress.body import parse_body
+from deployments.ingress.grpc_request import to_spec
+from deployments.ingress.openai_request import CHAT, COMPLETIONS, Chat, Completion
+from tests.deployments.test_contract import PARSERS, parse
+from tests.deployments.test_openai_request import LIMITS, chat, completion, refused
+from tests.deployments.test_tools import SERVED, TOOLS, tool
+
+FORMS = ("json", "regex", "choice", "grammar", "structural_tag")
+USER = {"role": "user", "content": "hello"}
+BEAMS = {"use_beam_search": True, "n": 2}
+# What is as good as nothing to Python says something all the same.
+NOTHING: tuple[Any, ...] = (0, False, "", {})
+OF_FORMS: dict[str, Sequence[Any]] = {
+    **{f"structured_outputs.{form}": [0, 0.0, False] for form in FORMS},
+    "structured_outputs.json_object": [0],
+}
+# By the path of the field that is wrong, which is the one that is named: values.  Beside types and
+# bounds: test_contract.py has those of every field.
+VALUES: Mapping[Endpoint, Mapping[str, Sequence[Any]]] = {
+    COMPLETIONS: {
+        **OF_FORMS,
+        "prompt": [
+            *(None, "", [], [1, "a"], [1, True], [1.0], [[]], [100], [-1], {"text": "x"}),
+            *("half \ud800 pair", ["a"] * 9),
+        ],
+        "temperature": [math.nan, math.inf, 10**400, True],
+        "max_tokens": [0, 10**200, True],
+        "stop": [["a", "b", "c"], [""], 5],
+        "stop_token_ids": [[100]],
+        "logprobs": [True],
+        "prompt_logprobs": [-1],
+        "logit_bias": [{"x": 1}, {"100": 1}, {"\u0661": 1}],
+        "logit_bias.1": [101],
+        "stream_options": [{"include_usage": True}],
+        "user": [5],
+        "metadata": [{"k" * 65: "v"}, {str(n): "v" for n in range(17)}],
+        "metadata.task": [5],
+        "cache_salt": ["", 1234567, ["s"], "1234567" * 100, "\ud8001234567"],
+        "speculation.max_node": [1],
+        "speculation.enabled": [1],
+        "speculation.drafters": [["llm"]],
+        "speculation.latency_class": ["urgent", 4],
+        "length_penalty": [2.0],
+        "early_stopping": [True],
+        "use_beam_search": [1],
+        "model": ["gpt-5", "", None, 5],
+    },
+    CHAT: {
+        **OF_FORMS,
+        "messages": [None, [], "hello"],
+        "chat_template_kwargs.chat_template": ["x"],
+        "chat_template_kwargs.unknown_key": [1],
+        "chat_template_kwargs.tools": [[]],
+        "tools": ["x", *NOTHING, [tool("a"), tool("a")]],
+        "tool_choice": ["required"],
+        "reasoning_effort": ["huge"],
+        "response_format.type": ["poem"],
+        "top_logprobs": [2],
+        "logprobs": [2],
+        "max_completion_tokens": [0],
+        "prompt": ["x"],
+    },
+    RESPONSES: {"tools": NOTHING},
+    MESSAGES: {"tools": NOTHING},
+}
+FORMAT = {"type": "json_object"}
+# The field that is named, what else is sent, and words of the error.
+CASES: Mapping[Endpoint, Sequence[tuple[Any, ...]]] = {
+    COMPLETIONS: [
+        ("min_tokens", {"min_tokens": 5, "max_tokens": 4}),
+        ("min_tokens", {"max_tokens": 0, "echo": True, "min_tokens": 3}),
+        ("best_of", {"best_of": 2, "n": 3}),
+        ("best_of", {"best_of": 2, "stream": True}),
+        ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
+        ("stream_options.usage", {"stream": True, "stream_options": {"usage": True}}),
+        ("temprature", {"temprature": 1}, "did you mean temperature"),
+        ("stop", {**BEAMS, "stop": "a"}),
+        ("stream", {**BEAMS, "stream": True}),
+        ("min_tokens", {**BEAMS, "min_tokens": 2}),
+        ("early_stopping", {**BEAMS, "early_stopping": "soon"}),
+        ("length_penalty", {**BEAMS, "length_penalty": "long"}),
+        ("logprobs", {**BEAMS, "echo": True, "logprobs": 1}),
+        *(
+            (f"structured_outputs.{form}", {"structured_outputs": {form: ""}}, "empty; send a")
+            for form in ("regex", "grammar")
+        ),
+    ],
+    CHAT: [
+        *(
+            (f"messages[0]{below}", {"messages": [message]})
+            for below, message in (
+                ("", "hello"),
+                (".role", {"content": "x"}),
+                (".role", {"role": ["user"], "content": "x"}),
+                (".role", {"role": "function", "content": "x"}),
+                (".content", {"role": "tool"}),
+                (".content", {"role": "assistant", "content": None}),
+                (".content", {"role": "user"}),
+                (".content[0]", {"role": "user", "content": [{"type": "image_url"}]}),
+                (".tool_calls", {**USER, "tool_calls": [1]}),
+                (".tool_calls[0]", {"role": "assistant", "tool_calls": [1]}),
+                (
+                    ".tool_calls[0].function.name",
+                    {"role": "assistant", "tool_calls": [{"function": {}}]},
+                ),
+                *(
+                    (".tool_calls", {"role": "assistant", "content": "x", "tool_calls": value})
+                    for value in NOTHING
+                ),
+                *(
+                    (
+                        ".tool_calls[0].function.arguments",
+                        {
+                            "role": "assistant",
+                            "tool_calls": [{"function": {"name": "f", "arguments": value}}],
+                        },
+                    )
+                    for value in (0, False, [])
+                ),
+            )
+        ),
+        ("continue_final_message", {"continue_final_message": True, "add_generation_prompt": True}),
+        ("tools[0].function", {"tools": [{"type": "function"}]}),
+        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+        ("tools[0].function.name", {"tools": [tool("a b")]}),
+        ("tools[0].function.parameters", {"tools": [tool("a", parameters=5)]}),
+        ("tools[0].function.strict", {"tools": [tool("a", strict="yes")]}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": "any"}),
+        (
+            "tool_choice.function.name",
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+        ),
+        ("response_format", {"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT}),
+        ("response_format.type", {"response_format": {"type": "poem"}}, "json_schema"),
+        ("response_format.json_schema", {"response_format": {"type": "json_schema"}}, "missing"),
+        (
+            "response_format.json_schema.schema",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "missing",
+        ),
+        ("response_format.typ", {"response_format": {"typ": "text"}}, "did you mean type"),
+        (
+            "response_format",
+            {"structured_outputs": {"regex": "a"}, "response_format": FORMAT},
+            "send one",
+        ),
+        *(
+            ("structured_outputs" + below, {"structured_outputs": form}, words)
+            for below, form, words in (
+                ("", {"json": {}, "regex": "a"}, "one of them"),
+                (".json", {"json": "{"}, "not valid JSON"),
+                (".json", {"json": 5}, "JSON schema"),
+                (".choice", {"choice": []}, "at least one"),
+                (".regex", {"regex": 5}, "send a text"),
+            )
+        ),
+    ],
+    RESPONSES: [
+        (
+            "input[0].arguments",
+            {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": value}]},
+        )
+        for value in (0, False, [])
+    ],
+    MESSAGES: [
+        (
+            "messages[0].content[0].input",
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "tool_use", "name": "f", "input": value}],
+                    }
+                ]
+            },
+        )
+        for value in (0, False, [])
+    ],
+}
+
+
+def at(path: str, value: Any) -> dict[str, Any]:
+    """An object with a value at a path."""
+    name, _, below = path.partition(".")
+    return {name: at(below, value) if below else value}
+
+
+def wrong() -> Iterator[tuple[Any, ...]]:
+    for endpoint, fields in VALUES.items():
+        for param, values in fields.items():
+            yield from ((endpoint, param, at(param, value)) for value in values)
+    for endpoint, cases in CASES.items():
+        yield from ((endpoint, *case) for case in cases)
+
+
+@pytest.mark.parametrize("case", wrong(), ids=lambda case: f"{case[0].path} {case[1]}")
+def test_an_error_names_the_field_and_the_remedy(case: tuple[Any, ...]) -> None:
+    endpoint, param, fields, *words = case
+    error = refused(parse, endpoint, {**PARSERS[endpoint][0], **fields}, SERVED)
+    assert error.param == param
+    assert 400 <= surface_of(error).http_status < 500
+    assert len(error.message) < 300
+    assert "1234567" not in error.message
+    assert all(word in error.message for word in words)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt-5", "../x", "/etc/passwd", "demo/../../x", "demo\0", "~/x", "%2e%2e/x"]
+)
+def test_a_path_is_no_name_of_a_model(name: str) -> None:
+    """Names are compared with those of the configuration, and nothing is looked for."""
+    carried = decode_request(REQUEST.encode(GenerationRequest(name, "hello")))
+    for error in (
+        refused(Chat.parse, chat(model=name), LIMITS),
+        refused(Completion.parse, completion(model=name), LIMITS),
+        refused(to_spec, carried, LIMITS),
+    ):
+        assert isinstance(error, NotFoundError)
+        assert "is not served; ask for 'demo'" in error.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b'{"temperature": NaN}',
+        b'{"temperature": Infinity}',
+        b'{"prompt": "\xff\xfe"}',
+        b'{"seed": ' + b"9" * 5000 + b"}",
+        b"[" * 100_000,
+    ],
+)
+def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(RequestError):
+        parse_body(body)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": {"text": "launch"}},
+        {"prompt": ["launch", 5]},
+        {"messages": [{"role": "user", "content": {"x": "launch"}}]},
+    ],
+)
+def test_no_message_repeats_prompt_text(fields: dict[str, Any]) -> None:
+    parse = Chat.parse if "messages" in fields else Completion.parse
+    assert "launch" not in refused(parse, {"model": "demo", **fields}, LIMITS).message
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_that_is_null_is_absent(form: str) -> None:
+    asked = chat(structured_outputs={form: None, "json_object": False})
+    assert Chat.parse(asked, LIMITS).spec.params.grammar is None
+
+
+def test_fields_that_are_null_are_absent() -> None:
+    nothing = {"tools": None, "structured_outputs": None, "response_format": None}
+    asked = Chat.parse(chat(**nothing), LIMITS).spec
+    assert dataclasses.replace(asked.params) == Chat.parse(chat(), LIMITS).spec.params
+    assert asked.prompts[0].tools == ()
+
+
+def with_grammar(kind: str, source: str) -> GenerationRequest:
+    sampling = SamplingOptions(grammar=GrammarSpec(kind, source))
+    return GenerationRequest("demo", "x", sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        *(
+            (kind, source)
+            for kind in ("choice", "json_schema", "structural_tag")
+            for source in ("0", "false", "null", "", "[", "5", "1e400")
+        ),
+        *(("choice", source) for source in ("[]", "[0]", "{}")),
+        ("regex", ""),
+        ("grammar", ""),
+        ("json_schema", '{"a":' * 500 + "{}" + "}" * 500),
+    ],
+)
+def test_a_source_over_grpc_is_a_grammar_or_refused_by_its_name(kind: str, source: str) -> None:
+    assert refused(to_spec, with_grammar(kind, source), LIMITS).param == "sampling.grammar.source"
+
+
+def test_a_grammar_over_grpc_is_that_of_http() -> None:
+    spec = to_spec(with_grammar("choice", '["b", "a", "b"]'), LIMITS)
+    asked = completion(structured_outputs={"choice": ["b", "a", "b"]})
+    assert spec.params.grammar == Completion.parse(asked, LIMITS).spec.params.grammar
+    assert spec.params.grammar == GrammarSpec("choice", '["b","a"]')
