@@ -28,6 +28,7 @@ class Reloaded(Generic[T]):
         self._load = load
         self._stamp = self._stamps()
         self._value = load()
+        self.fault = ""  # why the files as they are now are not used
 
     def get(self) -> T:
         """Return the value of the files as they are now."""
@@ -37,12 +38,13 @@ class Reloaded(Generic[T]):
         try:
             value = self._load()
         except ConfigError as error:
+            self.fault = error.message
             log.warning("what was read before stays in use: %s", error.message)
         else:
             if stamp != self._stamps():
                 return self._value  # replaced while they were read; the next call reads again
             log.info("read anew: %s", ", ".join(self._paths))
-            self._value = value
+            self._value, self.fault = value, ""
         self._stamp = stamp
         return self._value
 

@@ -43,6 +43,7 @@ from deployments.ingress.openai_response import Answer
 from deployments.ingress.request_scope import (
     REQUEST_ID,
     SEGMENT,
+    SILENT,
     TIMEOUT,
     BrowserGuard,
     RequestScope,
@@ -54,8 +55,6 @@ from deployments.page.routes import PageFiles
 
 # Encoding this many takes about two milliseconds.
 _INLINE_LOGPROBS = 512
-# Load balancers have no key; the others tell others than operators little or nothing.
-_FOR_ALL = ("/ping", "/health", "/metrics", "/stats")
 EVENTS = "/ui/events"
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -124,7 +123,7 @@ def create_admin_app(ingress: Ingress) -> FastAPI:
     app = _empty_app()
     pages = Pages(ingress, 0, ResponseStore(0, 0), Operators.everybody())
     for method, path, page in pages.routes():
-        if path in _FOR_ALL:
+        if path in SILENT:
             app.add_route(path, answering(ingress, path, page), methods=[method])
     app.add_middleware(RequestScope, ingress.config.http, is_logged=False)
     return app
@@ -147,7 +146,7 @@ def answering(
         request_id = request_id_of(request)
         request.state.route = path
         try:
-            is_asked = path not in _FOR_ALL
+            is_asked = path not in SILENT
             request.state.caller = ingress.caller(request.headers) if is_asked else ANYBODY
             return await handler(request)
         except DrafthouseError as error:

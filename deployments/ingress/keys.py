@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
-import os
 from collections.abc import Mapping
+from functools import partial
 
 from starlette.requests import Request
 
 from cluster.config.access import ClientKey, KeysFile, RateLimits, digest_of
 from cluster.config.keys import read_keys
+from cluster.config.reloaded import Reloaded
 from cluster.config.schema import Config
-from cluster.errors import ConfigError, ForbiddenError, UnauthenticatedError
+from cluster.errors import ForbiddenError, UnauthenticatedError
 from cluster.records import frozen
-
-log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
 _SCHEME = "bearer "
@@ -39,16 +37,16 @@ class KeyRing:
 
     def __init__(self, config: Config) -> None:
         """Read the file; raises ConfigError for one that cannot be used."""
-        self._config = config
         self._path = config.access.keys_file
-        self._callers: dict[str, tuple[str, Caller]] = {}
+        self._callers: Mapping[str, tuple[str, Caller]] = {}
         self._classes: Mapping[str, RateLimits] = {}
-        self._seen: tuple[int, ...] | None = None
-        # Why the file as it is now is not used: the keys before it still hold.
-        self.fault = ""
-        if self._path:
-            self._seen = _state_of(self._path)
-            self._use(read_keys(config))
+        self._file: Reloaded[KeysFile] | None = None
+        self._use(config)
+
+    @property
+    def fault(self) -> str:
+        """Why the file as it is now is not used: the keys before it still hold."""
+        return self._file.fault if self._file else ""
 
     @property
     def is_open(self) -> bool:
@@ -88,45 +86,32 @@ class KeyRing:
 
     async def look(self) -> None:
         """Read the file again if it has changed; one that is wrong leaves the keys as they are."""
-        state = _state_of(self._path)
-        if state == self._seen:
-            return
-        self._seen = state
-        try:
+        if self._file is not None:
             # A file of thousands of keys takes a second.
-            file = await asyncio.to_thread(read_keys, self._config)
-        except ConfigError as error:
-            self.fault = error.message
-            log.error("the keys stay as they were: %s", error.message)
-            return
-        self._use(file)
-        log.info("the keys were read again: %d of them, from %s", len(file.keys), self._path)
+            self._take(await asyncio.to_thread(self._file.get))
 
     async def use(self, config: Config) -> None:
         """Read the file for another configuration, which may have other classes and tasks; raises
         ConfigError, and then nothing has changed."""
-        if self._path:
-            self._use(await asyncio.to_thread(read_keys, config))
-        self._config = config
+        await asyncio.to_thread(self._use, config)
 
-    def _use(self, file: KeysFile) -> None:
-        self.fault, self._classes, self._callers = "", file.classes, {}
-        for name, key in file.keys.items():
-            caller = Caller(name, key)
-            for digest in filter(None, (key.sha256, key.previous_sha256)):
-                self._callers[digest] = (digest, caller)
+    def _use(self, config: Config) -> None:
+        if self._path:
+            self._file = Reloaded((self._path,), partial(read_keys, config))
+            self._take(self._file.get())
+
+    def _take(self, file: KeysFile) -> None:
+        if file.classes is self._classes:  # it is the same
+            return
+        self._callers = {
+            digest: (digest, Caller(name, key))
+            for name, key in file.keys.items()
+            for digest in filter(None, (key.sha256, key.previous_sha256))
+        }
+        self._classes = file.classes
 
     def _names(self) -> list[str]:
         return sorted({caller.name for _, caller in self._callers.values()})
-
-
-def _state_of(path: str) -> tuple[int, ...] | None:
-    """Return what changes with the file, None where there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 class Operators:

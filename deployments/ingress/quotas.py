@@ -11,7 +11,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from cluster import metrics
 from cluster.config.access import RateLimits
@@ -25,9 +24,6 @@ from deployments.ingress.keys import Caller, KeyRing
 MAX_NAMES = 100
 # No key can have it.
 OTHER = "(other)"
-
-
-_What = Literal["requests", "tokens"]
 
 
 @dataclass(slots=True)
@@ -61,7 +57,7 @@ class Quotas:
         self._recorder = recorder
         self._clock = clock
         self.num_processes = num_processes
-        self._windows: defaultdict[tuple[str, _What], _Window] = defaultdict(_Window)
+        self._windows: defaultdict[tuple[str, str], _Window] = defaultdict(_Window)
         self.running: Counter[str] = Counter()
         self._names: set[str] = set()
 
@@ -90,7 +86,7 @@ class Quotas:
         for kind, count in tokens.items():
             self._recorder.add(metrics.KEY_TOKENS, count, key=name, kind=kind)
 
-    def take(self, account: _Account, what: _What, amount: int) -> None:
+    def take(self, account: _Account, what: str, amount: int) -> None:
         """Count what a request has used."""
         self._window(account, what).taken += amount
 
@@ -102,10 +98,9 @@ class Quotas:
                 "when one is over"
             )
 
-    def check(self, account: _Account, what: _What, amount: int) -> None:
+    def check(self, account: _Account, what: str, amount: int) -> None:
         """Raise CapacityError or TooLargeError where so much does not fit."""
-        limits = account.limits
-        limit = limits.requests_per_minute if what == "requests" else limits.tokens_per_minute
+        limit: int = getattr(account.limits, f"{what}_per_minute")
         if not limit:
             return
         share, window = self._share_of(limit), self._window(account, what)
@@ -123,7 +118,7 @@ class Quotas:
             retry_after_s=wait_s,
         )
 
-    def _window(self, account: _Account, what: _What) -> _Window:
+    def _window(self, account: _Account, what: str) -> _Window:
         """The present one, which begins with the first request in it."""
         window, now = self._windows[account.name, what], self._clock()
         if window.ends_at <= now:

@@ -30,8 +30,9 @@ TIMEOUT = "X-Request-Timeout-Ms"
 SEGMENT = "X-Drafthouse-Segment"
 _GOOD_TIMEOUT = re.compile(r"[0-9]{1,12}")
 _WHITE_SPACE = b" \t"
-# Asked every few seconds, by machines.
-_SILENT = ("/health", "/metrics", "/ping", "/stats")
+# Asked every few seconds, by machines.  Load balancers have no key; the others tell others than
+# operators little or nothing.
+SILENT = ("/health", "/metrics", "/ping", "/stats")
 
 
 class RequestScope:
@@ -86,7 +87,7 @@ class RequestScope:
         except RequestError as error:
             await error_response(error, request_id)(scope, receive, send_with_id)
         finally:
-            if self._is_logged and scope["path"] not in _SILENT:
+            if self._is_logged and scope["path"] not in SILENT:
                 # Of the path only what the application itself knows: the rest is a client's text.
                 caller = scope["state"].get("caller")
                 log.info(

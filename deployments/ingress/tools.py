@@ -76,14 +76,19 @@ OF_EFFORT = "for the model's template, where that uses it"
 OF_TOOLS = "functions that the answer may call"
 
 
+OF_FORMAT = "of a custom tool: told to the model, which is not held to it"
+
+
 class Function(Body):
     """A tool, or what it says of its function."""
 
     is_listed = False
+    hidden = frozenset({"format"})
     name: Annotated[str, Read(_name)] = supported("the name of the function", REQUIRED)
     description: str | None = supported("for the model", max_length=65536)
     parameters: JsonObject | None = supported("a JSON schema")
     strict: bool = supported("calls obey the schema", False)
+    format: JsonObject | None = supported(OF_FORMAT)
     # Whether it stands for a custom tool.
     _is_custom: bool = False
 
@@ -96,6 +101,26 @@ class Function(Body):
         """Whether its calls are one text each."""
         return self._is_custom
 
+    def custom(self) -> Function:
+        """A custom tool as models know it: a function of one text."""
+        form = self.format or {}
+        grammar = form.get("grammar", form)  # chats have it one level deeper
+        told = "the whole input, as it is"
+        if isinstance(grammar, dict) and "definition" in grammar:
+            told += f"; it obeys this grammar:\n{grammar['definition']}"
+        function = Function.model_construct(
+            name=self.name,
+            description=self.description or "",
+            parameters={
+                "type": "object",
+                "properties": {TEXT_ARGUMENT: {"type": "string", "description": told}},
+                "required": [TEXT_ARGUMENT],
+                "additionalProperties": False,
+            },
+        )
+        function._is_custom = True
+        return function
+
     def arguments(self, *, is_held: bool) -> Mapping[str, Any]:
         """The schema that a call obeys.  is_held: even if the tool is not strict."""
         own = self.parameters or {}
@@ -105,41 +130,15 @@ class Function(Body):
 
     def told(self) -> Mapping[str, Any]:
         """The tool as chat templates know it."""
-        own = self.model_dump(include={*Function.model_fields}, exclude_unset=True)
+        own = self.model_dump(include={"name", "description", "strict"}, exclude_unset=True)
         return {
             "type": "function",
             "function": {**own, "parameters": self.parameters or _NO_PARAMETERS},
         }
 
 
-def text_function(name: str, description: str | None, form: Mapping[str, Any] | None) -> Function:
-    """A custom tool as models know it: a function of one text.  form: its `format`."""
-    grammar = (form or {}).get("grammar", form)  # chats have it one level deeper
-    told = "the whole input, as it is"
-    if isinstance(grammar, dict) and "definition" in grammar:
-        told += f"; it obeys this grammar:\n{grammar['definition']}"
-    function = Function.model_construct(
-        name=name,
-        description=description or "",
-        parameters={
-            "type": "object",
-            "properties": {TEXT_ARGUMENT: {"type": "string", "description": told}},
-            "required": [TEXT_ARGUMENT],
-            "additionalProperties": False,
-        },
-    )
-    function._is_custom = True
-    return function
-
-
-OF_FORMAT = "of a custom tool: told to the model, which is not held to it"
-
-
-class Custom(Body):
-    is_listed = False
-    name: Annotated[str, Read(_name)] = supported("the name of the tool", REQUIRED)
-    description: str | None = supported("for the model", max_length=65536)
-    format: JsonObject | None = supported(OF_FORMAT)
+class Custom(Function):
+    hidden = frozenset({"parameters", "strict"})
 
 
 class Tool(Body):
@@ -156,7 +155,7 @@ class Tool(Body):
     def named(self) -> Function:
         """What is called."""
         if self.type == "custom" and self.custom is not None:
-            return text_function(self.custom.name, self.custom.description, self.custom.format)
+            return self.custom.custom()
         assert self.function is not None, "checked"
         return self.function
 

@@ -175,7 +175,7 @@ async def test_a_wrong_file_keeps_the_keys_and_says_so(
             said = (await here.client.get("/health", headers=admin)).json()["keys"]
             assert said["callers"] == ["alice"]
             assert path in said["fault"]
-        assert caplog.text.count("the keys stay as they were") == 3
+        assert caplog.text.count("what was read before stays in use") == 3
         await here.ingress.keys.look()
         write(alice={}, bob={})
         await here.ingress.keys.look()

@@ -247,17 +247,14 @@ class Read:
 
     read: Callable[[Any, Limits], Any]
     schema: Callable[[Schema], Schema] = dict
-    when: Literal["before", "after", "instead"] = "after"
+    when: Literal["before", "after", "plain"] = "after"
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
-        if self.when == "instead":
-            return core_schema.with_info_plain_validator_function(self._run)
-        if self.when == "before":
-            return core_schema.with_info_before_validator_function(self._run, handler(source))
-        return core_schema.with_info_after_validator_function(self._run, handler(source))
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        make = getattr(core_schema, f"with_info_{self.when}_validator_function")
+        return make(self._run, *(() if self.when == "plain" else (handler(source),)))
 
     def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Schema:
-        return self.schema({} if self.when == "instead" else handler(core))
+        return self.schema({} if self.when == "plain" else handler(core))
 
     def _run(self, value: Any, info: ValidationInfo[Limits]) -> Any:
         with _placed():
@@ -293,7 +290,7 @@ def or_text(text: Schema, listed: Callable[[str], list[Any]]) -> Read:
 
 def instead(read: Callable[[Any, Limits], Any], schema: Schema) -> Read:
     """Reads what pydantic has no type for."""
-    return Read(read, lambda _: schema, "instead")
+    return Read(read, lambda _: schema, "plain")
 
 
 def supported(note: str, default: Any = None, **more: Any) -> Any:

@@ -20,11 +20,12 @@ from deployments.ingress.usage import STATISTICS_PATH, statistics_schema, times_
 class Page:
     """One endpoint without a body.
 
-    media_type: of its answers; empty = they have no content.  statuses: of answers that are none of
-    the errors.
+    handler: the method of `Pages`.  media_type: of its answers; empty = they have no content.
+    statuses: of answers that are none of the errors.
     """
 
     path: str
+    handler: str
     summary: str
     media_type: str = "application/json"
     method: str = "get"
@@ -32,19 +33,19 @@ class Page:
 
 
 PAGES = (
-    Page("/", "What this is, its model and its endpoints; for browsers a page", "text/plain"),
-    Page("/docs", "The same as text, or HTML for browsers", "text/plain"),
-    Page("/v1/models", "The served models"),
-    Page("/v1/models/{model}", "One model"),
-    Page("/v1/responses/{response_id}", "An answer of /v1/responses that is kept"),
-    Page("/v1/responses/{response_id}", "Forget that answer", method="delete"),
-    Page("/ui/about", "The model and its drafters, for the page at /"),
-    Page("/version", "The server's version"),
-    Page("/ping", "200, for load balancers", ""),
-    Page("/health", "Who serves, and whether that suffices", statuses=("200", "503")),
-    Page("/metrics", "Prometheus' metrics", "text/plain"),
-    Page("/stats", "The most important metrics, as JSON"),
-    Page("/openapi.json", "This document"),
+    Page("/", "front", "What this is, its model, its endpoints; for browsers a page", "text/plain"),
+    Page("/docs", "front", "The same as text, or HTML for browsers", "text/plain"),
+    Page("/v1/models", "models", "The served models"),
+    Page("/v1/models/{model}", "model", "One model"),
+    Page("/v1/responses/{response_id}", "response", "An answer of /v1/responses that is kept"),
+    Page("/v1/responses/{response_id}", "forget_response", "Forget that answer", method="delete"),
+    Page("/ui/about", "about", "The model and its drafters, for the page at /"),
+    Page("/version", "version", "The server's version"),
+    Page("/ping", "ping", "200, for load balancers", ""),
+    Page("/health", "health", "Who serves, and whether that suffices", statuses=("200", "503")),
+    Page("/metrics", "metrics", "Prometheus' metrics", "text/plain"),
+    Page("/stats", "stats", "The most important metrics, as JSON"),
+    Page("/openapi.json", "openapi", "This document"),
 )
 
 ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE, DETOKENIZE)

@@ -47,23 +47,20 @@ class Pages:
         self._created = created
         self._store = store
         self._operators = operators
+        self.about = about(ingress, _VERSION)
 
     def routes(self) -> list[tuple[str, str, Handler]]:
         """Every method and path with its handler, except count_tokens, whose errors differ."""
         return [
-            ("GET", "/", self.front),
-            ("GET", "/docs", self.front),
-            ("GET", "/v1/models", self.models),
-            ("GET", "/v1/models/{model:path}", self.model),
-            ("GET", "/v1/responses/{response_id}", self.response),
-            ("DELETE", "/v1/responses/{response_id}", self.forget_response),
-            ("GET", "/ui/about", about(self._ingress, _VERSION)),
-            ("GET", "/version", self.version),
-            ("GET", "/ping", self.ping),
-            ("GET", "/health", self.health),
-            ("GET", "/metrics", self.metrics),
-            ("GET", "/stats", self.stats),
-            ("GET", "/openapi.json", self.openapi),
+            # An adapter's name may have slashes.
+            *(
+                (
+                    page.method.upper(),
+                    page.path.replace("{model}", "{model:path}"),
+                    getattr(self, page.handler),
+                )
+                for page in PAGES
+            ),
             ("POST", TOKENIZE.path, self.tokenize),
             ("POST", DETOKENIZE.path, self.detokenize),
         ]

@@ -21,13 +21,11 @@ from deployments.ingress.structured import FlatFormat
 from deployments.ingress.tools import (
     MAX_TOOLS,
     OF_EFFORT,
-    OF_FORMAT,
     OF_TOOLS,
     TEXT_ARGUMENT,
     Effort,
     Function,
     JsonObject,
-    text_function,
 )
 
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
@@ -125,14 +123,14 @@ class Item(Body):
 
 # fmt: off
 class ResponseTool(Function):
+    hidden = frozenset()
     kinds = frozenset({"function", "custom"})
     type: Literal["function", "custom"] | None = supported("function or custom")
-    format: JsonObject | None = supported(OF_FORMAT)
     unserved = ignored("prefixes are found by their tokens", "cache_control")
 
     def named(self) -> Function:
         if self.type == "custom":
-            return text_function(self.name, self.description, self.format)
+            return self.custom()
         return self
 
 

@@ -32,14 +32,7 @@ class ResponseStore:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._stored: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
-        self._num_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._stored)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._num_bytes
+        self.num_bytes = 0
 
     def put(self, response: StoredResponse) -> None:
         """Keep it, as long as there is room."""
@@ -47,10 +40,10 @@ class ResponseStore:
         if size > self._max_bytes:
             return
         self._stored[response.body["id"]] = (response, size)
-        self._num_bytes += size
-        while len(self._stored) > self._max_responses or self._num_bytes > self._max_bytes:
+        self.num_bytes += size
+        while len(self._stored) > self._max_responses or self.num_bytes > self._max_bytes:
             _, (_, freed) = self._stored.popitem(last=False)
-            self._num_bytes -= freed
+            self.num_bytes -= freed
 
     def get(self, response_id: str, owner: str, param: str) -> StoredResponse:
         """Raises NotFoundError, naming `param`, for one that is not kept, or not for that owner."""
@@ -67,4 +60,4 @@ class ResponseStore:
         """Forget one; raises NotFoundError as `get` does."""
         self.get(response_id, owner, param)
         _, size = self._stored.pop(response_id)
-        self._num_bytes -= size
+        self.num_bytes -= size
