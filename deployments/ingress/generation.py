@@ -120,9 +120,12 @@ class Generation:
             output=self.num_output_tokens,
         )
 
-    def prompt_logprobs(self, choice: int) -> PromptLogprobs:
-        """Of the choice's prompt, once the choice has begun; () where they are not asked for."""
-        return self._scores[choice // self.spec.num_choices].logprobs if self._scores else ()
+    def prompt_logprobs(self, choice: int, num_top: int | None = None) -> PromptLogprobs:
+        """Of the choice's prompt, once the choice has begun; () where they are not asked for.
+
+        num_top: of each so many alternatives at most, None = all."""
+        found = self._scores[choice // self.spec.num_choices].logprobs if self._scores else ()
+        return [one and dataclasses.replace(one, top=one.top[:num_top]) for one in found]
 
     @property
     def num_prompt_logprobs(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,39 +17,6 @@ PromptLogprobs = Sequence[TokenLogprob | None]
 def most(*counts: int | None) -> int | None:
     """The largest number of alternatives that is asked for; None where none is."""
     return max((count for count in counts if count is not None), default=None)
-
-
-def trimmed(logprobs: PromptLogprobs, num_top: int) -> list[TokenLogprob | None]:
-    """At most num_top alternatives of each."""
-    return [one and dataclasses.replace(one, top=one.top[:num_top]) for one in logprobs]
-
-
-def prompt_entries(
-    token_ids: Sequence[int],
-    logprobs: PromptLogprobs,
-    tokenizer: Tokenizer,
-    *,
-    names_token_ids: bool = False,
-) -> list[dict[str, Any] | None]:
-    """vLLM's: None for the first token, then by token id the prompt's own and the alternatives."""
-
-    def entry(token: int, value: float, rank: int) -> dict[str, Any]:
-        text = f"token_id:{token}" if names_token_ids else tokenizer.token_text(token)
-        return {"logprob": value, "rank": rank, "decoded_token": text}
-
-    found: list[dict[str, Any] | None] = []
-    for token, one in zip(token_ids, logprobs, strict=True):
-        if one is None:
-            found.append(None)
-            continue
-        own = {str(token): entry(token, one.logprob, one.rank)}
-        others = {
-            str(other): entry(other, value, rank)
-            for rank, (other, value) in enumerate(one.top, 1)
-            if other != token
-        }
-        found.append({**own, **others})
-    return found
 
 
 class PromptScore:
@@ -117,6 +83,27 @@ class LogprobWriter:
         self._names_token_ids = names_token_ids
         self._offsets = offsets
 
+    def entries(
+        self, token_ids: Sequence[int], logprobs: PromptLogprobs
+    ) -> list[dict[str, Any] | None]:
+        """vLLM's: None for the first token, then by token id the prompt's own and the others."""
+
+        def entry(token: int, value: float, rank: int) -> dict[str, Any]:
+            return {"logprob": value, "rank": rank, "decoded_token": self._text(token)}
+
+        return [
+            one
+            and {
+                str(token): entry(token, one.logprob, one.rank),
+                **{
+                    str(other): entry(other, value, rank)
+                    for rank, (other, value) in enumerate(one.top, 1)
+                    if other != token
+                },
+            }
+            for token, one in zip(token_ids, logprobs, strict=True)
+        ]
+
     def write_prompt(
         self, token_ids: Sequence[int], logprobs: PromptLogprobs, echo: str
     ) -> dict[str, Any]:
@@ -163,15 +150,16 @@ class LogprobWriter:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
+    def _text(self, token: int) -> str:
+        return f"token_id:{token}" if self._names_token_ids else self._tokenizer.token_text(token)
+
     def _chat_entry(self, token: int, one: TokenLogprob) -> dict[str, Any]:
         top = [self._alternative(other, value) for other, value in one.top]
         return {**self._alternative(token, one.logprob), "top_logprobs": top}
 
     def _alternative(self, token: int, value: float) -> dict[str, Any]:
         return {
-            "token": f"token_id:{token}"
-            if self._names_token_ids
-            else self._tokenizer.token_text(token),
+            "token": self._text(token),
             "logprob": value,
             "bytes": list(self._tokenizer.token_bytes(token)),
         }

@@ -14,13 +14,7 @@ from cluster.text.tool_calls.base import CallPiece
 from deployments.ingress.api.writer import Item, Writer, grow
 from deployments.ingress.choice import Delta
 from deployments.ingress.draft_steps import written
-from deployments.ingress.logprob_writer import (
-    LogprobWriter,
-    TextOffsets,
-    joined,
-    prompt_entries,
-    trimmed,
-)
+from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets, joined
 from deployments.ingress.openai_error import error_event
 from deployments.ingress.openai_request import Chat, Completion
 from deployments.ingress.sampling import StreamOptions
@@ -186,7 +180,7 @@ class Answer(Writer[Chat | Completion]):
         if not self._echoes_logprobs:
             return {}
         num_top = self._request.spec.params.logprobs or 0
-        logprobs = trimmed(self._generation.prompt_logprobs(choice), num_top)
+        logprobs = self._generation.prompt_logprobs(choice, num_top)
         return writer.write_prompt(self._prompt_ids(choice), logprobs, self._echoed(choice))
 
     def _of_prompt(self, choice: int) -> dict[str, Any]:
@@ -194,12 +188,8 @@ class Answer(Writer[Chat | Completion]):
         request, token_ids = self._request, self._prompt_ids(choice)
         said: dict[str, Any] = {"prompt_token_ids": token_ids} if request.return_token_ids else {}
         if request.prompt_logprobs is not None:
-            said["prompt_logprobs"] = prompt_entries(
-                token_ids,
-                trimmed(self._generation.prompt_logprobs(choice), request.prompt_logprobs),
-                self._tokenizer,
-                names_token_ids=request.return_tokens_as_token_ids,
-            )
+            logprobs = self._generation.prompt_logprobs(choice, request.prompt_logprobs)
+            said["prompt_logprobs"] = self._logprob_writer(choice).entries(token_ids, logprobs)
         return said
 
     # Streams

@@ -20,7 +20,7 @@ from deployments.ingress.openai_request import Chat, Completion
 from deployments.ingress.openai_response import Answer
 from deployments.ingress.spec import GenerationSpec
 from tests.coordinator.test_beams import ENDS, TOKENS, BeamTarget
-from tests.deployments.test_openai_request import LIMITS, chat, completion
+from tests.deployments.test_openai_request import LIMITS, chat, completion, refused
 from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import ToyTarget
 from tests.support.deployments.stage import stage
@@ -80,9 +80,8 @@ def test_vllms_defaults_are_accepted_without_a_search() -> None:
 )
 def test_grpc_refuses_by_name(changes: dict[str, Any], named: str) -> None:
     options = SamplingOptions(beam_search=BeamSpec(2), max_tokens=5)
-    with pytest.raises(RequestError) as caught:
-        to_spec(GenerationRequest("demo", "hello", sampling=options, **changes), LIMITS)
-    assert caught.value.param == named
+    request = GenerationRequest("demo", "hello", sampling=options, **changes)
+    assert refused(to_spec, request, LIMITS).param == named
 
 
 async def answered(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from openai.types.responses import (
     ResponseCustomToolCallInputDoneEvent,
 )
 
-from cluster.core import FinishReason
+from cluster.core import FinishReason, SamplingParams
 from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.json_call import TextArgument
@@ -24,13 +25,15 @@ from deployments.ingress.api.response_request import Response
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.choice import Delta
+from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.generation import Generation
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
-from deployments.ingress.spec import ChatUse, GenerationSpec
+from deployments.ingress.spec import ChatUse, GenerationSpec, Prompt
 from tests.deployments.test_contract import parse_stateless
 from tests.deployments.test_openai_request import LIMITS, chat
-from tests.deployments.test_tools_everywhere import generation, written
-from tests.support.text.answers import Asked, asked, read_answer
+from tests.support.deployments.api import events
+from tests.support.text.answers import asked, read_text
 
 SERVED = dataclasses.replace(
     LIMITS, dialect=Dialect(FORMATS["hermes"], template="{{ tools }}"), compatibility="lenient"
@@ -125,11 +128,10 @@ def test_the_text_is_that_of_the_arguments_in_any_pieces(
 def answer(tokenizer: Tokenizer, *, end: FinishReason = FinishReason.STOP) -> list[Delta]:
     """Text, a call of the custom tool and one of a function, by tokens."""
     use = ChatUse(reads_calls=True, custom=frozenset({"patch"}))
-    way: Asked = asked("hermes", use=use, end=end)
+    way = asked("hermes", use=use, end=end)
     text = f'I do.<tool_call>\n{{"name": "patch", "arguments": {WRITTEN}}}\n</tool_call>'
     text += '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-    tokens = tokenizer.encode(text, add_special_tokens=False).tolist()
-    return read_answer(tokenizer, way, [[token] for token in tokens])
+    return read_text(tokenizer, way, text)
 
 
 def test_a_chat_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
@@ -144,6 +146,17 @@ def test_a_chat_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
     assert (own[0]["type"], own[0]["custom"]["name"]) == ("custom", "patch")
     assert "".join(piece["custom"]["input"] for piece in own) == PATCH
     assert not any("function" in piece for piece in own)
+
+
+def generation(folder: Path) -> tuple[Generation, Tokenizer]:
+    tokenizer = Tokenizer.load(folder)
+    spec = GenerationSpec((Prompt(text="x"),), SamplingParams())
+    return Generation("resp_1", spec, tokenizer, Coordinators(), 8.0), tokenizer
+
+
+def written(writer: Any, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+    """The events of a whole stream."""
+    return events((writer.opening() + writer.chunks(deltas) + writer.closing()).decode())
 
 
 def test_a_response_has_the_call_in_its_own_shape(tool_folder: Path, tokenizer: Tokenizer) -> None:

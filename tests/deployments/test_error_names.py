@@ -13,7 +13,7 @@ from cluster.requests.grammar_spec import GrammarSpec
 from cluster.rpc.generation import ChatMessage, GenerationRequest, SamplingOptions
 from deployments.ingress.fields import Names
 from deployments.ingress.grpc_request import prompt_of, to_spec
-from tests.deployments.test_openai_request import LIMITS
+from tests.deployments.test_openai_request import LIMITS, refused
 from tests.support.deployments.server import Server
 
 USER: Any = {"role": "user", "content": "hi"}
@@ -249,10 +249,9 @@ def test_only_the_name_in_front_is_the_bodys_own() -> None:
     ],
 )
 def test_a_call_names_the_field_of_its_message(options: SamplingOptions, param: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        to_spec(GenerationRequest("demo", "x", sampling=options), LIMITS)
-    assert caught.value.param == param
-    assert caught.value.message.startswith(f"{param}: ")
+    error = refused(to_spec, GenerationRequest("demo", "x", sampling=options), LIMITS)
+    assert error.param == param
+    assert error.message.startswith(f"{param}: ")
 
 
 def test_what_a_call_turns_out_to_lack_later_has_its_messages_name() -> None:
@@ -264,9 +263,7 @@ def test_what_a_call_turns_out_to_lack_later_has_its_messages_name() -> None:
     ]  # fmt: skip
     assert prompt_of(np.array([1], np.int32), LIMITS).names.of("prompt") == "tokens"
     chat = (ChatMessage("user", "x"), ChatMessage("function", "x"))
-    with pytest.raises(RequestError) as caught:
-        prompt_of(chat, LIMITS)
-    assert caught.value.param == "chat.messages[1].role"
+    assert refused(prompt_of, chat, LIMITS).param == "chat.messages[1].role"
     assert prompt_of(chat[:1], LIMITS).names.of("messages[0].role") == "chat.messages[0].role"
 
 

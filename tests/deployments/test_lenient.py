@@ -18,7 +18,7 @@ from deployments.ingress.api.response_request import RESPONSES
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import CHAT
 from tests.deployments.test_contract import PARSERS, parse
-from tests.deployments.test_openai_request import LIMITS
+from tests.deployments.test_openai_request import LIMITS, refused
 
 STRICT = dataclasses.replace(LIMITS, dialect=Dialect(FORMATS["hermes"], template="{{ tools }}"))
 LENIENT = dataclasses.replace(STRICT, compatibility="lenient")
@@ -193,9 +193,7 @@ REFUSED: list[tuple[Endpoint, dict[str, Any], str]] = [
 def test_what_would_change_the_answer_is_refused_however_lenient(
     endpoint: Endpoint, fields: dict[str, Any], param: str
 ) -> None:
-    with pytest.raises(RequestError) as caught:
-        parse(endpoint, {**PARSERS[endpoint][0], **fields}, LENIENT)
-    assert caught.value.param == param
+    assert refused(parse, endpoint, {**PARSERS[endpoint][0], **fields}, LENIENT).param == param
 
 
 def said(endpoint: Endpoint, **fields: Any) -> Sequence[Any]:

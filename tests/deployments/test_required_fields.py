@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import RequestError
 from deployments.ingress.api.contract import Endpoint
 from deployments.ingress.api.openapi import ENDPOINTS
 from deployments.ingress.api.wording import Rule
 from deployments.ingress.openai_request import TOKENIZE
 from tests.deployments.test_contract import LENIENT, PARSERS, parse, shown
-from tests.deployments.test_openai_request import LIMITS
+from tests.deployments.test_openai_request import LIMITS, refused
 
 USER = {"role": "user", "content": "x"}
 # What may be left out, and has fields that may not.
@@ -44,9 +43,7 @@ def test_a_required_field_is_missed_by_name(endpoint: Endpoint, rule: Rule) -> N
     place, _, name = rule.name.rpartition(".")
     inner = body[place.removesuffix("[]")] if place else body
     del (inner[0] if isinstance(inner, list) else inner)[name]
-    with pytest.raises(RequestError) as caught:
-        parse(endpoint, body)
-    assert caught.value.param == shown(rule.name)
+    assert refused(parse, endpoint, body).param == shown(rule.name)
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
@@ -64,6 +61,4 @@ def test_a_body_needs_no_model_where_one_is_served(endpoint: Endpoint) -> None:
     named = parse(endpoint, body, dataclasses.replace(LENIENT, aliases=("other",)))
     assert getattr(named, "model", LENIENT.model_name) == LENIENT.model_name
     for limits in (LIMITS, dataclasses.replace(LENIENT, adapters={"poems": "poems"})):
-        with pytest.raises(RequestError) as caught:
-            parse(endpoint, body, limits)
-        assert caught.value.param == "model"
+        assert refused(parse, endpoint, body, limits).param == "model"

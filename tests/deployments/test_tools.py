@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
-from cluster.core import FinishReason, token_array
 from cluster.errors import RequestError
 from cluster.grammar.json_schema import lenient
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.dialect import Dialect
 from cluster.text.reasoning import ReasoningMarkers
-from cluster.text.tool_calls.base import CallPiece, Said
+from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.registry import FORMATS
-from deployments.ingress.choice import Delta, Reading, skips_specials
+from deployments.ingress.choice import Delta, skips_specials
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
 from deployments.ingress.spec import ChatUse
 from tests.deployments.test_openai_request import LIMITS, chat
 from tests.support.grammar.specs import eos, ids_of, open_text
+from tests.support.text.answers import asked as reading
+from tests.support.text.answers import read_text
 
 MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8,))
 DIALECT = Dialect(FORMATS["hermes"], MARKERS, template="{{ tools }} {{ reasoning_effort }}")
@@ -179,30 +180,12 @@ TEXT = (
 )
 
 
-def answer(use: ChatUse | None, text: str = TEXT) -> list[Delta]:
-    reading = Reading(use, DIALECT, token_array([1, 2]))
-    deltas = []
-    for place, character in enumerate(text):
-        is_last = place + 1 == len(text)
-        parts = reading.push(character, is_last=is_last)
-        reason = FinishReason.STOP if is_last else None
-        said = [part for part in parts if isinstance(part, Said)]
-        deltas.append(
-            Delta(
-                0,
-                "".join(part.text for part in said if not part.is_reasoning),
-                finish_reason=reason,
-                reasoning="".join(part.text for part in said if part.is_reasoning),
-                calls=[part for part in parts if isinstance(part, CallPiece)],
-                has_calls=reading.has_calls,
-                is_cut=reading.is_cut,
-            )
-        )
-    return deltas
+def answer(tokenizer: Tokenizer, use: ChatUse | None) -> list[Delta]:
+    return read_text(tokenizer, reading("hermes", is_reasoning=True, use=use), TEXT)
 
 
-def test_an_answer_has_its_calls_and_reasoning_beside_its_text() -> None:
-    parts = answer(ChatUse(reads_calls=True))
+def test_an_answer_has_its_calls_and_reasoning_beside_its_text(tokenizer: Tokenizer) -> None:
+    parts = answer(tokenizer, ChatUse(reads_calls=True))
     message = whole_message(parts)
     assert message["content"] == "Yes."
     assert message["reasoning_content"] == "hm"
@@ -216,8 +199,8 @@ def test_an_answer_has_its_calls_and_reasoning_beside_its_text() -> None:
     assert finish_reason(parts[0]) is None
 
 
-def test_a_stream_has_the_name_first_and_then_the_arguments() -> None:
-    chunks = [delta_fields(part) for part in answer(ChatUse(reads_calls=True))]
+def test_a_stream_has_the_name_first_and_then_the_arguments(tokenizer: Tokenizer) -> None:
+    chunks = [delta_fields(part) for part in answer(tokenizer, ChatUse(reads_calls=True))]
     assert "".join(chunk.get("content", "") for chunk in chunks) == "Yes."
     pieces = [piece for chunk in chunks for piece in chunk.get("tool_calls", [])]
     named = [piece for piece in pieces if "name" in piece["function"]]
@@ -228,15 +211,15 @@ def test_a_stream_has_the_name_first_and_then_the_arguments() -> None:
     assert len(written) > 4
 
 
-def test_what_is_not_wanted_is_left_out() -> None:
-    one = whole_message(answer(ChatUse(reads_calls=True, is_parallel=False)))
+def test_what_is_not_wanted_is_left_out(tokenizer: Tokenizer) -> None:
+    one = whole_message(answer(tokenizer, ChatUse(reads_calls=True, is_parallel=False)))
     assert [call["function"]["name"] for call in one["tool_calls"]] == ["time"]
-    silent = whole_message(answer(ChatUse(reads_calls=True, shows_reasoning=False)))
+    silent = whole_message(answer(tokenizer, ChatUse(reads_calls=True, shows_reasoning=False)))
     assert "reasoning_content" not in silent
-    parts = answer(ChatUse())
+    parts = answer(tokenizer, ChatUse())
     assert whole_message(parts)["content"].startswith("Yes.<tool_call>")
     assert finish_reason(parts[-1]) == "stop"
-    assert whole_message(answer(None))["content"] == TEXT
+    assert whole_message(answer(tokenizer, None))["content"] == TEXT
 
 
 def test_the_grammar_begins_after_the_reasoning() -> None:

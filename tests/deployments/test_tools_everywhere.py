@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -12,21 +10,12 @@ import jsonschema
 import openai
 import pytest
 
-from cluster.core import FinishReason, SamplingParams
+from cluster.core import FinishReason
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece
-from deployments.ingress.api.messages import AnthropicMessages
-from deployments.ingress.api.messages_writer import MessagesWriter
-from deployments.ingress.api.response_request import Response
-from deployments.ingress.api.response_store import ResponseStore
-from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.choice import Delta
-from deployments.ingress.coordinators import Coordinators
-from deployments.ingress.generation import Generation
-from deployments.ingress.spec import GenerationSpec, Prompt
-from tests.deployments.test_openai_request import LIMITS, chat
-from tests.support.deployments.api import events
 from tests.support.deployments.server import MODEL, Server
+from tests.support.text.answers import Apis
 
 # Enough for the tiny model to end a call: it may write nothing else.
 SCHEMA = {
@@ -181,53 +170,17 @@ DELTAS = [
 ]
 
 
-def generation(folder: Path) -> tuple[Generation, Tokenizer]:
-    tokenizer = Tokenizer.load(folder)
-    spec = GenerationSpec((Prompt(text="x"),), SamplingParams())
-    return Generation("resp_1", spec, tokenizer, Coordinators(), 8.0), tokenizer
-
-
-def written(writer: Any, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
-    """The events of a whole stream."""
-    return events((writer.opening() + writer.chunks(deltas) + writer.closing()).decode())
-
-
-def test_a_response_has_its_reasoning_text_and_calls_in_order(tool_folder: Path) -> None:
-    made, tokenizer = generation(tool_folder)
-    store = ResponseStore(4, 10**6)
-    asked = Response.parse({"model": "demo", "input": "x"}, LIMITS, store)
-    whole = json.loads(ResponseWriter(asked, made, tokenizer, "id").whole(DELTAS))
-    kinds = [item["type"] for item in whole["output"]]
+def test_reasoning_text_and_calls_stay_in_order(tokenizer: Tokenizer) -> None:
+    whole = Apis(tokenizer).whole(DELTAS)
+    assert Apis(tokenizer).streamed(DELTAS) == whole
+    (content, reasoning, _), _, (items, *_), blocks, _ = whole
+    assert (content, reasoning) == ("I ask.", "Let me see.")
+    kinds = [kind for kind, *_ in items]
     assert kinds == ["reasoning", "message", "function_call", "function_call"]
-    assert whole["output"][0]["content"][0]["text"] == "Let me see."
-    assert whole["output"][2]["arguments"] == '{"city":"Rome"}'
-    (_, kept) = store.get("resp_1", "", "x").messages
-    assert kept["content"] == "I ask."
-    assert [call["function"]["name"] for call in kept["tool_calls"]] == ["weather", "time"]
-    told = written(ResponseWriter(asked, made, tokenizer, "id"), DELTAS)
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    added = [e["output_index"] for e in told if e["type"] == "response.output_item.added"]
-    done = [e["item"]["type"] for e in told if e["type"] == "response.output_item.done"]
-    assert (added, done) == ([0, 1, 2, 3], kinds)
-
-
-def test_a_message_has_its_thinking_text_and_calls_in_order(tool_folder: Path) -> None:
-    made, tokenizer = generation(tool_folder)
-    asked = AnthropicMessages.parse(chat(max_tokens=1), LIMITS)
-    whole = json.loads(MessagesWriter(asked, made, tokenizer, "id").whole(DELTAS))
-    assert [block["type"] for block in whole["content"]] == [
-        "thinking",
-        "text",
-        "tool_use",
-        "tool_use",
-    ]
-    assert whole["content"][0]["thinking"] == "Let me see."
-    assert whole["content"][2]["input"] == {"city": "Rome"}
-    assert whole["stop_reason"] == "tool_use"
-    told = written(MessagesWriter(asked, made, tokenizer, "id"), DELTAS)
-    blocks = [(e["type"], e["index"]) for e in told if e["type"].startswith("content_block_st")]
+    assert items[2][1:] == ("weather", '{"city":"Rome"}')
     assert blocks == [
-        (kind, index)
-        for index in range(4)
-        for kind in ("content_block_start", "content_block_stop")
+        ("thinking", None, "Let me see."),
+        ("text", None, "I ask."),
+        ("tool_use", "weather", {"city": "Rome"}),
+        ("tool_use", "time", {}),
     ]

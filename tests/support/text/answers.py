@@ -124,7 +124,7 @@ def texts_of(name: str) -> Sequence[str]:
 class Asked:
     """How an answer is read.  prompt_ids: of PROMPTS."""
 
-    use: ChatUse
+    use: ChatUse | None
     dialect: Dialect
     prompt_ids: tuple[int, ...] = (1,)
     stop: tuple[str, ...] = ()
@@ -148,6 +148,12 @@ def read_answer(tokenizer: Tokenizer, asked: Asked, events: Sequence[Sequence[in
         reason = asked.end if place + 1 == len(events) else None
         deltas += choice.feed(TokenEvent("a", 0, token_array(token_ids), finish_reason=reason))
     return deltas
+
+
+def read_text(tokenizer: Tokenizer, asked: Asked, text: str) -> list[Delta]:
+    """The deltas of an answer that comes token by token."""
+    tokens = tokenizer.encode(text, add_special_tokens=False).tolist()
+    return read_answer(tokenizer, asked, [[token] for token in tokens])
 
 
 class Apis:
@@ -219,6 +225,7 @@ def _items(response: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _streamed_items(events: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
     """What a client puts together of the deltas, which the last event has to agree with."""
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
     grown: dict[int, str] = {}
     for event in events:
         if event["type"].endswith(".delta"):
