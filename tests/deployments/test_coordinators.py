@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ from deployments.ingress.openai_error import error_response
 from deployments.ingress.ticket import Ticket
 from tests.support.coordinator.house import collect, house, request
 from tests.support.coordinator.toys import ToyTarget, plain_text
-from tests.support.deployments.stage import Stage, stage
+from tests.support.deployments.stage import Stage, alone, stage
 
 PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=60)
 
@@ -47,12 +48,16 @@ async def read(ticket: Ticket, arrived: asyncio.Event) -> list[int]:
             arrived.clear()
 
 
+async def ask(ingress: Coordinators, **more: Any) -> tuple[Ticket, asyncio.Event]:
+    arrived = asyncio.Event()
+    return await ingress.submit(request(params=PARAMS, **more), arrived), arrived
+
+
 async def test_a_request_continues_on_another_coordinator_with_the_same_text() -> None:
     async with stage() as setting, house() as first, house() as second:
         toys = {"a": setting.add("a", first), "b": setting.add("b", second)}
         await asyncio.sleep(0)
-        arrived = asyncio.Event()
-        ticket = await setting.ingress.submit(request(params=PARAMS), arrived)
+        ticket, arrived = await ask(setting.ingress)
         tokens: list[int] = []
         async with asyncio.timeout(20):
             while not tokens:
@@ -78,9 +83,8 @@ async def test_a_coordinator_that_is_stopped_hands_its_requests_over() -> None:
     async with stage() as setting, house() as first:
         toy = setting.add("a", first)
         await asyncio.sleep(0)
-        arrived = asyncio.Event()
         toy.gate.clear()
-        ticket = await setting.ingress.submit(request(params=PARAMS), arrived)
+        ticket, arrived = await ask(setting.ingress)
         await toy.wait_for_frames(1)
         async with house() as second:
             setting.add("b", second)
@@ -96,27 +100,22 @@ async def test_without_a_coordinator_a_request_is_answered_unavailable() -> None
 
 
 async def test_closing_a_ticket_frees_the_request_at_the_coordinator() -> None:
-    async with stage() as setting, house() as only:
-        toy = setting.add("a", only)
-        await asyncio.sleep(0)
+    async with alone() as (ingress, only, toy):
         toy.gate.clear()
-        ticket = await setting.ingress.submit(request(params=PARAMS), asyncio.Event())
+        ticket, _ = await ask(ingress)
         await toy.wait_for_frames(1)
         assert only.coordinator.status()["num_running"] == 1
-        setting.ingress.close(ticket)
+        ingress.close(ticket)
         await only.settle()
         assert only.coordinator.status()["num_running"] == 0
 
 
 async def test_a_text_that_is_complete_brings_the_last_event_with_statistics() -> None:
-    async with stage() as setting, house() as only:
-        toy = setting.add("a", only)
-        await asyncio.sleep(0)
-        arrived = asyncio.Event()
+    async with alone() as (ingress, only, toy):
         toy.gate.clear()
-        ticket = await setting.ingress.submit(request(params=PARAMS), arrived)
+        ticket, _ = await ask(ingress)
         await toy.wait_for_frames(1)
-        setting.ingress.end(ticket)
+        ingress.end(ticket)
         await only.settle()
         last = ticket.take()[-1]
         assert last.finish_reason is FinishReason.STOP
@@ -124,25 +123,19 @@ async def test_a_text_that_is_complete_brings_the_last_event_with_statistics() -
 
 
 async def test_a_refusal_is_raised_as_its_own_error() -> None:
-    async with stage() as setting, house() as only:
-        setting.add("a", only)
-        await asyncio.sleep(0)
+    async with alone() as (ingress, *_):
         arrived = asyncio.Event()
-        ticket = await setting.ingress.submit(request(prompt=[10_000]), arrived)
+        ticket = await ingress.submit(request(prompt=[10_000]), arrived)
         with pytest.raises(RequestError, match="10000"):
             await read(ticket, arrived)
 
 
 async def test_overload_is_a_capacity_error_before_any_work() -> None:
-    async with stage() as setting, house(max_running_sequences=1, max_queued_requests=0) as only:
-        toy = setting.add("a", only)
-        await asyncio.sleep(0)
+    async with alone(max_running_sequences=1, max_queued_requests=0) as (ingress, _, toy):
         toy.gate.clear()
-        arrived = asyncio.Event()
-        first = await setting.ingress.submit(request(params=PARAMS), arrived)
+        first, arrived = await ask(ingress)
         await toy.wait_for_frames(1)
-        later = asyncio.Event()
-        second = await setting.ingress.submit(request(params=PARAMS, id="s"), later)
+        second, later = await ask(ingress, id="s")
         with pytest.raises(CapacityError) as caught:
             await read(second, later)
         response = error_response(caught.value, "the-id")
@@ -194,12 +187,11 @@ async def test_a_prompt_beyond_the_frame_limit_is_refused_before_any_work() -> N
 
 
 async def test_an_id_in_use_is_refused() -> None:
-    async with stage() as setting, house() as only:
-        setting.add("a", only).gate.clear()
-        await asyncio.sleep(0)
-        await setting.ingress.submit(request(params=PARAMS), asyncio.Event())
+    async with alone() as (ingress, _, toy):
+        toy.gate.clear()
+        await ask(ingress)
         with pytest.raises(DrafthouseError, match="unique"):
-            await setting.ingress.submit(request(params=PARAMS), asyncio.Event())
+            await ask(ingress)
 
 
 @pytest.mark.parametrize("is_lost_first", [True, False])
@@ -208,8 +200,7 @@ async def test_a_cancelled_request_does_not_run_again_elsewhere(is_lost_first: b
         toy = setting.add("a", first)
         await asyncio.sleep(0)
         toy.gate.clear()
-        arrived = asyncio.Event()
-        ticket = await setting.ingress.submit(request(params=PARAMS), arrived)
+        ticket, arrived = await ask(setting.ingress)
         await toy.wait_for_frames(1)
         if is_lost_first:
             setting.links["a"].sever()
@@ -232,14 +223,12 @@ async def test_an_accepted_request_is_not_refused_for_want_of_room_after_a_failo
         toy = setting.add("a", first)
         await asyncio.sleep(0)
         toy.gate.clear()
-        arrived = asyncio.Event()
-        ticket = await setting.ingress.submit(request(params=PARAMS), arrived)
+        ticket, arrived = await ask(setting.ingress)
         await toy.wait_for_frames(1)
         busy = setting.add("b", second)
         await second.settle()
         busy.gate.clear()
-        other_news = asyncio.Event()
-        other = await setting.ingress.submit(request(params=PARAMS, id="other"), other_news)
+        other, other_news = await ask(setting.ingress, id="other")
         await busy.wait_for_frames(1)
         setting.links["a"].sever()
         await second.settle()
@@ -255,8 +244,7 @@ async def test_a_coordinator_that_falls_silent_is_left_and_its_requests_go_on_el
     ours, mute = memory_pair()
     using = asyncio.create_task(ingress.use("mute", description, ours))
     await asyncio.sleep(0)
-    arrived = asyncio.Event()
-    ticket = await ingress.submit(request(params=PARAMS), arrived)
+    ticket, arrived = await ask(ingress)
     frame: SubmitFrame = await anext(mute)
     whole = plain_text([1, 2, 3], PARAMS)
     event = TokenEvent(frame.requests[0].id, 0, token_array(whole[:5]))
@@ -334,8 +322,7 @@ async def test_a_request_is_sent_away_only_when_no_coordinator_has_room() -> Non
         busy.gate.clear()
         filling = asyncio.create_task(collect(first.coordinator, request(id="of another ingress")))
         await busy.wait_for_frames(1)
-        arrived = asyncio.Event()
-        ticket = await setting.ingress.submit(request(params=PARAMS, id="sent away"), arrived)
+        ticket, arrived = await ask(setting.ingress, id="sent away")
         with pytest.raises(CapacityError):
             await read(ticket, arrived)
         setting.add("free", second)
