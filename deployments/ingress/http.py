@@ -149,6 +149,8 @@ def answering(
             is_asked = path not in SILENT
             request.state.caller = ingress.caller(request.headers) if is_asked else ANYBODY
             return await handler(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
         except DrafthouseError as error:
             return error_response(error, request_id, body)
         except Exception as error:  # noqa: BLE001
@@ -176,8 +178,6 @@ async def _generate(
             caller=caller,
             traceparent=request.headers.get("traceparent", ""),
         )
-    except ClientDisconnect:
-        return Response(status_code=499)
     except DrafthouseError as error:
         ingress.count_refusal(error)
         if isinstance(error, ContextLengthError) and face.endpoint is RESPONSES and asked.stream:
@@ -199,8 +199,6 @@ async def _generate(
             return Response(told, media_type="text/event-stream", headers=headers)
         body = await _whole(writer, collected, generation.num_prompt_logprobs)
         return Response(body, media_type="application/json", headers=headers)
-    except ClientDisconnect:
-        return Response(status_code=499)
     finally:
         if not is_streaming:
             generation.close()

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from array import array
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from cluster.core import Request, TokenArray, TokenEvent
+from cluster.core import Request, TokenEvent, token_array
 from cluster.errors import CapacityError, DrafthouseError, error_from_code
 from cluster.messages import (
     AdapterList,
@@ -29,21 +30,6 @@ from deployments.ingress.draft_steps import StepTrace
 
 # A client who reads at the pace of a model has one or two pieces waiting.
 MAX_PIECES = 64
-
-
-def compacted_tokens(pieces: list[TokenArray]) -> list[TokenArray]:
-    """The same tokens in one piece, if there are more than MAX_PIECES."""
-    return pieces if len(pieces) <= MAX_PIECES else [np.concatenate(pieces)]
-
-
-def compacted_events(events: list[TokenEvent]) -> list[TokenEvent]:
-    """The same news in three events, if there are more than MAX_PIECES.
-
-    The first and the last stay as they are: they alone say more than which tokens came.
-    """
-    if len(events) <= MAX_PIECES:
-        return events
-    return [events[0], _merged(events[1:-1]), events[-1]]
 
 
 def _merged(events: Sequence[TokenEvent]) -> TokenEvent:
@@ -75,13 +61,17 @@ class Ticket:
         self.refused_by: set[str] = set()  # ids of peers that had no room for it
         self.finished = False
         self.cancelled = False
-        self.output_len = len(request.output_ids)
-        self._output: list[TokenArray] = [request.output_ids]
+        self._output = array("i", request.output_ids.tolist())
         self._arrived: list[TokenEvent] = []
         self._error: DrafthouseError | None = None
         self._is_answered = False
         self.trace = StepTrace() if request.speculation.return_draft_trees else None
         self._signal = arrived
+
+    @property
+    def output_len(self) -> int:
+        """Tokens that it has so far."""
+        return len(self._output)
 
     def is_admitted(self) -> bool:
         """True if a coordinator has taken the request; raises the error if it refused it."""
@@ -105,17 +95,17 @@ class Ticket:
             )
         if self.trace is not None:
             event = dataclasses.replace(event, draft_steps=self.trace.take(event.draft_steps))
-        if len(event.token_ids):
-            self._output.append(event.token_ids)
-            self._output = compacted_tokens(self._output)
-            self.output_len += len(event.token_ids)
+        self._output.extend(event.token_ids.tolist())
         if event.error_code:
             if len(event.token_ids):
                 self._arrived.append(dataclasses.replace(event, finish_reason=None))
             self.fail(_error_of(event))
             return
         self._arrived.append(event)
-        self._arrived = compacted_events(self._arrived)
+        if len(self._arrived) > MAX_PIECES:
+            # The first and the last alone say more than which tokens came.
+            first, *others, last = self._arrived
+            self._arrived = [first, _merged(others), last]
         self.finished = event.finish_reason is not None
         self._signal.set()
 
@@ -146,7 +136,7 @@ class Ticket:
         """The request in the form in which another coordinator continues it."""
         self.failovers += 1
         self.wire_id = f"{self.request.id}~{self.failovers}"
-        output_ids = np.concatenate(self._output)
+        output_ids = token_array(self._output)
         return dataclasses.replace(
             self.request, id=self.wire_id, output_ids=output_ids, was_admitted=True
         )

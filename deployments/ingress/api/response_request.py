@@ -222,9 +222,9 @@ class Response(Answered, Harmless):
         own: list[tuple[str, Message]] = []
         for index, item in enumerate(self.input):
             item.after(own, f"input[{index}]")
-        told = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        told: Message = {"role": "system", "content": self.instructions}
         return [
-            *(("instructions", message) for message in told),
+            *([("instructions", told)] if self.instructions else []),
             *(("previous_response_id", message) for message in self._earlier),
             *own,
         ]
