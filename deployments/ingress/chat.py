@@ -13,7 +13,6 @@ from pydantic import Field, WithJsonSchema
 from cluster.errors import RequestError
 from cluster.text.chat import text_of, tool_calls_of
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
-from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.wording import TEXT_OR_OBJECTS, ignored, refused, unneeded
 from deployments.ingress.fields import encodable, encodable_json, json_kind
 from deployments.ingress.sampling import Sampling
@@ -135,7 +134,7 @@ class Harmless(Body):
 class Answered(ToolUse, Sampling):
     """A conversation that is answered."""
 
-    def asked(self, limits: Limits, store: ResponseStore | None) -> GenerationSpec:
+    def asked(self, limits: Limits) -> GenerationSpec:
         prompt, use = self.prompt_of(limits, self.form()[0])
         return self.generation(limits, (prompt,), self.num_logprobs(), use=use)
 

@@ -25,7 +25,6 @@ from deployments.ingress.api.messages import error_body as messages_error
 from deployments.ingress.api.messages_writer import MessagesWriter
 from deployments.ingress.api.pages import Pages
 from deployments.ingress.api.response_request import RESPONSES
-from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.api.unserved import reason_of
 from deployments.ingress.api.wording import warning_header
@@ -86,8 +85,7 @@ FACES = (
 def create_app(ingress: Ingress) -> FastAPI:
     """Build the application."""
     api, app = ingress.config.api, _empty_app()
-    store = ResponseStore(api.max_stored_responses, api.max_stored_bytes)
-    pages = Pages(ingress, int(time.time()), store, Operators(ingress.config, ingress.keys))
+    pages = Pages(ingress, int(time.time()), Operators(ingress.config, ingress.keys))
     files = PageFiles() if ingress.config.ui.is_served(ingress.config.http) else None
     for method, path, page in pages.routes():
         endpoint = answering(ingress, path, page)
@@ -101,7 +99,7 @@ def create_app(ingress: Ingress) -> FastAPI:
     app.add_route(COUNT_TOKENS.path, counted, methods=["POST"])
     for face in FACES:
         path = face.endpoint.path
-        generate = answering(ingress, path, partial(_generate, ingress, store, face), face.error)
+        generate = answering(ingress, path, partial(_generate, ingress, face), face.error)
         app.add_route(path, generate, methods=["POST"])
     if api.cors_origins:
         app.add_middleware(
@@ -121,7 +119,7 @@ def create_app(ingress: Ingress) -> FastAPI:
 def create_admin_app(ingress: Ingress) -> FastAPI:
     """Build the application of `access.admin.port`: it tells everybody how the server does."""
     app = _empty_app()
-    pages = Pages(ingress, 0, ResponseStore(0, 0), Operators.everybody())
+    pages = Pages(ingress, 0, Operators.everybody())
     for method, path, page in pages.routes():
         if path in SILENT:
             app.add_route(path, answering(ingress, path, page), methods=[method])
@@ -159,9 +157,7 @@ def answering(
     return answer
 
 
-async def _generate(
-    ingress: Ingress, store: ResponseStore, face: Face, request: Request
-) -> Response:
+async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
     request_id = request_id_of(request)
     caller = request.state.caller
     limits = ingress.limits_of(caller, request.headers.get(SEGMENT, ""))
@@ -169,7 +165,7 @@ async def _generate(
         timeout_s = timeout_of(request)
         form: type[Sampling] = face.endpoint.body
         asked = await read_object(
-            request, ingress.config.ingress, lambda values: form.parse(values, limits, store)
+            request, ingress.config.ingress, lambda values: form.parse(values, limits)
         )
         generation = await ingress.generate(
             face.answer_id(request_id),

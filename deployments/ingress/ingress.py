@@ -22,6 +22,7 @@ from cluster.rpc.generation import ResumedChoice
 from cluster.rpc.trust import NO_TRUST, Trust
 from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.draining import Draining
 from deployments.ingress.event_stream import Watchers
@@ -77,6 +78,7 @@ class Ingress:
             tokenizer, config.answers.tool_parser, config.answers.reasoning_parser
         )
         self._defaults = defaults
+        self.store = ResponseStore(config.api.max_stored_responses, config.api.max_stored_bytes)
         # Until a coordinator says what the targets serve.
         self._limits = self._limits_by(
             config, {name: name for name in config.target.engine.adapters}
@@ -112,6 +114,7 @@ class Ingress:
             compatibility=config.api.compatibility,
             dialect=self._dialect,
             adapters=adapters,
+            store=self.store,
             defaults=dataclasses.replace(
                 defaults, max_tokens=limits.default_max_tokens or defaults.max_tokens
             ),

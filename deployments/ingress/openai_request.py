@@ -15,7 +15,6 @@ from cluster.core import TokenArray
 from cluster.errors import RequestError
 from cluster.requests.grammar_spec import GrammarSpec
 from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported
-from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.wording import Schema, refused, unneeded
 from deployments.ingress.chat import (
     OF_MESSAGES,
@@ -121,7 +120,7 @@ class Completion(Sampling, Harmless):
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
-    def asked(self, limits: Limits, store: ResponseStore | None) -> GenerationSpec:
+    def asked(self, limits: Limits) -> GenerationSpec:
         best_of, logprobs = self.best_of or self.n, self.logprobs
         # Samples are ranked by their tokens' log-probabilities; beams are ranked already.
         if best_of > self.n and not self.use_beam_search and logprobs is None:
@@ -167,8 +166,8 @@ class Chat(Conversation, Answered, Harmless):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def asked(self, limits: Limits, store: ResponseStore | None) -> GenerationSpec:
-        spec, expected = super().asked(limits, store), self.prediction
+    def asked(self, limits: Limits) -> GenerationSpec:
+        spec, expected = super().asked(limits), self.prediction
         return spec if expected is None else with_prediction(spec, expected.content, limits)
 
 

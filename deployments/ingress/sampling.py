@@ -16,7 +16,6 @@ from cluster.requests.seeds import asked_seed
 from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
 from cluster.spec.beam_params import MAX_LENGTH_PENALTY
 from deployments.ingress.api.contract import Body, Read, or_text, supported, up_to
-from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.wording import ignored, refused, unneeded
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, Prompt
@@ -177,13 +176,10 @@ class Sampling(Named):
     )
 
     @classmethod
-    def parse(
-        cls, values: Mapping[str, Any], limits: Limits, store: ResponseStore | None = None
-    ) -> Self:
-        """Read a body, and what it asks for.  store: of answers that a conversation may go on
-        after."""
+    def parse(cls, values: Mapping[str, Any], limits: Limits) -> Self:
+        """Read a body, and what it asks for."""
         body = cls.read(values, limits)
-        body._spec = body.asked(limits, store)
+        body._spec = body.asked(limits)
         return body
 
     @property
@@ -191,7 +187,7 @@ class Sampling(Named):
         """What it asks for, once it is parsed."""
         return self._spec
 
-    def asked(self, limits: Limits, store: ResponseStore | None) -> GenerationSpec:
+    def asked(self, limits: Limits) -> GenerationSpec:
         """What it asks for."""
         raise NotImplementedError
 

@@ -13,6 +13,7 @@ from cluster.requests.acceptance_law import Law
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.requests.tenant import DEFAULT_TENANT
 from cluster.text.dialect import Dialect
+from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.fields import Names
 
 Compatibility = Literal["strict", "lenient"]
@@ -115,6 +116,7 @@ class Limits:
     that serve a task class, where it is not all.
     aliases, compatibility: `api.served_model_names` and `api.compatibility`.
     logged: names of fields without effect that the log has.
+    store: of answers that a conversation may go on after.
     adapters: names that `model` may have beside model_name, to what coordinators call them.
     defaults: for parameters that a request does not give; max_tokens 0 = the rest of the context.
     """
@@ -141,6 +143,7 @@ class Limits:
     aliases: tuple[str, ...] = ()
     compatibility: Compatibility = "lenient"
     logged: set[str] = field(default_factory=set, compare=False)
+    store: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0), compare=False)
     dialect: Dialect = field(default_factory=Dialect)
     adapters: Mapping[str, str] = field(default_factory=dict)
     defaults: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=0))

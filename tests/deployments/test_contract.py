@@ -22,7 +22,6 @@ from deployments.ingress.api.messages import (
 )
 from deployments.ingress.api.openapi import ENDPOINTS, body_schema, openapi
 from deployments.ingress.api.response_request import RESPONSES, Response
-from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.wording import Rule, Status, resolved, warning_header
 from deployments.ingress.openai_request import (
     CHAT,
@@ -39,10 +38,6 @@ from tests.deployments.test_openai_request import LIMITS, chat, completion, refu
 LENIENT = dataclasses.replace(LIMITS, compatibility="lenient")
 
 
-def parse_stateless(values: Mapping[str, Any], limits: Limits) -> Any:
-    return Response.parse(values, limits, ResponseStore(1, 1))
-
-
 def parse_for_prompt(body: Any) -> Callable[..., Any]:
     def parse(values: Mapping[str, Any], limits: Limits) -> Any:
         asked = body.read(values, limits)
@@ -57,7 +52,7 @@ PARSERS: Mapping[Endpoint, tuple[dict[str, Any], Callable[..., Any]]] = {
     COMPLETIONS: (completion(), Completion.parse),
     CHAT: (chat(), Chat.parse),
     TOKENIZE: ({"prompt": "x"}, parse_for_prompt(TOKENIZE.body)),
-    RESPONSES: ({"model": "demo", "input": "x"}, parse_stateless),
+    RESPONSES: ({"model": "demo", "input": "x"}, Response.parse),
     MESSAGES: (chat(max_tokens=1), AnthropicMessages.parse),
     COUNT_TOKENS: (chat(), parse_for_prompt(COUNT_TOKENS.body)),
     DETOKENIZE: ({"tokens": [1]}, DETOKENIZE.body.read),

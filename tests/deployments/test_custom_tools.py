@@ -30,7 +30,6 @@ from deployments.ingress.generation import Generation
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
 from deployments.ingress.spec import ChatUse, GenerationSpec, Prompt
-from tests.deployments.test_contract import parse_stateless
 from tests.deployments.test_openai_request import LIMITS, chat
 from tests.support.deployments.api import events
 from tests.support.text.answers import asked, read_text
@@ -46,7 +45,7 @@ OF_CHAT = {"type": "custom", "custom": {"name": "patch", "description": "d"}}
 
 def flat_spec(tool: dict[str, Any], **fields: Any) -> GenerationSpec:
     body = {"model": "demo", "input": "x", "tools": [tool], **fields}
-    spec: GenerationSpec = parse_stateless(body, SERVED).spec
+    spec: GenerationSpec = Response.parse(body, SERVED).spec
     return spec
 
 
@@ -162,7 +161,8 @@ def written(writer: Any, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
 def test_a_response_has_the_call_in_its_own_shape(tool_folder: Path, tokenizer: Tokenizer) -> None:
     made, _ = generation(tool_folder)
     store = ResponseStore(4, 10**6)
-    request = Response.parse({"model": "demo", "input": "x"}, LIMITS, store)
+    limits = dataclasses.replace(LIMITS, store=store)
+    request = Response.parse({"model": "demo", "input": "x"}, limits)
     writer = ResponseWriter(request, made, tokenizer, "id")
     deltas = answer(tokenizer)
     whole = json.loads(writer.whole(deltas))

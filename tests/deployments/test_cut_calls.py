@@ -19,7 +19,7 @@ from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import whole_message
-from deployments.ingress.spec import ChatUse
+from deployments.ingress.spec import ChatUse, Limits
 from tests.deployments.test_openai_request import LIMITS, chat
 from tests.support.text.answers import WRITTEN, Apis, Asked, asked, read_answer
 
@@ -99,9 +99,7 @@ def test_arguments_of_any_depth_are_told(tokenizer: Tokenizer) -> None:
     text = f'<tool_call>{{"name": "city", "arguments": {written}}}</tool_call>'
     whole = Apis(tokenizer).whole(answer(tokenizer, text, asked("hermes")))
     assert whole[0] == ("", "", [{"name": "city", "arguments": written}])
-    assert response_of(
-        tokenizer, answer(tokenizer, text, asked("hermes")), ResponseStore(1, 10**6)
-    )["output"]
+    assert response_of(tokenizer, answer(tokenizer, text, asked("hermes")))["output"]
 
 
 @pytest.mark.parametrize("number", ["NaN", "1e400", "-Infinity"])
@@ -115,9 +113,9 @@ def test_arguments_that_are_no_json_leave_a_message_valid(
 
 
 def response_of(
-    tokenizer: Tokenizer, deltas: Sequence[Delta], store: ResponseStore, **more: Any
+    tokenizer: Tokenizer, deltas: Sequence[Delta], limits: Limits = LIMITS, **more: Any
 ) -> dict[str, Any]:
-    request = Response.parse({"model": "demo", "input": "x", **more}, LIMITS, store)
+    request = Response.parse({"model": "demo", "input": "x", **more}, limits)
     made = Generation("resp_1", request.spec, tokenizer, Coordinators(), 8.0)
     body: dict[str, Any] = json.loads(ResponseWriter(request, made, tokenizer, "id").whole(deltas))
     return body
@@ -131,7 +129,7 @@ def test_logprobs_of_calls_and_reasoning_make_no_items(tokenizer: Tokenizer) -> 
         for delta in read_answer(tokenizer, way, [[token] for token in tokens])
     ]
     asks = {"include": ["message.output_text.logprobs"]}
-    items = response_of(tokenizer, deltas, ResponseStore(1, 1), **asks)["output"]
+    items = response_of(tokenizer, deltas, **asks)["output"]
     assert [item["type"] for item in items] == ["reasoning", "message", "function_call"]
     told = items[1]["content"][0]["logprobs"]
     assert "".join(one["token"] for one in told).endswith("Yes.")
@@ -139,15 +137,15 @@ def test_logprobs_of_calls_and_reasoning_make_no_items(tokenizer: Tokenizer) -> 
 
 def test_an_answer_with_a_cut_call_can_be_gone_on_with(tokenizer: Tokenizer) -> None:
     """By its id or with its items, in a response or in a chat, the conversation is the same."""
-    store = ResponseStore(4, 10**6)
+    limits = dataclasses.replace(LIMITS, store=ResponseStore(4, 10**6))
     deltas = answer(tokenizer, CUT, asked("hermes"))
-    answered = response_of(tokenizer, deltas, store)
+    answered = response_of(tokenizer, deltas, limits)
     (item,) = answered["output"]
     result = {"type": "function_call_output", "call_id": item["call_id"], "output": "what?"}
     user = {"role": "user", "content": "x"}
 
     def conversation(**body: Any) -> list[Any]:
-        asked = Response.parse({"model": "demo", **body}, LIMITS, store)
+        asked = Response.parse({"model": "demo", **body}, limits)
         return [dict(message) for message in asked.spec.prompts[0].messages or ()]
 
     by_id = conversation(previous_response_id=answered["id"], input=[result])

@@ -14,7 +14,6 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from cluster.errors import ForbiddenError, UnauthenticatedError
 from deployments.ingress.api.messages import Counted
 from deployments.ingress.api.openapi import ENDPOINTS, PAGES, openapi
-from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.wording import warning_header
 from deployments.ingress.body import read_object
 from deployments.ingress.ingress import Ingress
@@ -39,13 +38,10 @@ _VERSION = importlib.metadata.version("drafthouse")
 class Pages:
     """Answers GET requests, and those about tokens."""
 
-    def __init__(
-        self, ingress: Ingress, created: int, store: ResponseStore, operators: Operators
-    ) -> None:
+    def __init__(self, ingress: Ingress, created: int, operators: Operators) -> None:
         """created: when the model was created, as clients see it; seconds since 1970."""
         self._ingress = ingress
         self._created = created
-        self._store = store
         self._operators = operators
         self.about = about(ingress, _VERSION)
 
@@ -94,13 +90,13 @@ class Pages:
         return self._ingress.coordinators.max_context_len or None
 
     async def response(self, request: Request) -> Response:
-        caller = request.state.caller
-        found = self._store.get(request.path_params["response_id"], caller.name, "response_id")
+        store, response_id = self._ingress.store, request.path_params["response_id"]
+        found = store.get(response_id, request.state.caller.name, "response_id")
         return JSONResponse(found.body)
 
     async def forget_response(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
-        self._store.drop(response_id, request.state.caller.name, "response_id")
+        self._ingress.store.drop(response_id, request.state.caller.name, "response_id")
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     async def version(self, request: Request) -> Response:

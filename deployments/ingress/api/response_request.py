@@ -12,7 +12,7 @@ from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.json_text import json_or_text
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, or_text, supported
-from deployments.ingress.api.response_store import ResponseStore, StoredResponse
+from deployments.ingress.api.response_store import StoredResponse
 from deployments.ingress.api.wording import TEXT, TEXT_OR_OBJECTS, ignored, refused, unneeded
 from deployments.ingress.chat import MAX_MESSAGES, Answered, Harmless, Role, check_call, read_text
 from deployments.ingress.fields import shown
@@ -186,8 +186,7 @@ class Response(Answered, Harmless):
         *refused("remove it; it belongs to beam search", length_penalty=(1, 1.0)),
     )
     # fmt: on
-    _store: ResponseStore
-    _owner: str
+    _limits: Limits
     # The conversation that it goes on with.
     _earlier: tuple[Message, ...] = ()
 
@@ -211,12 +210,12 @@ class Response(Answered, Harmless):
         is_asked = self.top_logprobs or _LOGPROBS in self.include
         return self.top_logprobs if is_asked else None
 
-    def asked(self, limits: Limits, store: ResponseStore | None) -> GenerationSpec:
-        assert store is not None
-        self._store, self._owner, earlier = store, limits.owner, self.previous_response_id
+    def asked(self, limits: Limits) -> GenerationSpec:
+        self._limits, earlier = limits, self.previous_response_id
         if earlier:
-            self._earlier = store.get(earlier, limits.owner, "previous_response_id").messages
-        return super().asked(limits, store)
+            found = limits.store.get(earlier, limits.owner, "previous_response_id")
+            self._earlier = found.messages
+        return super().asked(limits)
 
     def said(self) -> list[tuple[str, Message]]:
         own: list[tuple[str, Message]] = []
@@ -233,7 +232,8 @@ class Response(Answered, Harmless):
         """Keep its answer, if that is wanted.  message: what it says, for who goes on with it."""
         if self.store:
             said = [told for place, told in self.said() if place != "instructions"]
-            self._store.put(StoredResponse(body, (*said, message), self._owner))
+            kept = StoredResponse(body, (*said, message), self._limits.owner)
+            self._limits.store.put(kept)
 
     def repeated(self) -> Mapping[str, Any]:
         """Values that the answer repeats, as they were sent."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from cluster.errors import NotFoundError
 from cluster.records import record
-from deployments.ingress.spec import Message
 
 
 @record
@@ -18,7 +17,7 @@ class StoredResponse:
     its instructions.  owner: the name of the key that it was asked with, "" = anybody's."""
 
     body: Mapping[str, Any]
-    messages: tuple[Message, ...]
+    messages: tuple[Mapping[str, Any], ...]
     owner: str = ""
 
 

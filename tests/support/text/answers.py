@@ -16,7 +16,6 @@ from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.api.messages import AnthropicMessages
 from deployments.ingress.api.messages_writer import MessagesWriter
 from deployments.ingress.api.response_request import Response
-from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.choice import Choice, Delta, Reading
 from deployments.ingress.coordinators import Coordinators
@@ -161,7 +160,7 @@ class Apis:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         body: Mapping[str, Any] = {"model": "demo", "input": "x", "store": False}
-        self._response = Response.parse(body, LIMITS, ResponseStore(1, 1))
+        self._response = Response.parse(body, LIMITS)
         spec = self._response.spec
         self._tokenizer = tokenizer
         self._generation = Generation("resp_1", spec, tokenizer, Coordinators(), 8.0)
