@@ -163,7 +163,7 @@ def chunks_of(tokenizer: Tokenizer, deltas: list[Delta]) -> list[dict[str, Any]]
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     request = Chat.parse(chat(**usage), LIMITS)
     generation = Generation("a", request.spec, tokenizer, Coordinators(), 8.0)
-    stream = Answer(request, generation, tokenizer, "a").chunks(deltas).decode()
+    stream = Answer(request, generation, "a").chunks(deltas).decode()
     events = [json.loads(line[len("data: ") :]) for line in stream.splitlines() if line]
     return [event["choices"][0] for event in events]
 

@@ -68,7 +68,7 @@ class Generation:
         self.is_cut: list[bool] = []  # whether each has lost tokens to truncate_prompt_tokens
         self.spec = spec
         self._names = spec.names
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._coordinators = coordinators
         self._max_chars_per_token = max_chars_per_token
         self._news = asyncio.Event()
@@ -149,20 +149,20 @@ class Generation:
             self._alarm = asyncio.get_running_loop().call_later(left_s, self._end_late)
         await self._coordinators.wait_connected()
         for kept, is_cut in await read_prompts(
-            spec, self._tokenizer, self._coordinators.max_context_len, self._max_chars_per_token
+            spec, self.tokenizer, self._coordinators.max_context_len, self._max_chars_per_token
         ):
             self.prompt_ids.append(kept)
             self.is_cut.append(is_cut)
         if self._use is not None:
             self._use.take_tokens(self.num_prompt_tokens)
         resumed = {resumption.index: resumption for resumption in resumptions}
-        prediction = await prediction_ids(spec, self._tokenizer, self._max_chars_per_token)
+        prediction = await prediction_ids(spec, self.tokenizer, self._max_chars_per_token)
         for number, prompt_ids in enumerate(self.prompt_ids):
             params = dataclasses.replace(
                 spec.params,
                 seed=self._seeds[number],
                 max_tokens=max_tokens(len(prompt_ids), spec, self._coordinators.max_context_len),
-                stop_token_ids=stop_token_ids(spec, self._tokenizer),
+                stop_token_ids=stop_token_ids(spec, self.tokenizer),
                 prediction=prediction,
                 grammar=self._dialect.held_to(spec.params.grammar, prompt_ids),
             )
@@ -199,7 +199,7 @@ class Generation:
 
     def _open(self, index: int, request: Request, resumption: ResumedChoice | None) -> None:
         text = TextStream(
-            self._tokenizer,
+            self.tokenizer,
             self.spec.stop,
             include_stop=self.spec.include_stop,
             skip_special_tokens=(

@@ -18,7 +18,6 @@ from starlette.routing import Match, Route
 
 from cluster.errors import ContextLengthError, DrafthouseError, NotFoundError, RequestError
 from cluster.records import frozen
-from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.api.contract import Endpoint
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.messages import error_body as messages_error
@@ -69,7 +68,7 @@ class Face:
 
     endpoint: Endpoint
     answer_id: Callable[[str], str]
-    write: Callable[[Any, Generation, Tokenizer, str], Writer[Any]]
+    write: Callable[[Any, Generation, str], Writer[Any]]
     error: ErrorBody = error_body
 
 
@@ -181,7 +180,7 @@ async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
         raise
     is_streaming = False
     try:
-        writer = face.write(asked, generation, ingress.tokenizer, request_id)
+        writer = face.write(asked, generation, request_id)
         headers = warning_header(asked.ignored)
         # The status line of a stream is sent once it is admitted: until then it can be refused.
         if asked.stream and _may_be_sent_piecemeal(request):
@@ -215,7 +214,7 @@ def _failed_stream(
     generation = Generation(
         face.answer_id(request_id), asked.spec, ingress.tokenizer, ingress.coordinators, 1.0
     )
-    writer = face.write(asked, generation, ingress.tokenizer, request_id)
+    writer = face.write(asked, generation, request_id)
     return Response(writer.opening() + writer.failing(error), media_type="text/event-stream")
 
 

@@ -92,7 +92,7 @@ async def answered(
         async with asyncio.timeout(20):
             await generation.start()
             deltas = [delta async for pieces in generation.deltas() for delta in pieces]
-        whole = Answer(asked, generation, tokenizer, "id").whole(deltas)
+        whole = Answer(asked, generation, "id").whole(deltas)
     finally:
         generation.close()
     found: dict[str, Any] = json.loads(whole)

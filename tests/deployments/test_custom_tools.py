@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from openai.types.responses import (
     ResponseCustomToolCallInputDoneEvent,
 )
 
-from cluster.core import FinishReason, SamplingParams
+from cluster.core import FinishReason
 from cluster.text.dialect import Dialect
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.json_call import TextArgument
@@ -29,7 +27,7 @@ from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
-from deployments.ingress.spec import ChatUse, GenerationSpec, Prompt
+from deployments.ingress.spec import ChatUse, GenerationSpec
 from tests.deployments.test_openai_request import LIMITS, chat
 from tests.support.deployments.api import events
 from tests.support.text.answers import asked, read_text
@@ -147,23 +145,12 @@ def test_a_chat_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
     assert not any("function" in piece for piece in own)
 
 
-def generation(folder: Path) -> tuple[Generation, Tokenizer]:
-    tokenizer = Tokenizer.load(folder)
-    spec = GenerationSpec((Prompt(text="x"),), SamplingParams())
-    return Generation("resp_1", spec, tokenizer, Coordinators(), 8.0), tokenizer
-
-
-def written(writer: Any, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
-    """The events of a whole stream."""
-    return events((writer.opening() + writer.chunks(deltas) + writer.closing()).decode())
-
-
-def test_a_response_has_the_call_in_its_own_shape(tool_folder: Path, tokenizer: Tokenizer) -> None:
-    made, _ = generation(tool_folder)
+def test_a_response_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
     store = ResponseStore(4, 10**6)
     limits = dataclasses.replace(LIMITS, store=store)
     request = Response.parse({"model": "demo", "input": "x"}, limits)
-    writer = ResponseWriter(request, made, tokenizer, "id")
+    made = Generation("resp_1", request.spec, tokenizer, Coordinators(), 8.0)
+    writer = ResponseWriter(request, made, "id")
     deltas = answer(tokenizer)
     whole = json.loads(writer.whole(deltas))
     item = ResponseCustomToolCall.model_validate(whole["output"][1])
@@ -176,13 +163,14 @@ def test_a_response_has_the_call_in_its_own_shape(tool_folder: Path, tokenizer: 
     (_, kept) = store.get("resp_1", "", "x").messages
     assert kept["tool_calls"][0]["function"] == {"name": "patch", "arguments": {"input": PATCH}}
 
-    events = written(ResponseWriter(request, made, tokenizer, "id"), deltas)
-    own = [event for event in events if "custom_tool_call_input" in event["type"]]
+    writer = ResponseWriter(request, made, "id")
+    told = events((writer.opening() + writer.chunks(deltas) + writer.closing()).decode())
+    own = [event for event in told if "custom_tool_call_input" in event["type"]]
     *grown, done = own
     texts = [ResponseCustomToolCallInputDeltaEvent.model_validate(one).delta for one in grown]
     assert "".join(texts) == PATCH
     assert ResponseCustomToolCallInputDoneEvent.model_validate(done).input == PATCH
-    ended = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    ended = [event["item"] for event in told if event["type"] == "response.output_item.done"]
     assert ended[1]["input"] == PATCH
 
 

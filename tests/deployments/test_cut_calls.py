@@ -117,7 +117,7 @@ def response_of(
 ) -> dict[str, Any]:
     request = Response.parse({"model": "demo", "input": "x", **more}, limits)
     made = Generation("resp_1", request.spec, tokenizer, Coordinators(), 8.0)
-    body: dict[str, Any] = json.loads(ResponseWriter(request, made, tokenizer, "id").whole(deltas))
+    body: dict[str, Any] = json.loads(ResponseWriter(request, made, "id").whole(deltas))
     return body
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from cluster.errors import DrafthouseError
-from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
 from deployments.ingress.sampling import Sampling
@@ -81,12 +80,10 @@ def begin(items: list[Item], kind: str, name: str = "") -> Item:
 class Writer(Generic[Asked]):
     """Writes one answer in the format of one endpoint: `whole`, or the others in their order."""
 
-    def __init__(
-        self, request: Asked, generation: Generation, tokenizer: Tokenizer, request_id: str
-    ) -> None:
+    def __init__(self, request: Asked, generation: Generation, request_id: str) -> None:
         self._request = request
         self._generation = generation
-        self._tokenizer = tokenizer
+        self._tokenizer = generation.tokenizer
         self._request_id = request_id
         self._created = int(time.time())
 

@@ -162,7 +162,6 @@ class Apis:
         body: Mapping[str, Any] = {"model": "demo", "input": "x", "store": False}
         self._response = Response.parse(body, LIMITS)
         spec = self._response.spec
-        self._tokenizer = tokenizer
         self._generation = Generation("resp_1", spec, tokenizer, Coordinators(), 8.0)
         body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
         self._message = AnthropicMessages.parse(body, LIMITS)
@@ -203,10 +202,10 @@ class Apis:
         ]
 
     def _responses(self) -> ResponseWriter:
-        return ResponseWriter(self._response, self._generation, self._tokenizer, "id")
+        return ResponseWriter(self._response, self._generation, "id")
 
     def _messages(self) -> MessagesWriter:
-        return MessagesWriter(self._message, self._generation, self._tokenizer, "id")
+        return MessagesWriter(self._message, self._generation, "id")
 
 
 def _events(stream: bytes) -> list[dict[str, Any]]:
