@@ -6,6 +6,7 @@ Nobody else could continue these streams: their clients are connected to this pr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import weakref
 
@@ -23,7 +24,7 @@ class Draining:
 
     def __init__(self) -> None:
         self._known: weakref.WeakSet[Generation] = weakref.WeakSet()
-        self.has_begun = False
+        self.has_begun = False  # from then on no generation may begin
 
     def watch(self, generation: Generation) -> None:
         """Take part in its end; raises UnavailableError when no new one may begin."""
@@ -31,12 +32,8 @@ class Draining:
             raise UnavailableError("the server is stopping; send the request again in a moment")
         self._known.add(generation)
 
-    def begin(self) -> None:
-        """From now on no generation may begin."""
-        self.has_begun = True
-
     async def drain(self, grace_s: float) -> None:
-        """Wait until none runs; fail those that still do after `grace_s`.  `begin` comes first."""
+        """Wait until none runs; fail those that still do after `grace_s`."""
         await self._closed_within(grace_s)
         running = self._running()
         if not running:
@@ -52,11 +49,10 @@ class Draining:
         await self._closed_within(LAST_WORDS_S)
 
     async def _closed_within(self, limit_s: float) -> None:
-        waiting = [asyncio.ensure_future(each.closed.wait()) for each in self._running()]
-        if waiting:
-            _, late = await asyncio.wait(waiting, timeout=limit_s)
-            for one in late:
-                one.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                for each in self._running():
+                    await each.closed.wait()
 
     def _running(self) -> list[Generation]:
         return [each for each in self._known if not each.closed.is_set()]

@@ -145,8 +145,7 @@ class Ingress:
     def limits_of(self, caller: Caller, segment: str = "") -> Limits:
         """Return the limits of a key's request.  segment: what its header says."""
         limits, key = self.limits, caller.key
-        if segment := key.segment or segment:
-            limits = dataclasses.replace(limits, segment=segment)
+        limits = dataclasses.replace(limits, segment=key.segment or segment)
         if self.keys.is_open:
             return limits
         classes = limits.latency_classes if key.classes is None else key.classes
@@ -176,7 +175,7 @@ class Ingress:
     async def drain(self) -> None:
         """Take no more requests, and return when none runs: after `ingress.shutdown_grace_s` those
         that are left end with an error."""
-        self._draining.begin()
+        self._draining.has_begun = True
         self.coordinators.announce()
         await self._draining.drain(self.config.ingress.shutdown_grace_s)
 
