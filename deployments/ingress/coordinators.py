@@ -251,25 +251,21 @@ class Coordinators:
             self.adapters = {each.partition("@")[0]: each for each in shared}
 
     def _deliver(self, peer: Peer, event: TokenEvent) -> None:
-        ticket = peer.tickets.get(event.request_id)
+        ticket = peer.tickets.pop(event.request_id, None)
         if ticket is None:  # it was closed; late events are normal
             return
         if event.position > ticket.output_len:
             log.error("gap in the tokens of id=%s: resuming the request", event.request_id)
-            del peer.tickets[event.request_id]
             peer.tell(cancelled=event.request_id)
             self._resume_later(ticket)
-            return
-        if event.finish_reason is FinishReason.CANCELLED and not ticket.cancelled:
+        elif event.finish_reason is FinishReason.CANCELLED and not ticket.cancelled:
             # We did not cancel it: that coordinator is shutting down, and another one continues.
-            del peer.tickets[event.request_id]
             self._resume_later(ticket)
-            return
-        if event.error_code == CapacityError.code and self._has_other(ticket, peer):
-            del peer.tickets[event.request_id]
+        elif event.error_code == CapacityError.code and self._has_other(ticket, peer):
             self._place(ticket, ticket.request)
-            return
-        ticket.push(event)
-        if ticket.finished:
-            del peer.tickets[event.request_id]
-            ticket.peer = None
+        else:
+            peer.tickets[event.request_id] = ticket
+            ticket.push(event)
+            if ticket.finished:
+                del peer.tickets[event.request_id]
+                ticket.peer = None
