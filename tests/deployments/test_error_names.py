@@ -14,6 +14,7 @@ from cluster.rpc.generation import ChatMessage, GenerationRequest, SamplingOptio
 from deployments.ingress.fields import Names
 from deployments.ingress.grpc_request import prompt_of, to_spec
 from tests.deployments.test_openai_request import LIMITS, refused
+from tests.deployments.test_wrong_fields import at
 from tests.support.deployments.server import Server
 
 USER: Any = {"role": "user", "content": "hi"}
@@ -38,12 +39,47 @@ def form(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "name": "a", "schema": schema}
 
 
+COUNTED: dict[str, list[Any]] = {
+    "system": [5],
+    "tool_choice.type": ["some"],
+    "thinking.type": ["hard"],
+    "output_config.effort": ["utmost"],
+}
+# By the path of the field that is wrong: values.
+VALUES: dict[str, dict[str, list[Any]]] = {
+    "/v1/completions": {
+        "prompt": [LONG],
+        "structured_outputs.regex": ["(a"],
+        "structured_outputs.grammar": ["start: b"],
+        "structured_outputs.json": [BAD_SCHEMA],
+    },
+    "/v1/chat/completions": {
+        "structured_outputs.regex": ["(a"],
+        "response_format": [{"type": "structural_tag", "format": 5}],
+        "prediction": ["text"],
+    },
+    "/tokenize": {"prompt": ["x"]},
+    "/detokenize": {"tokens": ["x", [10**9]]},
+    "/v1/responses": {
+        "input": [None, "", [], LONG],
+        "include": [[5]],
+        "previous_response_id": ["resp_none"],
+        "text.format.type": ["yaml"],
+        "response_format.type": ["poem"],
+        "structured_outputs.regex": ["(a"],
+        "tool_choice.type": ["allowed_tools"],
+        "reasoning.effort": ["utmost"],
+    },
+    "/v1/messages/count_tokens": COUNTED,
+    "/v1/messages": {**COUNTED, "stop_sequences": [[""], ["a"] * 99]},
+}
+ALONE: list[Case] = [
+    (path, at(param, value), param)
+    for path, fields in VALUES.items()
+    for param, values in fields.items()
+    for value in values
+]
 COMPLETIONS: list[Case] = [
-    ("/v1/completions", {"prompt": LONG}, "prompt"),
-    ("/v1/completions", {"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
-    ("/v1/completions", {"structured_outputs": {"grammar": "start: b"}},
-     "structured_outputs.grammar"),
-    ("/v1/completions", {"structured_outputs": {"json": BAD_SCHEMA}}, "structured_outputs.json"),
     ("/v1/completions",
      {"response_format": {"type": "json_schema", "json_schema": {"name": "a",
                                                                  "schema": BAD_SCHEMA}}},
@@ -59,14 +95,11 @@ CHATS: list[Case] = [
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]},
          "messages[1].tool_calls[0].function.arguments"),
-        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
-        ({"response_format": {"type": "structural_tag", "format": 5}}, "response_format"),
         ({"tool_choice": "required",
           "tools": [{"type": "function", "function": {**TOOL, "parameters": BAD_SCHEMA}}]},
          "tools"),
         ({"tool_choice": "required", "structured_outputs": {"regex": "a"},
           "tools": [{"type": "function", "function": TOOL}]}, "structured_outputs.regex"),
-        ({"prediction": "text"}, "prediction"),
         ({"prediction": {"type": "image", "content": "x"}}, "prediction.type"),
         ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
         ({"prediction": {"type": "content", "content": [{"type": "text"}]}},
@@ -74,23 +107,15 @@ CHATS: list[Case] = [
     )),
     ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
     ("/tokenize", {"messages": [USER], "tools": [{"type": 5}]}, "tools[0].type"),
-    ("/tokenize", {"prompt": "x"}, "prompt"),
     ("/tokenize", {"messages": None}, "prompt"),
     ("/tokenize", {"messages": None, "prompt": ["x"]}, "prompt"),
-    ("/detokenize", {"tokens": "x"}, "tokens"),
-    ("/detokenize", {"tokens": [10**9]}, "tokens"),
     ("/tokenize", {"messages": None, "prompt": "x" * 99_000}, "prompt"),
 ]  # fmt: skip
 RESPONSES: list[Case] = [("/v1/responses", fields, param) for fields, param in (
-    *(({"input": wrong}, "input") for wrong in (None, "", LONG)),
-    ({"include": [5]}, "include"),
-    ({"previous_response_id": "resp_none"}, "previous_response_id"),
     ({"tools": [{"type": 5}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
-    ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
     ({"instructions": LONG}, "input"),
     ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
-    ({"input": []}, "input"),
     ({"input": ["x"]}, "input[0]"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
      "input[0].content[0].text"),
@@ -110,18 +135,13 @@ RESPONSES: list[Case] = [("/v1/responses", fields, param) for fields, param in (
     ({"text": {"format": form(5)}}, "text.format.schema"),
     ({"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
      "text.format"),
-    ({"response_format": {"type": "poem"}}, "response_format.type"),
-    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
     ({"tool_choice": "required", "tools": [{"type": "function", **TOOL,
                                             "parameters": BAD_SCHEMA}]}, "tools"),
     ({"tools": [{"type": "function", **TOOL, "parameters": 5}]}, "tools[0].parameters"),
     ({"tools": [{"type": "function", **TOOL}], "tool_choice": {"type": "function", "name": "g"}},
      "tool_choice.name"),
-    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
-    ({"reasoning": {"effort": "utmost"}}, "reasoning.effort"),
 )]  # fmt: skip
 _CONVERSATIONS: list[tuple[dict[str, Any], str]] = [
-    ({"system": 5}, "system"),
     ({"system": [{"type": "text"}]}, "system[0].text"),
     ({"system": "s", "messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
@@ -138,17 +158,12 @@ _CONVERSATIONS: list[tuple[dict[str, Any], str]] = [
         {"type": "thinking"}, {"type": "tool_use", "input": {}}]}]},
      "messages[1].content[1].name"),
     ({"tools": [{"type": 5, "name": "bash"}]}, "tools[0].type"),
-    ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
-    ({"thinking": {"type": "hard"}}, "thinking.type"),
     ({"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema"),
-    ({"output_config": {"effort": "utmost"}}, "output_config.effort"),
 ]  # fmt: skip
 MESSAGES: list[Case] = [
     *((path, fields, param) for path in ("/v1/messages", "/v1/messages/count_tokens")
       for fields, param in _CONVERSATIONS),
     *(("/v1/messages", fields, param) for fields, param in (
-        ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"stop_sequences": ["a"] * 99}, "stop_sequences"),
         ({"output_config": {"format": {"type": "json_schema", "schema": BAD_SCHEMA}}},
          "output_config.format.schema"),
         ({"tools": [{"name": "f", "input_schema": BAD_SCHEMA}], "tool_choice": {"type": "any"}},
@@ -156,8 +171,10 @@ MESSAGES: list[Case] = [
     )),
 ]  # fmt: skip
 
+CASES = [*ALONE, *COMPLETIONS, *CHATS, *RESPONSES, *MESSAGES]
 
-@pytest.mark.parametrize(("path", "fields", "param"), [*COMPLETIONS, *CHATS, *RESPONSES, *MESSAGES])
+
+@pytest.mark.parametrize(("path", "fields", "param"), CASES)
 def test_an_error_names_the_field_of_its_own_body(
     tool_server: Server, path: str, fields: dict[str, Any], param: str
 ) -> None:
@@ -259,8 +276,10 @@ def test_what_a_call_turns_out_to_lack_later_has_its_messages_name() -> None:
     names = to_spec(GenerationRequest("demo", "x", sampling=grammar), LIMITS).names
     known = ("grammar", "prompt", "max_tokens")
     assert [names.of(name) for name in known] == [
-        "sampling.grammar.source", "text", "sampling.max_tokens",
-    ]  # fmt: skip
+        "sampling.grammar.source",
+        "text",
+        "sampling.max_tokens",
+    ]
     assert prompt_of(np.array([1], np.int32), LIMITS).names.of("prompt") == "tokens"
     chat = (ChatMessage("user", "x"), ChatMessage("function", "x"))
     assert refused(prompt_of, chat, LIMITS).param == "chat.messages[1].role"
