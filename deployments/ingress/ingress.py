@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -292,25 +292,24 @@ class Ingress:
         """
         links = dict(self._links)
         reports = await answers_of(links, lambda link: link.status(_REPORT_TIMEOUT_S))
-        drafters = Counter[str]()
         refused = {"ingress.user_config": self._refused} if self._refused else {}
-        faults: dict[str, Counter[str]] = {}
-        left_alone: set[str] = set()
-        # Every coordinator tells of the same targets and drafters: each counts once.
-        engines: dict[tuple[str, str], dict[str, Any]] = {}
-        targets: set[str] = set()
-        rollouts: dict[tuple[str, str], dict[str, Any]] = {}
+        drafters, faults = Counter[str](), defaultdict[str, Counter[str]](Counter)
         for report in reports:
-            engines |= {(each["worker"], each["name"]): each for each in report["engines"]}
-            targets.update(target["id"] for target in report["targets"])
-            for place in (report, *report["targets"]):
-                for each in place.get("rollouts", ()):
-                    rollouts[place["id"], each["drafter"]] = {"at": place["id"], **each}
             drafters |= Counter(drafter["name"] for drafter in report["drafters"])
             refused |= report["refused"]
-            left_alone.update(report["left_alone"])
             for name, counts in report["faults"].items():
-                faults.setdefault(name, Counter()).update(counts)
+                faults[name].update(counts)
+        # Every coordinator tells of the same targets and drafters: each counts once.
+        targets = {target["id"] for report in reports for target in report["targets"]}
+        engines = {
+            (each["worker"], each["name"]): each for report in reports for each in report["engines"]
+        }
+        rollouts = {
+            (place["id"], each["drafter"]): {"at": place["id"], **each}
+            for report in reports
+            for place in (report, *report["targets"])
+            for each in place.get("rollouts", ())
+        }
         status = "ok" if targets else "unavailable"
         return {
             "status": "stopping" if self.is_stopping else status,
@@ -320,7 +319,7 @@ class Ingress:
             "drafters": dict.fromkeys(self.config.on_their_own, 0) | drafters,
             "refused": refused,
             "faults": faults,
-            "left_alone": sorted(left_alone),
+            "left_alone": sorted({name for report in reports for name in report["left_alone"]}),
             "engines": list(engines.values()),
             "rollouts": list(rollouts.values()),
             **self.keys.status(),
