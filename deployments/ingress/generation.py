@@ -223,8 +223,12 @@ class Generation:
             if choice.rank and choice.request.params.beams is not None:
                 # One search finds all texts.
                 choice.ticket = self.choices[choice.index - choice.rank].ticket
-            else:
+                continue
+            try:
                 choice.ticket = await self._coordinators.submit(choice.request, self._news)
+            except DrafthouseError as error:
+                self.error_code = error.code
+                raise
 
     async def _begin(self) -> list[Delta]:
         """Submit the samples once all prompts are scored; returns the ends of those without any."""
