@@ -187,12 +187,8 @@ class Apis:
                 calls.append({"name": piece["function"]["name"], "arguments": ""})
             calls[piece["index"]]["arguments"] += piece["function"]["arguments"]
         said = ["".join(c.get(key, "") for c in chunks) for key in ("content", "reasoning_content")]
-        writer = self._responses()
-        events = [writer.chunks([delta]) for delta in deltas]
-        response = _events(writer.opening() + b"".join(events) + writer.closing())
-        message = self._messages()
-        events = [message.chunks([delta]) for delta in deltas]
-        answer = _events(message.opening() + b"".join(events) + message.closing())
+        response = _streamed(self._responses(), deltas)
+        answer = _streamed(self._messages(), deltas)
         return [
             (*said, calls),
             finish_reason(deltas[-1]),
@@ -208,7 +204,10 @@ class Apis:
         return MessagesWriter(self._message, self._generation, "id")
 
 
-def _events(stream: bytes) -> list[dict[str, Any]]:
+def _streamed(writer: Any, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+    """The events of a whole stream."""
+    chunks = (writer.chunks([delta]) for delta in deltas)
+    stream = b"".join([writer.opening(), *chunks, writer.closing()])
     lines = stream.decode().split("\n")
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data")]
 
