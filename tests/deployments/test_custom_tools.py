@@ -29,8 +29,7 @@ from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
 from deployments.ingress.spec import ChatUse, GenerationSpec
 from tests.deployments.test_openai_request import LIMITS, chat
-from tests.support.deployments.api import events
-from tests.support.text.answers import asked, read_text
+from tests.support.text.answers import asked, read_text, streamed
 
 SERVED = dataclasses.replace(
     LIMITS, dialect=Dialect(FORMATS["hermes"], template="{{ tools }}"), compatibility="lenient"
@@ -163,8 +162,7 @@ def test_a_response_has_the_call_in_its_own_shape(tokenizer: Tokenizer) -> None:
     (_, kept) = store.get("resp_1", "", "x").messages
     assert kept["tool_calls"][0]["function"] == {"name": "patch", "arguments": {"input": PATCH}}
 
-    writer = ResponseWriter(request, made, "id")
-    told = events((writer.opening() + writer.chunks(deltas) + writer.closing()).decode())
+    told = streamed(ResponseWriter(request, made, "id"), deltas)
     own = [event for event in told if "custom_tool_call_input" in event["type"]]
     *grown, done = own
     texts = [ResponseCustomToolCallInputDeltaEvent.model_validate(one).delta for one in grown]

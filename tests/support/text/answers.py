@@ -187,8 +187,8 @@ class Apis:
                 calls.append({"name": piece["function"]["name"], "arguments": ""})
             calls[piece["index"]]["arguments"] += piece["function"]["arguments"]
         said = ["".join(c.get(key, "") for c in chunks) for key in ("content", "reasoning_content")]
-        response = _streamed(self._responses(), deltas)
-        answer = _streamed(self._messages(), deltas)
+        response = streamed(self._responses(), deltas)
+        answer = streamed(self._messages(), deltas)
         return [
             (*said, calls),
             finish_reason(deltas[-1]),
@@ -204,7 +204,7 @@ class Apis:
         return MessagesWriter(self._message, self._generation, "id")
 
 
-def _streamed(writer: Any, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+def streamed(writer: Any, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
     """The events of a whole stream."""
     chunks = (writer.chunks([delta]) for delta in deltas)
     stream = b"".join([writer.opening(), *chunks, writer.closing()])
