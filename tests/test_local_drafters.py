@@ -162,7 +162,7 @@ def test_no_drafter_changes_a_text(
     architecture, make = CASES[name]
     if architecture == "glm4-moe":
         folder = tmp_path / "target"
-        with_mtp(architecture, folder)
+        with_mtp(folder)
     else:
         folder = checkpoint_factory(architecture)
     prompts = [PROMPTS[index % len(PROMPTS)] for index in range(len(OPTIONS))]
@@ -223,7 +223,7 @@ def test_numbers_without_sense_cost_speed_only(
 ) -> None:
     if name == "mtp":
         folder, make = tmp_path, head(name, mtp)
-        with_mtp("glm4-moe", folder, eh_proj__weight=torch.full((SIZE, 2 * SIZE), fill))
+        with_mtp(folder, eh_proj__weight=torch.full((SIZE, 2 * SIZE), fill))
     else:
         folder, make = llama_folder, head(*SENSELESS[name], fill=fill)
     with LLM(drafting(folder, make(tmp_path, folder))) as llm:

@@ -9,8 +9,7 @@ layer itself is transformers' of the target's architecture.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,75 +26,25 @@ from cluster.draft.heads.checkpoint import (
 )
 from cluster.draft.heads.head import Head, HeadSpec
 from cluster.engine.attention import seam
-from cluster.records import frozen
 
-
-@frozen
-class Layout:
-    """How a family of checkpoints stores the layer.
-
-    prefix: of its tensors; {} is the target's number of layers.  names: of what is not the decoder
-    layer, by our name.  block: the decoder layer's, behind the prefix.
-    skips_first_embedding: the row at position 0 takes no embedding.
-    hands_on_normed: the row handed on to the next draft is normalised.
-    """
-
-    prefix: str
-    names: Mapping[str, str]
-    block: str
-    skips_first_embedding: bool
-    hands_on_normed: bool
-
-    @property
-    def mark(self) -> str:
-        """The tensor by which it is recognised."""
-        return f"{self.prefix}{self.names['joint.weight']}"
-
-
-# DeepSeek-V3, GLM-4.5 and later: a layer behind the last.
-_NEXTN = Layout(
-    "model.layers.{}.",
-    {
-        "embedding_norm.weight": "enorm.weight",
-        "hidden_norm.weight": "hnorm.weight",
-        "joint.weight": "eh_proj.weight",
-        "norm.weight": "shared_head.norm.weight",
-        "lm_head.weight": "shared_head.head.weight",
-        "embed_tokens.weight": "embed_tokens.weight",
-    },
-    "",
-    skips_first_embedding=True,
-    hands_on_normed=False,
-)
-# Qwen3-Next and Qwen3.5: apart from the layers; the embedding and the output are the target's.
-_MTP = Layout(
-    "mtp.",
-    {
-        "embedding_norm.weight": "pre_fc_norm_embedding.weight",
-        "hidden_norm.weight": "pre_fc_norm_hidden.weight",
-        "joint.weight": "fc.weight",
-        "norm.weight": "norm.weight",
-    },
-    "layers.0.",
-    skips_first_embedding=False,
-    hands_on_normed=True,
-)
-LAYOUTS = (_NEXTN, _MTP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MtpSpec(HeadSpec):
-    """layers: the target's text configuration, with this as its only layer."""
-
-    skips_first_embedding: bool
+# It stands behind the last layer, as in GLM-4.5 and DeepSeek-V3: of what is not the decoder layer,
+# the names there and ours.
+_PREFIX = "model.layers.{}."
+_NAMES = {
+    "enorm.weight": "embedding_norm.weight",
+    "hnorm.weight": "hidden_norm.weight",
+    "eh_proj.weight": "joint.weight",
+    "shared_head.norm.weight": "norm.weight",
+    "shared_head.head.weight": "lm_head.weight",
+    "embed_tokens.weight": "embed_tokens.weight",
+}
 
 
 class MtpHead(Head):
     """It writes the target's whole vocabulary."""
 
-    spec: MtpSpec
-
-    def __init__(self, spec: MtpSpec, embedding: torch.Tensor, output: torch.Tensor) -> None:
+    def __init__(self, spec: HeadSpec, embedding: torch.Tensor, output: torch.Tensor) -> None:
+        """spec: its layers are the target's text configuration, with this as its only layer."""
         from transformers import AutoModel
 
         seam.register()
@@ -112,10 +61,8 @@ class MtpHead(Head):
     def entered(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """See `Head`."""
-        embedded = self.embed_tokens(token_ids)
-        if self.spec.skips_first_embedding:
-            embedded = embedded.masked_fill((positions == 0)[:, None], 0.0)
+        """See `Head`; the row at position 0 takes no embedding."""
+        embedded = self.embed_tokens(token_ids).masked_fill((positions == 0)[:, None], 0.0)
         both = torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), dim=-1)
         joint: torch.Tensor = self.joint(both)
         return joint
@@ -142,18 +89,14 @@ def load(folder: Path, target: TargetShape, weight: TargetWeight) -> MtpHead:
     layer, config = layer_of(folder), HeadConfig(folder)
     config.size("hidden_size", layer.hidden_size, target.hidden_size)
     config.size("vocab_size", layer.vocab_size, target.vocab_size)
-    layout, tensors = _stored(folder, target.num_layers)
+    tensors = _stored(folder, _PREFIX.format(target.num_layers))
     has_experts = any(name.startswith("layers.0.mlp.experts.") for name in tensors.held)
     # Which layers have experts is told by their numbers, and this one's is another now.
     layer.first_k_dense_replace = 0 if has_experts else 1
     layer.mlp_only_layers = [] if has_experts else [0]
     layer.decoder_sparse_step = 1
-    spec = MtpSpec(
-        layers=layer,
-        target_hidden_size=target.hidden_size,
-        draft_vocab_size=target.vocab_size,
-        norms_output=layout.hands_on_normed,
-        skips_first_embedding=layout.skips_first_embedding,
+    spec = HeadSpec(
+        layers=layer, target_hidden_size=target.hidden_size, draft_vocab_size=target.vocab_size
     )
     shape = (target.vocab_size, target.hidden_size)
     shared = {"embed_tokens.weight": "embedding", "lm_head.weight": "output"}
@@ -166,20 +109,17 @@ def load(folder: Path, target: TargetShape, weight: TargetWeight) -> MtpHead:
     return head.requires_grad_(False).eval()
 
 
-def _stored(folder: Path, num_layers: int) -> tuple[Layout, Tensors]:
-    """How the layer is stored, and its tensors by our names."""
-    for layout in LAYOUTS:
-        prefix = layout.prefix.format(num_layers)
-        ours = {theirs: own for own, theirs in layout.names.items()}
-        held: dict[str, torch.Tensor] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            for key, tensor in held_in(path, prefix=prefix).items():
-                rest = key.removeprefix(prefix)
-                held[ours.get(rest, f"layers.0.{rest.removeprefix(layout.block)}")] = tensor
-        if "joint.weight" in held:
-            return layout, Tensors(folder, held)
-    marks = " or ".join(layout.mark.format(num_layers) for layout in LAYOUTS)
-    raise refused(folder, f"it has no multi-token-prediction layer (a tensor {marks})")
+def _stored(folder: Path, prefix: str) -> Tensors:
+    """The layer's tensors by our names."""
+    held: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        for key, tensor in held_in(path, prefix=prefix).items():
+            name = key.removeprefix(prefix)
+            held[_NAMES.get(name, f"layers.0.{name}")] = tensor
+    if "joint.weight" not in held:
+        mark = f"{prefix}eh_proj.weight"
+        raise refused(folder, f"it has no multi-token-prediction layer (a tensor {mark})")
+    return Tensors(folder, held)
 
 
 def _join_experts(tensors: Tensors, name: str) -> None:

@@ -42,7 +42,7 @@ class Kind:
 
 def _random_mtp(folder: Path, target: Path, *, fill: float | None = None) -> Path:
     change = {"eh_proj__weight": torch.full((mtp.SIZE, 2 * mtp.SIZE), fill)} if fill else {}
-    mtp.with_mtp("glm4-moe", folder, **change)
+    mtp.with_mtp(folder, **change)
     return folder
 
 
