@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from io import BytesIO
+from typing import Any, get_type_hints
 
 import numpy as np
 
-from cluster.core import TokenArray, TokenTree
+from cluster.core import TokenArray
 from cluster.engine.work import Work
 from cluster.errors import ProtocolError
 from cluster.records import frozen, record
@@ -25,7 +28,7 @@ HEADER_SIZE = _HEADER.size
 # A step's prompts are megabytes: a longer length is none, and nothing is allocated for it.
 _MAX_LENGTH = 1 << 30
 
-_BYTE, _COUNT, _NUMBER, _HASH = (struct.Struct(f"<{kind}") for kind in "BIqQ")
+_COUNT, _NUMBER, _HASH = (struct.Struct(f"<{kind}") for kind in "IqQ")
 _TOKEN = np.dtype("<i4")
 
 
@@ -94,121 +97,84 @@ def check_body(header: bytes, body: bytes) -> None:
 
 def encode(commands: Sequence[Command]) -> bytes:
     """The body of a message."""
-    parts: list[bytes] = []
-    for command in commands:
-        parts.append(_BYTE.pack(_KINDS.index(type(command))))
-        match command:
-            case Submit(work):
-                _put_work(parts, work)
-            case Retain(request_id, path, keep):
-                _put_text(parts, request_id)
-                _put_tokens(parts, np.asarray(path, _TOKEN))
-                _put_tokens(parts, np.asarray(keep, _TOKEN))
-            case Release(request_id):
-                _put_text(parts, request_id)
-            case RunStep(prompt_rows):
-                parts.append(_COUNT.pack(prompt_rows))
-    return b"".join(parts)
+    return b"".join(
+        bytes([_KINDS.index(type(each))]) + _packed(type(each), each) for each in commands
+    )
 
 
 def decode(body: bytes) -> list[Command]:
     """The commands of a body; raises ProtocolError for anything else."""
-    reader = _Reader(body)
-    commands: list[Command] = []
+    stream, commands = BytesIO(body), list[Command]()
     try:
-        while not reader.is_at_end:
-            commands.append(_command(reader))
-    except (struct.error, UnicodeDecodeError, ValueError) as error:
+        while number := stream.read(1):
+            if number[0] >= len(_KINDS):
+                raise ProtocolError(f"a rank's commands hold one of the unknown kind {number[0]}")
+            commands.append(_read(_KINDS[number[0]], stream))
+    except (struct.error, ValueError) as error:
         raise ProtocolError(f"a rank's commands cannot be read: {error}") from error
     return commands
 
 
-def _command(reader: _Reader) -> Command:
-    number = reader.number(_BYTE)
-    if number >= len(_KINDS):
-        raise ProtocolError(f"a rank's commands hold one of the unknown kind {number}")
-    kind = _KINDS[number]
-    if kind is Submit:
-        return Submit(_work(reader))
-    if kind is Retain:
-        text, path, keep = reader.text(), reader.tokens(), reader.tokens()
-        return Retain(text, tuple(path.tolist()), tuple(keep.tolist()))
-    if kind is Release:
-        return Release(reader.text())
-    if kind is ForgetPrefixes:
-        return ForgetPrefixes()
-    return RunStep(reader.number(_COUNT)) if kind is RunStep else Stop()
+def _taken(stream: BytesIO, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise ProtocolError(f"a rank's commands end {size - len(data)} bytes early")
+    return data
 
 
-def _put_work(parts: list[bytes], work: Work) -> None:
-    # num_top concerns the leading rank alone, and adapters are served by one rank only.
-    _put_text(parts, work.request_id)
-    parts += (_NUMBER.pack(work.base_len), _NUMBER.pack(work.num_cached_nodes))
-    for tokens in (work.delta, work.tree.token_ids, work.tree.parents):
-        _put_tokens(parts, tokens)
-    _put_bytes(parts, work.tenant)
-    parts.append(_BYTE.pack(work.prefix_hash is not None))
-    parts.append(_HASH.pack(work.prefix_hash or 0))
+def _number(form: struct.Struct, stream: BytesIO) -> int:
+    value: int = form.unpack(_taken(stream, form.size))[0]
+    return value
 
 
-def _work(reader: _Reader) -> Work:
-    request_id = reader.text()
-    base_len, num_cached_nodes = reader.number(_NUMBER), reader.number(_NUMBER)
-    delta, token_ids, parents = reader.tokens(), reader.tokens(), reader.tokens()
-    tenant = reader.binary()
-    is_checked, prefix_hash = reader.number(_BYTE), reader.number(_HASH)
-    return Work(
-        request_id,
-        base_len,
-        delta,
-        TokenTree(token_ids, parents),
-        num_cached_nodes,
-        prefix_hash if is_checked else None,
-        tenant,
-    )
+def _sized(data: bytes) -> bytes:
+    return _COUNT.pack(len(data)) + data
 
 
-def _put_text(parts: list[bytes], text: str) -> None:
-    _put_bytes(parts, text.encode())
+def _binary(stream: BytesIO, item_size: int = 1) -> bytes:
+    return _taken(stream, _number(_COUNT, stream) * item_size)
 
 
-def _put_bytes(parts: list[bytes], data: bytes) -> None:
-    parts += (_COUNT.pack(len(data)), data)
+def _hash(stream: BytesIO) -> int | None:
+    found = _binary(stream)
+    return _HASH.unpack(found)[0] if found else None
 
 
-def _put_tokens(parts: list[bytes], tokens: TokenArray) -> None:
-    parts += (_COUNT.pack(len(tokens)), tokens.astype(_TOKEN, copy=False).tobytes())
+def _put_tokens(token_ids: Any) -> bytes:
+    return _COUNT.pack(len(token_ids)) + np.asarray(token_ids, _TOKEN).tobytes()
 
 
-class _Reader:
-    """Takes a body apart from its beginning."""
+def _tokens(stream: BytesIO) -> TokenArray:
+    """int32, a copy: the engine may keep it."""
+    return np.frombuffer(_binary(stream, _TOKEN.itemsize), _TOKEN).astype(np.int32)
 
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-        self._at = 0
 
-    @property
-    def is_at_end(self) -> bool:
-        return self._at == len(self._body)
+# How the values of fields travel, by their types.  All others are records of such fields.
+_Form = tuple[Callable[[Any], bytes], Callable[[BytesIO], Any]]
+_FORMS: dict[Any, _Form] = {
+    int: (_NUMBER.pack, partial(_number, _NUMBER)),
+    int | None: (lambda value: _sized(b"" if value is None else _HASH.pack(value)), _hash),
+    str: (lambda text: _sized(text.encode()), lambda stream: _binary(stream).decode()),
+    bytes: (_sized, _binary),
+    TokenArray: (_put_tokens, _tokens),
+    tuple[int, ...]: (_put_tokens, lambda stream: tuple(_tokens(stream).tolist())),
+}
+# They concern the leading rank alone, or are served by one rank only.
+_UNTOLD = ("num_top", "adapter")
 
-    def number(self, form: struct.Struct) -> int:
-        value: int = form.unpack_from(self._body, self._at)[0]
-        self._at += form.size
-        return value
 
-    def text(self) -> str:
-        return self.binary().decode()
+@cache
+def _fields(kind: type) -> dict[str, _Form]:
+    told = {name: hint for name, hint in get_type_hints(kind).items() if name not in _UNTOLD}
+    return {
+        name: _FORMS.get(hint) or (partial(_packed, hint), partial(_read, hint))
+        for name, hint in told.items()
+    }
 
-    def binary(self) -> bytes:
-        return self._taken(self.number(_COUNT))
 
-    def tokens(self) -> TokenArray:
-        """int32, a copy: the engine may keep it."""
-        taken = self._taken(self.number(_COUNT) * _TOKEN.itemsize)
-        return np.frombuffer(taken, _TOKEN).astype(np.int32)
+def _packed(kind: type, value: Any) -> bytes:
+    return b"".join(pack(getattr(value, name)) for name, (pack, _) in _fields(kind).items())
 
-    def _taken(self, size: int) -> bytes:
-        start, self._at = self._at, self._at + size
-        if self._at > len(self._body):
-            raise ProtocolError(f"a rank's commands end {self._at - len(self._body)} bytes early")
-        return self._body[start : self._at]
+
+def _read(kind: type, stream: BytesIO) -> Any:
+    return kind(**{name: read(stream) for name, (_, read) in _fields(kind).items()})
