@@ -116,36 +116,26 @@ def refusing(codec: Codec[V], decode: Callable[[Any], V] | None = None) -> Codec
     return codec.read_by(decode_or_refuse)
 
 
+# Receivers apply these before all others: a frame may end a request and open it again.
+_FIRST = ("cancels", "released")
+
+
 def split(frame: F) -> tuple[F, F] | None:
     """Two frames that carry the items of `frame` in order; None if it has fewer than two items.
 
     The items are the tuple fields of the dataclass.  Scalar fields go into the second half, because
-    they describe the state after the items.  All of `released` or `cancels` goes into the first
-    half: a frame may end a request and open it again, and a receiver applies these first.
+    they describe the state after the items.
     """
-    first: dict[str, Any] = {}
-    second: dict[str, Any] = {}
-    first_of_all = "cancels" if hasattr(frame, "cancels") else "released"
-    released: tuple[Any, ...] = getattr(frame, first_of_all, ())
-    num_items = 0
-    halved = bool(released)
-    for field in dataclasses.fields(frame):  # type: ignore[arg-type]
-        value = getattr(frame, field.name)
-        if not isinstance(value, tuple):
-            second[field.name] = value
-            continue
-        num_items += len(value)
-        if field.name == first_of_all:
-            continue
-        # The odd item goes to each half in turn; otherwise two fields of one item would not split.
-        middle = len(value) // 2 if halved else (len(value) + 1) // 2
-        halved = halved != bool(len(value) % 2)
-        first[field.name], second[field.name] = value[:middle], value[middle:]
-    if num_items < 2:
+    names = [each.name for each in dataclasses.fields(frame)]  # type: ignore[arg-type]
+    tuples = [name for name in names if isinstance(getattr(frame, name), tuple)]
+    tuples.sort(key=lambda name: name not in _FIRST)
+    items = [(name, item) for name in tuples for item in getattr(frame, name)]
+    if len(items) < 2:
         return None
-    if released:
-        alone = len(released) == num_items
-        middle = len(released) // 2 if alone else len(released)
-        first[first_of_all], second[first_of_all] = released[:middle], released[middle:]
-    kind: Any = type(frame)
-    return kind(**first), kind(**second)
+    middle = len(items) // 2
+    first, second = (
+        {name: tuple(item for of, item in half if of == name) for name in tuples}
+        for half in (items[:middle], items[middle:])
+    )
+    whole: Any = frame
+    return type(frame)(**first), replace(whole, **second)

@@ -79,14 +79,6 @@ def test_a_split_frame_cancels_texts_before_it_opens_them_again(num_texts: int) 
         assert not any(part.cancels for part in parts[first + 1 :])
 
 
-def test_cancels_are_halved_only_where_there_is_nothing_else() -> None:
-    names = cancels(*"abcde")
-    halves = split(StepFrame((text("a"), text("b")), names))
-    assert [len(half.cancels) for half in halves] == [5, 0]
-    halves = split(StepFrame(cancels=names))
-    assert [len(half.cancels) for half in halves] == [2, 3]
-
-
 def test_a_frame_without_two_items_cannot_be_split() -> None:
     assert split(StepFrame((text("a"),))) is None
     assert split(ProposalFrame(pages_total=3)) is None

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from cluster.engine.attention.sdpa import SdpaBackend
-from cluster.engine.attention.seam import AttentionPlan, NeedsNoWarmUp
+from cluster.engine.attention.seam import AttentionBackend, AttentionPlan
 from cluster.engine.cpu.kernels import Kernels, RowPointers
 from cluster.engine.schedule.batch import Batch, IndexArray, Share
 from cluster.engine.types import AttentionOptions
@@ -27,20 +27,6 @@ class NativePlan:
         self._scratch_slot = scratch_slot
         self._rows: _Rows | None = None
         self._reference: AttentionPlan | None = None
-
-    def write(
-        self, kv: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> bool:
-        is_ours = (
-            kv.device.type == "cpu"
-            and kv.dtype == key.dtype == value.dtype == torch.float32
-            and kv.is_contiguous()
-            and slots.device.type == "cpu"
-            and key.stride(2) == value.stride(2) == 1
-        )
-        if is_ours:
-            self._kernels.write_rows(kv, slots, key, value)
-        return is_ours
 
     def attend(
         self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
@@ -76,7 +62,7 @@ class NativePlan:
         )
 
 
-class NativeBackend(NeedsNoWarmUp):
+class NativeBackend(AttentionBackend):
     """Makes NativePlans."""
 
     name = "native"

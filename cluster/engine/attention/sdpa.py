@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cluster.engine.attention.seam import NeedsNoWarmUp, WritesByIndex
+from cluster.engine.attention.seam import AttentionBackend
 from cluster.engine.schedule.batch import Batch, Share
 from cluster.engine.types import AttentionOptions
 from cluster.records import record
@@ -70,7 +70,7 @@ class _Group:
         return rows if self.scatter is None else rows.index_select(0, self.scatter)
 
 
-class SdpaPlan(WritesByIndex):
+class SdpaPlan:
     """One step's groups; tensors are made when a layer first needs them."""
 
     def __init__(self, batch: Batch, scratch_slot: int) -> None:
@@ -139,7 +139,7 @@ class SdpaPlan(WritesByIndex):
         return folded
 
 
-class SdpaBackend(NeedsNoWarmUp):
+class SdpaBackend(AttentionBackend):
     """Makes SdpaPlans."""
 
     name = "sdpa"

@@ -9,6 +9,7 @@ reference that every other one is tested against.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -26,13 +27,6 @@ IMPLEMENTATION = "tree_paged"
 class AttentionPlan(Protocol):
     """One step's attention, for all layers."""
 
-    def write(
-        self, kv: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> bool:
-        """Write key and value, [kv_heads, rows, head_dim], to int64[rows] slots of the layer `kv`.
-        False: nothing was done, the caller is to do it."""
-        ...
-
     def attend(
         self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
     ) -> torch.Tensor:
@@ -41,28 +35,7 @@ class AttentionPlan(Protocol):
         ...
 
 
-class WritesByIndex:
-    """A base for plans that leave writing to the cache to torch."""
-
-    def write(
-        self, kv: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> bool:
-        return False
-
-
-class NeedsNoWarmUp:
-    """A base for backends that have nothing to compile, and so nothing that could fail later."""
-
-    failure = ""
-
-    def warm_up(self) -> None:
-        return
-
-    def settle(self) -> None:
-        return
-
-
-class AttentionBackend(Protocol):
+class AttentionBackend(ABC):
     """A way to compute tree attention over paged keys.
 
     name: as configurations call it."""
@@ -72,17 +45,18 @@ class AttentionBackend(Protocol):
     @property
     def failure(self) -> str:
         """Why it leaves layers to the reference that it should serve; "" = it does not."""
-        ...
+        return ""
 
+    @abstractmethod
     def plan(self, batch: Batch, scratch_slot: int) -> AttentionPlan: ...
 
     def warm_up(self) -> None:
         """Make ready what later steps will need; to be called after a step with every layer."""
-        ...
+        return
 
     def settle(self) -> None:
         """From now on, raise RuntimeError instead of leaving anything to the reference."""
-        ...
+        return
 
 
 class LayerPlan(Protocol):
@@ -141,16 +115,11 @@ class Step:
         value: torch.Tensor,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        kv = self.kv(layer)
-        window = self.window(layer)
-        attention, slots = self.attention(layer), self.write_slots(layer)
-        if attention.write(kv, slots, key[0], value[0]):
-            return attention.attend(query[0], kv, window, options).unsqueeze(0)
+        kv, slots = self.kv(layer), self.write_slots(layer)
         fresh = torch.stack((key[0], value[0]), dim=1)  # [kv_heads, 2, rows, head_dim]
-        if slots.device != kv.device:
-            slots = slots.to(kv.device)
-        kv.index_copy_(0, slots, fresh.permute(2, 1, 0, 3).to(kv.dtype))
-        return attention.attend(query[0], kv, window, options).unsqueeze(0)
+        kv.index_copy_(0, slots.to(kv.device), fresh.permute(2, 1, 0, 3).to(kv.dtype))
+        attended = self.attention(layer).attend(query[0], kv, self.window(layer), options)
+        return attended.unsqueeze(0)
 
 
 def tree_paged(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,10 +16,10 @@ from cluster.engine.attention.cpu import NativePlan
 from cluster.engine.attention.seam import Step
 from cluster.engine.cpu.comparison import Comparison, is_close
 from cluster.engine.cpu.decoder_layer import NativeLayer
-from cluster.engine.cpu.kernels import Format, Kernels
+from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.layers import NativeRMSNorm
 from cluster.engine.cpu.packed_linear import PackedLinear
-from cluster.engine.cpu.structures import Rows, Weights
+from cluster.engine.cpu.structures import GrowingModel, Rows, Weights
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.types import Ability
@@ -36,6 +36,10 @@ _CACHE_DTYPES = (torch.float32, torch.bfloat16)
 _BASE_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
 
+# Cosines and sines, [1, rows, head_dim] each.
+Rotations = tuple[torch.Tensor, torch.Tensor]
+
+
 class _Rotations:
     """A model's cosines and sines for each position, looked up in a table where they depend on
     nothing else."""
@@ -47,12 +51,10 @@ class _Rotations:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._is_fixed = getattr(module, "rope_type", None) in self._FIXED
-        self._table: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._table: Rotations | None = None
 
-    def __call__(
-        self, hidden: torch.Tensor, positions: torch.Tensor, end: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of int64[rows] positions below `end`, [1, rows, head_dim] each."""
+    def __call__(self, hidden: torch.Tensor, positions: torch.Tensor, end: int) -> Rotations:
+        """Those of int64[rows] positions below `end`."""
         if not self._is_fixed:
             cosines, sines = self._module(hidden, position_ids=positions.unsqueeze(0))
             return cosines, sines
@@ -63,31 +65,14 @@ class _Rotations:
     def is_fixed(self) -> bool:
         return self._is_fixed
 
-    def table(self, hidden: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of all positions below `end`, and more, where they are fixed."""
+    def table(self, hidden: torch.Tensor, end: int) -> Rotations:
+        """Those of all positions below `end`, and more, where they are fixed."""
         table = self._table
         if table is None or table[0].shape[1] < end:
             length = max(2 * end, self._FIRST_LEN)
             table = self._module(hidden, position_ids=torch.arange(length).unsqueeze(0))
             self._table = table
         return table
-
-
-class ForwardParts(NamedTuple):
-    """The part of a forward that grow.cpp's GrowingModel holds.
-
-    addresses: layers, caches, windows, embedding, cosines, sines, norm, output bias and weight.
-    sizes: layers, hidden, head_dim, output.  row_size: floats of scratch memory that a layer takes
-    per row.  output_format: a `Format`.  rotations: the tables that two of the addresses are of.
-    """
-
-    addresses: tuple[int | None, ...]
-    sizes: tuple[int, int, int, int]
-    row_size: int
-    output_format: Format
-    is_cache_bf16: bool
-    norm_epsilon: float
-    rotations: tuple[torch.Tensor, torch.Tensor]
 
 
 class NativeForward:
@@ -158,33 +143,31 @@ class NativeForward:
         """True if steps on this cache run natively whatever their rows: it was the last one's."""
         return self._cache is cache and self._is_cache_native and self._rotations.is_fixed
 
-    def part_addresses(self, end: int) -> ForwardParts:
-        """The addresses of the parts, for native calls that run the layers themselves."""
-        cosines, sines = self._rotations.table(self._embedding[:1].unsqueeze(0), end)
-        bias = self._output.float_bias
-        arrays = (self._weights, self._kvs, self._windows)
-        return ForwardParts(
-            (
-                *(ctypes.addressof(each) for each in arrays),
-                self._embedding.data_ptr(),
-                cosines.data_ptr(),
-                sines.data_ptr(),
-                self._norm.weight.data_ptr(),
-                None if bias is None else bias.data_ptr(),
-                self._output.packed.data_ptr(),
-            ),
-            (
-                len(self._layers),
-                self._embedding.shape[1],
-                cosines.shape[-1],
-                self._output.out_features,
-            ),
+    def growing_model(self, end: int, max_context_len: int) -> tuple[GrowingModel, Rotations]:
+        """The model as native growth takes it, for positions below `end` and more; it refers to the
+        rotations, which have to live as long."""
+        rotations = self._rotations.table(self._embedding[:1].unsqueeze(0), end)
+        cosines, sines = rotations
+        bias, cache = self._output.float_bias, self._cache
+        model = GrowingModel(
+            *map(ctypes.addressof, (self._weights, self._kvs, self._windows)),
+            self._embedding.data_ptr(),
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            self._norm.weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            self._output.packed.data_ptr(),
+            len(self._layers),
+            self._embedding.shape[1],
+            cosines.shape[-1],
+            self._output.out_features,
+            max_context_len,
             self._row_size,
             self._output.format,
-            self._cache is not None and self._cache.layers[0].dtype == torch.bfloat16,
+            cache is not None and cache.layers[0].dtype == torch.bfloat16,
             self._norm.variance_epsilon,
-            (cosines, sines),
         )
+        return model, rotations
 
     def _take_cache(self, step: Step) -> None:
         # The model's own; behind them may stand those of a draft head.

@@ -39,18 +39,3 @@ extern "C" void silu_product(const float *rows, float *output, long num_rows, lo
         }
     }
 }
-
-/* Keys and values of a step's rows into the cache [slots, 2, heads, head_dim] of floats.  Each of the
- * two is [heads, rows, head_dim] with the strides given, a head's row in one piece. */
-extern "C" void write_rows(const float *keys, long key_head_stride, long key_row_stride, const float *values,
-                           long value_head_stride, long value_row_stride, const int64_t *slots, float *cache,
-                           long num_rows, long num_heads, long head_dim) {
-    for (long row = 0; row < num_rows; row++) {
-        float *slot = cache + slots[row] * 2 * num_heads * head_dim;
-        for (long head = 0; head < num_heads; head++) {
-            memcpy(slot + head * head_dim, keys + head * key_head_stride + row * key_row_stride, head_dim * 4);
-            memcpy(slot + (num_heads + head) * head_dim, values + head * value_head_stride + row * value_row_stride,
-                   head_dim * 4);
-        }
-    }
-}

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from cluster.core import TokenArray, TokenTree
-from cluster.engine.cpu.causal_lm import ForwardParts, NativeForward
+from cluster.engine.cpu.causal_lm import NativeForward, Rotations
 from cluster.engine.cpu.structures import GrowingModel, GrowingTree, GrowthBounds
 from cluster.engine.draw.native import RankedDraw
 from cluster.records import frozen, record
@@ -114,8 +114,8 @@ class TreeGrower:
         self._kernels = forward.kernels
         self._model = GrowingModel()
         self._scratch = torch.empty(0, dtype=torch.float32)
-        self._parts: ForwardParts | None = None  # owns what the model's addresses are of
-        self._end = 0  # positions that it has rotations of
+        self._rotations: Rotations | None = None  # of which the model holds addresses
+        self._end = 0  # positions that they are of
         self._interrupted = ctypes.c_int32(0)
 
     @property
@@ -152,16 +152,7 @@ class TreeGrower:
             for tree, (slots, cached) in zip(trees, texts, strict=True)
         ]
         growth = GrowthBounds(
-            rules.num_candidates,
-            rules.num_children,
-            rules.width,
-            rules.max_rows,
-            rules.vocab_size,
-            rules.min_survival,
-            rules.kept_share,
-            rules.max_seconds,
-            ctypes.addressof(self._interrupted),
-            self._scratch.data_ptr(),
+            *astuple(rules), ctypes.addressof(self._interrupted), self._scratch.data_ptr()
         )
         pointers = (ctypes.c_void_p * len(states))(*(ctypes.addressof(s.tree) for s in states))
         self._kernels.grow_trees(self._model, growth, pointers)
@@ -170,19 +161,10 @@ class TreeGrower:
 
     def _prepare(self, end: int) -> None:
         """The model with the rotations of positions below `end`."""
-        if end <= self._end:
-            return
-        self._parts = parts = self._forward.part_addresses(end)
-        self._end = parts.rotations[0].shape[1]
-        self._model = GrowingModel(
-            *parts.addresses,
-            *parts.sizes,
-            self._max_context_len,
-            parts.row_size,
-            parts.output_format,
-            parts.is_cache_bf16,
-            parts.norm_epsilon,
-        )
+        if end > self._end:
+            limit = self._max_context_len
+            self._model, self._rotations = self._forward.growing_model(end, limit)
+            self._end = self._rotations[0].shape[1]
 
 
 class _State:

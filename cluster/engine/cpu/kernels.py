@@ -23,6 +23,7 @@ from cluster.engine.device import zeros_in_huge_pages
 from cluster.engine.draw.native import DrawKernels, Signatures, declare
 from cluster.engine.types import LayerSpec
 from cluster.models.grouped import GroupedWeight
+from cluster.records import record
 
 _HEADER_BYTES = 64  # as grouped.h has it
 
@@ -40,10 +41,6 @@ _SIGNATURES: Signatures = {
     ),
     "rms_norm": (None, [*[_POINTER] * 3, _LONG, _LONG, _FLOAT]),
     "silu_product": (None, [_POINTER, _POINTER, _LONG, _LONG]),
-    "write_rows": (
-        None,
-        [_POINTER, _LONG, _LONG, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *[_LONG] * 3],
-    ),
     "decoder_layer": (None, [*[_POINTER] * 3, _LONG, *[_POINTER] * 2, _INT]),
     "decoder_layers": (None, [*[_POINTER] * 4, _LONG, _POINTER, _INT]),
     "decoder_layer_scratch": (ctypes.c_int64, [_POINTER, ctypes.c_int64]),
@@ -225,18 +222,6 @@ class Kernels:
         self._library.silu_product(rows.data_ptr(), output.data_ptr(), output.numel() // size, size)
         return output
 
-    def write_rows(
-        self, kv: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> None:
-        """key, value: float32 [kv_heads, rows, head_dim], each head's row contiguous, into the
-        slots int64[rows] of kv [slots, 2, kv_heads, head_dim], float32 and contiguous."""
-        num_heads, num_rows, head_dim = key.shape
-        self._library.write_rows(
-            key.data_ptr(), key.stride(0), key.stride(1),
-            value.data_ptr(), value.stride(0), value.stride(1),
-            slots.data_ptr(), kv.data_ptr(), num_rows, num_heads, head_dim,
-        )  # fmt: skip
-
     def decoder_layer(
         self, weights: ctypes.Structure, rows: ctypes.Structure, kv: int, window: int,
         hidden: int, output: int,
@@ -278,16 +263,14 @@ class Kernels:
         )
 
 
+@record
 class RowPointers:
     """The addresses of arrays that tell the attention kernel what each row of a batch sees.  The
     arrays must outlive it."""
 
-    __slots__ = ("num_rows", "num_tasks", "pointers")
-
-    def __init__(self, num_rows: int, num_tasks: int, pointers: tuple[int, ...]) -> None:
-        self.num_rows = num_rows
-        self.num_tasks = num_tasks
-        self.pointers = pointers
+    num_rows: int
+    num_tasks: int
+    pointers: tuple[int, ...]
 
 
 @cache

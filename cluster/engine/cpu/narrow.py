@@ -21,7 +21,7 @@ from cluster.engine.cpu import kernels
 from cluster.engine.cpu.decoder_layer import NativeLayer
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.cpu.layers import products
-from cluster.engine.cpu.packed_linear import PackedLinear, linear_share
+from cluster.engine.cpu.packed_linear import PackedLinear, agree, linear_share
 from cluster.engine.types import LayerSpec
 from cluster.models.grouped import GroupedWeight, stacked
 
@@ -32,6 +32,9 @@ LINEAR_SHARE = 0.99
 # Rounding to 8 bits, against the exact product; a wrong instruction is off by about 1.
 _TOLERANCE = 2e-2
 _CHECKED_ROWS = (1, 2, 7, 13, 30)
+
+
+Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 def can_widen(
@@ -73,11 +76,8 @@ def multiply_in_bf16(
     if is_int8:
         packed, format = native.pack_int8(exact), Format.INT8_PRODUCTS
         exact = native.widened_int8(packed, exact)
-
-    def product(rows: torch.Tensor) -> torch.Tensor:
-        return native.linear(rows, exact, first.float_bias, first.out_features, Format.BF16)
-
-    if not _agrees(first, native, packed, format, product):
+    rounded = _product(first, native, packed, format)
+    if not _agrees(first, rounded, _product(first, native, exact, Format.BF16)):
         return 0
     for layer in layers:
         layer.format = Format.BF16_PRODUCTS
@@ -125,29 +125,18 @@ def _take_products(module: torch.nn.Module) -> None:
 
 def _multiplies(layer: PackedLinear, native: Kernels, weight: GroupedWeight) -> bool:
     widened, bias = weight.dequantized(), layer.float_bias
+    packed = native.pack_grouped(weight)
     return _agrees(
         layer,
-        native,
-        native.pack_grouped(weight),
-        Format.GROUPED,
+        _product(layer, native, packed, Format.GROUPED),
         lambda rows: torch.nn.functional.linear(rows, widened, bias),
     )
 
 
-def _agrees(
-    layer: PackedLinear,
-    native: Kernels,
-    packed: torch.Tensor,
-    format: Format,
-    exact: Callable[[torch.Tensor], torch.Tensor],
-) -> bool:
+def _product(layer: PackedLinear, native: Kernels, packed: torch.Tensor, format: Format) -> Product:
+    return lambda rows: native.linear(rows, packed, layer.float_bias, layer.out_features, format)
+
+
+def _agrees(layer: PackedLinear, rounded: Product, exact: Product) -> bool:
     """True if the layer's products by rounded rows are the exact ones but for rounding."""
-    with torch.inference_mode():
-        for num_rows in _CHECKED_ROWS:
-            rows = torch.linspace(-1, 1, num_rows * layer.in_features).mul(97.0).sin()
-            rows = rows.view(num_rows, layer.in_features)
-            expected = exact(rows)
-            found = native.linear(rows, packed, layer.float_bias, layer.out_features, format)
-            if not (found - expected).norm() <= _TOLERANCE * expected.norm():
-                return False
-    return True
+    return agree(exact, rounded, layer.in_features, _CHECKED_ROWS, _TOLERANCE)

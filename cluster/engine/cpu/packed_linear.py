@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 from weakref import WeakValueDictionary
 
@@ -225,18 +225,28 @@ def is_packable(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
 
 
 def _agrees(linear: torch.nn.Linear, way: Kernels | None) -> bool:
-    """True if a packed copy of `linear` gives its products, for all the row counts checked."""
-    weight = linear.weight
+    """True if a packed copy of `linear` gives its products."""
+    dtype = linear.weight.dtype
+    try:
+        packed = PackedLinear(linear, way)
+        return agree(linear, packed, linear.in_features, _CHECKED_ROWS, _TOLERANCES[dtype], dtype)
+    except (RuntimeError, AttributeError):  # a build of torch without these operators
+        return False
+
+
+def agree(
+    exact: Callable[[torch.Tensor], torch.Tensor],
+    other: Callable[[torch.Tensor], torch.Tensor],
+    size: int,
+    row_counts: Sequence[int],
+    tolerance: float,
+    dtype: torch.dtype = torch.float32,
+) -> bool:
+    """True if two functions of [rows, size] are the same but for rounding, for so many rows."""
     with torch.inference_mode():
-        try:
-            packed = PackedLinear(linear, way)
-            for num_rows in _CHECKED_ROWS:
-                rows = torch.linspace(-1, 1, num_rows * linear.in_features, dtype=weight.dtype)
-                rows = rows.view(num_rows, linear.in_features).sin()
-                expected = linear(rows).float()
-                error = (packed(rows).float() - expected).norm()
-                if not error <= _TOLERANCES[weight.dtype] * expected.norm():
-                    return False
-        except (RuntimeError, AttributeError):  # a build of torch without these operators
-            return False
+        for count in row_counts:
+            rows = torch.linspace(-1, 1, count * size).mul(97.0).sin().view(count, size).to(dtype)
+            expected = exact(rows).float()
+            if not (other(rows).float() - expected).norm() <= tolerance * expected.norm():
+                return False
     return True

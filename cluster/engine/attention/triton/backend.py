@@ -16,7 +16,7 @@ import triton
 from triton import knobs
 
 from cluster.engine.attention.sdpa import SdpaPlan
-from cluster.engine.attention.seam import AttentionPlan, WritesByIndex
+from cluster.engine.attention.seam import AttentionBackend, AttentionPlan
 from cluster.engine.attention.triton.kernels import attend_kernel, combine_kernel
 from cluster.engine.attention.triton.layout import Frame, Tiling, Words, lay_out, num_words
 from cluster.engine.launch import LAUNCH_ERRORS, KernelHealth, on_device
@@ -165,7 +165,7 @@ class TritonForm:
         return _FormPlan(self.shape, _Placed(self.frame, words, self.block_lines))
 
 
-class _FormPlan(WritesByIndex):
+class _FormPlan:
     """Attends by whatever the words say when the kernels run."""
 
     def __init__(self, shape: Shape, placed: _Placed) -> None:
@@ -181,7 +181,7 @@ class _FormPlan(WritesByIndex):
         return _launch(self._placed, shape, query, kv, window, options)
 
 
-class TritonPlan(WritesByIndex):
+class TritonPlan:
     """One step's layouts, made when a layer first needs them; most models need one."""
 
     def __init__(
@@ -219,7 +219,7 @@ class TritonPlan(WritesByIndex):
         return _Placed(layout.frame, words, block_lines)
 
 
-class TritonBackend:
+class TritonBackend(AttentionBackend):
     """Makes TritonPlans.
 
     num_programs: into how many the keys of a step are cut, None = as the device needs.
