@@ -67,9 +67,8 @@ class Ranking:
     def rank_of(self, token_id: int) -> int | None:
         """The rank of `token_id` among the candidates, None if it is not one of them."""
         places = np.flatnonzero(self.token_ids == token_id)
-        if len(places) == 0 or self.scores[places[0]] == -np.inf:
-            return None
-        return int(places[0])
+        is_candidate = len(places) > 0 and np.isfinite(self.scores[places[0]])
+        return int(places[0]) if is_candidate else None
 
 
 def rank_rows(

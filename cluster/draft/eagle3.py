@@ -14,7 +14,7 @@ import torch
 
 from cluster.core import DraftTask, Proposal
 from cluster.draft.head_attention import Span, SpanAttention
-from cluster.draft.head_drafter import Begun, Growth, HeadDrafter, HeadRequest, sound
+from cluster.draft.head_drafter import Begun, Growth, HeadDrafter, HeadRequest
 from cluster.draft.head_options import Eagle3Options
 from cluster.draft.heads.head import Head
 from cluster.draft.live_tree import ROOT
@@ -60,14 +60,8 @@ class Eagle3Drafter(HeadDrafter[Head]):
 
     def _run(self, rows: Rows) -> None:
         """Run the head on nodes and give them children."""
-        if not rows:
-            return
-        logits = self._logits(rows)
-        kept = sound([request for request, _ in rows], logits)
-        if len(kept) < len(rows):
-            rows, logits = [rows[index] for index in kept], logits[kept]
         if rows:
-            self._expand(rows, logits)
+            self._expand(rows, self._logits(rows))
 
     def _logits(self, rows: Rows) -> torch.Tensor:
         """The head's rows of these nodes, those of one request neighbours: their logits,

@@ -54,16 +54,9 @@ class Growth:
 
 @dataclass(slots=True, eq=False)
 class HeadRequest(TreeRequest):
-    """failed_len: the length of the text of which the head made nothing but NaN.  growth: of a
-    round that takes several passes; None where there is no tree."""
+    """growth: of a round that takes several passes; None where there is no tree."""
 
-    failed_len: int = -1
     growth: Growth | None = None
-
-    @property
-    def can_begin(self) -> bool:
-        """True if a tree behind the text may be of use."""
-        return self.can_use_drafts and self.failed_len != len(self.text)
 
     def begin(self) -> LiveTree:
         """A new tree behind the text."""
@@ -73,25 +66,9 @@ class HeadRequest(TreeRequest):
     def drop_tree(self) -> None:
         self.tree = self.growth = None
 
-    def fail(self) -> None:
-        """End the round of this text."""
-        self.drop_tree()
-        self.failed_len = len(self.text)
-
 
 # A request without a tree, how many nodes at most it is asked for, and what they begin from.
 Begun = tuple[HeadRequest, int, Any]
-
-
-def sound(requests: Sequence[HeadRequest], logits: torch.Tensor) -> list[int]:
-    """The rows of requests that have no row of NaN; the rounds of the others end.
-
-    logits: float32[rows, ...], one row or more of each request."""
-    is_finite = torch.isfinite(logits.flatten(1).sum(dim=1)).tolist()
-    failed = {request for request, fine in zip(requests, is_finite, strict=True) if not fine}
-    for request in failed:
-        request.fail()
-    return [row for row, request in enumerate(requests) if request not in failed]
 
 
 class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
@@ -128,7 +105,7 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
 
     @abstractmethod
     def _draft(self, begun: Sequence[Begun]) -> Sequence[Proposal]:
-        """One pass; texts of which the head makes nothing but NaN `fail`."""
+        """One pass."""
 
     @torch.inference_mode()
     def read(self, rows: Sequence[StepRows]) -> None:
@@ -146,7 +123,7 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
         return [
             (request, max_nodes, given)
             for request, max_nodes in asked
-            if request.tree is None and request.can_begin
+            if request.tree is None and request.can_use_drafts
             if (given := self._cache.read(request.request_id, request.text.token_ids)) is not None
         ]
 

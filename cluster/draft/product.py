@@ -19,7 +19,7 @@ import torch
 from cluster.core import Proposal, TokenArray
 from cluster.draft.candidates import RankedRows
 from cluster.draft.head_cache import block_rows
-from cluster.draft.head_drafter import Begun, Head, HeadDrafter, HeadRequest, sound
+from cluster.draft.head_drafter import Begun, Head, HeadDrafter, HeadRequest
 from cluster.draft.heads.eagle3 import Eagle3Head
 from cluster.draft.heads.medusa import MedusaHead
 from cluster.draft.inside import Host, StepRows
@@ -37,10 +37,7 @@ class ProductDrafter(HeadDrafter[Head]):
 
     def _draft(self, begun: Sequence[Begun]) -> Sequence[Proposal]:
         requests, sizes, given = zip(*begun, strict=True)
-        logits = self._logits(requests, given)
-        return [
-            self._grown(requests[row], sizes[row], logits[row]) for row in sound(requests, logits)
-        ]
+        return list(map(self._grown, requests, sizes, self._logits(requests, given)))
 
     def _grown(self, request: HeadRequest, max_nodes: int, logits: torch.Tensor) -> Proposal:
         """The best of the product.  logits: float32[positions, draft_vocab]."""

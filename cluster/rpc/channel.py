@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import AsyncGenerator, Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any, TypeVar
 
 import grpc
 
@@ -19,13 +19,15 @@ from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import PROTOCOL_VERSION, EventFrame, SubmitFrame, WorkerDescription
 from cluster.records import frozen
 from cluster.rpc.codec import DESCRIPTION
-from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET, Answer, Ask, Service
+from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET, Service
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.options import channel_options
 from cluster.rpc.status import CODE_KEY, error_from_status
 from cluster.rpc.stream import StreamLink
 from cluster.rpc.tokens import Metadata
 from cluster.rpc.trust import NO_TRUST, Trust
+
+L = TypeVar("L")
 
 CONNECT_TIMEOUT_S = 5.0
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
@@ -132,70 +134,26 @@ class ClientStream:
 class CoordinatorLink(StreamLink[SubmitFrame, EventFrame]):
     """The ingress's link to a coordinator, with its metrics and status calls."""
 
-    def __init__(self, stream: ClientStream, max_frame_bytes: int) -> None:
-        super().__init__(
-            stream, COORDINATOR.asks, COORDINATOR.answers, max_frame_bytes=max_frame_bytes
-        )
-        self._peer = stream.peer
+    _stream: ClientStream
 
     async def metrics(self, timeout_s: float = CONNECT_TIMEOUT_S) -> bytes:
         """The coordinator's current metrics in Prometheus' text format."""
-        return bytes((await self._peer.ask("Metrics", timeout_s)).text)
+        return bytes((await self._stream.peer.ask("Metrics", timeout_s)).text)
 
     async def status(self, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, Any]:
         """The coordinator's state, for operators and tools."""
-        status: dict[str, Any] = json.loads((await self._peer.ask("Status", timeout_s)).json)
+        status: dict[str, Any] = json.loads((await self._stream.peer.ask("Status", timeout_s)).json)
         return status
 
     async def watch(self) -> AsyncGenerator[tuple[str, str], None]:
         """Yield the coordinator's events, each with its name and as JSON, while it lives."""
-        call = self._peer.call("Watch")
+        call = self._stream.peer.call("Watch")
         try:
-            with self._peer.translated():
+            with self._stream.peer.translated():
                 async for told in call:
                     yield told.event, told.json
         finally:
             call.cancel()
-
-
-async def connect_worker(
-    service: Service[Ask, Answer],
-    address: str,
-    expected: Expectations = ANYTHING,
-    *,
-    timeout_s: float = CONNECT_TIMEOUT_S,
-    max_frame_bytes: int = MAX_FRAME_BYTES,
-    trust: Trust = NO_TRUST,
-    name: str = "",
-) -> tuple[WorkerDescription, StreamLink[Ask, Answer]]:
-    """Open a link to the worker at `address` ("host:port").
-
-    name: a drafter's in the configuration, which its key is made for.  Raises WorkerError if it
-    cannot be reached in time, ProtocolError if it is not as `expected`.  Closing the link closes
-    the connection.
-    """
-    peer = Peer(service, address, max_frame_bytes, trust, name)
-    description, stream = await _connect(peer, expected, timeout_s)
-    link = StreamLink(stream, service.asks, service.answers, max_frame_bytes=max_frame_bytes)
-    return description, link
-
-
-connect_target = functools.partial(connect_worker, TARGET)
-connect_drafter = functools.partial(connect_worker, DRAFTER)
-
-
-async def connect_coordinator(
-    address: str,
-    expected: Expectations = ANYTHING,
-    *,
-    timeout_s: float = CONNECT_TIMEOUT_S,
-    max_frame_bytes: int = MAX_FRAME_BYTES,
-    trust: Trust = NO_TRUST,
-) -> tuple[WorkerDescription, CoordinatorLink]:
-    """Open the ingress's link to the coordinator at `address`; see `connect_worker`."""
-    peer = Peer(COORDINATOR, address, max_frame_bytes, trust, "")
-    description, stream = await _connect(peer, expected, timeout_s)
-    return description, CoordinatorLink(stream, max_frame_bytes)
 
 
 def check_description(
@@ -226,10 +184,23 @@ def check_description(
 
 
 async def _connect(
-    peer: Peer, expected: Expectations, timeout_s: float
-) -> tuple[WorkerDescription, ClientStream]:
-    """Call Describe, compare, open the stream; close the channel on any failure."""
-    service, address = peer.service, peer.address
+    kind: Callable[..., L],
+    service: Service[Any, Any],
+    address: str,
+    expected: Expectations = ANYTHING,
+    *,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+    max_frame_bytes: int = MAX_FRAME_BYTES,
+    trust: Trust = NO_TRUST,
+    name: str = "",
+) -> tuple[WorkerDescription, L]:
+    """Open a link of that kind to the worker at `address` ("host:port").
+
+    name: a drafter's in the configuration, which its key is made for.  Raises WorkerError if it
+    cannot be reached in time, ProtocolError if it is not as `expected`.  Closing the link closes
+    the connection.
+    """
+    peer = Peer(service, address, max_frame_bytes, trust, name)
     call: Any = None
     try:
         description = DESCRIPTION.decode(await peer.ask("Describe", timeout_s))
@@ -244,7 +215,6 @@ async def _connect(
                 if call.done():
                     await call.read()  # raises what the server has said, if anything
                     raise WorkerError(f"{address}: the worker has ended the stream")
-        return description, ClientStream(peer, call)
     except BaseException as error:
         if call is not None:
             call.cancel()
@@ -252,6 +222,13 @@ async def _connect(
         if isinstance(error, TimeoutError):
             raise WorkerError(f"{address}: no stream within {timeout_s:g} s") from error
         raise
+    stream, frames = ClientStream(peer, call), (service.asks, service.answers)
+    return description, kind(stream, *frames, max_frame_bytes=max_frame_bytes)
+
+
+connect_target = functools.partial(_connect, StreamLink, TARGET)
+connect_drafter = functools.partial(_connect, StreamLink, DRAFTER)
+connect_coordinator = functools.partial(_connect, CoordinatorLink, COORDINATOR)
 
 
 def _failure(error: Any, address: str) -> DrafthouseError:
