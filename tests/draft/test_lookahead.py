@@ -15,9 +15,10 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
 from cluster.draft.token_recycling import LookaheadOptions, TokenRecyclingDrafter, with_chain
 from cluster.errors import ConfigError
-from cluster.spec.logprobs import TopTokens
 from cluster.spec.noise import gumbel
 from tests.support.draft.author import GREEDY, Author, write
+from tests.support.draft.step_rows import step_rows
+from tests.support.spec.trees import paths
 
 HOST: Any = object()
 
@@ -32,30 +33,12 @@ def rows(
 ) -> StepRows:
     """A step whose last context row is the end of `text`; said: the most probable token of it and
     of each node."""
-    top = np.array([[token, 900, 901] for token in said], np.int32)
-    log = np.log(np.array([[0.7, 0.2, 0.1]], np.float32))
-    held = StepRows(
-        "a",
-        1,
-        "default",
-        b"",
-        0,
-        token_array(list(text) + tree.token_ids.tolist()),
-        len(text),
-        tree.parents,
-        token_array([]),
-        said[0],
-        None,
-        TopTokens(top, np.tile(log, (len(top), 1))),
-    )
-    return replace(held, **changes)
+    token_ids, top = [*text, *tree.token_ids.tolist()], [[token, 900, 901] for token in said]
+    return step_rows(token_ids, top, tree.parents, **{"next_token": said[0], **changes})
 
 
 def paths_of(tree: TokenTree) -> set[tuple[int, ...]]:
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return set(paths)
+    return set(paths(tree))
 
 
 def proposed(

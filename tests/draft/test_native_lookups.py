@@ -20,8 +20,8 @@ from cluster.draft.token_recycling import (
     TokenRecyclingDrafter,
     TokenRecyclingOptions,
 )
-from cluster.spec.logprobs import TopTokens
 from cluster.spec.token_log import prefix_hash
+from tests.support.draft.step_rows import step_rows
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs a C++ compiler")
 
@@ -118,19 +118,16 @@ class Writer:
         parents = [int(self.random.integers(-1, node)) if node else -1 for node in range(num_nodes)]
         top = np.array([self.random.permutation(12)[:6] for _ in range(num_nodes + 1)], np.int32)
         logprobs = np.sort(self.random.normal(-2, 1, top.shape).astype(np.float32))[:, ::-1]
-        return StepRows(
-            name,
-            generation,
-            name if name == "c" else "default",
-            b"tenant",
-            len(text) - 1,
-            token_array([text[-1], *self.words(num_nodes)]),
-            1,
-            token_array(parents),
-            token_array([]),
-            5,
-            None,
-            TopTokens(top[:, :NUM_TOP], logprobs[:, :NUM_TOP]),
+        return step_rows(
+            [text[-1], *self.words(num_nodes)],
+            top[:, :NUM_TOP],
+            parents,
+            logprobs[:, :NUM_TOP],
+            request_id=name,
+            generation=generation,
+            task=name if name == "c" else "default",
+            tenant=b"tenant",
+            first_position=len(text) - 1,
         )
 
     def compare(self, ours: list[Proposal], theirs: list[Proposal]) -> None:

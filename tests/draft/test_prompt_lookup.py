@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.replay.along import Recording, replay
-from cluster.core import SamplingParams
+from cluster.core import EMPTY_TREE, SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.indexed_text import IndexedText
 from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter
@@ -19,12 +20,6 @@ from tests.support.draft.author import GREEDY, Author, grow, write
 def drafter(max_nodes: int = 16, **options: int) -> SuffixDrafter:
     settings = PromptLookupOptions(**{"min_ngram": 2, **options})
     return SuffixDrafter(DrafterContext("lookup", max_nodes, 8), settings)
-
-
-def test_the_latest_occurrence_of_the_ngram_is_continued() -> None:
-    proposal = write(drafter(max_nodes=4), Author([1, 2, 3, 4, 5, 6, 7, 2, 3]), [])
-    assert proposal.tree.token_ids.tolist() == [4, 5, 6, 7]
-    assert proposal.tree.parents.tolist() == [-1, 0, 1, 2]
 
 
 def test_the_longer_match_wins_over_the_newer_one() -> None:
@@ -41,15 +36,6 @@ def test_competing_continuations_become_siblings() -> None:
     assert set(roots.tolist()) == {50, 60}
 
 
-def test_no_earlier_match_means_no_proposal() -> None:
-    assert write(drafter(), Author([1, 2, 3, 4, 5]), []) is None
-
-
-def test_a_loop_is_continued_beyond_the_end_of_the_text() -> None:
-    proposal = write(drafter(max_nodes=9), Author([4, 5, 6] * 4), [])
-    assert proposal.tree.token_ids.tolist() == [4, 5, 6] * 3
-
-
 def test_outputs_that_copy_the_prompt_are_drafted_almost_completely() -> None:
     prompt = np.random.default_rng(0).integers(0, 500, 300).astype(np.int32)
     for temperature in (0.0, 1.0):
@@ -58,14 +44,26 @@ def test_outputs_that_copy_the_prompt_are_drafted_almost_completely() -> None:
         assert stats.mean_acceptance_length > 6.0
 
 
-def test_drafts_end_where_the_text_must_end() -> None:
-    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
-    params = SamplingParams(temperature=0.0, max_tokens=4)
-    proposal = write(drafter(), Author(prompt, params), [])
-    assert proposal.tree.token_ids.tolist() == [3, 4, 5]
-    stopping = SamplingParams(temperature=0.0, max_tokens=100, stop_token_ids=(5,))
-    proposal = write(drafter(), Author(prompt, stopping), [])
-    assert proposal.tree.token_ids.tolist() == [3, 4]
+ENDING = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_nodes", "params", "drafts"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7, 2, 3], 4, GREEDY, [4, 5, 6, 7]),  # behind the latest occurrence
+        ([1, 2, 3, 4, 5], 16, GREEDY, []),
+        ([4, 5, 6] * 4, 9, GREEDY, [4, 5, 6] * 3),  # beyond the end of the text
+        (ENDING, 16, SamplingParams(temperature=0.0, max_tokens=4), [3, 4, 5]),
+        (ENDING, 16, SamplingParams(temperature=0.0, stop_token_ids=(5,)), [3, 4]),
+    ],
+)
+def test_the_text_goes_on_as_before_as_far_as_it_may(
+    prompt: list[int], max_nodes: int, params: SamplingParams, drafts: list[int]
+) -> None:
+    proposal = write(drafter(max_nodes), Author(prompt, params), [])
+    tree = EMPTY_TREE if proposal is None else proposal.tree
+    assert tree.token_ids.tolist() == drafts
+    assert tree.parents.tolist() == list(range(-1, len(drafts) - 1))
 
 
 def test_a_tree_is_proposed_once_and_again_after_a_commit() -> None:

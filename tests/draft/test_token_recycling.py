@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cluster.config.parse import parse
@@ -20,8 +19,9 @@ from cluster.draft.token_recycling import (
     TokenRecyclingOptions,
 )
 from cluster.errors import ConfigError
-from cluster.spec.logprobs import TopTokens
 from tests.support.draft.author import GREEDY, Author, write
+from tests.support.draft.step_rows import step_rows
+from tests.support.spec.trees import paths
 
 HOST: Any = object()
 K = 3
@@ -40,36 +40,16 @@ def rows(
     **changes: Any,
 ) -> StepRows:
     """A step after `text`, whose last token is its only row of text, and its nodes."""
-    log = np.log(np.array([0.7, 0.2, 0.1], np.float32))
-    found = TopTokens(np.array(top, np.int32), np.tile(log, (len(top), 1)))
-    held = StepRows(
-        "a",
-        1,
-        "default",
-        b"",
-        len(text) - 1,
-        token_array([text[-1], *nodes]),
-        1,
-        token_array(parents),
-        token_array([]),
-        99,
-        None,
-        found,
-    )
-    return replace(held, **changes)
+    where = {"first_position": len(text) - 1, **changes}
+    return step_rows([text[-1], *nodes], top, parents, **where)
 
 
 def tree_of(recycling: TokenRecyclingDrafter, author: Author) -> dict[tuple[int, ...], float]:
     """Paths of the proposal and their survival."""
     proposal = write(recycling, author, [])
-    paths: list[tuple[int, ...]] = []
     if proposal is None:
         return {}
-    for token, parent in zip(
-        proposal.tree.token_ids.tolist(), proposal.tree.parents.tolist(), strict=True
-    ):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return dict(zip(paths, proposal.survival.tolist(), strict=True))
+    return dict(zip(paths(proposal.tree), proposal.survival.tolist(), strict=True))
 
 
 def test_drafts_follow_what_was_likely_from_word_to_word() -> None:

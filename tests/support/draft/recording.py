@@ -17,7 +17,7 @@ from cluster.draft.inside import StepRows
 from cluster.draft.recorded import Origin, RecordedAnswer, read_folder
 from cluster.draft.recorder import RecorderDrafter
 from cluster.draft.recorder_options import RecorderOptions
-from cluster.spec.logprobs import TopTokens
+from tests.support.draft.step_rows import step_rows
 
 PER_TENANT = 100  # ids of the vocabulary that one tenant's texts are made of
 ORIGIN = Origin("model", "tokenizer", 8 * PER_TENANT)
@@ -81,20 +81,17 @@ class World:
         laws = np.stack([law(words) for words in behind.values()])
         next_token = int(changes.pop("next_token", self._ids(text.tenant, 1)[0]))
         tenant = bytes([text.tenant]) * 16 if text.tenant else b""
-        rows = StepRows(
-            name,
-            1,
-            "default",
-            tenant,
-            len(text.tokens) - 1,
-            token_array([text.tokens[-1], *nodes]),
-            1,
-            token_array(parents),
-            token_array(path),
-            next_token,
-            None,
-            TopTokens(laws, -np.sort(self.random.random((len(laws), K))).astype(np.float32)),
-            SamplingParams(temperature=0.5, stop_token_ids=(STOP,)),
+        rows = step_rows(
+            [text.tokens[-1], *nodes],
+            laws,
+            parents,
+            -np.sort(self.random.random((len(laws), K))),
+            request_id=name,
+            tenant=tenant,
+            first_position=len(text.tokens) - 1,
+            path=token_array(path),
+            next_token=next_token,
+            params=SamplingParams(temperature=0.5, stop_token_ids=(STOP,)),
         )
         # The cache holds what was accepted; the token behind it has no row yet.
         text.tokens += nodes[path].tolist()
