@@ -260,9 +260,8 @@ class LiveTree:
         heapq.heapify(self._frontier)
         return kept_slots
 
-    def best(self, max_nodes: int, min_survival: float) -> tuple[TokenTree, FloatArray]:
-        """The tree of `best_nodes`, and their survivals."""
-        chosen = self.best_nodes(max_nodes, min_survival)
+    def of(self, chosen: Sequence[int]) -> tuple[TokenTree, FloatArray]:
+        """The tree of these nodes, ascending, and their survivals."""
         places = {node: place for place, node in enumerate(chosen)}
         tree = TokenTree.of(
             [self.tokens[node] for node in chosen],

@@ -131,9 +131,10 @@ class TreeRequest(RequestState):
         The same nodes with different survivals are not worth a frame; nor is a small gain of a
         tree that is_growing (_MIN_NEWS).
         """
-        tree, survival = EMPTY_TREE, EMPTY_FLOATS
+        nodes, tree, survival = list[int](), EMPTY_TREE, EMPTY_FLOATS
         if self.tree is not None and self.root_len == len(self.text):
-            tree, survival = self.tree.best(max_nodes, min_survival)
+            nodes = self.tree.best_nodes(max_nodes, min_survival)
+            tree, survival = self.tree.of(nodes)
         former, base_len = self._proposed, len(self.text)
         prefix_hash = self.text.hash_at(base_len)
         continues = (
@@ -144,8 +145,7 @@ class TreeRequest(RequestState):
         )
         if former is None or not continues or _is_news(former, tree, survival, is_growing):
             laws = NO_LAWS
-            if self.tree is not None and len(tree) and not self.params.is_coupled:
-                nodes = self.tree.best_nodes(max_nodes, min_survival)
+            if self.tree is not None and nodes and not self.params.is_coupled:
                 laws = laws_of(self.tree, nodes, self.params, self.next_position)
             former = Proposal(
                 self.request_id,

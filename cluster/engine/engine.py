@@ -81,9 +81,9 @@ class Engine:
             config, model.max_context_len, model.vocab_size, num_pages,
             layer_groups(layers, config.page_size),
         )  # fmt: skip
-        identity = identify(model.source, model.weights)
+        self.model_hash, self.tokenizer_hash = identify(model.source, model.weights)
         if group is not None:
-            group.end_loading(self.limits.digest(config, identity.model_hash))
+            group.end_loading(self.limits.digest(config, self.model_hash))
         self.config = config
         self.device = model.device
         self.vocab_size = model.vocab_size
@@ -91,8 +91,6 @@ class Engine:
         self.max_context_len = model.max_context_len
         self.eos_token_ids = model.eos_token_ids
         self.layers = layers
-        self.model_hash = identity.model_hash
-        self.tokenizer_hash = identity.tokenizer_hash
         self.last_step = StepSummary()
         self.model = model
         self.cache = KVCache(layers, num_pages, config.page_size)

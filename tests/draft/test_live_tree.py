@@ -58,7 +58,7 @@ def test_the_best_nodes_are_prefix_closed_and_the_most_likely(
 ) -> None:
     tree = grown(shape)
     check_slots(tree)
-    best, survival = tree.best(max_nodes, min_survival=0.001)
+    best, survival = tree.of(tree.best_nodes(max_nodes, min_survival=0.001))
     check_tree(best, 4)
     assert len(best) == len(survival) <= max_nodes
     above = np.where(best.parents < 0, 1.0, survival[best.parents])

@@ -25,7 +25,6 @@ from cluster.engine.cpu.packed_linear import choose_kernels, pack_linears
 from cluster.engine.loading.model_config import BAD_VALUES, keys_in, reason_of
 from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.models.resolve import resolve, resolve_head
-from cluster.records import record
 
 # Architectures and keys of heads that we know by name and do not serve.
 _REFUSED = {
@@ -46,14 +45,13 @@ _OF_DFLASH_2 = ("candidate_selector", "selector_rank")
 
 def format_of(config: HeadConfig) -> str:
     """The kind of a folder, one of _KINDS; raises ConfigError for others, by their names."""
-    data, words = config.data, config.words
-    block = data.get("dflash_config") or {}
-    said = f"{words} {data.get('projector_type', block.get('projector_type', ''))}".lower()
+    data = config.data
+    said = f"{config.words} {config.said('projector_type', default='')}".lower()
     for word, name in _REFUSED.items():
         if word in said or f"{word}_config" in data:
             raise config.refused(f"it is {name}, which is not served")
-    if any(key in each for key in _OF_DFLASH_2 for each in (data, block)):
-        raise config.refused("it is a DFlash-2 block drafter, which is not served")
+    if config.said(*_OF_DFLASH_2) is not None:
+        raise config.refused(f"it is {_REFUSED['dflash2']}, which is not served")
     if exit.ARCHITECTURE in config.architectures:
         return "early_exit"
     if "dflash" in said or "dspark" in said:
@@ -121,17 +119,6 @@ def check_draft_head(kind: str, folder: Path, target: TargetShape) -> None:
     )
 
 
-@record
-class ReadyHead:
-    """dtype: that the head computes in.  vocabulary: of its logits' columns; None = the target's
-    own.  made_for: see `folder_made_for`."""
-
-    head: Any
-    vocabulary: DraftVocabulary | None
-    dtype: torch.dtype
-    made_for: MadeFor
-
-
 def target_shape(host: Host) -> TargetShape:
     """The sizes that a head in this target must fit."""
     return TargetShape(host.hidden_size, host.vocab_size, host.num_layers)
@@ -145,9 +132,13 @@ def layers_of(kind: str, model: str) -> Any:
     return of.layers_of(HeadConfig(resolve_head(model)))
 
 
-def ready_head(kind: str, model: str, host: Host) -> ReadyHead:
+def ready_head(
+    kind: str, model: str, host: Host
+) -> tuple[Any, DraftVocabulary | None, torch.dtype, MadeFor]:
     """The head of a drafter's `model`, on the target's device, in the numbers that it computes in
-    there; raises ConfigError where it is none of this kind, or does not fit.
+    there; raises ConfigError where it is none of this kind, or does not fit.  Returns with it the
+    vocabulary of its logits' columns, None = the target's own, these numbers, and the target that
+    it was made for.
 
     On a CPU that is float32, which is nowhere emulated; its weights are packed as the target's are,
     by our kernels where they can be, and so take no more memory than in their file."""
@@ -163,7 +154,7 @@ def ready_head(kind: str, model: str, host: Host) -> ReadyHead:
     if order is not None:
         head.reorder(torch.from_numpy(order))
     if host.device.type != "cpu":
-        return ReadyHead(head.to(host.device, host.dtype), vocabulary, host.dtype, made_for)
+        return head.to(host.device, host.dtype), vocabulary, host.dtype, made_for
     head = head.float()
     pack_linears(head, choose_kernels(head))
-    return ReadyHead(head, vocabulary, torch.float32, made_for)
+    return head, vocabulary, torch.float32, made_for
