@@ -33,8 +33,8 @@ from tests.support.draft.recording import ORIGIN, PER_TENANT, STOP, K, World, la
 from tests.support.worker.residents import LONG_STEP, resident, resident_text
 
 
-def record(world: World, *, num_texts: int = 12, num_tenants: int = 3) -> None:
-    """Texts of some tenants, side by side."""
+def recorded(world: World, *, num_texts: int = 12, num_tenants: int = 3) -> World:
+    """Closed behind texts of some tenants, side by side."""
     names = [f"r{index}" for index in range(num_texts)]
     for index, name in enumerate(names):
         world.open(name, index % num_tenants, prompt_len=3 + index)
@@ -42,6 +42,8 @@ def record(world: World, *, num_texts: int = 12, num_tenants: int = 3) -> None:
         for name in names:
             world.step(name)
     world.end(*names)
+    world.close()
+    return world
 
 
 def ids_in(answer: RecordedAnswer) -> np.ndarray[Any, Any]:
@@ -68,9 +70,7 @@ def path_of(answer: RecordedAnswer, node: int) -> tuple[int, ...]:
 def test_every_token_and_every_rejected_node_has_the_law_behind_it(
     tmp_path: Path, seed: int
 ) -> None:
-    world = World(tmp_path, seed)
-    record(world)
-    world.close()
+    world = recorded(World(tmp_path, seed))
     answers = read_folder(tmp_path, ORIGIN)
     texts = {tuple(text.prompt): text for text in world.texts.values()}
     assert len(answers) == len(texts)
@@ -96,9 +96,7 @@ def test_one_tenants_tokens_are_never_in_anothers_file(
     tmp_path: Path, keep: str, seed: int
 ) -> None:
     """Nor after one tenant was released, whose tokens are nowhere then."""
-    world = World(tmp_path, seed, keep=keep)
-    record(world)
-    world.close()
+    world = recorded(World(tmp_path, seed, keep=keep))
     assert keep == "disk" or not list(tmp_path.iterdir())
     request = tmp_path / f"{tenant_name(bytes([1]) * 16)}{RELEASE}"
     request.touch()
@@ -122,9 +120,7 @@ def test_one_tenants_tokens_are_never_in_anothers_file(
 
 def test_files_are_the_owners_alone(tmp_path: Path) -> None:
     folder = tmp_path / "recorded"
-    world = World(folder)
-    record(world)
-    world.close()
+    recorded(World(folder))
     for path in (folder, *folder.rglob("*")):
         wanted = 0o700 if path.is_dir() else 0o600
         assert stat.S_IMODE(path.stat().st_mode) == wanted, path
@@ -133,14 +129,11 @@ def test_files_are_the_owners_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tenants", ["none", "unsalted"])
 def test_nobody_is_recorded_who_is_not_meant(tmp_path: Path, tenants: str) -> None:
     """What was recorded of them before is deleted."""
-    former = World(tmp_path)
-    record(former)
-    former.close()
+    recorded(World(tmp_path))
     assert len(list(tmp_path.iterdir())) == 3
     world = World(tmp_path, tenants=tenants)
     world.recorder.begin()
-    record(world)
-    world.close()
+    recorded(world)
     assert [each.name for each in tmp_path.iterdir()] == ([UNSALTED] * (tenants == "unsalted"))
     assert world.recorder.wants.num_top == (32 if tenants == "unsalted" else 0)
 
@@ -166,9 +159,7 @@ def test_what_the_target_did_not_write_for_a_client_is_not_recorded(
 
 
 def test_a_share_of_the_requests_is_recorded(tmp_path: Path) -> None:
-    world = World(tmp_path, share=0.25)
-    record(world, num_texts=80, num_tenants=1)
-    world.close()
+    recorded(World(tmp_path, share=0.25), num_texts=80, num_tenants=1)
     assert 8 <= len(read_folder(tmp_path, ORIGIN)) <= 32
 
 
@@ -260,9 +251,7 @@ def test_a_release_reaches_the_memory_of_every_target(tmp_path: Path) -> None:
 
 
 def test_one_that_is_refused_in_a_live_change_deletes_nothing(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    record(world)
-    world.close()
+    recorded(World(tmp_path))
     kept = sorted(tmp_path.rglob("*.npz"))
     other = World(tmp_path, tenants="none")
     other.recorder.keeper.close(60.0)
@@ -286,9 +275,7 @@ def test_an_answer_that_cannot_be_kept_does_not_end_the_recorder(
 
 
 def test_a_file_that_is_deleted_while_all_are_read_is_left_out(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    record(world)
-    world.close()
+    recorded(World(tmp_path))
     num_answers = len(read_folder(tmp_path, ORIGIN))
     first = min(tmp_path.rglob("*.npz"), key=lambda path: path.name)
     (tmp_path / UNSALTED / first.name.replace(first.name[:20], "9" * 20)).symlink_to("gone")
@@ -309,9 +296,7 @@ def test_a_disk_that_takes_nothing_costs_the_recording_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "full").write_text("no folder")
-    world = World(tmp_path / "full")
-    record(world)
-    world.close()
+    recorded(World(tmp_path / "full"))
     assert "recorder cannot write" in caplog.text
     assert caplog.text.count("recorder cannot write") == 1
 
@@ -348,9 +333,7 @@ def _pickled(path: Path) -> None:
 def test_a_damaged_or_foreign_file_is_refused_by_name(
     tmp_path: Path, damage: Callable[[Path], object], told: str
 ) -> None:
-    world = World(tmp_path)
-    record(world)
-    world.close()
+    recorded(World(tmp_path))
     path = next(tmp_path.rglob("*.npz"))
     damage(path)
     with pytest.raises(ConfigError, match=told) as raised:

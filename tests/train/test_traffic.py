@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,28 +34,23 @@ STEPS = Budget(steps=30)
 
 
 @pytest.fixture(scope="module")
-def target_folder(checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory("llama")
-
-
-@pytest.fixture(scope="module")
-def current(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def current(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A drafter that has learned next to nothing."""
     work = tmp_path_factory.mktemp("current")
     settings = replace(SETTINGS, num_layers=1, weights="int8")
-    train_head("drafter", str(target_folder), work, work / "d", settings, Budget(steps=1))
+    train_head("drafter", str(folder), work, work / "d", settings, Budget(steps=1))
     return work / "d"
 
 
 @pytest.fixture(scope="module")
-def recorded(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Answers as they are served, with drafts."""
-    folder = tmp_path_factory.mktemp("recorded")
-    options = {"tenants": "unsalted", "share": 1.0, "keep": "disk", "folder": str(folder)}
-    inside = {"lookup": drafters(target_folder)["lookup"]}
+    kept = tmp_path_factory.mktemp("recorded")
+    options = {"tenants": "unsalted", "share": 1.0, "keep": "disk", "folder": str(kept)}
+    inside = {"lookup": drafters(folder)["lookup"]}
     inside["recorder"] = DrafterConfig(kind="recorder", options=options)
     config = Config(
-        target=target(target_folder),
+        target=target(folder),
         drafters=inside,
         coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=4),
     )
@@ -64,15 +58,15 @@ def recorded(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     prompts = [random.integers(2, 280, 6).tolist() * 2 for _ in range(40)]
     with LLM(config) as llm:
         llm.generate(prompts, SamplingParams(temperature=0.7, seed=1, max_tokens=24))
-        answers_in(folder, len(prompts), traffic.origin_of(target_folder))
-    return folder
+        answers_in(kept, len(prompts), traffic.origin_of(folder))
+    return kept
 
 
 def learn(
-    target_folder: Path, recorded: Path, current: Path, work: Path, mix: float = 0.5
+    folder: Path, recorded: Path, current: Path, work: Path, mix: float = 0.5
 ) -> traffic.Learned:
     found = learn_from_traffic(
-        str(target_folder),
+        str(folder),
         Traffic(recorded, str(current), mix, "acceptance"),
         work,
         work / "new",
@@ -84,9 +78,9 @@ def learn(
 
 
 def test_a_drafter_learns_from_what_was_served(
-    target_folder: Path, recorded: Path, current: Path, tmp_path: Path
+    folder: Path, recorded: Path, current: Path, tmp_path: Path
 ) -> None:
-    found = learn(target_folder, recorded, current, tmp_path)
+    found = learn(folder, recorded, current, tmp_path)
     assert found.folder.name == f"new@{model_hash(found.folder)[:12]}"
     assert not (tmp_path / "new.unfinished").exists()
     for name in ("traffic", "originals"):
@@ -96,30 +90,30 @@ def test_a_drafter_learns_from_what_was_served(
     assert (found.folder / "model.int8.safetensors").exists()
     engine = {"model": str(found.folder), "dtype": "float32", "device": "cpu", "num_pages": 64}
     lm = DrafterConfig(kind="lm", options={"engine": engine})
-    with LLM(Config(target=target(target_folder), drafters={"lm": lm})) as llm:
+    with LLM(Config(target=target(folder), drafters={"lm": lm})) as llm:
         (answer,) = llm.generate([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=8))
         assert len(answer.token_ids) > 0
 
 
 def test_a_drafter_goes_on_without_traffic_and_with_another_vocabulary(
-    target_folder: Path, current: Path, tmp_path: Path
+    folder: Path, current: Path, tmp_path: Path
 ) -> None:
     settings = replace(SETTINGS, weights="", vocab_size=280)
     found = learn_from_traffic(
-        str(target_folder), Traffic(None, str(current)), tmp_path, tmp_path / "new", settings, STEPS
+        str(folder), Traffic(None, str(current)), tmp_path, tmp_path / "new", settings, STEPS
     )
     assert found.after["originals"].acceptance > found.before["originals"].acceptance
-    network = load_drafter(found.folder, traffic.origin_of(target_folder)).network
+    network = load_drafter(found.folder, traffic.origin_of(folder)).network
     assert network.config.vocab_size == 280
 
 
 def test_a_new_vocabulary_leaves_what_a_drafter_knows(
-    target_folder: Path, recorded: Path, current: Path
+    folder: Path, recorded: Path, current: Path
 ) -> None:
-    origin = traffic.origin_of(target_folder)
+    origin = traffic.origin_of(folder)
     known, _ = traffic.split(recorded, origin)
     old = load_drafter(current, origin)
-    network = AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     new = traffic.with_vocabulary(old, known, network, 150)
     both = np.intersect1d(new.vocabulary.target_ids, old.vocabulary.target_ids)
     assert len(both) > 100
@@ -134,7 +128,7 @@ def test_a_new_vocabulary_leaves_what_a_drafter_knows(
 
 
 def test_a_drafter_that_accepts_less_is_not_written(
-    target_folder: Path,
+    folder: Path,
     recorded: Path,
     current: Path,
     tmp_path: Path,
@@ -146,16 +140,16 @@ def test_a_drafter_that_accepts_less_is_not_written(
 
     monkeypatch.setattr(traffic, "TrafficLoss", Unlearning)
     with pytest.raises(ConfigError, match=r"would fall from 0\.\d+ to 0\.\d+, by more than 1%"):
-        learn(target_folder, recorded, current, tmp_path, mix=0.0)
+        learn(folder, recorded, current, tmp_path, mix=0.0)
     assert not list(tmp_path.glob("new*"))
 
 
 def test_what_it_cannot_learn_from_is_refused_by_name(
-    target_folder: Path, recorded: Path, current: Path, tmp_path: Path
+    folder: Path, recorded: Path, current: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="no recorded answers"):
-        learn(target_folder, tmp_path, current, tmp_path)
-    other = noisy_copy(target_folder, tmp_path / "other")
+        learn(folder, tmp_path, current, tmp_path)
+    other = noisy_copy(folder, tmp_path / "other")
     with pytest.raises(ConfigError, match="another target wrote it"):
         learn(other, recorded, current, tmp_path)
     foreign = tmp_path / "foreign"
@@ -163,18 +157,18 @@ def test_what_it_cannot_learn_from_is_refused_by_name(
     config = foreign / "config.json"
     config.write_text(config.read_text().replace('"model_hash": "', '"model_hash": "0'))
     with pytest.raises(ConfigError, match="it was made for"):
-        learn(target_folder, recorded, foreign, tmp_path, mix=0.0)
+        learn(folder, recorded, foreign, tmp_path, mix=0.0)
     kept = Folder(tmp_path / "few")
     name = Folder(recorded).names(UNSALTED)[0]
     kept.put(UNSALTED, name, (recorded / UNSALTED / name).read_bytes())
     with pytest.raises(ConfigError, match="1 prompts are too few"):
-        learn(target_folder, kept.path, current, tmp_path)
+        learn(folder, kept.path, current, tmp_path)
 
 
 def test_places_where_drafts_ended_count_by_what_would_be_accepted(
-    target_folder: Path, recorded: Path, current: Path
+    folder: Path, recorded: Path, current: Path
 ) -> None:
-    origin = traffic.origin_of(target_folder)
+    origin = traffic.origin_of(folder)
     known, held_out = traffic.split(recorded, origin)
     assert not {each.prompt.tobytes() for each in known} & {
         each.prompt.tobytes() for each in held_out

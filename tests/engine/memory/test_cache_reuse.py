@@ -27,6 +27,7 @@ from tests.support.engine.driver import (
     random_tree,
     rows,
     run_resending,
+    some_commit,
 )
 
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
@@ -285,7 +286,9 @@ def test_retained_paths_of_random_trees_serve_later_rows(make: Make) -> None:
         parents = generator.integers(-1, len(tree), len(extra)) if len(tree) else extra.parents
         grown = TokenTree.of([*tree.token_ids, *extra.token_ids], [*tree.parents, *parents])
         cached.run("a", len(context), context, grown, num_cached_nodes=len(tree))
-        path, survivors = _commit_somewhere(grown, generator)
+        path, survivors = some_commit(
+            grown, lambda share: generator.random() < share, generator.choice
+        )
         cached.engine.retain("a", path, survivors)
         context = joined(context, grown.token_ids[path])
         new = {node: index for index, node in enumerate(survivors)}
@@ -300,25 +303,6 @@ def test_retained_paths_of_random_trees_serve_later_rows(make: Make) -> None:
         assert set(zip(*(table.pages for table in tables), strict=True)).isdisjoint(
             (page, page) for page in tables[0].pages
         )
-
-
-def _commit_somewhere(
-    tree: TokenTree, generator: np.random.Generator
-) -> tuple[list[int], list[int]]:
-    """A random path and a random prefix-closed part of what hangs below its end."""
-    path: list[int] = []
-    tip = -1
-    while generator.random() < 0.6:
-        children = np.flatnonzero(tree.parents == tip)
-        if not len(children):
-            break
-        tip = int(generator.choice(children))
-        path.append(tip)
-    kept: list[int] = []
-    for node, parent in enumerate(tree.parents.tolist()):
-        if (parent == tip or parent in kept) and node not in path and generator.random() < 0.8:
-            kept.append(node)
-    return path, kept
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from cluster.engine.memory.sequence import Sequence
 from cluster.engine.types import LayerSpec
 from cluster.engine.work import Work
 from cluster.spec.token_log import prefix_hash
+from tests.support.engine.driver import some_commit
 
 NUM_PAGES, PAGE_SIZE = 16, 2
 NAMES = ("a", "b", "c", "d")
@@ -113,18 +114,12 @@ class Residents(RuleBasedStateMachine):
     def retain(self, data: st.DataObject) -> None:
         grown = [s for s in self.page_owners.sequences.values() if len(s.tree)]
         sequence = data.draw(st.sampled_from(grown))
-        tree, tip = sequence.tree, -1
-        path: list[int] = []
-        while data.draw(st.booleans()):
-            children = np.flatnonzero(tree.parents == tip).tolist()
-            if not children:
-                break
-            tip = data.draw(st.sampled_from(children))
-            path.append(tip)
-        keep: list[int] = []
-        for node, parent in enumerate(tree.parents.tolist()):
-            if (parent == tip or parent in keep) and node not in path and data.draw(st.booleans()):
-                keep.append(node)
+        tree = sequence.tree
+        path, keep = some_commit(
+            tree,
+            lambda _: data.draw(st.booleans()),
+            lambda nodes: data.draw(st.sampled_from(nodes)),
+        )
         self.page_owners.retain(sequence, path, keep)
         self.tokens[sequence.request_id] += tree.token_ids[path].tolist()
         assert sequence.tree.token_ids.tolist() == tree.token_ids[keep].tolist()

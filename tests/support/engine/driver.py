@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,22 @@ def random_tree(size: int, generator: np.random.Generator, vocab_size: int = 288
     """Any shape is equally welcome: each node hangs below a random earlier one or the context."""
     parents = [int(generator.integers(-1, node)) if node else -1 for node in range(size)]
     return TokenTree.of(generator.permutation(vocab_size)[:size].tolist(), parents)
+
+
+def some_commit(
+    tree: TokenTree, is_in: Callable[[float], bool], choose: Callable[[list[int]], int]
+) -> tuple[list[int], list[int]]:
+    """A path, and a prefix-closed part of what hangs below its end; is_in: by a chance."""
+    path: list[int] = []
+    tip = -1
+    while is_in(0.6) and (children := np.flatnonzero(tree.parents == tip).tolist()):
+        tip = int(choose(children))
+        path.append(tip)
+    kept: list[int] = []
+    for node, parent in enumerate(tree.parents.tolist()):
+        if (parent == tip or parent in kept) and node not in path and is_in(0.8):
+            kept.append(node)
+    return path, kept
 
 
 class GreedyDecoder:
