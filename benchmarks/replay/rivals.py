@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cluster.core import EMPTY_TREE, TokenTree
+from cluster.core import EMPTY_TOKENS, EMPTY_TREE, TokenTree
 from cluster.simulate.replay import Playing, Step, Times
 from cluster.simulate.texts import RecordedText
 from cluster.simulate.world import NOTHING, Offer, Source
 from cluster.spec.budget import Ask
-from cluster.spec.merge_trees import merge
+from cluster.spec.held_trees import Held
+from cluster.spec.merge_trees import merge_trees
+from cluster.spec.survival import Calibrator
 
 
 class Fixed:
@@ -52,9 +54,9 @@ def merged(names: tuple[str, ...]) -> Source:
         key = (id(text), position)
         if key not in known:
             offers = [text.trees[name].at(position) for name in names]
-            offers = [offer for offer in offers if len(offer[0])]
-            union = merge([tree for tree, _ in offers], [claimed for _, claimed in offers])
-            known[key] = union.tree, union.survival
+            trees = [Held(0, *each, each[1], Calibrator(), EMPTY_TOKENS) for each in offers]
+            union = merge_trees(trees, 1)
+            known[key] = union.merged.split()[0], union.survival
         return known[key]
 
     return Source(tree_at)

@@ -29,9 +29,10 @@ from cluster.plan.scores import DraftScores
 from cluster.plan.step_choice import StepChoice
 from cluster.plan.texts import Text
 from cluster.requests.plain_why import PlainWhy
-from cluster.spec import evidence, merge_trees
+from cluster.spec import evidence
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import depths, ranked, with_ancestors
+from cluster.spec.native import trees as native
 from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.survival import claimed_conditionals
 
@@ -86,7 +87,7 @@ class Controller:
         self._idle: _Idle | None = None
         self.scores = scores or DraftScores()
         self.acceptance = self.scores.acceptance
-        merge_trees.prepare()
+        native.is_available()  # compiles now what the first step would wait for
 
     def use(self, config: CoordinatorConfig) -> None:
         """Plan by other settings from the next step on; what was learned stays."""

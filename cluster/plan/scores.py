@@ -10,7 +10,7 @@ from cluster.core import Proposal
 from cluster.metrics.recorder import Recorder
 from cluster.plan.roster import Role, Roster
 from cluster.plan.texts import HeldTree, Text
-from cluster.spec.acceptance import AcceptanceModel, Fate, law_name
+from cluster.spec.acceptance import AcceptanceModel, law_name
 
 
 class DraftScores:
@@ -37,23 +37,12 @@ class DraftScores:
 
     def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
         """Score the trees of `texts` whose outcome is known by now; ends: the texts are over."""
-        due = [(text, *each) for text in texts for each in text.due(ends=ends)]
-        # In most steps of texts that are not drafted for, none is.
-        outcomes = (
-            self.acceptance.learn_all(
-                [
-                    Fate(seen, followed, text.next_steps(seen.drafter))
-                    for text, seen, followed in due
-                ]
-            )
-            if due
-            else []
-        )
+        due = [(text, fate) for text in texts for fate in text.due(ends=ends)]
+        outcomes = self.acceptance.learn([fate for _, fate in due])
         self.roster.learn(texts, self.acceptance.calibration_error, ends=ends)
-        for (text, seen, _), accepted in zip(due, outcomes, strict=True):
-            if accepted < 0:
-                continue
-            text.standing.note(seen.drafter, seen.base_len, accepted)
+        for (text, fate), accepted in zip(due, outcomes, strict=True):
+            if accepted >= 0:
+                text.standing.note(fate.seen.drafter, fate.seen.base_len, accepted)
 
     def record(self, recorder: Recorder) -> None:
         """Export the scores of each drafter's trees, and what follows from them, as metrics."""

@@ -5,22 +5,22 @@ A session is such a text; the replay of recorded texts makes others.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from cluster.core import FloatArray, Proposal, TokenArray, TokenTree
+from cluster.core import FloatArray, Proposal, TokenTree
 from cluster.plan.resident import EVERYONE, Resident
 from cluster.plan.standing import Standing
 from cluster.plan.trials import Trial
 from cluster.requests.acceptance_law import NO_LAWS, Laws
 from cluster.spec import evidence
-from cluster.spec.acceptance import Group, Seen
+from cluster.spec.acceptance import Fate, Group, Seen
 from cluster.spec.budget import NO_DRAFTS, Ask
-from cluster.spec.forest import Forest, Indices
+from cluster.spec.forest import Indices
 from cluster.spec.step_cost import DRAFT_LENGTHS, MAX_COMMIT
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import below, walk
@@ -40,30 +40,15 @@ _MAX_SEEN = 8
 
 
 @dataclass(slots=True, eq=False)
-class Place:
-    """The place of a tree in the arrays of a batch.
-
-    claimed, calibrated: float32[n], the survivals of all nodes of the forest.
-    """
-
-    forest: Forest
-    claimed: FloatArray
-    calibrated: FloatArray
-    index: int
-
-
-@dataclass(slots=True, eq=False)
 class HeldTree:
     """The newest tree of one drafter; it continues the first `base_len` tokens.
 
     proposed_len: base_len as proposed, before any re-rooting; orders proposals that overtook
     each other.  is_resident: it was drafted inside the target and cost the target's own time.
     is_shadow: it is scored and never verified.  calibrated: the claimed survivals after
-    calibration, None = not yet done.  place: where the rest of it stands in the arrays of the last
-    batch; mostly a new tree replaces it before the next batch.  is_look_up: it comes from a
-    resident that runs no model.  sources: uint32[n], only of the pool's tree: the drafters that
-    had proposed each node, as bits over `Text.names`.  laws: by parent, of the tree that was
-    settled last.
+    calibration, None = not yet done.  is_look_up: it comes from a resident that runs no model.
+    sources: uint32[n], only of the pool's tree: the drafters that had proposed each node, as bits
+    over `Text.names`.  laws: by parent.
     """
 
     base_len: int
@@ -73,26 +58,9 @@ class HeldTree:
     is_resident: bool = False
     is_shadow: bool = False
     calibrated: FloatArray | None = None
-    place: Place | None = None
     is_look_up: bool = False
     sources: SourceBits | None = None
     laws: Laws = field(default_factory=lambda: NO_LAWS)
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes of the tree, or of the part that the last batch has left of it."""
-        if self.place is None:
-            return len(self.tree)
-        starts = self.place.forest.starts
-        return int(starts[self.place.index + 1] - starts[self.place.index])
-
-    def settle(self) -> None:
-        """Copy the rest of the tree out of the arrays of the last batch."""
-        place, self.place = self.place, None
-        if place is not None:
-            nodes = place.forest.span(place.index)
-            self.tree = place.forest.tree(place.index)
-            self.survival, self.calibrated = place.claimed[nodes], place.calibrated[nodes]
 
 
 class Text:
@@ -143,7 +111,10 @@ class Text:
         self.beside: Mapping[str, str] = {}
         self.trials: dict[tuple[str, str], Trial] = {}
         self.asked: frozenset[str] | None = None
-        self._next_steps: dict[str, Indices] = {}
+        # By drafter, `Fate.next_steps`.
+        self._next_steps: defaultdict[str, Indices] = defaultdict(
+            lambda: np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)
+        )
         self._used_at: dict[str, int] = {}  # by drafter, the last step that verified nodes of it
         self._asked_lens: dict[str, int] = {}  # by drafter, the length when it was asked last
 
@@ -174,12 +145,6 @@ class Text:
             for each in residents:
                 if each.bit & mask:
                     self._asked_lens[each.name] = len(self.tokens)
-
-    def next_steps(self, drafter: str) -> Indices:
-        """See `AcceptanceModel.learn`."""
-        if drafter not in self._next_steps:
-            self._next_steps[drafter] = np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)
-        return self._next_steps[drafter]
 
     def stepped(self, drafters: Sequence[str]) -> None:
         """Note a step that verified drafts of these drafters for this text."""
@@ -223,8 +188,6 @@ class Text:
         held = self.held.get(drafter)
         if held is None:
             return False
-        if held.place is not None:
-            held.settle()
         committed = self.tokens.since(held.base_len)
         node, matched = walk(held.tree, committed)
         return (
@@ -232,17 +195,15 @@ class Text:
             and len(below(held.tree.parents, -1 if node is None else node)) > 0
         )
 
-    def due(self, *, ends: bool = False) -> list[tuple[Seen, TokenArray]]:
-        """Remove and return the trees whose outcome is known by now, each with the tokens after it.
-
-        ends: the text is over.
-        """
-        found: list[tuple[Seen, TokenArray]] = []
+    def due(self, *, ends: bool = False) -> list[Fate]:
+        """Remove and return the trees whose outcome is known by now; ends: the text is over."""
+        found: list[Fate] = []
         while self.seen:
             first = self.seen[0]
             is_known = len(self.tokens) - first.base_len >= first.depth
             if not (is_known or ends or len(self.seen) > _MAX_SEEN):
                 break
             self.seen.popleft()
-            found.append((first, self.tokens.since(first.base_len, first.base_len + first.depth)))
+            followed = self.tokens.since(first.base_len, first.base_len + first.depth)
+            found.append(Fate(first, followed, self._next_steps[first.drafter]))
         return found

@@ -21,12 +21,10 @@ from cluster.core import FloatArray, SamplingParams, TokenArray, TokenTree
 from cluster.records import record
 from cluster.spec import evidence
 from cluster.spec.forest import Indices, Mask
-from cluster.spec.held_trees import KnownTrees
 from cluster.spec.native import trees as native
-from cluster.spec.outcome import Outcome, outcome_of
 from cluster.spec.step_cost import DRAFT_LENGTHS
-from cluster.spec.survival import Calibrator
-from cluster.spec.tree import depths
+from cluster.spec.survival import Calibrator, claimed_conditionals
+from cluster.spec.tree import depths, fates_of
 
 Group = tuple[str, bool]  # task class; sampled, or greedy
 
@@ -79,44 +77,54 @@ class Seen:
 
 @record
 class Fate:
-    """A tree and the text after it: see `AcceptanceModel.learn`."""
+    """A tree and the text after it.
+
+    followed: the committed tokens after its root.  If the tree is deeper than that, the outcome of
+    the nodes beyond them is unknown, and they do not count.  next_steps: int64[DRAFT_LENGTHS], the
+    text's length at which the next step would begin if every step verified so many nodes of this
+    drafter; `learn` updates it in place.  None = everywhere.
+    """
 
     seen: Seen
     followed: TokenArray
     next_steps: Indices | None = None
 
+    @property
+    def begins(self) -> Mask:
+        """Where a step with so many nodes would have begun here: bool[DRAFT_LENGTHS]."""
+        if self.next_steps is None:
+            return np.ones(len(DRAFT_LENGTHS), dtype=np.bool_)
+        return self.seen.base_len >= self.next_steps
+
 
 class Score:
-    """The acceptance of one drafter's trees in one group."""
+    """The acceptance of one drafter's trees in one group.
+
+    addresses: of the arrays that native code reads and writes in place."""
 
     def __init__(self) -> None:
         self.calibrator = Calibrator()
         # First the number of trees.  Then, by number of best nodes: the places where a step would
-        # have begun, the accepted nodes, and their squares.  Native code writes it in place.
+        # have begun, the accepted nodes, and their squares.
         self.sums = np.zeros(1 + 3 * len(DRAFT_LENGTHS))
         self._by_length = self.sums[1:].reshape(3, len(DRAFT_LENGTHS))
+        arrays = self.sums, self.calibrator.sums, self.calibrator.curve
+        self.addresses = [each.ctypes.data for each in arrays]
 
-    def add(
-        self, tree: TokenTree, claimed: FloatArray, followed: TokenArray, begins: Mask | None = None
-    ) -> Indices:
-        """Enter a tree and the text after it; returns the accepted among its best DRAFT_LENGTHS.
-
-        followed: the committed tokens after its root.  If the tree is deeper than that, the outcome
-        of the nodes beyond them is unknown, and they do not count.  begins: bool[DRAFT_LENGTHS],
-        True where a step with so many nodes would have begun here, None = all.
-        """
-        outcome = outcome_of(tree, claimed, followed)
-        self.enter(outcome, begins)
-        return outcome.accepted_of_best
-
-    def enter(self, outcome: Outcome, begins: Mask | None = None) -> None:
-        """Enter the outcome of a tree."""
-        self.calibrator.observe(outcome.conditionals, outcome.accepted)
-        found = outcome.accepted_of_best.astype(np.float64)
-        counts = np.ones(len(DRAFT_LENGTHS)) if begins is None else begins.astype(np.float64)
+    def add(self, fate: Fate) -> Indices:
+        """Enter a tree and the text after it; returns the accepted among its best DRAFT_LENGTHS."""
+        tree, claimed = fate.seen.tree, fate.seen.claimed
+        on_path, is_known = fates_of(tree, fate.followed)
+        accepted = np.zeros(len(tree))
+        accepted[on_path] = 1.0
+        conditionals = claimed_conditionals(tree.parents, claimed)
+        self.calibrator.observe(conditionals[is_known], accepted[is_known])
+        sums = np.append(0.0, accepted[np.argsort(-claimed, kind="stable")].cumsum())
+        of_best = sums[np.minimum(DRAFT_LENGTHS, len(tree))]
         self.sums *= TREE_DECAY
         self.sums[0] += 1.0
-        self._by_length[:] += counts * (np.ones(len(DRAFT_LENGTHS)), found, found**2)
+        self._by_length[:] += fate.begins * (np.ones(len(DRAFT_LENGTHS)), of_best, of_best**2)
+        return of_best.astype(np.int64)
 
     @property
     def num_trees(self) -> float:
@@ -172,68 +180,34 @@ class AcceptanceModel:
     def known(self, drafter: str, group: Group) -> Score:
         """Return the score to use: that of the group, or that of all tasks while it is new."""
         own = self.score(drafter, group)
-        if own.num_trees >= evidence.FEW:
-            return own
-        return self._of_all(drafter, group[1])
+        return own if own.num_trees >= evidence.FEW else self._of_all(drafter, group[1])
 
     def score(self, drafter: str, group: Group) -> Score:
         return _of(self._scores, (self._version(drafter), group))
 
-    def learn_all(self, fates: Sequence[Fate]) -> list[int]:
-        """Enter trees whose outcome is known.
+    def _of_all(self, drafter: str, is_sampled: bool) -> Score:
+        return _of(self._of_all_tasks, (self._version(drafter), is_sampled))
+
+    def learn(self, fates: Sequence[Fate]) -> list[int]:
+        """Enter trees whose outcome is known, each into the score of its group and into that of all
+        tasks.
 
         Returns the accepted among each tree's best few nodes, or -1 where no step with them would
         have begun or no text has followed."""
-        if not native.is_available():
-            return [self.learn(fate.seen, fate.followed, fate.next_steps) for fate in fates]
-        accepted = np.full(len(fates), -1)
-        has_followed = np.array([len(fate.followed) > 0 for fate in fates], dtype=np.bool_)
-        if has_followed.any():
-            fates = [fate for fate in fates if len(fate.followed)]
-            both = [self._scores_of(fate.seen) for fate in fates]
-            scores = list({id(each): each for pair in both for each in pair}.values())
-            places = {id(score): place for place, score in enumerate(scores)}
-            seen, calibrators = [fate.seen for fate in fates], [each.calibrator for each in scores]
-            known = KnownTrees(
-                [each.tree for each in seen],
-                [each.claimed for each in seen],
-                [each.base_len for each in seen],
-                [fate.followed for fate in fates],
-                [fate.next_steps for fate in fates],
-                [(places[id(own)], places[id(for_all)]) for own, for_all in both],
-                [score.sums for score in scores],
-                calibrators,
-            )
-            found = native.score_trees(known, DRAFT_LENGTHS, _WEIGHED_RANK, TREE_DECAY)
-            accepted[has_followed] = found
-            for calibrator in calibrators:
-                calibrator.fit_if_due()
-        return [int(each) for each in accepted]
-
-    def learn(self, seen: Seen, followed: TokenArray, next_steps: Indices | None = None) -> int:
-        """Enter one tree; returns the accepted among its best few nodes, or -1 where no step with
-        them would have begun.  followed: the committed tokens after its root.
-
-        next_steps: int64[DRAFT_LENGTHS], the text's length at which the next step would begin if
-        every step verified so many nodes of this drafter; updated in place.  None = everywhere.
-        """
-        if len(followed) == 0:
-            return -1
-        begins = None if next_steps is None else seen.base_len >= next_steps
-        outcome = outcome_of(seen.tree, seen.claimed, followed)
-        for score in self._scores_of(seen):
-            score.enter(outcome, begins)
-        if next_steps is not None:
-            next_steps[begins] = seen.base_len + outcome.accepted_of_best[begins] + 1
-        begins_few = begins is None or bool(begins[_WEIGHED_RANK])
-        return int(outcome.accepted_of_best[_WEIGHED_RANK]) if begins_few else -1
-
-    def _scores_of(self, seen: Seen) -> tuple[Score, Score]:
-        """Return the score of its group and the score of all tasks."""
-        return self.score(seen.drafter, seen.group), self._of_all(seen.drafter, seen.group[1])
-
-    def _of_all(self, drafter: str, is_sampled: bool) -> Score:
-        return _of(self._of_all_tasks, (self._version(drafter), is_sampled))
+        known = [fate for fate in fates if len(fate.followed)]
+        if not known:
+            return [-1] * len(fates)
+        scores: list[Score] = []
+        for fate in known:
+            drafter, group = fate.seen.drafter, fate.seen.group
+            scores += self.score(drafter, group), self._of_all(drafter, group[1])
+        if native.is_available():
+            found = iter(native.score_trees(known, scores, _WEIGHED_RANK, TREE_DECAY))
+            for score in scores:
+                score.calibrator.fit_if_due()
+        else:
+            found = map(_learned, known, scores[::2], scores[1::2])
+        return [next(found) if len(fate.followed) else -1 for fate in fates]
 
     def calibration_error(self, drafter: str) -> float:
         """Return the greatest error of its calibration over all tasks, of its laws."""
@@ -281,6 +255,15 @@ class AcceptanceModel:
             else:
                 found = _of(self._scores, (str(version), (str(task), bool(is_sampled))))
             found.restore(score)
+
+
+def _learned(fate: Fate, own: Score, of_all: Score) -> int:
+    """Enter one tree: what native code does, and the reference of it."""
+    begins, of_best = fate.begins, own.add(fate)
+    of_all.add(fate)
+    if fate.next_steps is not None:
+        fate.next_steps[begins] = fate.seen.base_len + of_best[begins] + 1
+    return int(of_best[_WEIGHED_RANK]) if begins[_WEIGHED_RANK] else -1
 
 
 def versioned(drafter: str, model_hash: str) -> str:

@@ -58,12 +58,6 @@ class Forest:
         """Return the places of one tree's nodes."""
         return slice(int(self.starts[index]), int(self.starts[index + 1]))
 
-    def tree(self, index: int) -> TokenTree:
-        """Return one of the trees."""
-        nodes = self.span(index)
-        parents = np.maximum(self.parents[nodes] - nodes.start, -1)
-        return TokenTree(self.token_ids[nodes], parents.astype(np.int32))
-
     def split(self) -> list[TokenTree]:
         """Return the trees one by one, as views of two arrays."""
         local = np.maximum(self.parents - self.starts[self.owners], -1)

@@ -1,57 +1,30 @@
-"""Plain records of the trees that a batch's drafters have sent, and of their merge and scores."""
+"""Plain records of the trees that a batch's drafters have sent, and of their merge."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.records import record
-from cluster.spec.forest import Floats, Forest, Indices
+from cluster.spec.forest import Forest, Indices
 from cluster.spec.survival import Calibrator
 
 
 @record
-class HeldTrees:
-    """One tree per drafter and sequence, those of a sequence side by side; parallel lists.
+class Held:
+    """The tree of one drafter for one sequence of a batch.
 
-    claimed: the survivals of each tree, float32[n].  calibrated: the survivals after calibration;
-    None = not yet done, and `calibrators` will do it.  committed: the tokens that were committed
-    since the tree was proposed, int32.  groups: the number of each tree's sequence, ascending,
-    below num_groups.  losses: the loss of the tree's drafter on the sequence's text, in nats per
-    token; NaN = unknown.
+    group: the number of its sequence.  claimed: its survivals, float32[n].  calibrated: the
+    survivals after calibration; None = not yet done, and `calibrator` will do it.  committed: the
+    tokens that were committed since the tree was proposed, int32.  weight: of its drafter on the
+    sequence's text, above 0, on any scale.
     """
 
-    trees: Sequence[TokenTree]
-    claimed: Sequence[FloatArray]
-    calibrated: Sequence[FloatArray | None]
-    calibrators: Sequence[Calibrator]
-    committed: Sequence[TokenArray]
-    groups: Sequence[int]
-    losses: Sequence[float]
-    num_groups: int
-
-    def distinct_calibrators(self) -> list[Calibrator]:
-        """Return each calibrator once, in the order of their first trees."""
-        return list({id(each): each for each in self.calibrators}.values())
-
-
-@record
-class KnownTrees:
-    """Trees whose outcome is known, and the scores to enter it into; parallel lists.
-
-    base_lens: the length of the text at each tree's root.  followed: the tokens after the root.
-    next_steps: see `AcceptanceModel.learn`, None = everywhere.  scores: the two scores of each
-    tree, as indices into sums and calibrators, which native code writes.
-    """
-
-    trees: Sequence[TokenTree]
-    claimed: Sequence[FloatArray]
-    base_lens: Sequence[int]
-    followed: Sequence[TokenArray]
-    next_steps: Sequence[Indices | None]
-    scores: Sequence[tuple[int, int]]
-    sums: Sequence[Floats]
-    calibrators: Sequence[Calibrator]
+    group: int
+    tree: TokenTree
+    claimed: FloatArray
+    calibrated: FloatArray | None
+    calibrator: Calibrator
+    committed: TokenArray
+    weight: float = 1.0
 
 
 @record

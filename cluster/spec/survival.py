@@ -122,6 +122,7 @@ class Calibrator:
         self._knots = _CENTRES
         self._shifts = np.zeros(NUM_BINS)
         self.curve = np.zeros(2 + 2 * NUM_BINS)
+        self.curve_at = self.curve.ctypes.data
         self._pack()
 
     @property

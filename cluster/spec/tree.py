@@ -64,6 +64,22 @@ def walk(tree: TokenTree, token_ids: Sequence[int] | TokenArray) -> tuple[int | 
     return (None if node < 0 else node), matched
 
 
+def fates_of(tree: TokenTree, followed: TokenArray) -> tuple[list[int], npt.NDArray[np.bool_]]:
+    """Return (the nodes on the text, bool[n]: the nodes whose outcome is known).
+
+    The outcome of a node is known if its parent was reached and a token followed the parent.
+    """
+    node, matched = walk(tree, followed)
+    on_path: list[int] = []
+    while node is not None and node >= 0:
+        on_path.append(node)
+        node = int(tree.parents[node])
+    is_reached = np.zeros(len(tree) + 1, dtype=np.bool_)
+    is_reached[-1] = True  # parent -1, the context
+    is_reached[on_path if matched < len(followed) else on_path[1:]] = True
+    return on_path, is_reached[tree.parents]
+
+
 def monotone(parents: TokenArray, survival: FloatArray) -> FloatArray:
     """`survival` with every node clamped to its parent's value, NaN and negatives to 0."""
     bounded: list[float] = []

@@ -22,8 +22,6 @@ def laws_of_verified(text: Text, tree: TokenTree) -> Laws:
     if len(tree) == 0 or len(text.held) != 1:
         return NO_LAWS
     ((name, held),) = text.held.items()
-    if held.place is not None:
-        held.settle()
     places = _places(tree, held.tree)
     if places is None:
         return NO_LAWS

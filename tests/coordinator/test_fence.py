@@ -39,7 +39,7 @@ PARTS = [
     (Controller, "first_ask"),
     (DraftScores, "record"),
     (ArmWorth, "learn"),
-    (AcceptanceModel, "learn_all"),
+    (AcceptanceModel, "learn"),
     (Calibrator, "fit_if_due"),
     (DeficitGuard, "settle"),
     (TextStatistics, "take"),
@@ -95,7 +95,7 @@ async def test_what_failed_is_counted_and_the_drafts_go_on(
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(AcceptanceModel, "learn_all", fail)
+    monkeypatch.setattr(AcceptanceModel, "learn", fail)
     async with house(budget="fixed") as stage:
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))

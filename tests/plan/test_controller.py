@@ -16,7 +16,7 @@ from cluster.plan.in_flight import Moment, Plan, Round
 from cluster.plan.resident import DraftTurn, Resident
 from cluster.plan.texts import HeldTree, Text
 from cluster.requests.plain_why import PlainWhy
-from cluster.spec.acceptance import Seen
+from cluster.spec.acceptance import Fate, Seen
 from cluster.spec.budget import Ask, Prices
 from cluster.spec.step_cost import EDGES
 from cluster.spec.step_profile import DraftTime, StepProfile
@@ -303,7 +303,8 @@ def test_a_record_of_another_version_is_refused() -> None:
 def test_a_new_task_goes_by_what_a_drafter_is_worth_for_others() -> None:
     acceptance = Controller(CoordinatorConfig()).acceptance
     for _ in range(50):
-        acceptance.learn(Seen.of("lm", GROUP, 0, CHAIN, CLAIMED), token_array([9, 9, 9, 9]))
+        seen = Seen.of("lm", GROUP, 0, CHAIN, CLAIMED)
+        acceptance.learn([Fate(seen, token_array([9, 9, 9, 9]))])
     known = acceptance.known("lm", ("new", False)).calibrator
     assert known.calibrate([0.9])[0] < 0.5
     assert acceptance.known("lm", ("new", True)).calibrator.calibrate([0.9])[0] > 0.8

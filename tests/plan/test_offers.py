@@ -129,7 +129,7 @@ def test_what_is_chosen_goes_into_flight_with_its_bits() -> None:
     hold(third, "resident", TokenTree.chain([4]), is_resident=True)
     offers = gather([one, other, third], AcceptanceModel())
     assert offers is not None
-    order = paths(offers.forest.tree(0))
+    order = paths(offers.forest.split()[0])
     chosen = np.array([order.index((1,)), order.index((1, 2)), 3])
     first, second, last = in_flight_of([one, other, third], offers, chosen)
     assert second is PLAIN

@@ -8,7 +8,7 @@ import pytest
 from cluster.core import TokenTree, token_array
 from cluster.plan.offers import gather, in_flight_of
 from cluster.plan.texts import HeldTree, Text
-from cluster.spec.acceptance import AcceptanceModel, Seen
+from cluster.spec.acceptance import AcceptanceModel, Fate, Seen
 from cluster.spec.credit import owners
 from cluster.spec.token_log import TokenLog
 
@@ -22,7 +22,7 @@ def taught() -> AcceptanceModel:
     for drafter, followed in (("weak", [1, 2]), ("strong", [7, 8])):
         for _ in range(64):
             seen = Seen.of(drafter, GROUP, 3, TREE, np.array([0.9, 0.8], np.float32))
-            acceptance.learn(seen, token_array(followed))
+            acceptance.learn([Fate(seen, token_array(followed))])
     return acceptance
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from cluster.core import TokenTree, token_array
-from cluster.spec.acceptance import AcceptanceModel, Score, Seen
+from cluster.spec.acceptance import AcceptanceModel, Fate, Score, Seen
 from cluster.spec.step_cost import DRAFT_LENGTHS
 
 GROUP = ("code", False)
 FORK = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])  # 5 -> 6 or 7, or 8
 CLAIMED = np.array([0.8, 0.6, 0.1, 0.15], dtype=np.float32)
+
+
+def fate(*followed: int, drafter: str = "lm") -> Fate:
+    """A fork in a text, and what has followed it."""
+    return Fate(Seen.of(drafter, GROUP, 0, FORK, CLAIMED), token_array(followed))
 
 
 def accepted(score: Score, rank: int) -> float:
@@ -22,10 +28,10 @@ def accepted(score: Score, rank: int) -> float:
 
 def test_accepted_are_the_best_nodes_that_the_text_went_through() -> None:
     score = Score()
-    score.add(FORK, CLAIMED, token_array([5, 7, 9]))
+    score.add(fate(5, 7, 9))
     # In the order of claims: 5, 6, 8, 7.
     assert [accepted(score, rank) for rank in (1, 2, 3, 4, 32)] == [1.0, 1.0, 1.0, 2.0, 2.0]
-    score.add(FORK, CLAIMED, token_array([9, 9]))
+    score.add(fate(9, 9))
     assert accepted(score, 1) == pytest.approx(0.5, abs=0.01)
     _, error = score.expected(0)
     assert 0.2 < error < 0.5
@@ -34,9 +40,9 @@ def test_accepted_are_the_best_nodes_that_the_text_went_through() -> None:
 
 def test_only_nodes_of_known_fate_are_held_against_their_claims() -> None:
     score = Score()
-    score.add(FORK, CLAIMED, token_array([5]))  # what follows 5 is not known
+    score.add(fate(5))  # what follows 5 is not known
     assert score.calibrator.num_observed == pytest.approx(2.0)
-    score.add(FORK, CLAIMED, token_array([5, 6]))
+    score.add(fate(5, 6))
     assert score.calibrator.num_observed == pytest.approx(6.0, abs=0.05)
 
 
@@ -48,7 +54,7 @@ def test_a_score_predicts_what_verification_brings() -> None:
     claimed = np.array([0.95, 0.9, 0.85, 0.8], dtype=np.float32)
     for _ in range(3000):
         text = (generator.random(4) > 0.8).astype(np.int32) + 1
-        model.learn(Seen.of("lm", GROUP, 0, chain, claimed), text)
+        model.learn([Fate(Seen.of("lm", GROUP, 0, chain, claimed), text)])
     expected = sum(0.8**depth for depth in range(1, 5))
     found = model.score("lm", GROUP)
     assert accepted(found, 4) == pytest.approx(expected, rel=0.05)
@@ -61,15 +67,15 @@ def test_who_brings_more_weighs_more_where_trees_are_merged() -> None:
     good, bad = Score(), Score()
     assert good.weight() == bad.weight()
     for _ in range(50):
-        good.add(FORK, CLAIMED, token_array([5, 6]))
-        bad.add(FORK, CLAIMED, token_array([9, 9]))
+        good.add(fate(5, 6))
+        bad.add(fate(9, 9))
     assert good.weight() > 4.0 * bad.weight() > 0.0
 
 
 def test_what_was_learned_outlives_a_restart() -> None:
     model = AcceptanceModel()
     for _ in range(100):
-        model.learn(Seen.of("lm", GROUP, 0, FORK, CLAIMED), token_array([5, 7]))
+        model.learn([fate(5, 7)])
     again = AcceptanceModel()
     again.restore(json.loads(json.dumps(model.export())))
     assert again.table() == model.table()
@@ -92,7 +98,7 @@ def test_a_record_of_another_form_is_refused() -> None:
 def test_the_table_says_of_whom_what_task_and_law_it_speaks() -> None:
     model = AcceptanceModel()
     for group in (GROUP, ("code", True)):
-        model.score("lm", group).add(FORK, CLAIMED, token_array([5, 7, 9]))
+        model.score("lm", group).add(fate(5, 7, 9))
     greedy, sampled = model.table()
     assert [greedy[key] for key in ("drafter", "task", "law")] == ["lm", "code", "greedy"]
     assert sampled["law"] == "sampled"
@@ -124,7 +130,7 @@ def test_a_shadow_is_worth_what_steps_with_its_drafts_bring() -> None:
         chain = [int(token) for token in text[place : place + right]] + [99] * (8 - right)
         claimed = (0.9 ** np.arange(1, 9)).astype(np.float32)
         seen = Seen.of("shadow", GROUP, place, TokenTree.chain(chain), claimed)
-        model.learn(seen, token_array(text[place : place + 8].tolist()), next_steps)
+        model.learn([Fate(seen, token_array(text[place : place + 8].tolist()), next_steps)])
         accepted.append(right)
     place = num_steps = 0
     while place < len(accepted):
@@ -136,8 +142,7 @@ def test_a_shadow_is_worth_what_steps_with_its_drafts_bring() -> None:
 
 def test_the_table_is_json_where_no_step_would_have_begun_at_a_tree() -> None:
     model = AcceptanceModel()
-    nowhere = np.zeros(len(DRAFT_LENGTHS), dtype=np.bool_)
-    model.score("lm", GROUP).add(FORK, CLAIMED, token_array([5, 7]), begins=nowhere)
+    model.learn([replace(fate(5, 7), next_steps=np.ones(len(DRAFT_LENGTHS), dtype=np.int64))])
     (row,) = model.table()
     assert row["error"] is None
     json.dumps(row, allow_nan=False)
@@ -150,7 +155,7 @@ def test_a_drafter_with_another_model_begins_anew_and_the_former_score_comes_bac
         return model.score("a", GROUP).num_trees
 
     assert model.meet("a", "1" * 64)
-    model.learn(Seen.of("a", GROUP, 3, FORK, CLAIMED), token_array([5, 6]))
+    model.learn([fate(5, 6, drafter="a")])
     assert not model.meet("a", "1" * 64)
     assert trees() == 1.0
     assert model.meet("a", "2" * 64)

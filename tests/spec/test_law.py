@@ -11,8 +11,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cluster.core import EMPTY_TREE, SamplingParams, TokenTree
-from cluster.spec.merge_trees import merge
+from cluster.core import EMPTY_TOKENS, EMPTY_TREE, SamplingParams, TokenTree
+from cluster.spec.held_trees import Held
+from cluster.spec.merge_trees import merge_trees
+from cluster.spec.survival import Calibrator
 from cluster.spec.tree import prune, reroot
 from cluster.spec.verify import walk_draws
 from tests.support.spec.toy_law import (
@@ -63,7 +65,12 @@ def merged_trees(world: World, seed: int, context: Context) -> TokenTree:
         coupled_tree(2, who=2)(world, seed, context),
         noise_chaser(world, seed, context),
     ]
-    return merge(trees, [np.ones(len(tree), np.float32) for tree in trees]).tree
+    ones = [np.ones(len(tree), np.float32) for tree in trees]
+    batch = [
+        Held(0, tree, values, values, Calibrator(), EMPTY_TOKENS)
+        for tree, values in zip(trees, ones, strict=True)
+    ]
+    return merge_trees(batch, 1).merged.split()[0]
 
 
 def pruned_tree(world: World, seed: int, context: Context) -> TokenTree:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import FloatArray, TokenTree
+from cluster.core import EMPTY_TOKENS, FloatArray, TokenTree, token_array
 from cluster.spec.forest import Forest
-from cluster.spec.held_trees import HeldTrees, MergedTrees
-from cluster.spec.merge_trees import merge, merge_trees, merge_trees_one_by_one
+from cluster.spec.held_trees import Held, MergedTrees
+from cluster.spec.merge_trees import merge_trees, merge_trees_in_loops
 from cluster.spec.native import trees as native
 from cluster.spec.survival import Calibrator
 from cluster.spec.tree_check import check_tree
@@ -22,10 +21,11 @@ from tests.support.spec.trees import path_to, paths, token_trees
 
 needs_compiler = pytest.mark.skipif(not native.is_available(), reason="needs a C++ compiler")
 
-Way = Callable[[HeldTrees], MergedTrees]
+Batch = tuple[list[Held], int]
+Way = Callable[[Sequence[Held], int], MergedTrees]
 BOTH_WAYS = pytest.mark.parametrize(
     "way",
-    [merge_trees_one_by_one, pytest.param(native.merge_trees, marks=needs_compiler)],
+    [merge_trees_in_loops, pytest.param(native.merge_trees, marks=needs_compiler)],
     ids=["loops", "native"],
 )
 
@@ -43,28 +43,25 @@ _CALIBRATORS = (Calibrator(), experienced(0), experienced(1))
 
 
 @st.composite
-def held_trees(draw: st.DrawFn) -> HeldTrees:
+def batches(draw: st.DrawFn) -> Batch:
     """Up to three trees for each of up to four sequences; commits that mostly follow the tree."""
     num_groups = draw(st.integers(1, 4))
-    groups = [i for i in range(num_groups) for _ in range(draw(st.integers(0, 3)))]
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    trees = [draw(token_trees()) for _ in groups]
-    claimed = [survivals(tree, generator) for tree in trees]
-    known: list[FloatArray | None] = [
-        survivals(tree, generator) if generator.random() < 0.3 else None for tree in trees
-    ]
-    committed = []
-    for tree in trees:
-        tokens: list[int] = []
-        if len(tree) and generator.random() < 0.6:
-            path = path_to(tree.parents, int(generator.integers(len(tree))))
-            tokens = [int(tree.token_ids[node]) for node in path]
-        if generator.random() < 0.2:
-            tokens.append(int(generator.integers(6)))
-        committed.append(np.array(tokens, np.int32))
-    calibrators = [_CALIBRATORS[int(generator.integers(3))] for _ in trees]
-    losses = [float(generator.choice([0.1, 1.0, 2.5, math.nan])) for _ in trees]
-    return HeldTrees(trees, claimed, known, calibrators, committed, groups, losses, num_groups)
+    found = []
+    for group in range(num_groups):
+        for _ in range(draw(st.integers(0, 3))):
+            tree = draw(token_trees())
+            tokens: list[int] = []
+            if len(tree) and generator.random() < 0.6:
+                path = path_to(tree.parents, int(generator.integers(len(tree))))
+                tokens = tree.token_ids[path].tolist()
+            if generator.random() < 0.2:
+                tokens.append(int(generator.integers(6)))
+            known = survivals(tree, generator) if generator.random() < 0.3 else None
+            calibrator = _CALIBRATORS[int(generator.integers(3))]
+            claimed, weight = survivals(tree, generator), float(generator.choice([0.05, 1.0, 2.5]))
+            found.append(Held(group, tree, claimed, known, calibrator, token_array(tokens), weight))
+    return found, num_groups
 
 
 def survivals(tree: TokenTree, generator: np.random.Generator) -> FloatArray:
@@ -95,53 +92,38 @@ def assert_equal(found: MergedTrees, expected: MergedTrees) -> None:
 
 
 @needs_compiler
-@given(held_trees())
-def test_both_ways_agree(held: HeldTrees) -> None:
-    assert_equal(native.merge_trees(held), merge_trees_one_by_one(held))
+@given(batches())
+def test_both_ways_agree(batch: Batch) -> None:
+    assert_equal(native.merge_trees(*batch), merge_trees_in_loops(*batch))
 
 
 @needs_compiler
 def test_both_ways_agree_on_a_large_batch() -> None:
-    generator = np.random.default_rng(5)
-    trees, committed = [], []
-    for _ in range(96):
+    generator, batch = np.random.default_rng(5), list[Held]()
+    for index in range(96):
         parents = [-1, *(int(generator.integers(-1, node)) for node in range(1, 64))]
-        trees.append(TokenTree.of(range(64), parents))
-        committed.append(np.array([0] if generator.random() < 0.5 else [], np.int32))
-    held = HeldTrees(
-        trees,
-        [survivals(tree, generator) for tree in trees],
-        [None] * 96,
-        [_CALIBRATORS[index % 3] for index in range(96)],
-        committed,
-        [index // 3 for index in range(96)],
-        [0.5] * 96,
-        32,
-    )
-    found = native.merge_trees(held)
+        tree = TokenTree.of(range(64), parents)
+        committed = token_array([0] if generator.random() < 0.5 else [])
+        claimed, calibrator = survivals(tree, generator), _CALIBRATORS[index % 3]
+        batch.append(Held(index // 3, tree, claimed, None, calibrator, committed))
+    found = native.merge_trees(batch, 32)
     assert found.merged.num_nodes > 1000
-    assert_equal(found, merge_trees_one_by_one(held))
+    assert_equal(found, merge_trees_in_loops(batch, 32))
+
+
+def held(tree: TokenTree, values: FloatArray, committed: Sequence[int] = (), **more: float) -> Held:
+    """A calibrated tree of the first sequence, or of another `group`."""
+    group, weight = int(more.get("group", 0)), more.get("weight", 1.0)
+    return Held(group, tree, values, values, _CALIBRATORS[0], token_array(committed), weight)
 
 
 @BOTH_WAYS
 def test_two_drafters_of_a_sequence_share_its_tree_by_trust(way: Way) -> None:
     """The first sequence's text has gone on by a token that both had drafted."""
-    chain = TokenTree.of([7, 8, 9], [-1, 0, 1])
-    fork = TokenTree.of([7, 8, 5], [-1, 0, 0])
-    other = TokenTree.of([3], [-1])
     values = np.array([0.8, 0.4, 0.2], np.float32)
-    held = HeldTrees(
-        [chain, fork, other],
-        [values, values, values[:1]],
-        [values, values, values[:1]],
-        [_CALIBRATORS[0]] * 3,
-        [np.array([7], np.int32)] * 2 + [np.array([], np.int32)],
-        [0, 0, 1],
-        [0.0, math.log(3.0), math.nan],
-        2,
-    )
-
-    found = way(held)
+    chain = held(TokenTree.of([7, 8, 9], [-1, 0, 1]), values, [7], weight=3.0)
+    fork = held(TokenTree.of([7, 8, 5], [-1, 0, 0]), values, [7])
+    found = way([chain, fork, held(TokenTree.of([3], [-1]), values[:1], group=1)], 2)
 
     assert found.roots.tolist() == [0, 0, -1]
     assert found.merged.token_ids.tolist() == [8, 9, 5, 3]
@@ -156,37 +138,35 @@ def test_two_drafters_of_a_sequence_share_its_tree_by_trust(way: Way) -> None:
 
 
 def test_a_text_that_leaves_the_tree_leaves_nothing_of_it() -> None:
-    chain = TokenTree.of([7, 8], [-1, 0])
-    values = np.array([0.8, 0.4], np.float32)
-    held = HeldTrees(
-        [chain], [values], [None], [_CALIBRATORS[1]], [np.array([7, 9], np.int32)], [0], [0.1], 1
-    )
-
-    found = merge_trees(held)
+    chain, values = TokenTree.of([7, 8], [-1, 0]), np.array([0.8, 0.4], np.float32)
+    found = merge_trees([Held(0, chain, values, None, _CALIBRATORS[1], token_array([7, 9]))], 1)
 
     assert found.roots.tolist() == [-2]
     assert found.left.num_nodes == found.merged.num_nodes == 0
 
 
+@BOTH_WAYS
 @given(
     st.lists(token_trees(), min_size=1, max_size=4),
     st.lists(st.floats(0.01, 10), min_size=4, max_size=4),
     st.integers(0, 2**32 - 1),
 )
 def test_a_merge_is_the_union_of_paths_with_survivals_of_those_who_looked(
-    trees: list[TokenTree], weights: list[float], seed: int
+    way: Way, trees: list[TokenTree], weights: list[float], seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
     values = [survivals(tree, generator) for tree in trees]
 
-    merged = merge(trees, values, weights[: len(trees)])
+    all_held = [held(*each, weight=w) for *each, w in zip(trees, values, weights, strict=False)]
+    merged = way(all_held, 1)
 
-    check_tree(merged.tree, 6)
+    (union,) = merged.merged.split()
+    check_tree(union, 6)
     claims = [
         {(): 1.0} | dict(zip(paths(tree), claimed.tolist(), strict=True))
         for tree, claimed in zip(trees, values, strict=True)
     ]
-    found = paths(merged.tree)
+    found = paths(union)
     assert {(), *found} == set(itertools.chain.from_iterable(claims))
     survival = {(): 1.0} | dict(zip(found, merged.survival.tolist(), strict=True))
     for path in found:
@@ -199,27 +179,25 @@ def test_a_merge_is_the_union_of_paths_with_survivals_of_those_who_looked(
         above = sum(weight * claim[path[:-1]] for weight, claim in looked)
         expected = survival[path[:-1]] * said / above if above else 0.0
         assert survival[path] == pytest.approx(expected, rel=1e-5, abs=1e-7)
-    for tree, places in zip(trees, merged.places, strict=True):
-        assert [found[place] for place in places] == paths(tree)
 
 
 @BOTH_WAYS
-@given(held_trees())
-def test_each_node_that_is_left_stands_in_the_union_by_its_path(way: Way, held: HeldTrees) -> None:
-    found = way(held)
+@given(batches())
+def test_each_node_that_is_left_stands_in_the_union_by_its_path(way: Way, batch: Batch) -> None:
+    found = way(*batch)
 
     union = [paths(tree) for tree in found.merged.split()]
     starts = found.merged.starts.tolist()
-    for index, (group, tree) in enumerate(zip(held.groups, found.left.split(), strict=True)):
-        places = found.places[found.left.span(index)] - starts[group]
-        assert [union[group][place] for place in places] == paths(tree)
+    for index, (one, tree) in enumerate(zip(batch[0], found.left.split(), strict=True)):
+        places = found.places[found.left.span(index)] - starts[one.group]
+        assert [union[one.group][place] for place in places] == paths(tree)
     assert set(found.places.tolist()) == set(range(found.merged.num_nodes))
 
 
 @BOTH_WAYS
-@given(held_trees())
-def test_no_child_survives_more_often_than_its_parent(way: Way, held: HeldTrees) -> None:
-    found = way(held)
+@given(batches())
+def test_no_child_survives_more_often_than_its_parent(way: Way, batch: Batch) -> None:
+    found = way(*batch)
 
     above = np.where(found.merged.parents < 0, 1.0, found.survival[found.merged.parents])
     assert (found.survival <= above).all()
@@ -232,7 +210,7 @@ def test_a_drafter_that_did_not_look_so_far_does_not_halve_a_longer_chain(way: W
     claimed = np.float32(0.9) ** np.arange(1, 9, dtype=np.float32)
     said = np.array([0.9, 0.9 * 0.9, 0.05], np.float32)
 
-    found = way(held_without_text([chain, model], [claimed, said]))
+    found = way([held(chain, claimed), held(model, said)], 1)
 
     places = [found.merged.token_ids.tolist().index(token) for token in range(10, 18)]
     np.testing.assert_allclose(found.survival[places], claimed, rtol=1e-5)
@@ -243,7 +221,7 @@ def test_a_drafter_that_looked_and_proposed_something_else_says_zero(way: Way) -
     ours, theirs = TokenTree.of([1, 2], [-1, 0]), TokenTree.of([1, 3], [-1, 0])
     values = np.array([0.8, 0.4], np.float32)
 
-    found = way(held_without_text([ours, theirs], [values, values]))
+    found = way([held(ours, values), held(theirs, values)], 1)
 
     assert found.merged.token_ids.tolist() == [1, 2, 3]
     np.testing.assert_allclose(found.survival, [0.8, 0.2, 0.2], rtol=1e-6)
@@ -252,38 +230,31 @@ def test_a_drafter_that_looked_and_proposed_something_else_says_zero(way: Way) -
 @BOTH_WAYS
 def test_who_held_the_beginning_more_likely_has_more_to_say_of_what_follows(way: Way) -> None:
     sure, unsure = TokenTree.of([1, 2], [-1, 0]), TokenTree.of([1, 3], [-1, 0])
-    values = [np.array([0.9, 0.9], np.float32), np.array([0.1, 0.1], np.float32)]
+    high, low = np.array([0.9, 0.9], np.float32), np.array([0.1, 0.1], np.float32)
 
-    found = way(held_without_text([sure, unsure], values))
+    found = way([held(sure, high), held(unsure, low)], 1)
 
     np.testing.assert_allclose(found.survival, [0.5, 0.45, 0.05], rtol=1e-6)
-
-
-def held_without_text(trees: list[TokenTree], values: list[FloatArray]) -> HeldTrees:
-    """Calibrated trees of one sequence, whose text has not gone on."""
-    return HeldTrees(
-        trees,
-        values,
-        list(values),
-        [_CALIBRATORS[0]] * len(trees),
-        [np.array([], np.int32)] * len(trees),
-        [0] * len(trees),
-        [math.nan] * len(trees),
-        1,
-    )
 
 
 @given(token_trees(), st.integers(0, 2**32 - 1))
 def test_merging_a_tree_with_itself_changes_nothing(tree: TokenTree, seed: int) -> None:
     values = survivals(tree, np.random.default_rng(seed))
 
-    merged = merge([tree, tree], [values, values])
+    merged = merge_trees([held(tree, values)] * 2, 1)
 
-    assert paths(merged.tree) == paths(tree)
+    assert paths(merged.merged.split()[0]) == paths(tree)
     np.testing.assert_allclose(merged.survival, values, rtol=1e-6)
 
 
-def test_a_merge_clamps_claims_that_grow_along_a_path() -> None:
-    merged = merge([TokenTree.chain([1, 2])], [np.array([0.2, 0.9], np.float32)])
+@BOTH_WAYS
+def test_a_merge_clamps_claims_that_grow_along_a_path(way: Way) -> None:
+    merged = way([held(TokenTree.chain([1, 2]), np.array([0.2, 0.9], np.float32))], 1)
 
     assert merged.survival.tolist() == pytest.approx([0.2, 0.2])
+
+
+@BOTH_WAYS
+def test_nothing_is_merged_to_nothing(way: Way) -> None:
+    empty = held(TokenTree(EMPTY_TOKENS, EMPTY_TOKENS), np.empty(0, np.float32))
+    assert [len(way(batch, 1).merged.split()[0]) for batch in ([], [empty])] == [0, 0]

@@ -9,47 +9,41 @@ from cluster.core import FloatArray, TokenTree, token_array
 from cluster.spec.acceptance import AcceptanceModel, Fate, Seen
 from cluster.spec.native import trees as native
 from cluster.spec.step_cost import DRAFT_LENGTHS
+from tests.support.spec.trees import random_tree
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="there is no compiler")
 
 
-def random_tree(generator: np.random.Generator, size: int) -> tuple[TokenTree, FloatArray]:
-    tokens: list[int] = []
-    parents: list[int] = []
-    survival: list[float] = []
-    edges: set[tuple[int, int]] = set()
-    for node in range(size):
-        parent = int(generator.integers(-1, node)) if node else -1
-        token = int(generator.integers(0, 4))
-        while (parent, token) in edges:
-            token += 1
-        edges.add((parent, token))
-        tokens.append(token)
-        parents.append(parent)
-        above = 1.0 if parent < 0 else survival[parent]
-        # Claims of zero and of certainty are among them, and equal ones.
-        survival.append(above * float(generator.choice([0.0, 0.3, 0.7, 1.0])))
-    return TokenTree.of(tokens, parents), np.array(survival, dtype=np.float32)
+def claims(tree: TokenTree, generator: np.random.Generator) -> FloatArray:
+    """Claims of zero and of certainty are among them, and equal ones."""
+    found: list[float] = []
+    for parent in tree.parents.tolist():
+        found.append((found[parent] if parent >= 0 else 1.0) * generator.choice([0, 0.3, 0.7, 1]))
+    return np.array(found, dtype=np.float32)
 
 
-def test_scores_and_calibration_equal_those_of_the_reference() -> None:
+def test_scores_and_calibration_equal_those_of_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     generator = np.random.default_rng(5)
     fast, slow = AcceptanceModel(), AcceptanceModel()
     steps = [np.zeros(len(DRAFT_LENGTHS), dtype=np.int64) for _ in range(2)]
     place = 0
     for turn in range(600):
-        tree, claimed = random_tree(generator, int(generator.integers(0, 14)))
-        seen = Seen.of(f"d{turn % 2}", (f"t{turn % 3}", turn % 5 == 0), place, tree, claimed)
+        tree = random_tree(generator, 4, int(generator.integers(0, 14)))
+        group, claimed = (f"t{turn % 3}", turn % 5 == 0), claims(tree, generator)
+        seen = Seen.of(f"d{turn % 2}", group, place, tree, claimed)
         length = int(generator.integers(0, max(seen.depth, 1) + 1))
         followed = token_array(generator.integers(0, 4, length).tolist())
         own, other = steps if turn % 4 else (None, None)
-        fast.learn_all([Fate(seen, followed, own)])
-        slow.learn(seen, followed, other)
+        found = fast.learn([Fate(seen, followed, own)])
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "is_available", lambda: False)
+            assert slow.learn([Fate(seen, followed, other)]) == found
         place += int(generator.integers(1, 3))
     assert steps[0].tolist() == steps[1].tolist()
-    found, expected = list(fast), list(slow)
-    assert [each[:2] for each in found] == [each[:2] for each in expected]
-    for (_, _, score), (_, _, reference) in zip(found, expected, strict=True):
+    assert [each[:2] for each in fast] == [each[:2] for each in slow]
+    for (_, _, score), (_, _, reference) in zip(fast, slow, strict=True):
         np.testing.assert_allclose(score.sums, reference.sums)
         np.testing.assert_allclose(score.calibrator.sums, reference.calibrator.sums, atol=1e-9)
         np.testing.assert_allclose(
@@ -62,7 +56,7 @@ def test_a_batch_counts_each_of_its_trees_in_turn() -> None:
     tree, claimed = TokenTree.chain([1, 2]), np.array([0.9, 0.8], dtype=np.float32)
     next_steps = np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)
     model = AcceptanceModel()
-    model.learn_all(
+    model.learn(
         [
             Fate(Seen.of("lm", ("t", False), start, tree, claimed), token_array([1, 2]), next_steps)
             for start in (10, 11)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import EMPTY_FLOATS, EMPTY_TREE, TokenTree
-from cluster.spec.merge_trees import merge
+from cluster.core import EMPTY_TREE, TokenTree
 from cluster.spec.tree import (
     ancestor_mask,
     children,
@@ -43,8 +42,6 @@ def test_the_empty_tree_is_legal_everywhere() -> None:
     assert ancestor_mask(EMPTY_TREE.parents).shape == (0, 0)
     assert children(EMPTY_TREE.parents) == [[]]
     assert walk(EMPTY_TREE, [1]) == (None, 0)
-    assert len(merge([], []).tree) == 0
-    assert len(merge([EMPTY_TREE], [EMPTY_FLOATS]).tree) == 0
     assert reroot(EMPTY_TREE, []).hit
     assert not reroot(EMPTY_TREE, [1]).hit
 

@@ -2,7 +2,6 @@
  * them sequence by sequence.  The reference is merge_trees.py, which explains the numbers.
  */
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -61,7 +60,7 @@ extern "C" void merge_trees(const Held *held, const Merged *out) {
         const int32_t *tokens = held->tokens + read, *parents = held->parents + read;
         const float *claimed = held->claimed + read, *known = held->calibrated + read;
         const int64_t root = walk(tokens, parents, count, held->committed + committed, held->committed_counts[tree]);
-        const bool is_new = held->curves[tree] >= 0;
+        const double *fit = held->fits[tree];
         const float reached = root < 0 ? 1.0f : std::max(claimed[root], MIN_REACHED);
         const float known_reached = root < 0 ? 1.0f : std::max(known[root], MIN_REACHED);
         place.assign(count, -1);
@@ -77,9 +76,9 @@ extern "C" void merge_trees(const Held *held, const Merged *out) {
             out->calibrated[num_left] = has_moved ? std::min(known[node] / known_reached, 1.0f) : known[node];
             num_left++;
         }
-        if (is_new)
+        if (fit)
             calibrate(out->parents + first, first, num_left - first, out->claimed + first, out->calibrated + first,
-                      held->fits + held->curves[tree] * (2 + 2 * held->num_knots), held->num_knots);
+                      fit, held->num_knots);
         out->roots[tree] = root;
         out->starts[tree + 1] = num_left;
         read += count;
@@ -97,17 +96,6 @@ extern "C" void merge_trees(const Held *held, const Merged *out) {
         const int64_t begin = tree, first = num_merged;
         out->merged_starts[group] = num_merged;
         while (tree < held->num_trees && held->groups[tree] == group) tree++;
-        double best = INFINITY, total = 0.0;
-        int64_t num_members = 0;
-        bool is_known = true;
-        for (int64_t member = begin; member < tree; member++) {
-            if (!has_nodes(member)) continue;
-            num_members++;
-            is_known = is_known && !std::isnan(held->losses[member]);
-            best = std::min(best, held->losses[member]);
-        }
-        for (int64_t member = begin; is_known && member < tree; member++)
-            if (has_nodes(member)) total += std::exp(best - held->losses[member]);
         int64_t roots = -1; /* the first child of the context */
         double context = 0.0; /* the shares of those that proposed a child of it */
         child.clear();
@@ -116,8 +104,7 @@ extern "C" void merge_trees(const Held *held, const Merged *out) {
         reached.clear();
         for (int64_t member = begin; member < tree; member++) {
             if (!has_nodes(member)) continue;
-            double share = 1.0 / num_members;
-            if (is_known) share = std::exp(best - held->losses[member]) / total;
+            const double share = held->weights[member];
             context += share;
             has_looked.assign(out->starts[member + 1] - out->starts[member], 0);
             for (int64_t node = out->starts[member]; node < out->starts[member + 1]; node++) {

@@ -102,9 +102,9 @@ extern "C" void score_trees(const Scored *given) {
         const int64_t lengths = given->num_lengths, few = given->few;
         given->accepted[tree] = next && given->base_lens[tree] < next[few] ? -1 : found.of_best[few];
         for (int64_t which = 0; which < 2; which++) {
-            const int64_t score = given->scores[2 * tree + which];
-            observe(given, given->calibrators[score], given->fits[score], found);
-            double *sums = given->sums[score]; /* trees; then by length: places, accepted, squares */
+            const Score &score = given->scores[2 * tree + which];
+            observe(given, score.calibrator, score.fit, found);
+            double *sums = score.sums; /* trees; then by length: places, accepted, squares */
             sums[0] = given->tree_decay * sums[0] + 1.0;
             for (int64_t i = 0; i < 3 * lengths; i++) sums[1 + i] *= given->tree_decay;
             for (int64_t i = 0; i < lengths; i++) {

@@ -7,11 +7,10 @@
 struct Held {
     int64_t num_trees, num_groups, num_knots;
     const int64_t *counts, *committed_counts, *groups;
-    const int64_t *curves;                           /* of each tree, -1 = already calibrated */
+    const double *const *fits;                       /* of each tree, null = already calibrated: slope, offset, knots, shifts */
     const int32_t *tokens, *parents, *committed;
     const float *claimed, *calibrated;
-    const double *losses;                            /* NaN = unknown */
-    const double *fits;                              /* [curves, 2 + 2 * knots]: slope, offset, knots, shifts */
+    const double *weights;
 };
 
 /* Parents are places in these arrays.  places: the places of the left nodes in the merged forest. */
@@ -32,16 +31,21 @@ struct Checked {
     double max_survival, growth_factor, growth;
 };
 
-/* Trees whose outcome is known.  scores: two per tree, as indices into sums, calibrators and fits. */
+/* The sums of a score and of its calibrator, and the calibrator's fit. */
+struct Score {
+    double *sums, *calibrator;
+    const double *fit;
+};
+
+/* Trees whose outcome is known.  scores: two per tree. */
 struct Scored {
     int64_t num_trees, num_lengths, num_bins, num_forecast_bins, num_knots;
     int64_t few;                                     /* index into lengths */
-    const int64_t *counts, *followed_counts, *base_lens, *scores, *lengths;
+    const int64_t *counts, *followed_counts, *base_lens, *lengths;
     const int32_t *tokens, *parents, *followed;
     const float *claimed;
     int64_t *const *next_steps;                      /* of each tree, null = a step begins everywhere */
-    double *const *sums, *const *calibrators;
-    const double *const *fits;
+    const Score *scores;
     int64_t *accepted;                               /* of each tree's best few nodes, -1 = no step begins */
     double tree_decay, node_decay;
 };
