@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,8 +29,6 @@ from cluster.metrics.recorder import Recorder
 from cluster.plan.candidate import Candidate, Phase
 from cluster.plan.texts import Text
 from cluster.plan.trials import Trial
-
-log = logging.getLogger(__name__)
 
 
 class Role(enum.Enum):
@@ -107,8 +104,12 @@ class Roster:
 
     def _candidate(self, key: str) -> Candidate:
         if key not in self._known:
-            self._known[key] = Candidate(key.rpartition("@")[0], self._max_faults)
+            self._known[key] = Candidate(key.rpartition("@")[0], self._max_faults, self._note)
         return self._known[key]
+
+    def _note(self, candidate: Candidate) -> None:
+        self.num_changes += 1
+        self._changed[candidate.name, candidate.phase] += 1
 
     def met(self, name: str, model_hash: str) -> None:
         """A drafter is here, with these weights; "" = it has none."""
@@ -150,9 +151,11 @@ class Roster:
             frozenset(name for name, role in roles.items() if role is wanted)
             for wanted in (Role.SHADOW, Role.RESTS)
         )
-        pairs = [(each.name, each.rollout.replaces) for each in self._candidates]
-        both = {**dict(pairs), **{old: new for new, old in pairs}}
-        text.beside = {name: both[name] for name in text.shadows if name in both}
+        text.beside = {
+            name: candidate.pair[1 - place]
+            for name, (candidate, place) in self._by_name.items()
+            if name in text.shadows
+        }
 
     def drop_trees(self, text: Text) -> None:
         """Drop the trees whose drafters may have another role now."""
@@ -162,7 +165,7 @@ class Roster:
     def trials(self, text: Text) -> Iterator[Trial]:
         """Yield the trials of a text in which both drafters were asked for their newest trees."""
         for each in self._candidates:
-            pair = each.name, each.rollout.replaces
+            pair = each.pair
             if (
                 each.phase is not Phase.RETIRED
                 and text.is_coupled
@@ -186,12 +189,10 @@ class Roster:
         error_of: returns the error of a drafter's calibration."""
         for text in texts:
             for trial in text.trials.values():
-                candidate = self._of(trial.pair[0])
-                for num_places, stretch in trial.take_due(text.tokens, ends=ends):
-                    if candidate is not None and candidate.phase == trial.phase:
-                        former = candidate.phase, candidate.num_places + num_places
-                        why = candidate.enter(num_places, stretch, error_of(candidate.name))
-                        self._note(candidate, *former, why)
+                candidate, place = self._by_name.get(trial.pair[0], (None, 0))
+                for places in trial.take_due(text.tokens, ends=ends):
+                    if candidate is not None and not place and candidate.phase == trial.phase:
+                        candidate.enter(*places, error_of(candidate.name))
 
     def note_faults(self, faults: Mapping[str, Mapping[str, int]]) -> None:
         """Note the faults of drafters so far, by name and reason."""
@@ -199,10 +200,8 @@ class Roster:
             total = sum(faults.get(candidate.name, {}).values())
             num_new = total - self._faults.get(candidate.name, 0)
             self._faults[candidate.name] = total
-            former = candidate.phase, candidate.num_places
             # Another process under its name counts from zero.
-            why = candidate.note_faults(total if num_new < 0 else num_new)
-            self._note(candidate, *former, why)
+            candidate.note_faults(total if num_new < 0 else num_new)
 
     def record(self, recorder: Recorder) -> None:
         """Export the phases as metrics."""
@@ -240,27 +239,6 @@ class Roster:
             if not candidate.num_places:
                 candidate.restore(each)
         self.num_changes += 1
-
-    def _of(self, name: str) -> Candidate | None:
-        candidate, place = self._by_name.get(name, (None, 0))
-        return candidate if place == 0 else None
-
-    def _note(self, candidate: Candidate, former: Phase, num_places: int, why: str) -> None:
-        if not why:
-            return
-        self.num_changes += 1
-        self._changed[candidate.name, candidate.phase] += 1
-        level = logging.WARNING if candidate.phase is Phase.RETIRED else logging.INFO
-        log.log(
-            level,
-            "rollout name=%s replaces=%s phase=%s former=%s places=%d: %s",
-            candidate.name,
-            candidate.rollout.replaces,
-            candidate.phase,
-            former,
-            num_places,
-            why,
-        )
 
 
 def _in_sample(candidate: Candidate, text: Text) -> bool:
