@@ -163,7 +163,6 @@ class Growing:
         """Move on to `position` of the text; nodes below the committed path are kept."""
         tree, _ = self.at(text, now)
         followed = text.token_ids[self.position : position]
-        rest = reroot(tree, followed)
-        self.kept = len(rest.tree) if rest.hit else 0
+        self.kept = len(reroot(tree, followed).tree)
         self.position, self.since_s = position, now
         self.known.clear()

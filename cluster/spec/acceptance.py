@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -44,13 +44,11 @@ _PRIOR_TREES = 8.0
 _WEIGHED_RANK = 3
 # ... and is at least this, so that calibration alone decides about the nodes of a poor drafter.
 LEAST_WEIGHT = 0.05
-# Limit for scores, because clients name tasks and models change; the oldest score is dropped.
+# Limit for scores, because clients name tasks and models change; the oldest task's is dropped.
 _MAX_SCORES = 1024
 # Between a drafter's name and its model's hash, and the digits of that.
 _WITH = "@"
 _SHOWN = 12
-
-Key = TypeVar("Key", tuple[str, Group], tuple[str, bool])
 
 
 @record
@@ -166,8 +164,8 @@ class AcceptanceModel:
 
     def __init__(self) -> None:
         self._versions: dict[str, str] = {}  # the drafters' names with their models' hashes
-        self._scores: dict[tuple[str, Group], Score] = {}  # by these
-        self._of_all_tasks: dict[tuple[str, bool], Score] = {}  # by these and the law
+        # By these, the task, None = all of them, and whether texts are sampled.
+        self._scores: dict[tuple[str, str | None, bool], Score] = {}
 
     def meet(self, drafter: str, model_hash: str) -> bool:
         """Score a drafter by this model from now on, "" = it has none; True if that is another."""
@@ -180,13 +178,19 @@ class AcceptanceModel:
     def known(self, drafter: str, group: Group) -> Score:
         """Return the score to use: that of the group, or that of all tasks while it is new."""
         own = self.score(drafter, group)
-        return own if own.num_trees >= evidence.FEW else self._of_all(drafter, group[1])
+        return own if own.num_trees >= evidence.FEW else self.score(drafter, (None, group[1]))
 
-    def score(self, drafter: str, group: Group) -> Score:
-        return _of(self._scores, (self._version(drafter), group))
+    def score(self, drafter: str, group: tuple[str | None, bool]) -> Score:
+        """group: with task None, that of all tasks."""
+        return self._score((self._version(drafter), *group))
 
-    def _of_all(self, drafter: str, is_sampled: bool) -> Score:
-        return _of(self._of_all_tasks, (self._version(drafter), is_sampled))
+    def _score(self, key: tuple[str, str | None, bool]) -> Score:
+        found = self._scores.get(key)
+        if found is None:
+            if len(self._scores) >= _MAX_SCORES:
+                del self._scores[min(self._scores, key=lambda each: each[1] is None)]
+            found = self._scores[key] = Score()
+        return found
 
     def learn(self, fates: Sequence[Fate]) -> list[int]:
         """Enter trees whose outcome is known, each into the score of its group and into that of all
@@ -200,7 +204,7 @@ class AcceptanceModel:
         scores: list[Score] = []
         for fate in known:
             drafter, group = fate.seen.drafter, fate.seen.group
-            scores += self.score(drafter, group), self._of_all(drafter, group[1])
+            scores += self.score(drafter, group), self.score(drafter, (None, group[1]))
         if native.is_available():
             found = iter(native.score_trees(known, scores, _WEIGHED_RANK, TREE_DECAY))
             for score in scores:
@@ -211,16 +215,16 @@ class AcceptanceModel:
 
     def calibration_error(self, drafter: str) -> float:
         """Return the greatest error of its calibration over all tasks, of its laws."""
-        scores = [self._of_all(drafter, is_sampled) for is_sampled in (False, True)]
+        scores = [self.score(drafter, (None, is_sampled)) for is_sampled in (False, True)]
         known = [each for each in scores if each.num_trees >= evidence.FEW]
         return max((each.calibrator.expected_error() for each in known), default=0.0)
 
     def __iter__(self) -> Iterator[tuple[str, Group, Score]]:
         """The scores of the drafters as they are now."""
-        for (version, group), score in self._scores.items():
+        for (version, task, is_sampled), score in self._scores.items():
             drafter = name_of(version)
-            if version == self._version(drafter):
-                yield drafter, group, score
+            if task is not None and version == self._version(drafter):
+                yield drafter, (task, is_sampled), score
 
     def table(self) -> list[dict[str, object]]:
         """Every score as a plain record, for status reports: JSON has no infinite numbers."""
@@ -243,18 +247,12 @@ class AcceptanceModel:
 
     def export(self) -> list[Any]:
         """Return the scores as plain values; task None stands for all tasks."""
-        own = [[each, *group, score.export()] for (each, group), score in self._scores.items()]
-        for (version, is_sampled), score in self._of_all_tasks.items():
-            own.append([version, None, is_sampled, score.export()])
-        return own
+        return [[*key, score.export()] for key, score in self._scores.items()]
 
     def restore(self, state: Sequence[Any]) -> None:
         for version, task, is_sampled, score in state:
-            if task is None:
-                found = _of(self._of_all_tasks, (str(version), bool(is_sampled)))
-            else:
-                found = _of(self._scores, (str(version), (str(task), bool(is_sampled))))
-            found.restore(score)
+            task = None if task is None else str(task)
+            self._score((str(version), task, bool(is_sampled))).restore(score)
 
 
 def _learned(fate: Fate, own: Score, of_all: Score) -> int:
@@ -274,16 +272,6 @@ def versioned(drafter: str, model_hash: str) -> str:
 def name_of(version: str) -> str:
     """The drafter's own name, of what `versioned` gives."""
     return version.partition(_WITH)[0]
-
-
-def _of(scores: dict[Key, Score], key: Key) -> Score:
-    """The score of a key, a new one for one that is not known."""
-    found = scores.get(key)
-    if found is None:
-        if len(scores) >= _MAX_SCORES:
-            del scores[next(iter(scores))]
-        found = scores[key] = Score()
-    return found
 
 
 def _finite(value: float) -> float | None:

@@ -56,7 +56,10 @@ class Hypothesis:
 
 
 class BeamSearch:
-    """The beams of one prompt.  Submit candidates to `advance` until `is_done`."""
+    """The beams of one prompt.  Submit candidates to `advance` until `is_done`.
+
+    hypotheses: the finished texts, the best first, num_beams at most.
+    """
 
     def __init__(
         self,
@@ -72,8 +75,8 @@ class BeamSearch:
         self._stops = frozenset(stop_token_ids)
         self._num_logprobs = num_logprobs
         self._length = 0
-        self._is_over = False
-        self._finished: list[Hypothesis] = []
+        self.is_done = False
+        self.hypotheses: list[Hypothesis] = []
         # The beams that the next candidates continue, the best first; empty before the first step.
         self.beams: list[Beam] = []
 
@@ -82,15 +85,6 @@ class BeamSearch:
         """Number of a row's most probable tokens that can matter, stop tokens included."""
         return max(2, 1 + len(self._stops)) * self._spec.num_beams
 
-    @property
-    def is_done(self) -> bool:
-        return self._is_over
-
-    @property
-    def hypotheses(self) -> list[Hypothesis]:
-        """The finished texts, the best first, num_beams at most."""
-        return list(self._finished)
-
     def advance(self, token_ids: TokenArray, logprobs: FloatArray) -> None:
         """Make one step.
 
@@ -98,7 +92,7 @@ class BeamSearch:
         each of `beams` (the prompt in the first step), the most probable first;
         k = num_candidates, or the vocabulary where that is smaller.
         """
-        assert not self._is_over, "the search is over"
+        assert not self.is_done, "the search is over"
         assert len(token_ids) == max(1, len(self.beams)), "one row for each beam"
         self._length += 1
         is_last = self._length == self._max_tokens
@@ -113,10 +107,10 @@ class BeamSearch:
             elif rank < num_beams:
                 ended.append(Hypothesis(beam, np.float32(beam.logprob / divisor), is_stopped))
         # Among equal scores the one that was found first stays.
-        ranked = sorted([*self._finished, *ended], key=lambda one: one.score, reverse=True)
-        self._finished = ranked[:num_beams]
+        ranked = sorted([*self.hypotheses, *ended], key=lambda one: one.score, reverse=True)
+        self.hypotheses = ranked[:num_beams]
         self.beams = running[:num_beams]
-        self._is_over = is_last or not self.beams or not self._can_improve()
+        self.is_done = is_last or not self.beams or not self._can_improve()
 
     def _best(self, token_ids: TokenArray, logprobs: FloatArray) -> list[Beam]:
         """The step's best candidates of all beams, the best first."""
@@ -145,7 +139,7 @@ class BeamSearch:
 
     def _can_improve(self) -> bool:
         """True if an unfinished text may still become one of the best finished ones."""
-        if len(self._finished) < self._spec.num_beams:
+        if len(self.hypotheses) < self._spec.num_beams:
             return True
         if self._spec.early_stopping is True:
             return False
@@ -154,4 +148,4 @@ class BeamSearch:
         hopes_for_longest = self._spec.early_stopping == "never" and power > 0.0
         length = self._max_tokens if hopes_for_longest else self._length
         hoped = np.float32(self.beams[0].logprob / length**power)
-        return bool(hoped > self._finished[-1].score)
+        return bool(hoped > self.hypotheses[-1].score)

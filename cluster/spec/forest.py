@@ -6,7 +6,7 @@ would cost more than the work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -85,42 +85,12 @@ def concatenated(arrays: Sequence[FloatArray]) -> FloatArray:
     return np.concatenate(arrays) if arrays else EMPTY_FLOATS
 
 
-def depths(parents: Indices) -> npt.NDArray[np.int16]:
-    """Distance of each node from its tree's last committed token; int16[n].
-
-    parents: int64[n] as in `Forest`.
-    """
-    found = np.ones(len(parents), dtype=np.int16)
-    for nodes, ancestors in _doublings(parents):
-        found[nodes] += found[ancestors]
-    return found
-
-
 def with_ancestors(parents: Indices, flags: Mask) -> Mask:
     """Return the nodes that have the flag and whose ancestors all have it; parents as above."""
-    found = flags.copy()
-    for nodes, ancestors in _doublings(parents):
-        found[nodes] &= found[ancestors]
-    return found
-
-
-def _doublings(parents: Indices) -> Iterator[tuple[Indices, Indices]]:
-    """Yield the nodes that have an ancestor 1, 2, 4, ... levels above, and those ancestors.
-
-    If a node and this ancestor each have the sum over so many levels, their total is the sum over
-    twice as many, and likewise with other operations.  So the sum over a whole path takes log2 of
-    its length in iterations.  A tree has no cycle, so the iterations end.
-    """
-    nodes, above = np.flatnonzero(parents >= 0), parents
-    for _ in range(len(parents).bit_length()):
-        if len(nodes) == 0:
-            return
-        ancestors = above[nodes]
-        yield nodes, ancestors
-        further = np.full(len(parents), -1, dtype=np.int64)
-        further[nodes] = above[ancestors]
-        above = further
-        nodes = nodes[above[nodes] >= 0]
+    found: list[bool] = []
+    for flag, parent in zip(flags.tolist(), parents.tolist(), strict=True):
+        found.append(flag and (parent < 0 or found[parent]))
+    return np.array(found, dtype=np.bool_)
 
 
 def ranked(survival: FloatArray, owners: Indices, starts: Indices) -> tuple[Indices, Indices]:

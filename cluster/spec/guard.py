@@ -29,20 +29,14 @@ class DeficitGuard:
     """The account of a target under one law at one load.
 
     slowdown: share of plain decoding's time that speculation may cost for good.
-    slack_steps: the allowance in plain steps, a unit that fits any model.
+    slack_steps: the allowance in plain steps, a unit that fits any model.  Both may change.
     """
 
-    __slots__ = ("_allowance_s", "_balance_s", "_slack_steps", "_slowdown")
-
     def __init__(self, slowdown: float, slack_steps: float) -> None:
-        self._slowdown = slowdown
-        self._slack_steps = slack_steps
+        self.slowdown = slowdown
+        self.slack_steps = slack_steps
         self._allowance_s = 0.0
         self._balance_s: float | None = None  # None before the first round
-
-    def allow(self, slowdown: float, slack_steps: float) -> None:
-        """Take other limits from the next round on."""
-        self._slowdown, self._slack_steps = slowdown, slack_steps
 
     @property
     def deficit_s(self) -> float:
@@ -55,7 +49,7 @@ class DeficitGuard:
         Below zero once the account is overdrawn: then not even a round without expected extra time
         may start.
         """
-        return self._slack_steps * step_s if self._balance_s is None else self._balance_s
+        return self.slack_steps * step_s if self._balance_s is None else self._balance_s
 
     def settle(
         self, time_s: float, plain_s: float, step_s: float, *, is_plain: bool = False
@@ -67,10 +61,10 @@ class DeficitGuard:
         the machine would end speculation for good.  What slowdown allows it fills the account with
         the allowance and no more.
         """
-        self._allowance_s = self._slack_steps * step_s
+        self._allowance_s = self.slack_steps * step_s
         balance_s = self._allowance_s if self._balance_s is None else self._balance_s
         former_s = balance_s
-        balance_s += (1.0 + self._slowdown) * plain_s - time_s
+        balance_s += (1.0 + self.slowdown) * plain_s - time_s
         most_s = SAVED * self._allowance_s
         if is_plain:
             balance_s = max(balance_s, min(former_s, 0.0))

@@ -70,7 +70,7 @@ def merge_trees_in_loops(trees: Sequence[Held], num_groups: int) -> MergedTrees:
         share = min(claimed / reached[parent], 1.0) if reached[parent] > 0.0 else 0.0
         survival.append(share * (survival[parent] if parent >= 0 else 1.0))
     return MergedTrees(
-        np.array([each.node if each.hit else -2 for each in rests], dtype=np.int64),
+        np.array([each.node for each in rests], dtype=np.int64),
         join([each.tree for each in rests]),
         concatenated([each.survival for each in rests]),
         concatenated(calibrated),

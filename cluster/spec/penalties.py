@@ -13,6 +13,7 @@ import torch
 
 from cluster.core import SamplingParams, TokenArray, TokenTree
 from cluster.records import record
+from cluster.spec.tree import ancestor_mask
 
 # Float32 can still hold a number of this size after it is multiplied by a count and added to a
 # logit.
@@ -93,12 +94,9 @@ def penalise(logits: torch.Tensor, sequences: Sequence[PenalisedRows]) -> None:
     rows = torch.from_numpy(starts + offsets).to(logits.device)
     output = torch.stack([s.counts.output for s in sequences])[owners]  # [rows, vocab]
     seen = torch.stack([s.counts.seen for s in sequences])[owners]  # [rows, vocab]
-    path_rows, path_tokens = _path_pairs(sequences, sizes)
-    if path_rows:
-        index = torch.tensor([path_rows, path_tokens], device=logits.device)
-        ones = output.new_ones(len(path_rows))
-        output.index_put_((index[0], index[1]), ones, accumulate=True)
-        seen[index[0], index[1]] = True
+    path_rows, path_tokens = _path_pairs(sequences, sizes).to(logits.device)
+    output.index_put_((path_rows, path_tokens), output.new_ones(len(path_rows)), accumulate=True)
+    seen[path_rows, path_tokens] = True
     factors = torch.tensor(
         [single_precision_penalties(sequence.params) for sequence in sequences],
         dtype=torch.float32,
@@ -112,24 +110,15 @@ def penalise(logits: torch.Tensor, sequences: Sequence[PenalisedRows]) -> None:
     logits[rows] = values
 
 
-def _path_pairs(
-    sequences: Sequence[PenalisedRows], sizes: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """Return (row, token) for every row and every token on its path; rows of all `sequences`
-    are numbered together."""
-    rows: list[int] = []
-    tokens: list[int] = []
-    base = 0
+def _path_pairs(sequences: Sequence[PenalisedRows], sizes: Sequence[int]) -> torch.Tensor:
+    """Return (row, token) for every row and every token on its path, int64[2, pairs]; rows of all
+    `sequences` are numbered together."""
+    found, base = [np.empty((2, 0), dtype=np.int64)], 1
     for sequence, size in zip(sequences, sizes, strict=True):
-        paths: list[list[int]] = []
-        tree = sequence.tree
-        edges = zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True)
-        for node, (token, parent) in enumerate(edges):
-            paths.append([token] if parent < 0 else [*paths[parent], token])
-            rows.extend([base + node + 1] * len(paths[node]))
-            tokens.extend(paths[node])
+        rows, nodes = np.nonzero(ancestor_mask(sequence.tree.parents))
+        found.append(np.stack((base + rows, sequence.tree.token_ids[nodes])))
         base += size
-    return rows, tokens
+    return torch.from_numpy(np.concatenate(found, axis=1))
 
 
 @record

@@ -13,7 +13,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from cluster.core import TokenArray, TokenTree, token_array
 from cluster.requests.acceptance_law import DraftLaw, Laws
 from cluster.spec.forest import Floats, Indices
 from cluster.spec.noise import philox, split_seeds
-from cluster.spec.tree import children, depths
+from cluster.spec.tree import children
 
 # A law whose mass is below this has none but for rounding.
 _LEAST_MASS = 1e-12
@@ -115,7 +115,7 @@ def walk_in_turn(
     drawn.  key: seed, stream and the output position at which the step begins.
     Returns (path, token_ids) as `cluster.spec.verify.walk_draws` does.
     """
-    below, numbers = children(tree.parents), _numbers(tree, key)
+    below, (seed, stream, root) = children(tree.parents), key
     node, path = -1, list[int]()
     while True:
         target, own = law_of(node), below[node + 1]
@@ -124,13 +124,14 @@ def walk_in_turn(
             break
         tokens = tree.token_ids[own].astype(np.int64)
         part = _Part(target, laws.get(node), tokens)
-        accepted, rest = try_in_turn(part.target, part.draft, part.tokens, numbers[0][own])
+        numbers = uniforms(ACCEPTS, seed, stream, root + len(path), np.arange(len(own)))
+        accepted, rest = try_in_turn(part.target, part.draft, part.tokens, numbers)
         if accepted < 0:
             weights = part.widened(target, rest)
             break
         node = own[int(accepted)]
         path.append(node)
-    last = draw_from(weights, numbers[1][len(path)])
+    last = draw_from(weights, float(uniforms(EMITS, seed, stream, root + len(path))))
     return token_array(path), token_array([*tree.token_ids[path].tolist(), last])
 
 
@@ -155,28 +156,6 @@ class _Part:
         weights: Floats = target * (law[-1] / others if others > 0.0 else 0.0)
         weights[self._ids] = law[:-1]
         return weights
-
-
-def _numbers(tree: TokenTree, key: tuple[int, int, int]) -> tuple[Floats, Floats]:
-    """Return the numbers that decide each node, and what is emitted behind each path's length."""
-    seed, stream, root = key
-    deep = depths(tree.parents).astype(np.int64)
-    num_lengths = int(deep.max(initial=0)) + 1
-    uses = np.repeat([ACCEPTS, EMITS], [len(tree), num_lengths])
-    behind = np.concatenate((deep - 1, np.arange(num_lengths)))
-    ranks = _ranks(tree.parents.tolist()) + [0] * num_lengths
-    found = uniforms(uses, seed, stream, root + behind, ranks)
-    return found[: len(tree)], found[len(tree) :]
-
-
-def _ranks(parents: Sequence[int]) -> list[int]:
-    """Return the place of each node among its siblings."""
-    seen: dict[int, int] = {}
-    ranks = []
-    for parent in parents:
-        ranks.append(seen.get(parent, 0))
-        seen[parent] = ranks[-1] + 1
-    return ranks
 
 
 def _all_on(token: Indices, like: Floats) -> Floats:

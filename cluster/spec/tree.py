@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from cluster.core import EMPTY_FLOATS, EMPTY_TOKENS, EMPTY_TREE, FloatArray, TokenArray, TokenTree
+from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenArray, TokenTree
 from cluster.records import record
 
 
-def depths(parents: TokenArray) -> TokenArray:
+def depths(parents: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> TokenArray:
     """Distance of each node from the last committed token: children of the context have 1.
 
-    parents: int32[n].  Returns int32[n].
+    parents: int32[n], or int64[n] of a forest.  Returns int32[n].
     """
     found: list[int] = []
     for parent in parents.tolist():
@@ -119,45 +119,33 @@ def subtree(tree: TokenTree, kept: TokenArray) -> TokenTree:
 class RerootResult:
     """The rest of a tree after tokens were committed.
 
-    hit: the tree contained all of them.  node: the old node that is now the last committed token,
-    -1 when nothing was committed.  tree, kept: its descendants, and their old indices (int32[m],
-    ascending).  survival: that of the descendants, given that `node` was reached; empty when none
-    was passed in.
+    node: the old node that is now the last committed token, -1 when nothing was committed, -2 when
+    the tokens left the tree, of which nothing remains then.  tree: its descendants.  survival: that
+    of the descendants, given that `node` was reached; empty when none was passed in.
     """
 
-    hit: bool
     node: int
     tree: TokenTree
-    kept: TokenArray
     survival: FloatArray
-
-
-_MISS = RerootResult(hit=False, node=-1, tree=EMPTY_TREE, kept=EMPTY_TOKENS, survival=EMPTY_FLOATS)
 
 
 def reroot(
     tree: TokenTree,
     committed: Sequence[int] | TokenArray,
-    survival: FloatArray | None = None,
+    survival: FloatArray = EMPTY_FLOATS,
 ) -> RerootResult:
-    """Move the root along `committed`: the subtree of the new root stays, everything else goes.
-
-    If the tokens leave the tree, the result is a miss with an empty tree.
-    """
-    reached, matched = walk(tree, committed)
+    """Move the root along `committed`: the subtree of the new root stays, everything else goes."""
+    root, matched = walk(tree, committed)
     if matched < len(committed):
-        return _MISS
-    root = -1 if reached is None else reached
-    if root < 0:
-        kept = np.arange(len(tree), dtype=np.int32)
-        return RerootResult(True, -1, tree, kept, EMPTY_FLOATS if survival is None else survival)
+        return RerootResult(-2, EMPTY_TREE, EMPTY_FLOATS)
+    if root is None:
+        return RerootResult(-1, tree, survival)
     kept = below(tree.parents, root)
-    rest = EMPTY_FLOATS
-    if survival is not None:
+    if len(survival):
         # The claims are conditional on the old root; condition them on the new one.
         reached_share = max(float(survival[root]), 1e-6)
-        rest = np.minimum(survival[kept] / reached_share, 1.0).astype(np.float32)
-    return RerootResult(True, root, subtree(tree, kept), kept, rest)
+        survival = np.minimum(survival[kept] / reached_share, 1.0).astype(np.float32)
+    return RerootResult(root, subtree(tree, kept), survival)
 
 
 def below(parents: TokenArray, root: int) -> TokenArray:

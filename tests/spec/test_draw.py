@@ -135,15 +135,6 @@ def test_banned_tokens_are_never_drawn() -> None:
     assert 2 not in drawn(logits, params, [0] * 500).token_ids.tolist()
 
 
-def test_drawing_leaves_the_logits_as_they_were() -> None:
-    logits = random_logits(5, 4, 100)
-    before = logits.copy()
-
-    drawn(logits, [SamplingParams(0.7, 0.9)] * 4, range(4))
-
-    assert np.array_equal(logits, before)
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     st.integers(0, 999),

@@ -91,7 +91,7 @@ def test_noise_of_a_plain_round_never_fills_the_account() -> None:
 
 def test_other_limits_hold_from_the_next_round_on() -> None:
     guard, strict = (DeficitGuard(SLOWDOWN, SLACK_STEPS) for _ in range(2))
-    strict.allow(SLOWDOWN, 1.0)
+    strict.slowdown, strict.slack_steps = SLOWDOWN, 1.0
     for each in (guard, strict):
         each.settle(STEP_S, STEP_S, STEP_S, is_plain=True)
     assert guard.max_extra_s(STEP_S) == pytest.approx(SLACK_STEPS * STEP_S)

@@ -42,8 +42,7 @@ def test_the_empty_tree_is_legal_everywhere() -> None:
     assert ancestor_mask(EMPTY_TREE.parents).shape == (0, 0)
     assert children(EMPTY_TREE.parents) == [[]]
     assert walk(EMPTY_TREE, [1]) == (None, 0)
-    assert reroot(EMPTY_TREE, []).hit
-    assert not reroot(EMPTY_TREE, [1]).hit
+    assert [reroot(EMPTY_TREE, tokens).node for tokens in ([], [1])] == [-1, -2]
 
 
 @given(token_trees())
@@ -109,15 +108,14 @@ def test_rerooting_keeps_exactly_the_continuations(tree: TokenTree, committed: l
 
     prefix = tuple(committed)
     everything = paths(tree)
-    assert result.hit == (prefix == () or prefix in everything)
+    assert (result.node >= -1) == (prefix == () or prefix in everything)
     below = [p for p in everything if len(p) > len(prefix) and p[: len(prefix)] == prefix]
     assert paths(result.tree) == [p[len(prefix) :] for p in below]
-    if result.hit:
-        assert [everything[node] for node in result.kept] == below
-        if prefix:
-            assert everything[result.node] == prefix
-            expected = survival[result.kept] / survival[result.node]
-            np.testing.assert_allclose(result.survival, expected, rtol=1e-5)
+    if result.node >= 0:
+        assert everything[result.node] == prefix
+        kept = [everything.index(path) for path in below]
+        expected = survival[kept] / survival[result.node]
+        np.testing.assert_allclose(result.survival, expected, rtol=1e-5)
 
 
 @given(token_trees(), st.lists(st.integers(0, 5), max_size=4), st.integers(0, 4))
@@ -128,6 +126,6 @@ def test_rerooting_twice_equals_rerooting_once(
     first = reroot(tree, committed[:cut])
     twice = reroot(first.tree, committed[cut:])
 
-    assert (first.hit and twice.hit) == once.hit
-    if once.hit:
+    assert (first.node >= -1 and twice.node >= -1) == (once.node >= -1)
+    if once.node >= -1:
         assert paths(twice.tree) == paths(once.tree)

@@ -174,10 +174,3 @@ def test_without_a_compiler_the_answer_is_the_same(monkeypatch: pytest.MonkeyPat
 
     assert are_sound([EMPTY_TREE, TokenTree.chain([1, 2])], None, VOCAB_SIZE)
     assert not are_sound([EMPTY_TREE, cycle], None, VOCAB_SIZE)
-
-
-@given(token_trees(VOCAB_SIZE))
-def test_generated_trees_are_sound(tree: TokenTree) -> None:
-    check_tree(tree, VOCAB_SIZE)
-
-    assert are_sound([tree, tree], None, VOCAB_SIZE)

@@ -1,0 +1,104 @@
+"""A control loop that is fed by hand: steps of texts whose drafts come true as far as is said."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cluster.config.schema import CoordinatorConfig
+from cluster.core import TokenTree, token_array
+from cluster.plan.controller import Controller
+from cluster.plan.in_flight import Moment, Plan, Round
+from cluster.plan.resident import Resident
+from cluster.plan.texts import HeldTree, Text
+from cluster.spec.budget import Ask
+from cluster.spec.step_profile import DraftTime, StepProfile
+from cluster.spec.token_log import TokenLog
+
+GROUP = ("default", False)
+STEP_S = 0.010
+PROFILE = StepProfile.of((1, 16, 64), (STEP_S, STEP_S, 4 * STEP_S))
+SUFFIX, LM = Resident(0, "suffix", True), Resident(1, "lm", False)
+CLAIMED = np.array([0.9, 0.8, 0.7, 0.6], dtype=np.float32)
+
+
+def text_of(name: str, task: str = "default", max_draft_tokens: int = 8, length: int = 1) -> Text:
+    text = Text(name, (task, False), TokenLog(token_array([5] * length)))
+    text.max_draft_tokens, text.names = max_draft_tokens, ("suffix", "lm")
+    return text
+
+
+class Played:
+    """A target with residents and texts.
+
+    depth: so many tokens of a chain are right.  claimed: the survivals of its nodes.
+    """
+
+    residents: tuple[Resident, ...] = (LM,)
+
+    def __init__(
+        self, *, depth: int = 8, num_texts: int = 1, is_shadow: bool = False, **settings: object
+    ) -> None:
+        config = CoordinatorConfig(max_draft_tokens=8, **settings)  # type: ignore[arg-type]
+        self.controller = Controller(config, PROFILE)
+        self.texts = [text_of(f"r{number}") for number in range(num_texts)]
+        self.now, self.depth, self.claimed = 0.0, depth, CLAIMED
+        self._is_shadow = is_shadow
+
+    @property
+    def text(self) -> Text:
+        return self.texts[0]
+
+    def plan(self) -> Plan:
+        moment = Moment(self.now, self.residents)
+        return self.controller.plan(self.texts, [100] * len(self.texts), None, moment)
+
+    def round(self, *, draft_s: float = 0.001) -> Plan:
+        """Make a step of all texts; each then has a new tree if drafts were asked for."""
+        plan = self.plan()
+        counts = [len(item.tree) for item in plan.in_flight]
+        for text, count in zip(self.texts, counts, strict=True):
+            accepted = min(count, self.depth)
+            last = 1 if accepted < self.depth and accepted == count else 9
+            text.tokens.append(token_array([1] * accepted + [last]))
+            text.held.clear()
+            if plan.ask.num_nodes:
+                self.draft(text, plan.ask)
+        turns = self.turns(plan.ask, draft_s) if plan.ask.num_nodes else []
+        spent_s = sum(turn.time_s for turn in turns)
+        self.now += STEP_S + spent_s
+        gained = [1 + min(count, self.depth) for count in counts]
+        done = Round(self.texts, gained, sum(counts), False, STEP_S, spent_s, turns)
+        self.controller.learn(done)
+        self.controller.score(self.texts)
+        return plan
+
+    def draft(self, text: Text, ask: Ask) -> None:
+        self.hold(text, "lm", ask.num_nodes)
+
+    def hold(self, text: Text, name: str, most: int, *, is_look_up: bool = False) -> None:
+        base_len, size = len(text.tokens), min(most, len(self.claimed))
+        tree = TokenTree.chain(([1] * self.depth + [2] * 8)[:size])
+        text.held[name] = HeldTree(
+            base_len,
+            base_len,
+            tree,
+            self.claimed[:size],
+            is_resident=True,
+            is_shadow=self._is_shadow,
+            is_look_up=is_look_up,
+        )
+
+    def turns(self, ask: Ask, draft_s: float) -> list[DraftTime]:
+        return [DraftTime(len(self.texts), ask.num_nodes, "lm", False, draft_s)]
+
+    def run(self, num_rounds: int, *, draft_s: float = 0.001) -> list[Plan]:
+        return [self.round(draft_s=draft_s) for _ in range(num_rounds)]
+
+    def first_ask(self) -> tuple[int, int]:
+        """Return the nodes that are asked for behind the prompt, and the mask."""
+        self.controller.first_ask(self.text, Moment(self.now, self.residents))
+        return self.text.ask.num_nodes, self.text.ask_mask
+
+    def verified(self, num_rounds: int) -> list[int]:
+        """The nodes that each step verifies for the first text."""
+        return [len(plan.in_flight[0].tree) for plan in self.run(num_rounds)]
