@@ -28,7 +28,7 @@ from benchmarks.replay.synthetic import KINDS, specialists
 from benchmarks.support.options import add_options, parser_of
 from benchmarks.support.record import Record
 from cluster.plan import ensemble, load, standing
-from cluster.plan.arms import ArmWorth
+from cluster.plan.arms import Arm
 from cluster.plan.standing import Standing, Turn
 from cluster.records import frozen
 from cluster.simulate.replay import Adaptive, Simulation
@@ -63,13 +63,14 @@ def _without(change: Callable[[load.TargetModel], None]) -> Any:
 
 def _never_tries(target: load.TargetModel) -> None:
     for law in target.laws:
-        law.tried = _Never(), _Never()
+        for arm in law.arms:
+            arm.tried = _Never()
 
 
-def _whole_turns(self: ArmWorth, weights: Any, trust: float, prices: Any) -> Any:
+def _whole_turns(self: Arm, weights: Any, prices: Any) -> Any:
     """Return what each size brings if all its nodes are verified."""
     nodes = len(weights) * self._nodes.sum(axis=1).cumsum()
-    tokens = trust * float(weights.sum()) * self._tokens.sum(axis=1).cumsum()
+    tokens = self.trust * float(weights.sum()) * self._tokens.sum(axis=1).cumsum()
     extra_s = np.interp(nodes, NODE_EDGES, prices.extra_s)
     return np.where(self._turns > 0, np.maximum(tokens - prices.rate * extra_s, 0.0), 0.0)
 
@@ -78,13 +79,13 @@ Patch = Callable[[], Any]
 # Corrections of a probability, then explorers.
 MECHANISMS: dict[str, Patch] = {
     "calibration": lambda: patch.object(Calibrator, "_fit", lambda self: self.sums[-1:].fill(0)),
-    "trust": lambda: patch.object(load.Trust, "share", 1.0),
+    "trust": lambda: patch.object(Arm, "trust", 1.0),
     "outcomes in a text": lambda: patch.object(
         Standing, "expected", lambda self, drafter, place, prior: prior
     ),
     "change within a text": lambda: patch.object(standing, "_CHANGED_SHARE", 0.0),
     "weights of a merge": lambda: patch.object(Score, "weight", lambda self: 1.0),
-    "histogram of worth": lambda: patch.object(ArmWorth, "values", _whole_turns),
+    "histogram of worth": lambda: patch.object(Arm, "values", _whole_turns),
     "tries of arms": lambda: _without(_never_tries),
     "tries of models": lambda: patch.object(ensemble.Ensemble, "add_tries", lambda *_: 0.0),
     "more of first tries": lambda: patch.object(standing, "_FIRST_SHARE", 0.003),

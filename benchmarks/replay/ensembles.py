@@ -27,12 +27,13 @@ from tqdm import tqdm
 from benchmarks.replay.machines import MACHINES
 from benchmarks.replay.synthetic import KINDS, USELESS, Leads, kind_at, specialists
 from benchmarks.support.options import add_options, parser_of
+from cluster.core import TokenTree
+from cluster.plan.in_flight import Round
 from cluster.plan.resident import EVERYONE
 from cluster.records import frozen
-from cluster.simulate.replay import Adaptive, Playing, Simulation, Step, Times
+from cluster.simulate.replay import Adaptive, Playing, Simulation
 from cluster.simulate.texts import RecordedText, load
 from cluster.simulate.world import Pool, recorded
-from cluster.spec.budget import Ask
 
 # Tokens of a text after which the loop is to know it.
 KNOWN_AFTER = 200
@@ -52,17 +53,15 @@ class Watched(Adaptive):
 
     tokens, time_s, known_tokens, known_s = 0, 0.0, 0, 0.0
 
-    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
+    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Sequence[TokenTree]:
         for own in batch:
             own.text.group = "default", own.recorded.is_sampled
         return super().plan(batch, now, prompt_rows)
 
-    def learn(
-        self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
-    ) -> None:
-        super().learn(batch, step, num_tokens, times)
-        share_s = (times.step_s + times.draft_s) / max(len(batch), 1)
-        for own, count in zip(batch, num_tokens, strict=True):
+    def learn(self, batch: Sequence[Playing], done: Round) -> None:
+        super().learn(batch, done)
+        share_s = ((done.step_time_s or 0.0) + done.draft_time_s) / max(len(batch), 1)
+        for own, count in zip(batch, done.num_tokens, strict=True):
             self.tokens, self.time_s = self.tokens + count, self.time_s + share_s
             if own.position - count >= KNOWN_AFTER:
                 self.known_tokens, self.known_s = self.known_tokens + count, self.known_s + share_s
@@ -71,28 +70,27 @@ class Watched(Adaptive):
 class Oracle(Watched):
     """The same; each text may ask the specialist alone whose kind it is of at present."""
 
-    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
+    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Sequence[TokenTree]:
         for own in batch:
             own.text.names = (kind_at(own.recorded, own.position),)
         return super().plan(batch, now, prompt_rows)
 
-    def first_ask(self, own: Playing, now: float) -> Ask:
+    def first_ask(self, own: Playing, now: float) -> None:
         own.text.names = (kind_at(own.recorded, own.position),)
-        return super().first_ask(own, now)
+        super().first_ask(own, now)
 
 
 class Told(Watched):
     """The same; it knows from each prompt what every model will bring, and all of them read it."""
 
-    def first_ask(self, own: Playing, now: float) -> Ask:
-        ask = super().first_ask(own, now)
+    def first_ask(self, own: Playing, now: float) -> None:
+        super().first_ask(own, now)
         for name in KINDS:
             is_own = name == kind_at(own.recorded, 0)
             for outcome in (2, 3, 2, 2) * 2 if is_own else (1,) * 8:
                 own.text.standing.note(name, 0, outcome)
-        if ask.num_nodes:
-            own.text.take_ask(ask, EVERYONE, self._pool.residents)
-        return ask
+        if own.text.ask.num_nodes:
+            own.text.take_ask(own.text.ask, EVERYONE, self._pool.residents)
 
 
 @frozen

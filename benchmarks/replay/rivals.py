@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cluster.core import EMPTY_TOKENS, EMPTY_TREE, TokenTree
-from cluster.simulate.replay import Playing, Step, Times
+from cluster.plan.in_flight import Round
+from cluster.simulate.replay import Playing
 from cluster.simulate.texts import RecordedText
 from cluster.simulate.world import NOTHING, Offer, Source
 from cluster.spec.budget import Ask
@@ -22,7 +23,7 @@ class Fixed:
     def __init__(self, num_nodes: int) -> None:
         self._num_nodes = num_nodes
 
-    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
+    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Sequence[TokenTree]:
         trees = []
         for own in batch:
             tree = EMPTY_TREE
@@ -35,14 +36,13 @@ class Fixed:
             elif own.offers:
                 ((tree, _),) = own.offers.values()
             trees.append(tree)
-        return Step(trees, Ask(self._num_nodes))
+            own.text.ask = Ask(self._num_nodes)
+        return trees
 
-    def first_ask(self, own: Playing, now: float) -> Ask:
-        return Ask(self._num_nodes)
+    def first_ask(self, own: Playing, now: float) -> None:
+        own.text.ask = Ask(self._num_nodes)
 
-    def learn(
-        self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
-    ) -> None:
+    def learn(self, batch: Sequence[Playing], done: Round) -> None:
         pass
 
 

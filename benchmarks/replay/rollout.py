@@ -30,10 +30,11 @@ from benchmarks.support.record import rows
 from cluster.config.rollout import RolloutConfig
 from cluster.core import TokenTree
 from cluster.plan.candidate import Phase
+from cluster.plan.in_flight import Round
 from cluster.plan.roster import Roster
 from cluster.plan.scores import DraftScores
 from cluster.records import frozen
-from cluster.simulate.replay import Adaptive, Playing, Simulation, Step, Times
+from cluster.simulate.replay import Adaptive, Playing, Simulation
 from cluster.simulate.texts import RecordedText, load
 from cluster.simulate.world import Machine, Offer, Pool, Source, recorded
 
@@ -137,15 +138,13 @@ class Watched(Adaptive):
         self._now = 0.0
         self.is_poisoned = False
 
-    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
+    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Sequence[TokenTree]:
         self._now = now
         return super().plan(batch, now, prompt_rows)
 
-    def learn(
-        self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
-    ) -> None:
+    def learn(self, batch: Sequence[Playing], done: Round) -> None:
         (former,) = self._roster.table()
-        super().learn(batch, step, num_tokens, times)
+        super().learn(batch, done)
         (now,) = self._roster.table()
         played, phase = self._played, Phase(str(now["phase"]))
         if self.is_poisoned and played.phase is not Phase.RETIRED:

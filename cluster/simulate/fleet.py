@@ -57,18 +57,12 @@ class Ended:
 
 @frozen
 class Outcome:
-    """A run.  num_asked, tokens_asked: of all requests; num_refused, tokens_refused: of those that
-    found the queue full.  emitted, from_s: tokens from the moment on that counts, and that moment;
-    tokens_emitted, tokens_left: of all texts, and what is left of those running or in the queue.
-    """
+    """A run.  num_asked: of all requests; num_refused: of those that found the queue full.
+    emitted, from_s: tokens from the moment on that counts, and that moment."""
 
     ended: Sequence[Ended]
     num_asked: int
     num_refused: int
-    tokens_asked: float
-    tokens_refused: float
-    tokens_emitted: float
-    tokens_left: float
     emitted: float
     from_s: float
     seconds: float
@@ -131,7 +125,6 @@ class Fleet:
         self._lengths = np.array([len(text.token_ids) for text in texts], dtype=np.float64)
         self._numbers = self._endless()
         self._num_running = self._num_asked = self._num_refused = 0
-        self._tokens_asked = self._tokens_refused = 0.0
         self._ended: list[Ended] = []
         self._changed: dict[int, None] = {}  # targets whose next event has to be noted
 
@@ -157,16 +150,11 @@ class Fleet:
                 for _ in range(num_ended if load.streams else 0):
                     self._ask(now)
             self._open_texts(now)
-        emitted = self._emitted(seconds)
         return Outcome(
             self._ended,
             self._num_asked,
             self._num_refused,
-            self._tokens_asked,
-            self._tokens_refused,
-            emitted,
-            self._left(seconds),
-            emitted - before,
+            self._emitted(seconds) - before,
             from_s,
             seconds,
         )
@@ -175,10 +163,8 @@ class Fleet:
         """Take a request; the texts are asked for in turn, each time in another order."""
         number = next(self._numbers)
         self._num_asked += 1
-        self._tokens_asked += self._lengths[number]
         if len(self._queue) - self._num_free >= self._limits.max_queued:
             self._num_refused += 1
-            self._tokens_refused += self._lengths[number]
         else:
             self._queue.append((number, now))
 
@@ -283,15 +269,6 @@ class Fleet:
                 lengths = self._lengths[target.numbers]
                 running += float((lengths * (1.0 - np.clip(target.left, 0.0, 1.0))).sum())
         return running + sum(each.num_tokens for each in self._ended)
-
-    def _left(self, now: float) -> float:
-        """Return the tokens that running texts and those in the queue lack."""
-        lacking = sum(float(self._lengths[number]) for number, _ in self._queue)
-        for target in self._targets:
-            if target.running:
-                lengths = self._lengths[target.numbers]
-                lacking += float((lengths * np.clip(target.left, 0.0, 1.0)).sum())
-        return lacking
 
     def _endless(self) -> Iterator[int]:
         while True:

@@ -5,6 +5,7 @@ When a text ends, the next one takes its place.  The first minutes count too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,17 +14,16 @@ import numpy as np
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import Proposal, TokenTree
-from cluster.plan.controller import Controller
+from cluster.plan.controller import Controller, any_sampled
 from cluster.plan.in_flight import Moment, Round
-from cluster.plan.resident import DraftTurn
 from cluster.plan.roster import lot_of
 from cluster.plan.scores import DraftScores
 from cluster.plan.texts import Text
 from cluster.records import frozen
 from cluster.simulate.texts import RecordedText
 from cluster.simulate.world import Growing, Machine, Offer, Pool
-from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.step_cost import MAX_COMMIT
+from cluster.spec.step_profile import DraftTime
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import walk
 
@@ -54,38 +54,20 @@ class Playing:
         return len(self.recorded.token_ids) - self.position
 
 
-@frozen
-class Step:
-    """A policy's decision: a tree per text to verify, and the drafts to ask residents for."""
-
-    trees: Sequence[TokenTree]
-    ask: Ask = NO_DRAFTS
-
-
-@frozen
-class Times:
-    """Seconds of a step and of drafting.  prompt_rows: rows of prompts in the step.  turns: of the
-    residents, for the texts that had been read before the step."""
-
-    step_s: float
-    draft_s: float
-    prompt_rows: int
-    turns: Sequence[DraftTurn] = ()
-
-
 class Policy(Protocol):
     """Decides about drafts."""
 
-    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step: ...
-
-    def first_ask(self, own: Playing, now: float) -> Ask:
-        """Return the drafts to ask residents for after a text's prompt is read."""
+    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Sequence[TokenTree]:
+        """Return a tree per text to verify; the texts keep the drafts to ask residents for."""
         ...
 
-    def learn(
-        self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
-    ) -> None:
-        """Learn that the texts have moved on by num_tokens."""
+    def first_ask(self, own: Playing, now: float) -> None:
+        """Let a text whose prompt is read keep the drafts to ask residents for."""
+        ...
+
+    def learn(self, batch: Sequence[Playing], done: Round) -> None:
+        """Learn that the texts have moved on.  Turns are those for texts that had been read before
+        the step."""
         ...
 
 
@@ -134,8 +116,8 @@ class Simulation:
             new = [own for own in batch if own.prompt_rows]
             decoding = [own for own in batch if not own.prompt_rows]
             prompt_rows = sum(_chunks(new, max_rows - len(decoding)))
-            step = policy.plan(decoding, now, prompt_rows) if decoding else Step([])
-            size = sum(len(tree) for tree in step.trees)
+            trees = policy.plan(decoding, now, prompt_rows) if decoding else []
+            size = sum(len(tree) for tree in trees)
             jitter = float(np.exp(_JITTER * generator.standard_normal()))
             chunks = _chunks(new, max_rows - len(decoding) - size)
             num_rows = len(decoding) + size + sum(chunks)
@@ -150,12 +132,12 @@ class Simulation:
             plain_s += read_s * jitter
             emitted = [
                 min(walk(tree, own.recorded.token_ids[own.position :])[1] + 1, own.remaining)
-                for tree, own in zip(step.trees, decoding, strict=True)
+                for tree, own in zip(trees, decoding, strict=True)
             ]
             now += step_s
             for own, count in zip(decoding, emitted, strict=True):
-                self._commit(own, count, now, step.ask)
-            drafted_in = self._turns(decoding, step.ask)
+                self._commit(own, count, now)
+            drafted_in = self._turns(decoding)
             draft_s = sum(turn.time_s for turn in drafted_in)
             num_read = 0
             for own, chunk in zip(new, chunks, strict=True):
@@ -163,13 +145,19 @@ class Simulation:
                 if own.prompt_rows:
                     continue
                 num_read += 1
-                ask = policy.first_ask(own, now)
-                self._commit(own, 1, now, ask)
-                draft_s += sum(turn.time_s for turn in self._turns([own], ask))
+                policy.first_ask(own, now)
+                self._commit(own, 1, now)
+                draft_s += sum(turn.time_s for turn in self._turns([own]))
             now += draft_s
             for own in new:
                 own.began_s = now
-            policy.learn(decoding, step, emitted, Times(step_s, draft_s, sum(chunks), drafted_in))
+            texts = [own.text for own in decoding]
+            is_sampled = any_sampled(texts)
+            prompt_rows = sum(chunks)
+            policy.learn(
+                decoding,
+                Round(texts, emitted, size, is_sampled, step_s, draft_s, drafted_in, prompt_rows),
+            )
             tokens += sum(emitted) + num_read
             plain_s += (
                 (sum(emitted) + num_read) / len(running) * only_step_s * jitter if running else 0.0
@@ -182,17 +170,18 @@ class Simulation:
                     batch[place] = self._open(order, place, turns, now)
         return Outcome(tokens, now, plain_s, rounds, nodes)
 
-    def _turns(self, batch: Sequence[Playing], ask: Ask) -> list[DraftTurn]:
+    def _turns(self, batch: Sequence[Playing]) -> list[DraftTime]:
         """Let residents read and draft; returns their turns."""
-        turns: list[DraftTurn] = []
+        turns: list[DraftTime] = []
         num_look_ups = sum(each.is_look_up for each in self._pool.residents)
         for each in self._pool.residents:
-            asked = [own for own in batch if own.text.ask_mask & each.bit and ask.num_nodes]
+            asked = [
+                own for own in batch if own.text.ask_mask & each.bit and own.text.ask.num_nodes
+            ]
             if not asked:
                 continue
-            time_s = self._machine.draft_s(
-                len(asked), ask.num_nodes, num_look_ups if each.is_look_up else 0
-            )
+            size = len(asked), asked[0].text.ask.num_nodes
+            time_s = self._machine.draft_s(*size, num_look_ups if each.is_look_up else 0)
             num_read = 0
             for own in () if each.is_look_up else asked:
                 length = own.recorded.prompt_len + own.position
@@ -200,7 +189,7 @@ class Simulation:
                 if lacking > MAX_COMMIT:
                     num_read += 1
                     time_s += self._machine.read_s * lacking
-            turns.append(DraftTurn(each.name, len(asked), ask.num_nodes, time_s, num_read))
+            turns.append(DraftTime(*size, each.name, each.is_look_up, time_s, num_read))
         return turns
 
     def _open(self, order: list[int], place: int, turns: list[int], now: float) -> Playing:
@@ -218,7 +207,7 @@ class Simulation:
         }
         return playing
 
-    def _commit(self, own: Playing, count: int, now: float, ask: Ask) -> None:
+    def _commit(self, own: Playing, count: int, now: float) -> None:
         ids = own.recorded.token_ids[own.position : own.position + count]
         own.text.tokens.append(ids)
         own.position += count
@@ -227,11 +216,9 @@ class Simulation:
             return
         for growing in own.growing.values():
             growing.commit(own.recorded, own.position, now)
-        if ask.num_nodes:
+        if num_nodes := own.text.ask.num_nodes:
             own.offers = {
-                each.name: self._pool.sources[each.name].best(
-                    own.recorded, own.position, ask.num_nodes
-                )
+                each.name: self._pool.sources[each.name].best(own.recorded, own.position, num_nodes)
                 for each in self._pool.residents
                 if own.text.ask_mask & each.bit
             }
@@ -259,61 +246,39 @@ class Adaptive:
         """learned: a state that another controller has exported.  scores: for rollouts."""
         self._config = config or CoordinatorConfig()
         times = machine.draft_times(pool.residents)
-        self._controller = Controller(self._config, machine.profile, times, scores)
+        self.controller = Controller(self._config, machine.profile, times, scores)
         if learned is not None:
-            self._controller.restore(learned)
+            self.controller.restore(learned)
         self._pool, self._max_rows = pool, machine.max_rows
-        self.whys: dict[str, int] = {}
+        self.whys: Counter[str] = Counter()
 
-    @property
-    def controller(self) -> Controller:
-        return self._controller
-
-    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
-        controller, texts = self._controller, [own.text for own in batch]
+    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Sequence[TokenTree]:
+        controller, texts = self.controller, [own.text for own in batch]
         for own in batch:
             self._offer(own, now)
             controller.scores.roster.assign(own.text)
         moment = Moment(now, self._pool.residents, prompt_rows)
         max_depths, room = [own.remaining - 1 for own in batch], self._max_rows - len(batch)
         plan = controller.plan(texts, max_depths, max(room, 0), moment)
-        why = plan.why.name.lower()
-        self.whys[why] = self.whys.get(why, 0) + 1
-        return Step([item.tree for item in plan.in_flight], plan.ask)
+        self.whys[plan.why.name.lower()] += 1
+        return [item.tree for item in plan.in_flight]
 
-    def first_ask(self, own: Playing, now: float) -> Ask:
+    def first_ask(self, own: Playing, now: float) -> None:
         own.text.max_draft_tokens = self._config.max_draft_tokens
-        if not self._pool.residents:
-            return NO_DRAFTS
-        self._controller.first_ask(own.text, Moment(now, self._pool.residents))
-        return own.text.ask
+        if self._pool.residents:
+            self.controller.first_ask(own.text, Moment(now, self._pool.residents))
 
-    def learn(
-        self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
-    ) -> None:
-        controller, texts = self._controller, [own.text for own in batch]
-        for text in texts:
+    def learn(self, batch: Sequence[Playing], done: Round) -> None:
+        for text in done.texts:
             text.num_steps += 1
-        num_nodes = sum(len(tree) for tree in step.trees)
-        if texts:
-            controller.learn(
-                Round(
-                    texts,
-                    num_tokens,
-                    num_nodes,
-                    texts[0].is_sampled,
-                    times.step_s,
-                    times.draft_s,
-                    times.turns,
-                    times.prompt_rows,
-                )
-            )
-        controller.score([own.text for own in batch if own.remaining])
-        controller.score([own.text for own in batch if not own.remaining], ends=True)
+        self.controller.learn(done)
+        for ends in (False, True):
+            over = [own.text for own in batch if (own.remaining == 0) is ends]
+            self.controller.score(over, ends=ends)
 
     def _offer(self, own: Playing, now: float) -> None:
         grown = {name: growing.at(own.recorded, now) for name, growing in own.growing.items()}
-        text, scores = own.text, self._controller.scores
+        text, scores = own.text, self.controller.scores
         asked = scores.roster.asked(text)
         offers = {name: each for name, each in (own.offers | grown).items() if name in asked}
         for name, (tree, claimed) in offers.items():

@@ -15,9 +15,12 @@ import numpy.typing as npt
 
 from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.records import record
+from cluster.spec.forest import concatenated, join
 
 # A file with another version has another form.
 _FORMAT = 1
+# Of `RecordedTrees`, beside the survivals.
+_COLUMNS = ("offsets", "token_ids", "parents")
 
 
 @record
@@ -42,15 +45,10 @@ class RecordedTrees:
     @classmethod
     def of(cls, trees: Sequence[tuple[TokenTree, FloatArray]]) -> RecordedTrees:
         """The trees of positions 0, 1, 2 ..."""
-        offsets = np.zeros(len(trees) + 1, dtype=np.int64)
-        np.cumsum([len(tree) for tree, _ in trees], out=offsets[1:])
-        empty = np.empty(0)
-        return cls(
-            offsets,
-            np.concatenate([empty, *(tree.token_ids for tree, _ in trees)]).astype(np.int32),
-            np.concatenate([empty, *(tree.parents for tree, _ in trees)]).astype(np.int32),
-            np.concatenate([empty, *(survival for _, survival in trees)]).astype(np.float32),
-        )
+        forest = join([tree for tree, _ in trees])
+        parents = np.maximum(forest.parents - forest.starts[forest.owners], -1).astype(np.int32)
+        survival = concatenated([survival for _, survival in trees])
+        return cls(forest.starts, forest.token_ids, parents, survival)
 
 
 @record
@@ -82,12 +80,10 @@ def save(path: Path, texts: Sequence[RecordedText], about: Mapping[str, object])
     for index, text in enumerate(texts):
         arrays[f"{index}.text"] = text.token_ids
         for number, name in enumerate(drafters):
-            trees = text.trees[name]
-            arrays[f"{index}.{number}.offsets"] = trees.offsets
-            arrays[f"{index}.{number}.token_ids"] = trees.token_ids
-            arrays[f"{index}.{number}.parents"] = trees.parents
+            for column in _COLUMNS:
+                arrays[f"{index}.{number}.{column}"] = getattr(text.trees[name], column)
             # Survivals are estimates: three digits say all there is to them.
-            arrays[f"{index}.{number}.survival"] = trees.survival.astype(np.float16)
+            arrays[f"{index}.{number}.survival"] = text.trees[name].survival.astype(np.float16)
     with path.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
@@ -102,9 +98,7 @@ def load(path: Path) -> list[RecordedText]:
         for index, (prompt_len, task, is_sampled) in enumerate(header["texts"]):
             trees = {
                 name: RecordedTrees(
-                    arrays[f"{index}.{number}.offsets"],
-                    arrays[f"{index}.{number}.token_ids"],
-                    arrays[f"{index}.{number}.parents"],
+                    *(arrays[f"{index}.{number}.{column}"] for column in _COLUMNS),
                     arrays[f"{index}.{number}.survival"].astype(np.float32),
                 )
                 for number, name in enumerate(header["drafters"])

@@ -19,7 +19,7 @@ from cluster.plan.resident import Resident
 from cluster.plan.scores import DraftScores
 from cluster.plan.standing import Standing, Turn
 from cluster.plan.texts import Text
-from cluster.simulate.replay import Outcome, Playing, Simulation, Step
+from cluster.simulate.replay import Outcome, Playing, Simulation
 from cluster.simulate.texts import RecordedText
 from cluster.simulate.world import Pool, recorded
 from cluster.spec.acceptance import AcceptanceModel, Seen
@@ -37,13 +37,15 @@ class Noted(Watched):
     asked: number of rounds by (quarter of the text, kind there, names), once something is known.
     """
 
-    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
-        step = super().plan(batch, now, prompt_rows)
-        for own in batch if step.ask.num_nodes and now > SECONDS / 2 else ():
+    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Sequence[TokenTree]:
+        trees = super().plan(batch, now, prompt_rows)
+        for own in batch if now > SECONDS / 2 else ():
+            if not own.text.ask.num_nodes:
+                continue
             names = [each.name for each in self._pool.residents if own.text.ask_mask & each.bit]
             kind = kind_at(own.recorded, own.position)
             self.asked[own.position * 4 // len(own.recorded.token_ids), kind, *names] += 1
-        return step
+        return trees
 
     asked: Counter[tuple[int | str, ...]]
 

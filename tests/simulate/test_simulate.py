@@ -51,13 +51,14 @@ def run(
 @pytest.mark.parametrize(
     "load", [Load(streams=32), Load(requests_per_s=20.0), Load(requests_per_s=500.0)]
 )
-def test_every_token_that_was_asked_for_is_emitted_or_lacking_or_refused(
+def test_every_text_that_was_asked_for_is_refused_or_open_or_over(
     scene: Scene, times: DecodeTimes, load: Load
 ) -> None:
     outcome = run(scene, times, load)
-    known = outcome.tokens_emitted + outcome.tokens_left + outcome.tokens_refused
-    assert outcome.tokens_asked == pytest.approx(known, rel=1e-9)
-    assert sum(each.num_tokens for each in outcome.ended) <= outcome.tokens_emitted
+    late = [each for each in outcome.ended if each.ended_at >= outcome.from_s]
+    # Of the texts that run at either end of the time that counts, only a part is emitted in it.
+    num_cut = 2 * 4 * 16 * max(len(text.token_ids) for text in scene.texts)
+    assert outcome.emitted == pytest.approx(sum(each.num_tokens for each in late), abs=num_cut)
     num_open = outcome.num_asked - outcome.num_refused - len(outcome.ended)
     assert 0 <= num_open <= 4 * 16 + 8
     assert (outcome.num_refused > 0) == (load.requests_per_s == 500.0)
