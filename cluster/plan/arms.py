@@ -13,9 +13,11 @@ A mean survival would not suffice: drafts are worth much in few places and littl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from cluster.plan.standing import Turn
 from cluster.spec import evidence
 from cluster.spec.budget import Prices
 from cluster.spec.forest import Floats, Indices
@@ -29,10 +31,32 @@ _RECENT = 0.1
 _FIRST_RANKS = np.array((0, *SIZES[:-1]))  # first rank of the group of ranks that each size adds
 
 
-class ArmWorth:
-    """The nodes that one arm has added, by rank and survival; the latest turns count most."""
+@dataclass(slots=True)
+class Recent:
+    """Two sums over rounds, of which the latest count most."""
+
+    gained: float = 0.0
+    spent: float = 0.0
+
+    def add(self, gained: float, spent: float) -> None:
+        self.gained += gained - evidence.RECENT * self.gained
+        self.spent += spent - evidence.RECENT * self.spent
+
+    def ratio(self, otherwise: float) -> float:
+        """Return the first sum by the second; otherwise: while there is none."""
+        return self.gained / self.spent if self.spent else otherwise
+
+
+class Arm:
+    """The nodes that one arm has added, by rank and survival; the latest turns count most.
+
+    kept: of its promised tokens, those that were accepted, and all.  tried: its exploration beyond
+    what pays.
+    """
 
     def __init__(self) -> None:
+        self.kept = Recent(evidence.FEW, evidence.FEW)
+        self.tried = Turn()
         # Number of nodes per text and turn, by size and by bin of survival, the greatest first.
         self._nodes = np.zeros((len(SIZES), _NUM_BINS))
         self._tokens = np.zeros((len(SIZES), _NUM_BINS))
@@ -61,14 +85,20 @@ class ArmWorth:
         """Number of turns that it has learned from."""
         return int(self._turns[0])
 
-    def values(self, weights: Floats, trust: float, prices: Prices) -> Floats:
-        """Return the weighted tokens that each of SIZES brings beyond a plain step, less the price
-        of verifying: float64[SIZES], 0 where nothing is known.
+    @property
+    def trust(self) -> float:
+        """The share of the promised tokens that is accepted.
 
-        weights: of each text's tokens.  trust: the share of the promised tokens that is accepted.
+        It is below 1 even if survivals are calibrated, because the nodes with the greatest
+        survivals are chosen.
         """
+        return min(self.kept.ratio(1.0), 1.0)
+
+    def values(self, weights: Floats, prices: Prices) -> Floats:
+        """Return the weighted tokens that each of SIZES brings beyond a plain step, less the price
+        of verifying: float64[SIZES], 0 where nothing is known.  weights: of each text's tokens."""
         nodes = len(weights) * self._nodes.cumsum(axis=0).cumsum(axis=1)
-        tokens = trust * float(weights.sum()) * self._tokens.cumsum(axis=0).cumsum(axis=1)
+        tokens = self.trust * float(weights.sum()) * self._tokens.cumsum(axis=0).cumsum(axis=1)
         extra_s = np.interp(nodes, NODE_EDGES, prices.extra_s)
         values: Floats = np.maximum((tokens - prices.rate * extra_s).max(axis=1), 0.0)
         return np.where(self._turns > 0, values, 0.0)
@@ -80,3 +110,4 @@ class ArmWorth:
     def restore(self, state: Sequence[Sequence[float]]) -> None:
         """Continue from a result of `export`; raises ValueError if it has another form."""
         evidence.restore(state, self._nodes, self._tokens, self._turns)
+        self.tried.num_done = self.num_turns

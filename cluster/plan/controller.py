@@ -12,7 +12,6 @@ circuit breaker of a drafter that fails.  No clock, no randomness, no I/O; `now`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from cluster.plan import step_choice
 from cluster.plan.draft_length import DraftLength
 from cluster.plan.ensemble import Ensemble
 from cluster.plan.in_flight import Moment, Plan, Round
-from cluster.plan.load import Load, TargetModel
+from cluster.plan.load import TargetModel
 from cluster.plan.offers import Offers, gather, in_flight_of, look_at, plain_items
 from cluster.plan.resident import EVERYONE
 from cluster.plan.scores import DraftScores
@@ -31,45 +30,17 @@ from cluster.plan.texts import Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec import evidence
 from cluster.spec.budget import NO_DRAFTS, Ask
-from cluster.spec.forest import depths, ranked, with_ancestors
+from cluster.spec.forest import ranked, with_ancestors
 from cluster.spec.native import trees as native
 from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.survival import claimed_conditionals
+from cluster.spec.tree import depths
 
 _STATE_VERSION = 6  # of the record that `export` returns
-# Where no drafts pay, or the guard allows none, the plan of a step without any holds for so many
-# further steps of the same texts.  Planning takes a tenth of a step of a millisecond, and prices
-# change over tens of steps.
-_HELD_STEPS = 8
-
-
-@dataclass(slots=True, eq=False)
-class _Idle:
-    """The plan of a step of these texts that has no drafts and asks these residents for none.
-
-    choice: it was made so.  why: nothing was verified.  num_left: the steps for which it still
-    holds, as long as the guard allows less than drafts need."""
-
-    choice: StepChoice
-    why: PlainWhy
-    num_left: int = _HELD_STEPS
-
-    def holds(self, load: Load, texts: Sequence[Text], caps: Sequence[int], moment: Moment) -> bool:
-        """True if it holds for this step too."""
-        self.num_left -= 1
-        choice = self.choice
-        return (
-            self.num_left >= 0
-            and not moment.prompt_rows
-            and choice.moment.residents == moment.residents
-            and choice.texts == texts
-            and choice.caps.tolist() == caps
-            and load.guard.max_extra_s(choice.plain_s) < choice.needed_s
-        )
 
 
 class Controller:
-    """Plans the steps of one target and learns from them."""
+    """Plans the steps of one target and learns from them.  target: what it knows of it."""
 
     def __init__(
         self,
@@ -81,10 +52,10 @@ class Controller:
         """profile, draft_times: its step times and drafting times, measured before it served.
         scores: of the drafters, if some are shadows or in a rollout."""
         self._config = config
-        self._target = TargetModel(profile, draft_times)
+        self.target = TargetModel(profile, draft_times)
         self._lengths = DraftLength(config.draft_length)
         self._num_looks = 0
-        self._idle: _Idle | None = None
+        self._idle: StepChoice | None = None  # whose plan has no drafts, and may hold longer
         self.scores = scores or DraftScores()
         self.acceptance = self.scores.acceptance
         native.is_available()  # compiles now what the first step would wait for
@@ -93,22 +64,8 @@ class Controller:
         """Plan by other settings from the next step on; what was learned stays."""
         if config.draft_length != self._config.draft_length:
             self._lengths = DraftLength(config.draft_length)
-        self._target.allow(config)
+        self.target.allow(config)
         self._config, self._idle = config, None
-
-    def states(self) -> list[dict[str, object]]:
-        """Return the drafts that pay at each load, for status reports."""
-        return self._target.states()
-
-    @property
-    def deficit_s(self) -> float:
-        """Seconds that speculation has lost and not regained, over all loads."""
-        return self._target.deficit_s
-
-    @property
-    def speedup(self) -> float:
-        """The speed of the latest steps as a multiple of plain decoding's, as far as is known."""
-        return self._target.speedup
 
     def plan(
         self,
@@ -145,7 +102,7 @@ class Controller:
         look_at(texts, self._num_looks)
         if self._config.budget == "fixed":
             return _plan_fixed(texts, offers, caps, moment)
-        load = self._load(len(texts), is_sampled=any_sampled(texts))
+        load = self.target.load(self._config, len(texts), is_sampled=any_sampled(texts))
         load.law.load = load
         num_new = sum(text.num_steps <= 1 for text in texts)  # the step of the prompt was the first
         load.num_new += evidence.RECENT * (num_new - load.num_new)
@@ -155,16 +112,16 @@ class Controller:
         if offers is None and not moment.residents:
             load.asked = NO_DRAFTS  # there is nothing to choose, and nobody to ask
             return Plan(plain_items(texts), why=PlainWhy.NO_DRAFTS)
-        if offers is None and self._idle and self._idle.holds(load, texts, caps, moment):
+        if offers is None and self._idle and self._idle.holds(texts, caps, moment):
             return Plan(plain_items(texts), why=self._idle.why)
         weights = np.array([self._weight(text) for text in texts])
-        choice = StepChoice.of(self._target, self.acceptance, load, texts, caps, moment, weights)
-        if choice is None:  # the first steps measure a step's time
+        if self.target.steps.estimate(1, 0) is None:  # the first steps measure a step's time
             return Plan(plain_items(texts), why=PlainWhy.UNMEASURED)
+        choice = StepChoice(self.target, self.acceptance, load, texts, caps, moment, weights)
         plan = choice.plan(offers)
         load.asked = plan.ask
         is_idle = offers is None and choice.needed_s and not moment.prompt_rows
-        self._idle = _Idle(choice, plan.why) if is_idle else None
+        self._idle = choice if is_idle else None
         return plan
 
     def _offers(self, texts: Sequence[Text], max_depths: Sequence[int]) -> Offers | None:
@@ -187,7 +144,7 @@ class Controller:
         if self._config.budget == "fixed" or not text.cap:
             text.take_ask(Ask(text.cap), EVERYONE)
             return
-        target = self._target
+        target = self.target
         load = target.laws[text.is_sampled].load
         if load is not None and load.guard.max_extra_s(1.0) <= 0.0:
             text.take_ask(NO_DRAFTS, EVERYONE)
@@ -208,8 +165,8 @@ class Controller:
         size = len(done.texts)
         if size == 0:
             return
-        target = self._target
-        load = self._load(size, is_sampled=done.is_sampled)
+        target = self.target
+        load = target.load(self._config, size, is_sampled=done.is_sampled)
         plain_s = target.steps.estimate(size, 0)
         step_s = done.step_time_s
         if done.prompt_rows and step_s is not None:
@@ -222,24 +179,24 @@ class Controller:
             # The plain equivalent of a plain step is its own time, even if it was slow.
             credited_s = (plain_s if done.num_nodes else step_s) * sum(done.num_tokens) / size
             load.guard.settle(time_s, credited_s, plain_s, is_plain=is_plain)
-            target.note_gain(credited_s, time_s)
+            target.pace.add(credited_s, time_s)
             if done.num_nodes:
-                promised, trust = load.promised
-                trust.learn(promised, sum(done.num_tokens) - size)
+                promised, arm = load.promised
+                arm.kept.add(sum(done.num_tokens) - size, promised)
             weighted = sum(
                 self._weight(text) * num_tokens
                 for text, num_tokens in zip(done.texts, done.num_tokens, strict=True)
             )
-            load.add(weighted, time_s)
+            load.brought.add(weighted, time_s)
         for text, num_tokens in zip(done.texts, done.num_tokens, strict=True):
             text.emitted(num_tokens)
             self._lengths.learn(text, num_tokens)
         if done.prompt_rows:
             return
-        if done.num_nodes or not done.draft_time_s:
-            # Where residents draft, a step without nodes takes longer than a plain one: it is no
-            # measurement.
-            target.measured(size, done.num_nodes, done.step_time_s or 0.0)
+        # Where residents draft, a step without nodes takes longer than a plain one: it is no
+        # measurement.
+        if done.step_time_s and (done.num_nodes or not done.draft_time_s):
+            target.steps.record(size, done.num_nodes, done.step_time_s)
         for turn in done.turns:
             target.drafting[turn.drafter].learn(turn)
 
@@ -252,7 +209,7 @@ class Controller:
         return {
             "version": _STATE_VERSION,
             **self.scores.export(),
-            "costs": self._target.export(),
+            "costs": self.target.export(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -263,14 +220,11 @@ class Controller:
         if state.get("version") != _STATE_VERSION:
             raise ValueError(f"a record of version {state.get('version')}, not {_STATE_VERSION}")
         self.scores.restore(state)
-        self._target.restore(state["costs"])
+        self.target.restore(state["costs"])
 
     def _weight(self, text: Text) -> float:
         """Return how much a token of it counts."""
         return self._config.latency_classes.get(text.latency_class, 1.0) / text.tokens_per_step
-
-    def _load(self, num_sequences: int, *, is_sampled: bool) -> Load:
-        return self._target.load(self._config, num_sequences, is_sampled=is_sampled)
 
 
 def _plan_fixed(

@@ -119,22 +119,21 @@ class RoundTimes:
         # Above zero, for the next round is measured in units of its expected time.
         self._factors = np.maximum(found, _LEAST_SHARE * self._prior)
 
-    def at_edges(self, num_sequences: int, num_others: int = 0) -> Floats | None:
-        """Return the seconds for each number of nodes in EDGES; None while nothing is known.
+    def at_edges(
+        self, num_sequences: int, num_others: int = 0, num_nodes: tuple[int, ...] = EDGES
+    ) -> Floats | None:
+        """Return the seconds for each number of nodes; None while nothing is known.
 
         num_others: rows of prompts in the same step.
         """
-        return self._at(num_sequences, num_others, EDGES)
-
-    def estimate(self, num_sequences: int, num_nodes: int) -> float | None:
-        found = self._at(num_sequences, 0, (num_nodes,))
-        return None if found is None else float(found[0])
-
-    def _at(self, num_sequences: int, num_others: int, num_nodes: tuple[int, ...]) -> Floats | None:
         if self._factors is None:
             return None
         found: Floats = self._parts(num_sequences, num_others, num_nodes) @ self._factors
         return found
+
+    def estimate(self, num_sequences: int, num_nodes: int) -> float | None:
+        found = self.at_edges(num_sequences, num_nodes=(num_nodes,))
+        return None if found is None else float(found[0])
 
     def export(self) -> list[list[float]]:
         """Return the measurements as plain values."""

@@ -40,7 +40,7 @@ class DraftLength:
         if settings.kind == "constant":
             cap = min(cap, settings.num_tokens)
         elif settings.kind in _BOUNDS:
-            text.draft_len = text.draft_len or first_len(settings, cap)
+            text.draft_len = text.draft_len or next_len(settings, settings.num_tokens, (), cap)
             cap = min(cap, text.draft_len)
         task = text.group[0].partition("@")[0]  # without its adapter
         for rule in settings.overrides:
@@ -65,28 +65,20 @@ class DraftLength:
             )
 
 
-def first_len(settings: DraftLengthConfig, most: int) -> int:
-    """Return the draft length of a text's first step.  most: what the text may have."""
-    return _bounded(settings, settings.num_tokens, most)
-
-
 def next_len(
     settings: DraftLengthConfig, draft_len: int, fates: Sequence[tuple[int, int]], most: int
 ) -> int:
     """Return a text's draft length after a step with drafts, which was draft_len before.
 
-    fates: of its latest steps with drafts, the newest last: accepted tokens, and the tree's depth.
+    fates: of its latest steps with drafts, the newest last: accepted tokens, and the tree's depth;
+    there are none before its first step.  most: what the text may have.
     """
-    if settings.kind == "heuristic":
+    if fates and settings.kind == "heuristic":
         accepted, depth = fates[-1]
         draft_len += 2 if accepted == depth else -1
-    else:
+    elif fates:
         share = sum(accepted for accepted, _ in fates) / sum(depth for _, depth in fates)
         draft_len += (share > settings.raise_above) - (share < settings.lower_below)
-    return _bounded(settings, draft_len, most)
-
-
-def _bounded(settings: DraftLengthConfig, draft_len: int, most: int) -> int:
     least, greatest = _BOUNDS[settings.kind]
     upper = min(settings.max_tokens or greatest or most, most)
     return min(max(draft_len, settings.min_tokens or least), upper)

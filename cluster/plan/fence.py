@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager
-from types import TracebackType
+from typing import Any
 
 from cluster import metrics
 from cluster.metrics.recorder import Recorder
@@ -23,7 +23,7 @@ class Fence:
         self._recorder = recorder
         self._num_failures: dict[str, int] = {}
 
-    def section(self, part: str) -> AbstractContextManager[None]:
+    def section(self, part: str) -> AbstractContextManager[Any]:
         """Return a context that suppresses, counts and logs an exception of its block.
 
         part: its name in the metric.  The context may be entered any number of times.
@@ -43,24 +43,15 @@ class Fence:
             )
 
 
-class _Section(AbstractContextManager[None]):
+class _Section(AbstractContextManager[Any]):
     """A section that many rounds reuse, because it keeps no state of the block that it guards."""
-
-    __slots__ = ("_fence", "_part")
 
     def __init__(self, fence: Fence, part: str) -> None:
         self._fence = fence
         self._part = part
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, *raised: Any) -> bool:
+        _, error, _ = raised
         if not isinstance(error, Exception):
             return False
         self._fence.failed(self._part, error)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
-from cluster.plan.resident import DraftTurn, Resident
+from cluster.plan.resident import Resident
 from cluster.plan.texts import NO_SOURCES, SourceBits, Text
 from cluster.records import frozen, record
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
+from cluster.spec.step_profile import DraftTime
 
 
 @record
@@ -80,5 +81,5 @@ class Round:
     is_sampled: bool
     step_time_s: float | None
     draft_time_s: float = 0.0
-    turns: Sequence[DraftTurn] = ()
+    turns: Sequence[DraftTime] = ()
     prompt_rows: int = 0

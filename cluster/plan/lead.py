@@ -15,7 +15,7 @@ import numpy as np
 from cluster.spec.forest import Floats
 
 # Of the candidate, places and accepted tokens; of the former, places and accepted tokens.
-Stretch = tuple[float, float, float, float]
+Stretch = tuple[float, ...]
 # Numbers of `moments`.
 SIZE = 20
 

@@ -23,17 +23,3 @@ class Resident:
     def bit(self) -> int:
         """Its bit in a mask of residents."""
         return 1 << self.number
-
-
-@frozen
-class DraftTurn:
-    """The time in which a resident grew trees of num_nodes nodes for each of num_texts texts.
-
-    num_read: the texts that its model had to read first.
-    """
-
-    drafter: str
-    num_texts: int
-    num_nodes: int
-    time_s: float
-    num_read: int = 0

@@ -22,9 +22,6 @@ _KEPT_SHORT, _KEPT_LONG = 0.95, 0.995
 _CHANGED_SHARE = 0.5
 _LEAST_OUTCOMES = 8.0
 
-Sums = tuple[float, float]
-_NOTHING: tuple[Sums, Sums] = ((0.0, 0.0), (0.0, 0.0))
-
 
 @dataclass(slots=True)
 class Turn:
@@ -52,14 +49,18 @@ class Standing:
 
     def __init__(self) -> None:
         self.turns: dict[str, Turn] = {}
-        # By drafter: the latest place; outcomes and accepted in each memory.
-        self._sums: dict[str, tuple[int, tuple[Sums, Sums]]] = {}
+        # By drafter: the latest place; outcomes and accepted, and both in the short memory.
+        self._sums: dict[str, tuple[int, float, float, float, float]] = {}
 
     def note(self, drafter: str, place: int, accepted: int) -> None:
         """Enter an outcome; place: the length of the text at the tree's root."""
-        short, long = ((count + 1.0, total + accepted) for count, total in self._at(drafter, place))
-        self._sums[drafter] = place, (short, long)
-        if long[0] > _LEAST_OUTCOMES and short[1] * long[0] < _CHANGED_SHARE * long[1] * short[0]:
+        known_at, num, total, num_late, late = self._sums.get(drafter, (place, 0.0, 0.0, 0.0, 0.0))
+        age = max(place - known_at, 0)
+        kept, kept_late = _KEPT_LONG**age, _KEPT_SHORT**age
+        num, total = kept * num + 1.0, kept * total + accepted
+        num_late, late = kept_late * num_late + 1.0, kept_late * late + accepted
+        self._sums[drafter] = place, num, total, num_late, late
+        if num > _LEAST_OUTCOMES and late * num < _CHANGED_SHARE * total * num_late:
             self._sums.clear()
             self.turns.clear()
 
@@ -70,19 +71,6 @@ class Standing:
 
     def expected(self, drafter: str, place: int, prior: float) -> float:
         """Return the tokens to expect of a drafter's best few nodes.  prior: in other texts."""
-        known = self._sums.get(drafter)
-        if known is None:
-            return prior
-        known_at, (_, (count, total)) = known
+        known_at, num, total, _, _ = self._sums.get(drafter, (place, 0.0, 0.0, 0.0, 0.0))
         kept = _KEPT_LONG ** max(place - known_at, 0)
-        return (_PRIOR_PLACES * prior + kept * total) / (_PRIOR_PLACES + kept * count)
-
-    def _at(self, drafter: str, place: int) -> tuple[Sums, Sums]:
-        """Return the outcomes and the accepted, as far as they still count at `place`."""
-        known_at, (short, long) = self._sums.get(drafter, (place, _NOTHING))
-        age = max(place - known_at, 0)
-        return _aged(short, _KEPT_SHORT**age), _aged(long, _KEPT_LONG**age)
-
-
-def _aged(sums: Sums, kept: float) -> Sums:
-    return kept * sums[0], kept * sums[1]
+        return (_PRIOR_PLACES * prior + kept * total) / (_PRIOR_PLACES + kept * num)

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from cluster.plan.arms import SIZES
 from cluster.plan.ensemble import Ensemble, draft_s
 from cluster.plan.in_flight import Moment, Plan
-from cluster.plan.load import ByModels, Load, TargetModel
+from cluster.plan.load import Load, TargetModel
 from cluster.plan.offers import Offers, in_flight_of, plain_items
 from cluster.plan.texts import Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.budget import NO_DRAFTS, Ask, Prices, choose_nodes, ranking
-from cluster.spec.forest import Floats, Indices, ranked
+from cluster.spec.forest import Floats, Indices, Mask, ranked
 from cluster.spec.step_cost import EDGES
 
 # The gain over plain decoding that speculation must promise, as a share of a step: a smaller one
 # is within the error of the tables.
 _MARGIN = 0.01
+# Where no drafts pay, or the guard allows none, the plan of a step without any holds for so many
+# further steps of the same texts.  Planning takes a tenth of a step of a millisecond, and prices
+# change over tens of steps.
+_HELD_STEPS = 8
 # Nodes that residents are asked for before the worth of their drafts is known.
 FIRST_NODES = 8
 
 
-@dataclass(slots=True, eq=False)
 class StepChoice:
     """A batch that is being planned.
 
@@ -36,25 +39,11 @@ class StepChoice:
     seconds of a plain step.  masks: the residents of each text, look-ups alone and look-ups with
     models.  draft_s: their seconds for trees of each of SIZES; None = not known yet.  needed_s:
     drafts are asked for again once the guard allows a round so much extra time; inf = none pay,
-    0 = at once.
+    0 = at once.  why: nothing was verified.
     """
 
-    target: TargetModel
-    load: Load
-    texts: Sequence[Text]
-    caps: Indices
-    moment: Moment
-    weights: Floats
-    plain_s: float
-    prices: Prices
-    ensemble: Ensemble
-    masks: ByModels[list[int]]
-    draft_s: ByModels[Floats | None]
-    needed_s: float = 0.0
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         target: TargetModel,
         acceptance: AcceptanceModel,
         load: Load,
@@ -62,38 +51,46 @@ class StepChoice:
         caps: Sequence[int],
         moment: Moment,
         weights: Floats,
-    ) -> StepChoice | None:
-        """Return the choice for a batch; None while no step time is known."""
+    ) -> None:
+        """target: its step times are known."""
+        self.target, self.load, self.texts, self.moment = target, load, texts, moment
+        self.caps, self.weights, self.needed_s = np.array(caps), weights, 0.0
+        self.why, self._num_left = PlainWhy.NONE, _HELD_STEPS
         times_s = target.steps.at_edges(len(texts))
-        if times_s is None:
-            return None
-        plain_s = float(times_s[0])
-        rate = load.rate(float(weights.sum()) / plain_s)
+        assert times_s is not None
+        self.plain_s = float(times_s[0])
+        rate = load.rate(float(weights.sum()) / self.plain_s)
         if moment.prompt_rows:
             times_s = target.steps.at_edges(len(texts), moment.prompt_rows)
             assert times_s is not None
-        prices = Prices(rate, times_s - times_s[0], load.guard.max_extra_s(plain_s))
-        ensemble = Ensemble(target, acceptance, moment.residents, rate)
-        value = None
-        worth, trust = load.law.worth[True], load.law.trusts[True].share
-        if len(ensemble.models) > 1 and worth.num_turns:
-            value = float(worth.values(weights, trust, prices).max())
-        masks = ensemble.look_ups(texts), ensemble.teams(texts, weights, value)
-        look_ups_s = draft_s(target, masks[False], moment.residents, load.num_new)
-        models_s = draft_s(target, masks[True], ensemble.models, load.num_new)
+        self.prices = Prices(rate, times_s - times_s[0], load.guard.max_extra_s(self.plain_s))
+        self.ensemble = ensemble = Ensemble(target, acceptance, moment.residents, rate)
+        value, arm = None, load.law.arms[True]
+        if len(ensemble.models) > 1 and arm.num_turns:
+            value = float(arm.values(weights, self.prices).max())
+        self.masks = ensemble.look_ups(texts), ensemble.teams(texts, weights, value)
+        look_ups_s = draft_s(target, self.masks[False], moment.residents, load.num_new)
+        models_s = draft_s(target, self.masks[True], ensemble.models, load.num_new)
         teams_s = None if look_ups_s is None or models_s is None else look_ups_s + models_s
-        return cls(
-            target,
-            load,
-            texts,
-            np.array(caps),
-            moment,
-            weights,
-            plain_s,
-            prices,
-            ensemble,
-            masks,
-            (look_ups_s, teams_s),
+        self.draft_s = look_ups_s, teams_s
+        # The kinds of residents that may be asked, by `Ask.with_models`.
+        kinds = any(self.masks[False]), any(self._has_models(self.masks[True]))
+        self.kinds = [with_models for with_models in (False, True) if kinds[with_models]]
+
+    def _has_models(self, masks: Sequence[int]) -> Mask:
+        return np.array([mask & self.ensemble.model_bits != 0 for mask in masks])
+
+    def holds(self, texts: Sequence[Text], caps: Sequence[int], moment: Moment) -> bool:
+        """True if its plan, which has no drafts and asks for none, holds for this step too: as long
+        as the guard allows less than drafts need."""
+        self._num_left -= 1
+        return (
+            self._num_left >= 0
+            and not moment.prompt_rows
+            and self.moment.residents == moment.residents
+            and self.texts == texts
+            and self.caps.tolist() == caps
+            and self.load.guard.max_extra_s(self.plain_s) < self.needed_s
         )
 
     def plan(self, offers: Offers | None) -> Plan:
@@ -103,15 +100,15 @@ class StepChoice:
         ask, masks, draft_s = self._ask()
         if offers is None:
             no_worth = bool(self.moment.residents) and load.best == NO_DRAFTS
-            why = PlainWhy.NOT_WORTH_IT if no_worth else PlainWhy.NO_DRAFTS
+            self.why = PlainWhy.NOT_WORTH_IT if no_worth else PlainWhy.NO_DRAFTS
             if 0.0 < self.needed_s < math.inf:
-                why = PlainWhy.GUARD
-            load.promised = 0.0, load.trust
-            return Plan(plain_items(self.texts), ask, why, masks)
+                self.why = PlainWhy.GUARD
+            load.promised = 0.0, load.arm
+            return Plan(plain_items(self.texts), ask, self.why, masks)
         nodes, gains = self._ranking(offers)
         why, num_nodes = self._choose(gains, draft_s)
         nodes = nodes[:num_nodes]
-        load.promised = float(offers.survival[nodes].sum()), load.trust
+        load.promised = float(offers.survival[nodes].sum()), load.arm
         return Plan(in_flight_of(self.texts, offers, nodes), ask, why, masks)
 
     # Nodes to verify
@@ -122,7 +119,7 @@ class StepChoice:
         if (np.diff(forest.starts) > self.caps).any():
             nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
             is_open[nodes[ranks >= self.caps[forest.owners[nodes]]]] = False
-        weights = self.load.trust.share * self.weights[forest.owners]
+        weights = self.load.arm.trust * self.weights[forest.owners]
         nodes, gains = ranking(offers.survival, weights, is_open)
         return nodes[: EDGES[-1]], gains[: EDGES[-1]]
 
@@ -143,16 +140,13 @@ class StepChoice:
 
     def _learn_worth(self, offers: Offers | None) -> None:
         """Learn how much the trees that were asked for after the last step have added."""
-        asked, laws = self.load.asked, self.load.law
-        if asked.num_nodes == 0:
-            return
-        models = self.ensemble.model_bits
-        for with_models in self._arms:
+        asked = self.load.asked
+        for with_models in self.kinds if asked.num_nodes else ():
             if with_models > asked.with_models:
                 continue
-            known = np.ones(len(self.texts), dtype=np.bool_)
-            if with_models:
-                known = np.array([text.ask_mask & models != 0 for text in self.texts])
+            known = self._has_models([text.ask_mask for text in self.texts])
+            if not with_models:
+                known[:] = True
             ranks: Indices = np.empty(0, dtype=np.int64)
             survival = np.empty(0)
             if offers is not None:
@@ -165,16 +159,9 @@ class StepChoice:
                 is_counted = is_own[nodes] & (places < self.caps[own[nodes]])
                 ranks = places[is_counted]
                 survival = offers.survival[nodes[is_counted]].astype(np.float64)
-            if known.any():
-                num_texts = int(known.sum())
-                laws.worth[with_models].learn(ranks, survival, num_texts, asked.num_nodes)
-
-    @property
-    def _arms(self) -> tuple[bool, ...]:
-        """The kinds of residents that may be asked, by `Ask.with_models`."""
-        look_ups, teams = self.masks
-        kinds = any(look_ups), any(mask & self.ensemble.model_bits for mask in teams)
-        return tuple(kind for kind in (False, True) if kinds[kind])
+            if num_texts := int(known.sum()):
+                arm = self.load.law.arms[with_models]
+                arm.learn(ranks, survival, num_texts, asked.num_nodes)
 
     def _ask(self) -> tuple[Ask, list[int], float]:
         """Return (the drafts to ask residents for after this step, the residents of each text, the
@@ -185,7 +172,7 @@ class StepChoice:
         sizes = [size for size in SIZES if size <= most] or [most]
         # It is no use to make drafts that the guard would not let a step verify.
         affordable_s = prices.max_extra_s - min(load.verify_s, self.plain_s)
-        for with_models in self._arms:
+        for with_models in self.kinds:
             draft_s = self.draft_s[with_models]
             if draft_s is None:  # the time is not known: measure it
                 load.best = load.best or NO_DRAFTS
@@ -198,12 +185,12 @@ class StepChoice:
         load.best = best
         # Trees of models show the worth of look-ups too, so only asks beyond the best one teach.
         known = (best.with_models and best.num_nodes > 0, best.num_nodes)
-        for with_models in reversed(self._arms):
+        for with_models in reversed(self.kinds):
             wanted = min(max(2 * best.num_nodes, FIRST_NODES), sizes[-1])
             if known >= (with_models, wanted):
                 continue
             where = max(index for index, size in enumerate(sizes) if size <= wanted)
-            draft_s, turn = self.draft_s[with_models], load.law.tried[with_models]
+            draft_s, turn = self.draft_s[with_models], load.law.arms[with_models].tried
             assert draft_s is not None
             ask = Ask(sizes[where], with_models)
             masks, tried_s = self._with_reading(ask, float(draft_s[where]), affordable_s)
@@ -223,13 +210,11 @@ class StepChoice:
     def _values(self, with_models: bool) -> Floats:
         """Return what each of SIZES brings, less the price of verifying: texts of which no model
         drafts get what look-ups bring."""
-        law, models = self.load.law, self.ensemble.model_bits
-        has_models = np.array([mask & models != 0 for mask in self.masks[with_models]])
+        has_models = self._has_models(self.masks[with_models])
         total: Floats = np.zeros(len(SIZES))
-        for arm, is_own in ((False, ~has_models), (True, has_models)):
+        for arm, is_own in zip(self.load.law.arms, (~has_models, has_models), strict=True):
             if is_own.any():
-                trust = law.trusts[arm].share
-                total += law.worth[arm].values(self.weights[is_own], trust, self.prices)
+                total += arm.values(self.weights[is_own], self.prices)
         return total
 
     def _with_reading(

@@ -28,9 +28,10 @@ from cluster.messages import Refusal, StepReport
 from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import made_for_of
 from cluster.models.version import NO_MODEL, ModelVersion
-from cluster.plan.resident import DraftTurn, Resident
+from cluster.plan.resident import Resident
 from cluster.records import record
 from cluster.spec.step_cost import MAX_COMMIT
+from cluster.spec.step_profile import DraftTime
 from cluster.worker.texts import TargetText
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class ResidentDrafter(Drafting):
         self.model = model
         self.engine: object = getattr(drafter, "engine", None)
         self.member = Resident(0, name, bool(getattr(drafter, "is_look_up", False)))
-        self.turn: DraftTurn | None = None
+        self.turn: DraftTime | None = None
         # Its own model reads a text only when it is asked to draft for it, which may be never.
         self._follows = self.member.is_look_up or self.wants != WANTS_NOTHING
         self._declined: dict[str, float] = {}  # request -> end of its exclusion
@@ -123,8 +124,9 @@ class ResidentDrafter(Drafting):
         took_s = self._clock() - started
         self.mean_s += _TIME_WEIGHT * (took_s - self.mean_s)
         if asked := [nodes for text in due if (nodes := text.num_wanted(self.member))]:
-            num_read = 0 if self.member.is_look_up else num_unread
-            self.turn = DraftTurn(self.name, len(asked), max(asked), took_s, num_read)
+            is_look_up, size = self.member.is_look_up, (len(asked), max(asked))
+            num_read = 0 if is_look_up else num_unread
+            self.turn = DraftTime(*size, self.name, is_look_up, took_s, num_read)
         trees = [each for each in newest.values() if len(each.tree.token_ids)]
         return trees, self._stalled_s(took_s, longest_s, bound_s)
 
@@ -230,7 +232,7 @@ class Drafted:
 
     trees: Sequence[tuple[ResidentDrafter, Proposal]] = ()
     time_s: float = 0.0
-    turns: Sequence[DraftTurn] = ()
+    turns: Sequence[DraftTime] = ()
     stalled: bool = False
 
 
@@ -293,7 +295,7 @@ class Residents:
             self._plain_s = step.step_time_s
         step_s = min(step.step_time_s, max(self._plain_s, _LONG_STEP_S))
         started, bound_s = self._clock(), max(_STEP_SHARE * step_s, _LEAST_BOUND_S)
-        stalled_s, turns = 0.0, list[DraftTurn]()
+        stalled_s, turns = 0.0, list[DraftTime]()
         if rows:
             stalled_s += sum(each.read_step(rows, self.wants, bound_s) for each in self)
         trees: list[tuple[ResidentDrafter, Proposal]] = []

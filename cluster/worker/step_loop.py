@@ -283,14 +283,14 @@ class StepLoop:
     def report(self) -> tuple[StepReport, dict[str, Any]]:
         """Bring the target's own metrics up to date; returns its pages and a snapshot of its
         state."""
-        recorder, state = self.recorder, dict[str, Any]()
+        recorder, state, target = self.recorder, dict[str, Any](), self._controller.target
         with self._scoring:
             self._controller.scores.roster.note_faults(self._residents.faults())
             self._controller.scores.record(recorder)
-            recorder.set(metrics.DEFICIT, self._controller.deficit_s, target=self._worker_id)
-            recorder.set(metrics.SPEEDUP, self._controller.speedup, target=self._worker_id)
+            recorder.set(metrics.DEFICIT, target.deficit_s, target=self._worker_id)
+            recorder.set(metrics.SPEEDUP, target.pace.ratio(1.0), target=self._worker_id)
             state["scores"] = self._controller.acceptance.table()
-            state["loads"] = self._controller.states()
+            state["loads"] = target.states()
             state["rollouts"] = self._controller.scores.roster.table()
         state["residents"] = self._residents.states()
         state["written_at"] = {each.name: each.model.written_at for each in self._residents}

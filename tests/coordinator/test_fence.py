@@ -19,7 +19,7 @@ from cluster.coordinator.switchback import Switchback
 from cluster.coordinator.watch import Watches
 from cluster.messages import StepReport, VerdictFrame
 from cluster.metrics.recorder import Recorder
-from cluster.plan.arms import ArmWorth
+from cluster.plan.arms import Arm
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.plan.scores import DraftScores
@@ -38,7 +38,7 @@ PARTS = [
     (Controller, "score"),
     (Controller, "first_ask"),
     (DraftScores, "record"),
-    (ArmWorth, "learn"),
+    (Arm, "learn"),
     (AcceptanceModel, "learn"),
     (Calibrator, "fit_if_due"),
     (DeficitGuard, "settle"),

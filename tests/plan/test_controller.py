@@ -12,83 +12,16 @@ from cluster.config.schema import CoordinatorConfig
 from cluster.core import TokenTree, token_array
 from cluster.plan.arms import SIZES
 from cluster.plan.controller import Controller
-from cluster.plan.in_flight import Moment, Plan, Round
-from cluster.plan.resident import DraftTurn, Resident
+from cluster.plan.in_flight import Moment, Round
 from cluster.plan.texts import HeldTree, Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec.acceptance import Fate, Seen
 from cluster.spec.budget import Ask, Prices
 from cluster.spec.step_cost import EDGES
 from cluster.spec.step_profile import DraftTime, StepProfile
-from cluster.spec.token_log import TokenLog
+from tests.support.plan.played import CLAIMED, GROUP, LM, STEP_S, SUFFIX, Played, text_of
 
-GROUP = ("default", False)
-STEP_S = 0.010
-PROFILE = StepProfile.of((1, 16, 64), (STEP_S, STEP_S, 4 * STEP_S))
 CHAIN = TokenTree.chain([1, 1, 1, 1])
-CLAIMED = np.array([0.9, 0.8, 0.7, 0.6], dtype=np.float32)
-
-
-SUFFIX, LM = Resident(0, "suffix", True), Resident(1, "lm", False)
-
-
-class Played:
-    """A target with residents and one text, of which residents' tokens are accepted or not."""
-
-    residents: tuple[Resident, ...] = (LM,)
-
-    def __init__(self, *, is_right: bool, is_shadow: bool = False, **settings: object) -> None:
-        config = CoordinatorConfig(max_draft_tokens=8, **settings)  # type: ignore[arg-type]
-        self.controller = Controller(config, PROFILE)
-        self.text = Text("r", GROUP, TokenLog(token_array([5])))
-        self.text.max_draft_tokens = 8
-        self.text.names = ("suffix", "lm")
-        self.now = 0.0
-        self.is_right, self._is_shadow = is_right, is_shadow
-
-    def round(self, *, draft_s: float = 0.001) -> Plan:
-        moment = Moment(self.now, residents=self.residents)
-        plan = self.controller.plan([self.text], [100], None, moment)
-        num_nodes = len(plan.in_flight[0].tree)
-        num_tokens = 1 + (num_nodes if self.is_right else 0)
-        token = 1 if self.is_right else 9
-        self.text.tokens.append(token_array([token] * num_tokens))
-        self.text.held.clear()
-        if plan.ask.num_nodes:
-            self.draft(plan.ask)
-        turns = self.turns(plan.ask, draft_s) if plan.ask.num_nodes else []
-        spent_s = sum(turn.time_s for turn in turns)
-        self.now += STEP_S + spent_s
-        done = Round([self.text], [num_tokens], num_nodes, False, STEP_S, spent_s, turns)
-        self.controller.learn(done)
-        self.controller.score([self.text])
-        return plan
-
-    def first_ask(self) -> tuple[int, int]:
-        """Return the nodes that are asked for behind the prompt, and the mask."""
-        self.controller.first_ask(self.text, Moment(self.now, self.residents))
-        return self.text.ask.num_nodes, self.text.ask_mask
-
-    def draft(self, ask: Ask) -> None:
-        self.hold("lm", min(ask.num_nodes, 4))
-
-    def hold(self, name: str, size: int, *, is_look_up: bool = False) -> None:
-        base_len = len(self.text.tokens)
-        self.text.held[name] = HeldTree(
-            base_len,
-            base_len,
-            TokenTree.chain([1] * size),
-            CLAIMED[:size],
-            is_resident=True,
-            is_shadow=self._is_shadow,
-            is_look_up=is_look_up,
-        )
-
-    def turns(self, ask: Ask, draft_s: float) -> list[DraftTurn]:
-        return [DraftTurn("lm", 1, ask.num_nodes, draft_s)]
-
-    def run(self, num_rounds: int, *, draft_s: float = 0.001) -> list[Plan]:
-        return [self.round(draft_s=draft_s) for _ in range(num_rounds)]
 
 
 class TwoKinds(Played):
@@ -96,19 +29,19 @@ class TwoKinds(Played):
 
     residents = (SUFFIX, LM)
 
-    def draft(self, ask: Ask) -> None:
-        self.hold("suffix", 1, is_look_up=True)
+    def draft(self, text: Text, ask: Ask) -> None:
+        self.hold(text, "suffix", 1, is_look_up=True)
         if ask.with_models:
-            self.hold("lm", min(ask.num_nodes, 4))
+            super().draft(text, ask)
 
-    def turns(self, ask: Ask, draft_s: float) -> list[DraftTurn]:
-        look_up = DraftTurn("suffix", 1, ask.num_nodes, 0.0001)
+    def turns(self, ask: Ask, draft_s: float) -> list[DraftTime]:
+        look_up = DraftTime(1, ask.num_nodes, "suffix", True, 0.0001)
         return [look_up, *(super().turns(ask, draft_s) if ask.with_models else ())]
 
 
 def test_look_ups_draft_alone_where_a_model_takes_longer_than_it_brings() -> None:
     """They were asked together once, and where the model was too dear both fell silent."""
-    played = TwoKinds(is_right=True)
+    played = TwoKinds()
     played.run(200, draft_s=5 * STEP_S)
     plans = played.run(400, draft_s=5 * STEP_S)
     asked = Counter(plan.ask.with_models for plan in plans if plan.ask.num_nodes)
@@ -118,7 +51,7 @@ def test_look_ups_draft_alone_where_a_model_takes_longer_than_it_brings() -> Non
 
 
 def test_a_model_drafts_beside_look_ups_where_it_brings_more_than_they() -> None:
-    plans = TwoKinds(is_right=True).run(400, draft_s=0.2 * STEP_S)[100:]
+    plans = TwoKinds().run(400, draft_s=0.2 * STEP_S)[100:]
     asked = Counter(plan.ask.with_models for plan in plans)
     assert asked[True] > 0.9 * len(plans)
 
@@ -126,12 +59,12 @@ def test_a_model_drafts_beside_look_ups_where_it_brings_more_than_they() -> None
 def worth(controller: Controller, *, with_models: bool) -> float:
     """Tokens that a free tree of four nodes brings."""
     free = Prices(1.0, np.zeros(len(EDGES)), 1.0)
-    known = controller._target.laws[False].worth[with_models]
-    return float(known.values(np.ones(1), 1.0, free)[SIZES.index(4)])
+    known = controller.target.laws[False].arms[with_models]
+    return float(known.values(np.ones(1), free)[SIZES.index(4)])
 
 
 def test_what_a_tree_of_a_model_is_worth_is_not_put_down_to_look_ups() -> None:
-    played = TwoKinds(is_right=True)
+    played = TwoKinds()
     played.run(300, draft_s=0.2 * STEP_S)
     look_ups, models = (worth(played.controller, with_models=each) for each in (False, True))
     assert 0.5 < look_ups <= 1.0
@@ -139,7 +72,7 @@ def test_what_a_tree_of_a_model_is_worth_is_not_put_down_to_look_ups() -> None:
 
 
 def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round() -> None:
-    plans = Played(is_right=True).run(300)
+    plans = Played().run(300)
     verified = [plan for plan in plans if plan.why is PlainWhy.NONE]
     assert len(verified) > 0.95 * len(plans)
     asked = [plan for plan in plans[1:] if plan.ask.num_nodes]
@@ -147,8 +80,8 @@ def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round()
 
 
 def test_a_step_beside_which_residents_drafted_is_no_plain_one() -> None:
-    played = Played(is_right=False)
-    steps = played.controller._target.steps
+    played = Played(depth=0)
+    steps = played.controller.target.steps
     played.controller.learn(Round([played.text], [1], 0, False, STEP_S, 0.001))
     assert steps.num_recorded == 0
     played.controller.learn(Round([played.text], [1], 0, False, STEP_S))
@@ -156,18 +89,18 @@ def test_a_step_beside_which_residents_drafted_is_no_plain_one() -> None:
 
 
 def test_what_models_read_first_is_no_drafting_and_counts_where_they_are_tried() -> None:
-    played = Played(is_right=True)
-    target = played.controller._target
+    played = Played()
+    target = played.controller.target
     for time_s in (0.002, 0.052):
-        turn = DraftTurn("lm", 1, 4, time_s, num_read=int(time_s > 0.01))
+        turn = DraftTime(1, 4, "lm", False, time_s, num_read=int(time_s > 0.01))
         played.controller.learn(Round([played.text], [1], 0, False, STEP_S, time_s, [turn]))
     assert target.drafting["lm"].times.num_recorded == 1
     assert target.drafting["lm"].read_s == pytest.approx(0.050)
 
 
 def reading_tries(*, read_s: float) -> int:
-    played = TwoKinds(is_right=False)
-    played.controller._target.drafting["lm"].read_s = read_s
+    played = TwoKinds(depth=0)
+    played.controller.target.drafting["lm"].read_s = read_s
     tries = 0
     for _ in range(400):
         played.text._asked_lens.clear()  # another text each time
@@ -181,8 +114,8 @@ def test_models_are_tried_less_often_on_texts_that_they_have_not_read() -> None:
 
 
 def test_models_read_no_prompt_of_a_new_load_and_then_as_those_that_run() -> None:
-    played = TwoKinds(is_right=True)
-    played.controller._target.drafting["lm"].read_s = 0.020
+    played = TwoKinds()
+    played.controller.target.drafting["lm"].read_s = 0.020
     assert played.first_ask() == (8, SUFFIX.bit)
     for _ in range(2):
         played.text.stepped(())
@@ -191,7 +124,7 @@ def test_models_read_no_prompt_of_a_new_load_and_then_as_those_that_run() -> Non
 
 
 def test_the_first_drafts_of_a_text_are_what_pays_and_no_try() -> None:
-    played = TwoKinds(is_right=False)
+    played = TwoKinds(depth=0)
     for _ in range(200):
         plan = played.round(draft_s=5 * STEP_S)
         num_nodes, mask = played.first_ask()
@@ -213,10 +146,7 @@ def crowd(read_s: float) -> tuple[Controller, list[Text]]:
     profile = StepProfile.of((1, 64), (STEP_S, STEP_S))
     reading = DraftTime(1, 8, "lm", False, 0.001 + read_s, num_read=1)
     controller = Controller(CoordinatorConfig(max_draft_tokens=8), profile, [*DRAFT_TIMES, reading])
-    texts = [Text(str(place), GROUP, TokenLog(token_array([5] * 100))) for place in range(16)]
-    for text in texts:
-        text.max_draft_tokens, text.names = 8, ("suffix", "lm")
-    return controller, texts
+    return controller, [text_of(str(place), length=100) for place in range(16)]
 
 
 @pytest.mark.parametrize(("read_s", "most"), [(0.0001, 16), (0.005, 4), (0.5, 0)])
@@ -245,7 +175,7 @@ def test_drafts_for_a_part_of_a_crowd_tell_what_they_would_be_worth_for_all() ->
 
 
 def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored() -> None:
-    played = Played(is_right=False)
+    played = Played(depth=0)
     played.run(300)
     plans = played.run(1000)
     drafted = sum(plan.ask.num_nodes > 0 for plan in plans)
@@ -255,42 +185,42 @@ def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored() -> N
 def test_drafts_that_pay_by_fours_and_not_alone_are_made_by_fours() -> None:
     """A model's first node takes nearly as long as its fourth: to have tried one tells nothing bad
     of four."""
-    plans = Played(is_right=True).run(400, draft_s=1.2 * STEP_S)
+    plans = Played().run(400, draft_s=1.2 * STEP_S)
     assert sum(plan.why is PlainWhy.NONE for plan in plans) > 0.8 * len(plans)
 
 
 def test_dear_drafts_are_not_drafted_though_they_are_right() -> None:
-    plans = Played(is_right=True).run(400, draft_s=5 * STEP_S)[100:]
+    plans = Played().run(400, draft_s=5 * STEP_S)[100:]
     assert sum(plan.ask.num_nodes > 0 for plan in plans) < 20
     assert sum(plan.why is PlainWhy.NOT_WORTH_IT for plan in plans) > 0.9 * len(plans)
 
 
 def test_a_shadow_is_scored_and_never_verified() -> None:
-    played = Played(is_right=True, is_shadow=True)
+    played = Played(is_shadow=True)
     plans = played.run(100)
     assert all(len(plan.in_flight[0].tree) == 0 for plan in plans)
     assert played.controller.acceptance.score("lm", GROUP).num_trees > 2
 
 
 def test_a_fixed_budget_takes_all_that_it_may() -> None:
-    plans = Played(is_right=False, budget="fixed").run(50)
+    plans = Played(depth=0, budget="fixed").run(50)
     assert all(plan.ask.num_nodes == 8 for plan in plans)
     assert all(len(plan.in_flight[0].tree) == 4 for plan in plans[1:])
 
 
 def test_what_was_learned_outlives_a_restart() -> None:
-    before = Played(is_right=False)
+    before = Played(depth=0)
     before.run(200)
     state = json.loads(json.dumps(before.controller.export()))
-    after = Played(is_right=False)
+    after = Played(depth=0)
     after.controller = Controller(CoordinatorConfig(max_draft_tokens=8))
     after.controller.restore(state)
     learned, known = (
-        [each.export() for each in played.controller._target.laws[False].worth]
+        [each.export() for each in played.controller.target.laws[False].arms]
         for played in (before, after)
     )
     assert known == learned
-    fresh = Played(is_right=False)
+    fresh = Played(depth=0)
     wasted = [sum(len(plan.in_flight[0].tree) for plan in each.run(20)) for each in (after, fresh)]
     assert wasted[0] < wasted[1]
 

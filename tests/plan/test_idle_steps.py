@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from cluster.plan.step_choice import StepChoice
 from cluster.plan.texts import Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec.token_log import TokenLog
-from tests.plan.test_controller import GROUP, LM, STEP_S, SUFFIX, Played
+from tests.support.plan.played import GROUP, LM, STEP_S, SUFFIX, Played
 
 OTHER = Resident(2, "other", False)
 
@@ -21,19 +22,19 @@ OTHER = Resident(2, "other", False)
 @pytest.fixture
 def choices(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """The number of steps so far that were chosen at present prices."""
-    made: list[StepChoice | None] = []
-    former = StepChoice.of
+    made: list[StepChoice] = []
+    begin = StepChoice.__init__
 
-    def counted(*given: object) -> StepChoice | None:
-        made.append(former(*given))  # type: ignore[arg-type]
-        return made[-1]
+    def counted(own: StepChoice, *given: Any) -> None:
+        made.append(own)
+        begin(own, *given)
 
-    monkeypatch.setattr(StepChoice, "of", counted)
+    monkeypatch.setattr(StepChoice, "__init__", counted)
     return lambda: len(made)
 
 
 def test_where_no_drafts_pay_most_steps_go_by_a_former_plan(choices: Callable[[], int]) -> None:
-    played = Played(is_right=True)
+    played = Played()
     played.run(200, draft_s=5 * STEP_S)
     before = choices()
     played.run(400, draft_s=5 * STEP_S)
@@ -45,7 +46,7 @@ def test_where_no_drafts_pay_most_steps_go_by_a_former_plan(choices: Callable[[]
 def test_another_text_or_a_prompt_beside_it_is_planned_for_at_once(
     choices: Callable[[], int],
 ) -> None:
-    played = Played(is_right=True)
+    played = Played()
     played.run(200, draft_s=5 * STEP_S)
     other = Text("other", GROUP, TokenLog(played.text.tokens.since(0)))
     other.names, other.max_draft_tokens = ("lm",), 8
@@ -61,39 +62,38 @@ def test_another_text_or_a_prompt_beside_it_is_planned_for_at_once(
         assert choices() == before + 1
 
 
-def idle() -> tuple[Played, Moment]:
-    """A target whose next steps go by the plan of its last one, and their moment."""
-    played = Played(is_right=True)
+def idle() -> Played:
+    """A target whose next steps go by the plan of its last one."""
+    played = Played()
     played.run(200, draft_s=5 * STEP_S)
-    moment = Moment(played.now, (LM,))
-    played.controller.plan([played.text], [100], None, moment)
-    return played, moment
+    played.plan()
+    return played
 
 
 def test_a_setting_that_changes_ends_it(choices: Callable[[], int]) -> None:
-    played, moment = idle()
+    played = idle()
     before = choices()
     played.controller.use(CoordinatorConfig(max_draft_tokens=8))
-    played.controller.plan([played.text], [100], None, moment)
+    played.plan()
     assert choices() == before + 1
 
 
 def test_a_cap_that_allows_nothing_for_a_while_ends_it(choices: Callable[[], int]) -> None:
-    played, moment = idle()
+    played = idle()
     played.text.max_draft_tokens = 0
-    played.controller.plan([played.text], [100], None, moment)
+    played.plan()
     played.text.max_draft_tokens = 8
     before = choices()
-    played.controller.plan([played.text], [100], None, moment)
+    played.plan()
     assert choices() == before + 1
 
 
 def test_once_the_guard_allows_drafts_they_are_asked_for_in_the_next_step(
     choices: Callable[[], int],
 ) -> None:
-    played = Played(is_right=True)
+    played = Played()
     assert played.run(100)[-1].ask.num_nodes
-    guard = played.controller._load(1, is_sampled=False).guard
+    guard = played.controller.target.loads[False, 1].guard
     guard.settle(1.0, STEP_S, STEP_S)  # so much is lost that no drafts may be tried
     before = choices()
     assert not any(plan.ask.num_nodes for plan in played.run(40)[1:])
@@ -104,7 +104,7 @@ def test_once_the_guard_allows_drafts_they_are_asked_for_in_the_next_step(
 
 
 def test_residents_that_no_text_of_the_batch_may_ask_are_not_weighed() -> None:
-    text = Played(is_right=True).text
+    text = Played().text
     moment = Moment(0.0, (SUFFIX, LM, OTHER))
     assert moment.among([text]).residents == (SUFFIX, LM)
     other = Text("other", GROUP, text.tokens)

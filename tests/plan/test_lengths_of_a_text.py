@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.config.draft_length import DraftLengthConfig, DraftLengthOverride
-from cluster.plan.draft_length import first_len, next_len
+from cluster.plan.draft_length import next_len
 
 MOST = 16
 
@@ -18,7 +18,7 @@ def lens(history: str, **settings: Any) -> list[int]:
     history: of each step with drafts accepted/depth.
     """
     config = DraftLengthConfig(**settings)
-    found = [first_len(config, MOST)]
+    found = [next_len(config, config.num_tokens, (), MOST)]
     fates: list[tuple[int, int]] = []
     for step in history.split():
         accepted, _, depth = step.partition("/")
@@ -62,10 +62,14 @@ def test_the_length_follows_the_history(
     assert lens(history, **settings) == expected
 
 
-def test_no_length_is_above_what_the_text_may_have() -> None:
-    assert first_len(DraftLengthConfig(**HEURISTIC), 2) == 2
-    assert next_len(DraftLengthConfig(**HEURISTIC), 2, [(2, 2)], 3) == 3
-    assert first_len(DraftLengthConfig(**WINDOW), 0) == 0
+@pytest.mark.parametrize(
+    ("settings", "former", "fates", "most", "expected"),
+    [(HEURISTIC, 5, [], 2, 2), (HEURISTIC, 2, [(2, 2)], 3, 3), (WINDOW, 5, [], 0, 0)],
+)
+def test_no_length_is_above_what_the_text_may_have(
+    settings: dict[str, Any], former: int, fates: list[tuple[int, int]], most: int, expected: int
+) -> None:
+    assert next_len(DraftLengthConfig(**settings), former, fates, most) == expected
 
 
 def test_all_conditions_of_a_rule_must_hold() -> None:

@@ -38,8 +38,15 @@ def roster(**hashes: str) -> Roster:
     return made
 
 
-def candidate() -> Candidate:
-    return Candidate("new", max_faults=3)
+def learned(phase: str, places: int = 0, lead: float = 0.0) -> dict[str, object]:
+    """What a candidate has exported."""
+    return {"phase": phase, "places": places, "lead": [lead] * SIZE}
+
+
+def candidate(phase: str = "shadow") -> Candidate:
+    made = Candidate("new", max_faults=3)
+    made.restore(learned(phase))
+    return made
 
 
 def stretches(lead: float, seed: int = 0) -> Iterator[tuple[int, Stretch]]:
@@ -93,8 +100,7 @@ def test_one_that_turns_bad_is_out_within_300_places_and_stays_so(num_phases: in
 
 
 def test_one_that_serves_is_not_brought_down_by_chance() -> None:
-    one = candidate()
-    one.restore({"phase": "active", "places": 0, "lead": [0.0] * 20})
+    one = candidate("active")
     assert entered(one, 0.05, 30_000)[0] is Phase.ACTIVE
 
 
@@ -108,8 +114,7 @@ def test_one_that_serves_is_not_brought_down_by_chance() -> None:
     ],
 )
 def test_faults_bring_down_a_canary_alone(phase: str, num_faults: int, ends_in: str) -> None:
-    one = candidate()
-    one.restore({"phase": phase, "places": 0, "lead": [0.0] * SIZE})
+    one = candidate(phase)
     for _ in range(num_faults):
         one.note_faults(1)
     assert one.phase == ends_in
@@ -131,7 +136,7 @@ def test_roles_in_each_phase(
     phase: str, in_sample: tuple[Role, Role], elsewhere: tuple[Role, Role]
 ) -> None:
     own = roster()
-    own.restore({"new@one": {"phase": phase, "places": 0, "lead": [0.0] * 20}})
+    own.restore({"new@one": learned(phase)})
     for lot, roles in ((0.49, in_sample), (0.5, elsewhere)):
         one = text(lot)
         assert (own.role("new", one), own.role("old", one)) == roles
@@ -142,7 +147,7 @@ def test_roles_in_each_phase(
 
 def active() -> Roster:
     own = roster()
-    own.restore({"new@one": {"phase": "active", "places": 7, "lead": [1.0] * 20}})
+    own.restore({"new@one": learned("active", 7, 1.0)})
     return own
 
 
@@ -247,7 +252,7 @@ def test_places_before_a_change_of_phase_are_no_evidence_of_the_phase_behind_it(
 def test_only_new_faults_count_and_another_process_counts_from_zero() -> None:
     own = roster()
     own.note_faults({"new": {"link": 40}})
-    own.restore({"new@one": {"phase": "canary", "places": 0, "lead": [0.0] * 20}})
+    own.restore({"new@one": learned("canary")})
     own.note_faults({"new": {"link": 42}})
     assert own.table()[0]["phase"] == "canary"
     own.note_faults({"new": {"link": 1}})
