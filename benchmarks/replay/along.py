@@ -172,7 +172,7 @@ class _Replay:
             if proposal is not None:
                 node, accepted = walk(proposal.tree, output_ids[position : len(output_ids) - 1])
                 if self._judge is not None:
-                    self._judge(proposal, -1 if node is None else node)
+                    self._judge(proposal, node)
             self._stats += ReplayStats(
                 num_rounds=1,
                 num_draft_tokens=len(proposal.tree) if proposal else 0,

@@ -23,7 +23,7 @@ from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import Indices
 from cluster.spec.step_cost import DRAFT_LENGTHS, MAX_COMMIT
 from cluster.spec.token_log import TokenLog
-from cluster.spec.tree import below, walk
+from cluster.spec.tree import reroot
 
 # For each node the drafters that proposed it, as bits over the drafters of a text.
 SourceBits = npt.NDArray[np.uint32]
@@ -188,12 +188,7 @@ class Text:
         held = self.held.get(drafter)
         if held is None:
             return False
-        committed = self.tokens.since(held.base_len)
-        node, matched = walk(held.tree, committed)
-        return (
-            matched == len(committed)
-            and len(below(held.tree.parents, -1 if node is None else node)) > 0
-        )
+        return len(reroot(held.tree, self.tokens.since(held.base_len)).tree) > 0
 
     def due(self, *, ends: bool = False) -> list[Fate]:
         """Remove and return the trees whose outcome is known by now; ends: the text is over."""

@@ -98,8 +98,8 @@ def load(path: Path) -> list[RecordedText]:
         for index, (prompt_len, task, is_sampled) in enumerate(header["texts"]):
             trees = {
                 name: RecordedTrees(
-                    *(arrays[f"{index}.{number}.{column}"] for column in _COLUMNS),
-                    arrays[f"{index}.{number}.survival"].astype(np.float32),
+                    **{column: arrays[f"{index}.{number}.{column}"] for column in _COLUMNS},
+                    survival=arrays[f"{index}.{number}.survival"].astype(np.float32),
                 )
                 for number, name in enumerate(header["drafters"])
             }

@@ -116,14 +116,10 @@ class Calibrator:
         self._forecasts = self.sums[3 * NUM_BINS : -1].reshape(3, NUM_FORECAST_BINS)
         self._evidence = *bins, *self._forecasts
         self._unfitted = self.sums[-1:]  # number of nodes since the last fit
-        self.slope = 1.0
-        self.offset = 0.0
-        # The shifts at these claimed logits, which ascend; shifts are linear between them.
-        self._knots = _CENTRES
-        self._shifts = np.zeros(NUM_BINS)
-        self.curve = np.zeros(2 + 2 * NUM_BINS)
+        # Slope and offset; the knots, claimed logits that ascend; and the shifts at these, which
+        # are linear between them.
+        self.curve = np.concatenate(([1.0, 0.0], _CENTRES, np.zeros(NUM_BINS)))
         self.curve_at = self.curve.ctypes.data
-        self._pack()
 
     @property
     def num_observed(self) -> float:
@@ -201,7 +197,7 @@ class Calibrator:
         self._unfitted[:] = 0.0
         means = self._claims / np.maximum(self._num, 1e-12)
         features = (means, np.ones(NUM_BINS))
-        weights, identity = [self.slope, self.offset], (1.0, 0.0)
+        weights, identity = self.curve[:2].tolist(), (1.0, 0.0)
         for _ in range(6):
             for axis, (low, high) in ((1, _OFFSETS), (0, _SLOPES)):
                 probs = _sigmoid(weights[0] * means + weights[1])
@@ -210,32 +206,22 @@ class Calibrator:
                 curvature = float(features[axis] ** 2 @ (probs * (1.0 - probs) * self._num))
                 step = max(-1.0, min(1.0, slope / (curvature + self._prior)))
                 weights[axis] = max(low, min(high, weights[axis] - step))
-        self.slope, self.offset = weights
         # If a bin's counts are almost forgotten, rounding can move its mean out of the bin.
-        self._fit_shifts(np.where(self._num > _MIN_REMEMBERED, means, _CENTRES))
-
-    def _fit_shifts(self, knots: Floats) -> None:
-        """Fit one shift per bin: the distance of its observed rate from the fit.
-
-        The rates are made non-decreasing, so that calibration keeps the order of claims.
-        """
+        knots = np.where(self._num > _MIN_REMEMBERED, means, _CENTRES)
+        # One shift per bin: the distance of its observed rate from the fit.  The rates are made
+        # non-decreasing, so that calibration keeps the order of claims.
         prior = _BIN_PRIORS * self._prior
-        weights = self._num + prior
-        fitted = self.slope * knots + self.offset
+        totals, fitted = self._num + prior, weights[0] * knots + weights[1]
         rates = isotonic(
-            ((self._accepted + prior * _sigmoid(fitted)) / weights).tolist(), weights.tolist()
+            ((self._accepted + prior * _sigmoid(fitted)) / totals).tolist(), totals.tolist()
         )
-        self._knots, self._shifts = knots, _logit(rates) - fitted
-        self._pack()
-
-    def _pack(self) -> None:
-        """Write the fit for native code: slope, offset, knots, and the shifts at the knots."""
-        self.curve[:] = np.concatenate(([self.slope, self.offset], self._knots, self._shifts))
+        self.curve[:] = np.concatenate((weights, knots, _logit(rates) - fitted))
 
     def _fitted(self, logits: Floats) -> Floats:
         """Return the calibrated probabilities of claimed logits."""
-        shifts = np.interp(logits, self._knots, self._shifts)
-        return _sigmoid(self.slope * logits + self.offset + shifts)
+        slope, offset = self.curve[:2].tolist()
+        knots, shifts = self.curve[2:].reshape(2, NUM_BINS)
+        return _sigmoid(slope * logits + offset + np.interp(logits, knots, shifts))
 
 
 def _sibling_shares(parents: Sequence[int], conditionals: Sequence[float]) -> list[float]:

@@ -48,10 +48,10 @@ def children(parents: TokenArray) -> list[list[int]]:
     return found
 
 
-def walk(tree: TokenTree, token_ids: Sequence[int] | TokenArray) -> tuple[int | None, int]:
+def walk(tree: TokenTree, token_ids: Sequence[int] | TokenArray) -> tuple[int, int]:
     """Follow `token_ids` from the context as far as the tree goes.
 
-    Returns (node, matched): the last node on the way, None when not even the first token is in the
+    Returns (node, matched): the last node on the way, -1 when not even the first token is in the
     tree, and how many tokens were found.
     """
     children = edges(tree)
@@ -61,7 +61,7 @@ def walk(tree: TokenTree, token_ids: Sequence[int] | TokenArray) -> tuple[int | 
         if child is None:
             break
         node, matched = child, matched + 1
-    return (None if node < 0 else node), matched
+    return node, matched
 
 
 def fates_of(tree: TokenTree, followed: TokenArray) -> tuple[list[int], npt.NDArray[np.bool_]]:
@@ -71,7 +71,7 @@ def fates_of(tree: TokenTree, followed: TokenArray) -> tuple[list[int], npt.NDAr
     """
     node, matched = walk(tree, followed)
     on_path: list[int] = []
-    while node is not None and node >= 0:
+    while node >= 0:
         on_path.append(node)
         node = int(tree.parents[node])
     is_reached = np.zeros(len(tree) + 1, dtype=np.bool_)
@@ -138,7 +138,7 @@ def reroot(
     root, matched = walk(tree, committed)
     if matched < len(committed):
         return RerootResult(-2, EMPTY_TREE, EMPTY_FLOATS)
-    if root is None:
+    if root < 0:
         return RerootResult(-1, tree, survival)
     kept = below(tree.parents, root)
     if len(survival):

@@ -199,7 +199,7 @@ def test_a_few_outcomes_move_the_claims_little() -> None:
         calibrator.observe([0.9], [False])
 
     assert 0.02 < float(calibrator.calibrate(0.9)) < 0.9
-    assert calibrator.slope > 0
+    assert calibrator.curve[0] > 0
 
 
 @given(token_trees(), st.integers(0, 99))

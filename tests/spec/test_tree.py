@@ -41,7 +41,7 @@ def test_the_empty_tree_is_legal_everywhere() -> None:
     assert depths(EMPTY_TREE.parents).shape == (0,)
     assert ancestor_mask(EMPTY_TREE.parents).shape == (0, 0)
     assert children(EMPTY_TREE.parents) == [[]]
-    assert walk(EMPTY_TREE, [1]) == (None, 0)
+    assert walk(EMPTY_TREE, [1]) == (-1, 0)
     assert [reroot(EMPTY_TREE, tokens).node for tokens in ([], [1])] == [-1, -2]
 
 
@@ -60,7 +60,7 @@ def test_depths_masks_and_children_follow_from_paths(tree: TokenTree) -> None:
 
 @given(token_trees(), st.lists(st.integers(0, 5), max_size=6))
 def test_a_walk_finds_the_longest_known_prefix(tree: TokenTree, tokens: list[int]) -> None:
-    known = {(): None} | {path: node for node, path in enumerate(paths(tree))}
+    known = {(): -1} | {path: node for node, path in enumerate(paths(tree))}
     matched = max(k for k in range(len(tokens) + 1) if tuple(tokens[:k]) in known)
 
     assert walk(tree, tokens) == (known[tuple(tokens[:matched])], matched)
