@@ -21,7 +21,6 @@ from cluster.simulate.decode_times import DecodeTimes
 from cluster.simulate.settings import Load
 from cluster.simulate.texts import RecordedText
 from cluster.simulate.world import Machine
-from cluster.spec.forest import Floats
 
 # Of a text's decoding, what rounding may leave at its end.
 _DONE = 1e-9
@@ -74,28 +73,29 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Running:
-    """A text at a target.  number: of the recorded one."""
+    """A text at a target.
+
+    number: of the recorded one.  left: the share of its decoding that is still to be done; more
+    than 1 while its prompt is being read.  lag_s: of one that is new, the seconds until its prompt
+    is read, from the moment on up to which the others are known.
+    """
 
     number: int
     asked_at: float
     first_at: float
+    lag_s: float | None
+    left: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class _Target:
-    """left: for each text, the share of its decoding that is still to be done; more than 1 while
-    its prompt is being read.  numbers: of the recorded texts, parallel.  since_s: the moment up to
-    which `left` holds, which lies ahead while prompts are read.  lag_s: of the texts behind those
-    of `left`, the seconds from then until their prompts are read.  reads_at_s, joins_until_s: when
-    the last steps with prompts began, and until when another prompt joins them; num_rows: of these
-    prompts.  version: of the event that is due.
+    """since_s: the moment up to which texts are known, which lies ahead while prompts are read.
+    reads_at_s, joins_until_s: when the last steps with prompts began, and until when another prompt
+    joins them; num_rows: of these prompts.  version: of the event that is due.
     """
 
     running: list[_Running] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    left: Floats = field(default_factory=lambda: np.empty(0))
     since_s: float = 0.0
-    lag_s: list[float] = field(default_factory=list)
     reads_at_s: float = 0.0
     joins_until_s: float = -1.0
     num_rows: int = 0
@@ -122,7 +122,7 @@ class Fleet:
         self._by_count[0] = dict.fromkeys(range(limits.num_targets))
         self._due: list[tuple[float, int, int]] = []  # time, target, its version
         self._queue: deque[tuple[int, float]] = deque()  # number of the text, when it was asked for
-        self._lengths = np.array([len(text.token_ids) for text in texts], dtype=np.float64)
+        self._lengths = [len(text.token_ids) for text in texts]
         self._numbers = self._endless()
         self._num_running = self._num_asked = self._num_refused = 0
         self._ended: list[Ended] = []
@@ -199,12 +199,11 @@ class Fleet:
         steps_s = [step_s(size + rows, size + 1) for rows in [room] * full + [rest] * (rest > 0)]
         first_at = target.reads_at_s + others_s / 2.0 + sum(steps_s)  # behind the rest of a step
         target.joins_until_s = first_at - steps_s[-1]
-        target.running.append(_Running(number, asked_at, first_at))
-        target.numbers.append(number)
         # In each of these steps the others go on: they lose what the steps take longer.
         lost_s = sum(max(each - others_s, 0.0) for each in steps_s)
         target.since_s = max(target.since_s, target.reads_at_s + lost_s)
-        target.lag_s.append(first_at - target.since_s)
+        lag_s = first_at - target.since_s
+        target.running.append(_Running(number, asked_at, first_at, lag_s))
 
     def _end_texts(self, now: float) -> int:
         """Go on with the target whose event is due; returns how many texts have ended."""
@@ -213,18 +212,13 @@ class Fleet:
         if version != target.version:
             return 0
         self._advance(target, now)
-        is_over = target.left <= _DONE
-        for index in np.flatnonzero(is_over).tolist():
-            own = target.running[index]
-            length = int(self._lengths[own.number])
+        over = [own for own in target.running if own.left <= _DONE]
+        target.running = [own for own in target.running if own.left > _DONE]
+        for own in over:
+            length = self._lengths[own.number]
             self._ended.append(Ended(length, own.asked_at, own.first_at, now))
-        kept = np.flatnonzero(~is_over).tolist()
-        num_ended = len(target.running) - len(kept)
-        target.running = [target.running[index] for index in kept]
-        target.numbers = [target.numbers[index] for index in kept]
-        target.left = target.left[kept]
-        self._change(place, -num_ended)
-        return num_ended
+        self._change(place, -len(over))
+        return len(over)
 
     def _change(self, place: int, by: int) -> None:
         """Note that a target has so many texts more."""
@@ -238,13 +232,15 @@ class Fleet:
         """Decode up to `now`."""
         if now <= target.since_s:
             return
-        if target.running:
-            target.left -= (now - target.since_s) / self._whole_s(target)
+        for own, whole_s in self._whole_s(target):
+            own.left -= (now - target.since_s) / whole_s
         target.since_s = now
 
-    def _whole_s(self, target: _Target) -> Floats:
-        """Return how long the whole decoding of each text there takes at present."""
-        return self._times.of(len(target.running))[target.numbers]
+    def _whole_s(self, target: _Target) -> list[tuple[_Running, float]]:
+        """Return each text there, and how long its whole decoding takes at present."""
+        running = target.running
+        times_s = self._times.of(len(running)) if running else ()
+        return [(own, float(times_s[own.number])) for own in running]
 
     def _note(self, place: int) -> None:
         """Note the next event of a target that has changed."""
@@ -252,23 +248,22 @@ class Fleet:
         target.version += 1
         if not target.running:
             return
-        whole_s = self._whole_s(target)
-        if target.lag_s:
-            new = 1.0 + np.array(target.lag_s) / whole_s[len(target.left) :]
-            target.left = np.concatenate([target.left, new])
-            target.lag_s.clear()
-        due_s = target.since_s + max(float((target.left * whole_s).min()), 0.0)
+        rest_s = []
+        for own, whole_s in self._whole_s(target):
+            if own.lag_s is not None:
+                own.left, own.lag_s = 1.0 + own.lag_s / whole_s, None
+            rest_s.append(own.left * whole_s)
+        due_s = target.since_s + max(min(rest_s), 0.0)
         heapq.heappush(self._due, (due_s, place, target.version))
 
     def _emitted(self, now: float) -> float:
         """Return the tokens emitted up to `now`."""
-        running = 0.0
+        found = float(sum(each.num_tokens for each in self._ended))
         for target in self._targets:
-            if target.running:
-                self._advance(target, now)
-                lengths = self._lengths[target.numbers]
-                running += float((lengths * (1.0 - np.clip(target.left, 0.0, 1.0))).sum())
-        return running + sum(each.num_tokens for each in self._ended)
+            self._advance(target, now)
+            for own in target.running:
+                found += self._lengths[own.number] * (1.0 - min(max(own.left, 0.0), 1.0))
+        return found
 
     def _endless(self) -> Iterator[int]:
         while True:

@@ -144,19 +144,6 @@ def test_rows_that_were_not_used_for_longest_go_first() -> None:
     assert list(noise._rows) == [(3, 0, 0), (1, 0, 0), (4, 0, 0)], "four would push each other out"
 
 
-def test_one_row_is_remembered_though_it_takes_more_than_is_allowed() -> None:
-    noise = NoiseRows(vocab_size=100, device=CPU, max_bytes=1)
-    noise.fetch([(1, 0, 0)])
-    noise.fetch([(2, 0, 0)])
-    assert list(noise._rows) == [(2, 0, 0)]
-
-
-def test_rows_need_a_seed_a_position_and_a_stream_each() -> None:
-    for short in ([1], [0, 0], [0, 0]), ([1, 2], [0], [0, 0]), ([1, 2], [0, 0], [0]):
-        with pytest.raises(ValueError, match="zip"):
-            gumbel_rows(*short, 10)
-
-
 def test_noise_for_another_device_is_made_there() -> None:
     # The meta device computes nothing, but what is made elsewhere is seen.
     rows = gumbel_rows_torch([1, 2], [0, 0], [0, 0], 10, torch.device("meta"))
