@@ -102,7 +102,7 @@ class Controller:
         look_at(texts, self._num_looks)
         if self._config.budget == "fixed":
             return _plan_fixed(texts, offers, caps, moment)
-        load = self.target.load(self._config, len(texts), is_sampled=any_sampled(texts))
+        load = self.target.load(self._config, texts)
         load.law.load = load
         num_new = sum(text.num_steps <= 1 for text in texts)  # the step of the prompt was the first
         load.num_new += evidence.RECENT * (num_new - load.num_new)
@@ -166,7 +166,7 @@ class Controller:
         if size == 0:
             return
         target = self.target
-        load = target.load(self._config, size, is_sampled=done.is_sampled)
+        load = target.load(self._config, done.texts)
         plain_s = target.steps.estimate(size, 0)
         step_s = done.step_time_s
         if done.prompt_rows and step_s is not None:
@@ -238,8 +238,3 @@ def _plan_fixed(
     nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
     chosen = nodes[ranks < np.array(caps, dtype=np.int64)[forest.owners]]
     return Plan(in_flight_of(texts, offers, chosen), drafted)
-
-
-def any_sampled(batch: Sequence[Text]) -> bool:
-    """True if the batch counts as sampled; a batch has texts of one law wherever possible."""
-    return any(text.is_sampled for text in batch)

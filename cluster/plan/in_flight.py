@@ -78,7 +78,6 @@ class Round:
     texts: Sequence[Text]
     num_tokens: Sequence[int]
     num_nodes: int
-    is_sampled: bool
     step_time_s: float | None
     draft_time_s: float = 0.0
     turns: Sequence[DraftTime] = ()

@@ -14,6 +14,7 @@ from cluster.config.schema import CoordinatorConfig
 from cluster.plan.arms import SIZES, Arm, Recent
 from cluster.plan.costs import RoundTimes, draft_parts, step_parts
 from cluster.plan.standing import Turn
+from cluster.plan.texts import Text
 from cluster.spec import evidence
 from cluster.spec.acceptance import law_name
 from cluster.spec.budget import NO_DRAFTS, Ask
@@ -108,11 +109,13 @@ class TargetModel:
         for each in draft_times:
             self.drafting[each.drafter].learn(each)
 
-    def load(self, config: CoordinatorConfig, num_sequences: int, *, is_sampled: bool) -> Load:
+    def load(self, config: CoordinatorConfig, batch: Sequence[Text]) -> Load:
         """Return the load for batches of about this size, which has a guard of its own.
 
-        Otherwise the losses of large batches would long keep a single request from speculating."""
-        size = bucket(num_sequences)
+        Otherwise the losses of large batches would long keep a single request from speculating.
+        A batch counts as sampled if one of its texts is: it has texts of one law wherever possible.
+        """
+        size, is_sampled = bucket(len(batch)), any(text.is_sampled for text in batch)
         found = self.loads.get((is_sampled, size))
         if found is None:
             guard = DeficitGuard(*_limits(config, size))

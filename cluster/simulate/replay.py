@@ -14,7 +14,7 @@ import numpy as np
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import Proposal, TokenTree
-from cluster.plan.controller import Controller, any_sampled
+from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Round
 from cluster.plan.roster import lot_of
 from cluster.plan.scores import DraftScores
@@ -152,11 +152,10 @@ class Simulation:
             for own in new:
                 own.began_s = now
             texts = [own.text for own in decoding]
-            is_sampled = any_sampled(texts)
             prompt_rows = sum(chunks)
             policy.learn(
                 decoding,
-                Round(texts, emitted, size, is_sampled, step_s, draft_s, drafted_in, prompt_rows),
+                Round(texts, emitted, size, step_s, draft_s, drafted_in, prompt_rows),
             )
             tokens += sum(emitted) + num_read
             plain_s += (

@@ -20,7 +20,7 @@ import numpy as np
 from cluster.core import FloatArray, SamplingParams, TokenArray, TokenTree
 from cluster.records import record
 from cluster.spec import evidence
-from cluster.spec.forest import Indices, Mask
+from cluster.spec.forest import Floats, Indices, Mask
 from cluster.spec.native import trees as native
 from cluster.spec.step_cost import DRAFT_LENGTHS
 from cluster.spec.survival import Calibrator, claimed_conditionals
@@ -118,7 +118,7 @@ class Score:
         conditionals = claimed_conditionals(tree.parents, claimed)
         self.calibrator.observe(conditionals[is_known], accepted[is_known])
         sums = np.append(0.0, accepted[np.argsort(-claimed, kind="stable")].cumsum())
-        of_best = sums[np.minimum(DRAFT_LENGTHS, len(tree))]
+        of_best: Floats = sums[np.minimum(DRAFT_LENGTHS, len(tree))]
         self.sums *= TREE_DECAY
         self.sums[0] += 1.0
         self._by_length[:] += fate.begins * (np.ones(len(DRAFT_LENGTHS)), of_best, of_best**2)

@@ -17,7 +17,7 @@ from cluster.errors import WorkerError
 from cluster.messages import StepReport, TextVerdict, VerdictFrame, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.metrics.told import TARGET
-from cluster.plan.controller import Controller, any_sampled
+from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
 from cluster.requests.acceptance_law import NO_LAWS
@@ -70,7 +70,6 @@ class Step:
             texts,
             [text.num_gained for text in texts],
             num_nodes=sum(len(in_flight.tree) for in_flight in self.plan.in_flight),
-            is_sampled=any_sampled(texts),
             step_time_s=step_s + self.settled_s if is_timed else None,
             draft_time_s=drafted.time_s if self.asked.num_nodes else 0.0,
             turns=drafted.turns if is_timed else (),

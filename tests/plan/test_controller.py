@@ -82,9 +82,9 @@ def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round()
 def test_a_step_beside_which_residents_drafted_is_no_plain_one() -> None:
     played = Played(depth=0)
     steps = played.controller.target.steps
-    played.controller.learn(Round([played.text], [1], 0, False, STEP_S, 0.001))
+    played.controller.learn(Round([played.text], [1], 0, STEP_S, 0.001))
     assert steps.num_recorded == 0
-    played.controller.learn(Round([played.text], [1], 0, False, STEP_S))
+    played.controller.learn(Round([played.text], [1], 0, STEP_S))
     assert steps.num_recorded == 1
 
 
@@ -93,7 +93,7 @@ def test_what_models_read_first_is_no_drafting_and_counts_where_they_are_tried()
     target = played.controller.target
     for time_s in (0.002, 0.052):
         turn = DraftTime(1, 4, "lm", False, time_s, num_read=int(time_s > 0.01))
-        played.controller.learn(Round([played.text], [1], 0, False, STEP_S, time_s, [turn]))
+        played.controller.learn(Round([played.text], [1], 0, STEP_S, time_s, [turn]))
     assert target.drafting["lm"].times.num_recorded == 1
     assert target.drafting["lm"].read_s == pytest.approx(0.050)
 
@@ -133,7 +133,7 @@ def test_the_first_drafts_of_a_text_are_what_pays_and_no_try() -> None:
             break
     else:
         pytest.fail("models were never tried")
-    overdrawn = Round([played.text], [1], 4, False, 100 * STEP_S)
+    overdrawn = Round([played.text], [1], 4, 100 * STEP_S)
     played.controller.learn(overdrawn)
     assert played.first_ask()[0] == 0
 

@@ -61,7 +61,7 @@ def test_a_step_that_failed_teaches_no_length() -> None:
     stage.plan()  # its step is lost
     text.held.clear()
     stage.plan()
-    stage.controller.learn(Round([text], [1], 0, False, STEP_S))
+    stage.controller.learn(Round([text], [1], 0, STEP_S))
     assert text.draft_len == 4
 
 

@@ -67,7 +67,7 @@ class Played:
         spent_s = sum(turn.time_s for turn in turns)
         self.now += STEP_S + spent_s
         gained = [1 + min(count, self.depth) for count in counts]
-        done = Round(self.texts, gained, sum(counts), False, STEP_S, spent_s, turns)
+        done = Round(self.texts, gained, sum(counts), STEP_S, spent_s, turns)
         self.controller.learn(done)
         self.controller.score(self.texts)
         return plan
