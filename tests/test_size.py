@@ -22,7 +22,7 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }  # fmt: skip
 BOUNDS = {
-    "benchmarks": 48_800,
+    "benchmarks": 47_150,
     "cluster": 7_800,
     "cluster/client": 2_950,
     "cluster/config": 10_900,
@@ -32,11 +32,11 @@ BOUNDS = {
     "cluster/grammar": 4_150,
     "cluster/metrics": 2_750,
     "cluster/models": 7_850,
-    "cluster/plan": 14_800,
+    "cluster/plan": 13_650,
     "cluster/requests": 700,
     "cluster/rpc": 11_900,
-    "cluster/simulate": 6_800,
-    "cluster/spec": 19_550,
+    "cluster/simulate": 6_400,
+    "cluster/spec": 17_750,
     "cluster/text": 8_850,
     "cluster/train": 18_150,
     "cluster/worker": 22_450,
@@ -47,7 +47,7 @@ BOUNDS = {
     "deployments/page": 950,
     "docs": 3_300,
     "k8s": 1_750,
-    "tests": 438_550,
+    "tests": 437_550,
 }
 
 

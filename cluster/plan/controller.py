@@ -64,7 +64,6 @@ class Controller:
         """Plan by other settings from the next step on; what was learned stays."""
         if config.draft_length != self._config.draft_length:
             self._lengths = DraftLength(config.draft_length)
-        self.target.allow(config)
         self._config, self._idle = config, None
 
     def plan(

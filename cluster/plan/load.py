@@ -116,16 +116,16 @@ class TargetModel:
         A batch counts as sampled if one of its texts is: it has texts of one law wherever possible.
         """
         size, is_sampled = bucket(len(batch)), any(text.is_sampled for text in batch)
+        # Measured in steps, the standard deviation of the mean over n sequences is that of one
+        # sequence divided by sqrt(n), and so is the loss by chance that the guard must allow.
+        limits = config.max_slowdown, config.slowdown_slack / math.sqrt(max(size, 1))
         found = self.loads.get((is_sampled, size))
         if found is None:
-            guard = DeficitGuard(*_limits(config, size))
-            found = self.loads[is_sampled, size] = Load(self.laws[is_sampled], guard)
+            found = self.loads[is_sampled, size] = Load(
+                self.laws[is_sampled], DeficitGuard(*limits)
+            )
+        found.guard.slowdown, found.guard.slack_steps = limits
         return found
-
-    def allow(self, config: CoordinatorConfig) -> None:
-        """Let speculation cost as much as `config` says, at all loads so far."""
-        for (_, size), load in self.loads.items():
-            load.guard.slowdown, load.guard.slack_steps = _limits(config, size)
 
     def export(self) -> list[Any]:
         """Return what was measured and learned of this target, as plain values."""
@@ -160,10 +160,3 @@ class TargetModel:
     def deficit_s(self) -> float:
         """Seconds that speculation has lost and not regained, over all loads."""
         return sum(load.guard.deficit_s for load in self.loads.values())
-
-
-def _limits(config: CoordinatorConfig, size: int) -> tuple[float, float]:
-    """Return the slowdown and the slack in steps that the guard of batches of `size` allows."""
-    # Measured in steps, the standard deviation of the mean over n sequences is that of one
-    # sequence divided by sqrt(n), and so is the loss by chance that the guard must allow.
-    return config.max_slowdown, config.slowdown_slack / math.sqrt(max(size, 1))
