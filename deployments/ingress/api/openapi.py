@@ -33,7 +33,9 @@ class Page:
 
 
 PAGES = (
-    Page("/", "front", "What this is, its model, its endpoints; for browsers a page", "text/plain"),
+    Page(
+        "/", "front", "What this is, its model and its endpoints; for browsers a page", "text/plain"
+    ),
     Page("/docs", "front", "The same as text, or HTML for browsers", "text/plain"),
     Page("/v1/models", "models", "The served models"),
     Page("/v1/models/{model}", "model", "One model"),
