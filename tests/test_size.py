@@ -43,11 +43,11 @@ BOUNDS = {
     "deployments": 30_650,
     "deployments/bench": 4_300,
     "deployments/evaluate": 2_150,
-    "deployments/ingress": 45_700,
+    "deployments/ingress": 44_500,
     "deployments/page": 950,
     "docs": 3_300,
     "k8s": 1_750,
-    "tests": 437_550,
+    "tests": 434_700,
 }
 
 
