@@ -92,8 +92,9 @@ class LogprobWriter:
             return {"logprob": value, "rank": rank, "decoded_token": self._text(token)}
 
         return [
-            one
-            and {
+            None
+            if one is None
+            else {
                 str(token): entry(token, one.logprob, one.rank),
                 **{
                     str(other): entry(other, value, rank)
