@@ -11,9 +11,9 @@ from cluster.core import FloatArray
 from cluster.plan.in_flight import PLAIN, InFlight
 from cluster.plan.texts import POOL, HeldTree, SourceBits, Text
 from cluster.records import record
-from cluster.spec.acceptance import LEAST_WEIGHT, AcceptanceModel, Group, Score, Seen
+from cluster.spec.acceptance import LEAST_WEIGHT, AcceptanceModel, Group, Score
 from cluster.spec.forest import Forest, Indices, Mask
-from cluster.spec.held_trees import Held, MergedTrees
+from cluster.spec.held_trees import Held, MergedTrees, Seen
 from cluster.spec.merge_trees import merge_trees
 from cluster.spec.tree import below
 
@@ -130,7 +130,7 @@ def _note(rows: Sequence[tuple[Text, str, Held]], found: MergedTrees) -> None:
     for index, ((text, name, _), root) in enumerate(zip(rows, found.roots.tolist(), strict=True)):
         held = text.held[name]
         if root == -2:
-            held.sources = None
+            held.sources = None  # no node is left
             del text.held[name]
             continue
         if root >= 0:

@@ -18,9 +18,10 @@ from cluster.plan.standing import Standing
 from cluster.plan.trials import Trial
 from cluster.requests.acceptance_law import NO_LAWS, Laws
 from cluster.spec import evidence
-from cluster.spec.acceptance import Fate, Group, Seen
+from cluster.spec.acceptance import Group
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import Indices
+from cluster.spec.held_trees import Fate, Seen
 from cluster.spec.step_cost import DRAFT_LENGTHS, MAX_COMMIT
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import reroot

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import FloatArray, SamplingParams, TokenArray, TokenTree
-from cluster.records import record
+from cluster.core import SamplingParams
 from cluster.spec import evidence
-from cluster.spec.forest import Floats, Indices, Mask
+from cluster.spec.forest import Floats, Indices
+from cluster.spec.held_trees import Fate
 from cluster.spec.native import trees as native
 from cluster.spec.step_cost import DRAFT_LENGTHS
 from cluster.spec.survival import Calibrator, claimed_conditionals
-from cluster.spec.tree import depths, fates_of
+from cluster.spec.tree import fates_of
 
 Group = tuple[str, bool]  # task class; sampled, or greedy
 
@@ -49,50 +49,6 @@ _MAX_SCORES = 1024
 # Between a drafter's name and its model's hash, and the digits of that.
 _WITH = "@"
 _SHOWN = 12
-
-
-@record
-class Seen:
-    """A tree that was held for a text of base_len tokens, re-rooted there.
-
-    claimed: float32[n], survivals as the drafter claims them.  depth: of its deepest node.
-    """
-
-    drafter: str
-    group: Group
-    base_len: int
-    tree: TokenTree
-    claimed: FloatArray
-    depth: int
-
-    @classmethod
-    def of(
-        cls, drafter: str, group: Group, base_len: int, tree: TokenTree, claimed: FloatArray
-    ) -> Seen:
-        depth = int(depths(tree.parents).max(initial=0))
-        return cls(drafter, group, base_len, tree, claimed, depth)
-
-
-@record
-class Fate:
-    """A tree and the text after it.
-
-    followed: the committed tokens after its root.  If the tree is deeper than that, the outcome of
-    the nodes beyond them is unknown, and they do not count.  next_steps: int64[DRAFT_LENGTHS], the
-    text's length at which the next step would begin if every step verified so many nodes of this
-    drafter; `learn` updates it in place.  None = everywhere.
-    """
-
-    seen: Seen
-    followed: TokenArray
-    next_steps: Indices | None = None
-
-    @property
-    def begins(self) -> Mask:
-        """Where a step with so many nodes would have begun here: bool[DRAFT_LENGTHS]."""
-        if self.next_steps is None:
-            return np.ones(len(DRAFT_LENGTHS), dtype=np.bool_)
-        return self.seen.base_len >= self.next_steps
 
 
 class Score:
@@ -206,7 +162,11 @@ class AcceptanceModel:
             drafter, group = fate.seen.drafter, fate.seen.group
             scores += self.score(drafter, group), self.score(drafter, (None, group[1]))
         if native.is_available():
-            found = iter(native.score_trees(known, scores, _WEIGHED_RANK, TREE_DECAY))
+            addresses = [score.addresses for score in scores]
+            node_decay = scores[0].calibrator.decay
+            found = iter(
+                native.score_trees(known, addresses, _WEIGHED_RANK, TREE_DECAY, node_decay)
+            )
             for score in scores:
                 score.calibrator.fit_if_due()
         else:

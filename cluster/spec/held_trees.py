@@ -1,11 +1,15 @@
-"""Plain records of the trees that a batch's drafters have sent, and of their merge."""
+"""Plain records of the trees that a batch's drafters have sent, of their merge and their fates."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.records import record
-from cluster.spec.forest import Forest, Indices
+from cluster.spec.forest import Forest, Indices, Mask
+from cluster.spec.step_cost import DRAFT_LENGTHS
 from cluster.spec.survival import Calibrator
+from cluster.spec.tree import depths
 
 
 @record
@@ -25,6 +29,55 @@ class Held:
     calibrator: Calibrator
     committed: TokenArray
     weight: float = 1.0
+
+
+@record
+class Seen:
+    """A tree that was held for a text of base_len tokens, re-rooted there.
+
+    claimed: float32[n], survivals as the drafter claims them.  depth: of its deepest node.
+    """
+
+    drafter: str
+    group: tuple[str, bool]
+    base_len: int
+    tree: TokenTree
+    claimed: FloatArray
+    depth: int
+
+    @classmethod
+    def of(
+        cls,
+        drafter: str,
+        group: tuple[str, bool],
+        base_len: int,
+        tree: TokenTree,
+        claimed: FloatArray,
+    ) -> Seen:
+        depth = int(depths(tree.parents).max(initial=0))
+        return cls(drafter, group, base_len, tree, claimed, depth)
+
+
+@record
+class Fate:
+    """A tree and the text after it.
+
+    followed: the committed tokens after its root.  If the tree is deeper than that, the outcome of
+    the nodes beyond them is unknown, and they do not count.  next_steps: int64[DRAFT_LENGTHS], the
+    text's length at which the next step would begin if every step verified so many nodes of this
+    drafter; `learn` updates it in place.  None = everywhere.
+    """
+
+    seen: Seen
+    followed: TokenArray
+    next_steps: Indices | None = None
+
+    @property
+    def begins(self) -> Mask:
+        """Where a step with so many nodes would have begun here: bool[DRAFT_LENGTHS]."""
+        if self.next_steps is None:
+            return np.ones(len(DRAFT_LENGTHS), dtype=np.bool_)
+        return self.seen.base_len >= self.next_steps
 
 
 @record

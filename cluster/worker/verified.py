@@ -9,7 +9,7 @@ from __future__ import annotations
 from cluster.core import TokenTree
 from cluster.plan.texts import Text
 from cluster.requests.acceptance_law import NO_LAWS, Laws
-from cluster.spec.acceptance import Seen
+from cluster.spec.held_trees import Seen
 from cluster.spec.tree import children
 
 

@@ -10,7 +10,7 @@ import pytest
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.core import TokenTree, token_array
 from cluster.plan.texts import Text
-from cluster.spec.acceptance import Seen
+from cluster.spec.held_trees import Seen
 from cluster.spec.token_log import TokenLog
 
 GROUP = ("default", False)

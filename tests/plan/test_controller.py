@@ -15,8 +15,8 @@ from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Round
 from cluster.plan.texts import HeldTree, Text
 from cluster.requests.plain_why import PlainWhy
-from cluster.spec.acceptance import Fate, Seen
 from cluster.spec.budget import Ask, Prices
+from cluster.spec.held_trees import Fate, Seen
 from cluster.spec.step_cost import EDGES
 from cluster.spec.step_profile import DraftTime, StepProfile
 from tests.support.plan.played import CLAIMED, GROUP, LM, STEP_S, SUFFIX, Played, text_of

@@ -22,8 +22,9 @@ from cluster.plan.texts import Text
 from cluster.simulate.replay import Outcome, Playing, Simulation
 from cluster.simulate.texts import RecordedText
 from cluster.simulate.world import Pool, recorded
-from cluster.spec.acceptance import AcceptanceModel, Seen
+from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.budget import Ask
+from cluster.spec.held_trees import Seen
 from cluster.spec.step_profile import DraftTime
 from cluster.spec.token_log import TokenLog
 

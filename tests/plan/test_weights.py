@@ -8,8 +8,9 @@ import pytest
 from cluster.core import TokenTree, token_array
 from cluster.plan.offers import gather, in_flight_of
 from cluster.plan.texts import HeldTree, Text
-from cluster.spec.acceptance import AcceptanceModel, Fate, Seen
+from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.credit import owners
+from cluster.spec.held_trees import Fate, Seen
 from cluster.spec.token_log import TokenLog
 
 GROUP = ("default", False)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cluster.core import TokenTree, token_array
-from cluster.spec.acceptance import AcceptanceModel, Fate, Score, Seen
+from cluster.spec.acceptance import AcceptanceModel, Score
+from cluster.spec.held_trees import Fate, Seen
 from cluster.spec.step_cost import DRAFT_LENGTHS
 
 GROUP = ("code", False)

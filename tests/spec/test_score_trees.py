@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cluster.core import FloatArray, TokenTree, token_array
-from cluster.spec.acceptance import AcceptanceModel, Fate, Seen
+from cluster.spec.acceptance import AcceptanceModel
+from cluster.spec.held_trees import Fate, Seen
 from cluster.spec.native import trees as native
 from cluster.spec.step_cost import DRAFT_LENGTHS
 from tests.support.spec.trees import random_tree

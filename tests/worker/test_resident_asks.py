@@ -53,7 +53,7 @@ def test_each_resident_of_a_target_is_asked_by_its_own_bit() -> None:
     kept.ask_mask = 0b101
     found = residents.draft([kept], LONG_STEP)
     assert {drafter.name for drafter, _ in found.trees} == {"a", "c"}
-    assert [(turn.drafter, turn.num_texts, turn.num_nodes) for turn in found.turns] == [
+    assert [(turn.drafter, turn.num_sequences, turn.num_nodes) for turn in found.turns] == [
         ("a", 1, 4),
         ("c", 1, 4),
     ]

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,9 @@ import numpy.typing as npt
 from cluster import cpp
 from cluster.core import FloatArray, TokenTree
 from cluster.spec.forest import Forest
-from cluster.spec.held_trees import Held, MergedTrees
+from cluster.spec.held_trees import Fate, Held, MergedTrees
 from cluster.spec.step_cost import DRAFT_LENGTHS
 from cluster.spec.survival import NUM_BINS, NUM_FORECAST_BINS
-
-if TYPE_CHECKING:
-    from cluster.spec.acceptance import Fate, Score
 
 
 def _fields(kind: type[Any], names: str) -> tuple[tuple[str, type[Any]], ...]:
@@ -162,13 +159,17 @@ def merge_trees(trees: Sequence[Held], num_groups: int) -> MergedTrees:
 
 
 def score_trees(
-    fates: Sequence[Fate], scores: Sequence[Score], few: int, tree_decay: float
+    fates: Sequence[Fate],
+    scores: Sequence[Sequence[int]],
+    few: int,
+    tree_decay: float,
+    node_decay: float,
 ) -> list[int]:
     """Enter each tree into its two scores, as `Score.add` does one by one.
 
-    Calibrators are not fitted anew.  scores: those of the first tree, of the second one and so on.
-    few (an index of DRAFT_LENGTHS), tree_decay: constants of `cluster.spec.acceptance`.  Returns
-    what its `learn` does.
+    Calibrators are not fitted anew.  scores: `Score.addresses` of the first tree's two, of the
+    second one's and so on.  few (an index of DRAFT_LENGTHS), tree_decay, node_decay: constants of
+    `cluster.spec.acceptance` and of its calibrators.  Returns what its `learn` does.
     """
     seen = [fate.seen for fate in fates]
     steps = [fate.next_steps for fate in fates]
@@ -189,10 +190,10 @@ def score_trees(
         _flat((fate.followed for fate in fates), np.int32),
         _flat((each.claimed for each in seen), np.float32),
         np.array([0 if each is None else each.ctypes.data for each in steps], dtype=np.int64),
-        np.array([score.addresses for score in scores], dtype=np.int64),
+        np.array(scores, dtype=np.int64),
         accepted,
         tree_decay,
-        scores[0].calibrator.decay,
+        node_decay,
     )
     _call("score_trees", (_Scored, given))
     found: list[int] = accepted.tolist()
