@@ -80,12 +80,12 @@ class HeadDrafter(TreeDrafter[HeadRequest], Generic[Head]):
     def __init__(self, context: DrafterContext, options: Any) -> None:
         super().__init__(context, HeadRequest.opened_by)
         host = host_of(context.target, context.name, self.kind)
-        self._head: Head
-        self._head, self._vocabulary, self._dtype, self.made_for = ready_head(
+        head, self._vocabulary, self._dtype, self.made_for = ready_head(
             self.kind, options.model, host
         )
+        self._head: Head = head
         self._options = options
-        self.wants = StepWants(self._head.spec.taps)
+        self.wants = StepWants(head.spec.taps)
         self._cache = self._cache_in(host)
         # First calls take longer than all that follow.
         request = HeadRequest(0, 1, "", SamplingParams(temperature=1.0, seed=0))

@@ -122,7 +122,7 @@ class _ChainAttention:
     ) -> torch.Tensor:
         """See `LayerPlan`; the rows are those of all conversations, flattened."""
         query, key, value = (
-            each[0].unflatten(1, (self._num_rows, -1)).transpose(0, 1)
+            each[0].reshape(len(each[0]), self._num_rows, -1, each.shape[-1]).transpose(0, 1)
             for each in (query, key, value)
         )  # [rows, heads, width, dim]
         self._keys.append(key)

@@ -150,7 +150,7 @@ class NativeForward:
         cosines, sines = rotations
         bias, cache = self._output.float_bias, self._cache
         model = GrowingModel(
-            *map(ctypes.addressof, (self._weights, self._kvs, self._windows)),
+            *(ctypes.addressof(each) for each in (self._weights, self._kvs, self._windows)),
             self._embedding.data_ptr(),
             cosines.data_ptr(),
             sines.data_ptr(),
