@@ -8,7 +8,7 @@ Lengths count tokens from the start of the prompt.  For one sequence
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 
 import numpy as np
@@ -24,6 +24,8 @@ from cluster.requests.step_count import StepCount
 
 TokenArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+# Seconds of any one clock.
+Clock = Callable[[], float]
 
 # The task class of requests that name none that is configured.
 DEFAULT_TASK = "default"

@@ -17,8 +17,8 @@ from cluster.rpc.link import Link
 from cluster.rpc.server import serve_drafter
 from cluster.worker.build import load_drafter
 from cluster.worker.draft_worker import DraftWorker
+from cluster.worker.models import check_models, check_successor, parts_of
 from cluster.worker.priority import freeze_gc
-from cluster.worker.swap import check_models, check_successor, parts_of
 from deployments.endpoints import REFUSAL_KEY
 from deployments.replica import WorkerReplica, configure_logging, process_id, told_at_start
 

@@ -72,9 +72,7 @@ class TargetDeployment(WorkerReplica):
         A change that cannot be is refused in the log and in /health: an exception would make Serve
         replace the replica, with all that it is serving."""
         async with self._changing:
-            adapters = await asyncio.to_thread(
-                self._worker.swaps.reconfigure, self._config, user_config
-            )
+            adapters = await asyncio.to_thread(self._worker.reconfigure, self._config, user_config)
             self._worker.streams.announce(adapters)
 
     async def check_health(self) -> None:

@@ -24,7 +24,7 @@ from cluster.local import LLM
 from cluster.models.fingerprint import model_hash
 from cluster.records import frozen
 from cluster.spec.acceptance import versioned
-from cluster.worker.swap import check_room
+from cluster.worker.models import check_room
 from tests.support.draft.heads import random_eagle3
 from tests.support.local_models import PROMPTS, drafters, target
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from dataclasses import replace
+from operator import index
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cluster.core import Commit, Observation, Proposal, TokenTree
+from cluster.draft.inside import StepReader, StepWants
 from cluster.errors import CapacityError, DrafthouseError, ProtocolError
 from cluster.messages import Refusal
 
@@ -77,3 +81,29 @@ def cut(proposal: Proposal, max_nodes: int) -> Proposal:
     return replace(
         proposal, tree=proposal.tree.first(max_nodes), survival=proposal.survival[:max_nodes]
     )
+
+
+def told_of(error: Exception, drafter: object, ours: frozenset[str]) -> str:
+    """Return an error's type and the place in or below the drafter's own file that raised it.
+
+    The message is left out, because it may quote the prompt; only our own messages about
+    malformed answers, which the files `ours` raise, do not.
+    """
+    kind = type(error).__name__
+    frames = traceback.walk_tb(error.__traceback__)
+    places = [(frame.f_code.co_filename, line) for frame, line in frames]
+    theirs = [place for place in places if place[0] not in ours]
+    if not theirs:
+        is_ours = isinstance(error, ProtocolError)
+        return f"{kind}: {error}" if is_ours else f"{kind} over what it answered"
+    own = getattr(sys.modules.get(type(drafter).__module__), "__file__", None)
+    path, line = next((place for place in reversed(theirs) if place[0] == own), theirs[-1])
+    return f"{kind} ({path}, line {line})"
+
+
+def reader_of(drafter: object) -> tuple[StepReader, StepWants] | None:
+    """The drafter as a reader of steps, with what it wants of them; None = it is none."""
+    if not isinstance(drafter, StepReader):
+        return None
+    wants = drafter.wants
+    return drafter, StepWants(tuple(map(index, wants.taps)), max(index(wants.num_top), 0))

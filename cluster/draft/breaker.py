@@ -47,7 +47,7 @@ class CircuitBreaker:
 
     def __init__(self, failures: int, reset_s: float) -> None:
         self._limit = max(1, failures)
-        self._reset_s = reset_s
+        self.reset_s = reset_s
         self._failed_at: float | None = None
         self.faults: Counter[str] = Counter()
         self.reset()
@@ -65,8 +65,8 @@ class CircuitBreaker:
         if isinstance(error, RequestError):
             return Ruling("", math.inf)  # it cannot serve this very request (say, too long)
         if isinstance(error, CapacityError):
-            return Ruling("", self._reset_s)  # nor is anything wrong with one that is full
-        return Ruling("rubbish" if isinstance(error, ProtocolError) else "refused", self._reset_s)
+            return Ruling("", self.reset_s)  # nor is anything wrong with one that is full
+        return Ruling("rubbish" if isinstance(error, ProtocolError) else "refused", self.reset_s)
 
     def allows(self, now: float) -> bool:
         """True if the drafter may be used."""
@@ -96,7 +96,7 @@ class CircuitBreaker:
         """True if there is no failure since the last success, or none that is worth remembering."""
         if self._failures_in_a_row == 0 or self._failed_at is None:
             return True
-        return now - self._failed_at >= _MEMORY_RESETS * self._reset_s
+        return now - self._failed_at >= _MEMORY_RESETS * self.reset_s
 
     def state(self, now: float) -> str:
         """closed | open | probation | resting, for status reports."""
@@ -107,7 +107,7 @@ class CircuitBreaker:
         return "open" if self._is_open(now) else "probation"
 
     def _is_open(self, now: float) -> bool:
-        return self._opened_at is not None and now - self._opened_at < self._reset_s
+        return self._opened_at is not None and now - self._opened_at < self.reset_s
 
     def _is_resting(self, now: float) -> bool:
         return self._debt_s > 0.0 and self._debt(now) > _STALL_SLACK_S

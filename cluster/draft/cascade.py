@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from cluster.config.processes import CoordinatorConfig
-from cluster.core import Commit, DraftTask, Observation, Proposal
+from cluster.core import Clock, Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import Drafter, DrafterContext, Grafting
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.cascade_options import CascadeOptions
 from cluster.draft.committed_text import CommittedTextDrafter, RequestState
-from cluster.draft.drafting import Drafting
 from cluster.draft.inside import StepRows
+from cluster.draft.runner import Runner
+from cluster.messages import Refusal
 from cluster.models.made_for import MadeFor, made_for_of
 
 # The share of a stage's nodes that the next one keeps: weight of the newest tree, and of so many
@@ -68,56 +69,27 @@ class CascadeRequest(RequestState):
         self.stage, self.best, self.num_judged = 0, None, 0
 
 
-class Stage(Drafting):
+class Stage(Runner):
     """One drafter of a cascade, contained.  judges: it, where it can judge another one's trees."""
 
-    def __init__(self, name: str, drafter: Drafter, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, drafter: Drafter, clock: Clock) -> None:
         limits = CoordinatorConfig()
         breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
         super().__init__(drafter, name, breaker, clock)
         self.judges = drafter if isinstance(drafter, Grafting) else None
 
-    def follow(self, requests: Sequence[CascadeRequest]) -> None:
-        """Tell it what it lacks of these texts, unless it is left alone."""
-        # Twice, for of a text that was cut or that it has lost it lacks more than it seems.
-        for _ in range(2):
-            short = [each for each in requests if not self._holds(each)]
-            if short and self.breaker.allows(self._clock()):
-                self.tell([self._commit(request) for request in short])
-
-    def _holds(self, request: CascadeRequest) -> bool:
-        """True if it has all of the text, of the present generation."""
-        known = self.held.get(request.request_id)
-        wanted = len(request.text), request.generation
-        return known is not None and (known.have_len, known.generation) == wanted
-
-    def _commit(self, request: CascadeRequest) -> Commit:
-        text, known = request.text, self.held.get(request.request_id)
-        base_len = 0 if known is None else min(known.have_len, len(text))
-        opens = base_len == 0 or known is None or known.generation != request.generation
-        return Commit(
-            request.request_id,
-            request.generation,
-            base_len,
-            text.hash_at(base_len),
-            text.since(base_len).copy(),
-            request.prompt_len,
-            0,
-            request.task,
-            request.params if opens else None,
-            request.tenant if opens else b"",
-        )
+    def follow(self, texts: Sequence[tuple[RequestState, int]]) -> list[Refusal]:
+        """See `Runner`; nothing is said to one that is left alone."""
+        return super().follow(texts) if self.breaker.allows(self._clock()) else []
 
     def trees(self, asked: Sequence[tuple[CascadeRequest, int]]) -> dict[str, Proposal]:
         """Its trees after one slice, of the texts that it holds."""
-        may_grow = self.breaker.allows(self._clock())
-        held = {each.request_id: (each, nodes) for each, nodes in asked if self._holds(each)}
-        if not (may_grow and held):
+        held = [each for each in asked if self.holds(each[0])]
+        self.growing.clear()
+        self.follow(held)
+        if not self.growing:
             return {}
-        self.growing = {
-            name: DraftTask(name, each.generation, nodes) for name, (each, nodes) in held.items()
-        }
-        proposals, _ = self.grow({name: each.text for name, (each, _) in held.items()})
+        proposals, _ = self.grow({each.request_id: each.text for each, _ in held})
         return {each.request_id: each for each in proposals}
 
 
@@ -128,7 +100,7 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
         self,
         context: DrafterContext,
         options: CascadeOptions,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Clock = time.perf_counter,
     ) -> None:
         def opened(commit: Commit) -> CascadeRequest:
             request = CascadeRequest.opened_by(commit)
@@ -173,9 +145,9 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
         """See `Drafter.observe`."""
         observations = super().observe(commits)
         told = [self._requests.find(each.request_id) for each in commits]
-        known = list({id(each): each for each in told if each is not None}.values())
+        known = {id(each): (each, 0) for each in told if each is not None}
         for stage in self.stages:
-            stage.follow(known)
+            stage.follow(list(known.values()))
         return observations
 
     def _forget_tree(self, request: CascadeRequest) -> None:

@@ -239,3 +239,22 @@ def common_len(text: TokenLog, commit: Commit) -> int:
     shared = min(len(held), len(commit.token_ids))
     differing = np.flatnonzero(held[:shared] != commit.token_ids[:shared])
     return commit.base_len + (int(differing[0]) if len(differing) else shared)
+
+
+def commit_of(text: RequestState, known: Observation | None, max_nodes: int) -> Commit:
+    """What a drafter that holds `known` lacks of a text."""
+    tokens = text.text
+    base_len = min(known.have_len, len(tokens)) if known else 0  # it may have been cut since
+    opens = base_len == 0 or known is None or known.generation != text.generation
+    return Commit(
+        text.request_id,
+        text.generation,
+        base_len,
+        tokens.hash_at(base_len),
+        tokens.since(base_len),
+        text.prompt_len,
+        max_nodes,
+        text.task,
+        text.params if opens else None,
+        text.tenant if opens else b"",
+    )

@@ -3,94 +3,26 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cluster.config.parse import parse
-from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
-from cluster.core import SamplingParams, token_array
+from cluster.config.schema import Config, TargetConfig
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
-from cluster.draft.breaker import CircuitBreaker
-from cluster.errors import ConfigError
-from cluster.grammar.compiler import create_compiler
 from cluster.messages import AdapterList, WorkerDescription
 from cluster.models.engine_state import EngineState
 from cluster.models.made_for import made_for_of
-from cluster.models.resolve import resolve
 from cluster.models.version import version_of
-from cluster.records import frozen
-from cluster.spec.budget import Ask
 from cluster.worker.devices import devices_of, native_build
 from cluster.worker.draft_worker import DraftWorker
-from cluster.worker.grammars import Grammars
+from cluster.worker.models import model_folders, parts_of
 from cluster.worker.priority import freeze_gc, importing, pin_to_cores, shorten_switch_interval
-from cluster.worker.residents import ResidentDrafter, Residents
-from cluster.worker.swap import Swaps, model_folders
-from cluster.worker.texts import measured_text
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
-    from cluster.spec.step_profile import DraftTime, StepProfile
     from cluster.worker.target import TargetWorker
-    from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
-
-# The most characters of the reason why a drafter is refused; the target's description contains it.
-_MAX_REFUSAL_LEN = 1000
-
-
-@frozen
-class TargetParts:
-    """A target's engine and drafters, ready to serve.
-
-    refused: why drafters cannot draft, by name.  profile, draft_times: the times of its steps and
-    of its residents, measured here; nothing where the budget does not use them.
-    """
-
-    verifier: Verifier
-    residents: Residents
-    refused: Mapping[str, str]
-    grammars: Grammars
-    profile: StepProfile | None
-    draft_times: tuple[DraftTime, ...]
-
-
-def target_parts(engine: Engine, config: Config) -> TargetParts:
-    """Load what drafts inside a target beside its engine, and measure both."""
-    from cluster.engine.loading import progress
-    from cluster.worker.draft_profile import profile_drafting
-    from cluster.worker.verifier import Verifier
-
-    settings = config.target.engine
-    # A fixed budget does not use step times.
-    is_asked = config.coordinator.budget == "adaptive"
-    if is_asked:
-        progress.begin("profile")
-    profile = engine.profile_steps() if is_asked else None
-    compiler = create_compiler(
-        resolve(settings.model), config.answers, engine.vocab_size, engine.eos_token_ids
-    )
-    grammars = Grammars(compiler, engine.vocab_size, engine.eos_token_ids)
-    residents, refused = _residents(engine, config, grammars)
-    engine.capture_ahead(residents.wants.taps)
-    verifier = Verifier(
-        engine, open_hook=grammars.open_hook, wants=residents.wants,
-        num_top=lambda text: max(
-            (each.num_top(text.id, text.opened.tenant) for each in residents), default=0
-        ),
-    )  # fmt: skip
-    times = (
-        profile_drafting(verifier, residents, engine.vocab_size, settings.max_running_sequences)
-        if is_asked
-        else ()
-    )
-    return TargetParts(verifier, residents, refused, grammars, profile, times)
 
 
 def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetWorker:
@@ -98,13 +30,14 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     from cluster.plan.controller import Controller
     from cluster.plan.roster import Roster
     from cluster.plan.scores import DraftScores
+    from cluster.worker.swap import Swaps
     from cluster.worker.target import TargetWorker
+    from cluster.worker.target_parts import TargetParts
 
     settings, pace = config.target.engine, config.coordinator
-    parts = target_parts(engine, config)
+    parts = TargetParts(engine, config)
     residents = parts.residents
     scores = DraftScores(Roster.of(config, residents.names))
-    own_state = _state_of(engine, parts.verifier)
     description = WorkerDescription(
         worker_id=worker_id or _unique("target"),
         role="target",
@@ -122,125 +55,20 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         residents=residents.names,
         refused=parts.refused,
         made_for={each.name: each.made_for for each in residents},
-        engines=(own_state, *_states(residents.engines)),
+        engines=parts.engines,
     )
     worker = TargetWorker(
-        parts.verifier, description,
-        Controller(pace, parts.profile, parts.draft_times, scores), residents,
-        max_draft_tokens=pace.max_draft_tokens, silence_s=pace.target_silence_s,
+        parts.verifier,
+        description,
+        Controller(pace, parts.profile, parts.draft_times, scores),
+        residents,
+        max_draft_tokens=pace.max_draft_tokens,
+        silence_s=pace.target_silence_s,
         prepare=parts.grammars.prepare,
-    )  # fmt: skip
+    )
     worker.streams.announce(AdapterList(engine.adapters.references))
-
-    def exchange(drafters: Sequence[ResidentDrafter]) -> Sequence[ResidentDrafter]:
-        former = worker.exchange(drafters)
-        worker.use_engines((own_state, *_states(residents.engines)))
-        return former
-
-    worker.swaps = Swaps(
-        engine, config, residents,
-        lambda wanted, name: _resident(engine, wanted, name, parts.grammars, beside=True),
-        exchange, worker.use,
-    )  # fmt: skip
+    worker.reconfigure = Swaps(parts, config, worker).reconfigure
     return worker
-
-
-def _state_of(engine: Engine, verifier: Verifier) -> EngineState:
-    """Return the state of the target's own engine."""
-    from cluster.engine.state import TORCH, engine_state
-
-    if engine.device.type == "cuda" and verifier.drawn_by == TORCH:
-        engine.forward.note_fallback("draws: torch draws, because the Triton kernel cannot run")
-    return engine_state(engine, draws=verifier.drawn_by)
-
-
-def _states(engines: Mapping[str, object]) -> tuple[EngineState, ...]:
-    """Return the states of drafters' engines, with their names, for engines of our own kind."""
-    if not engines:
-        return ()
-    from cluster.engine.engine import Engine
-    from cluster.engine.state import engine_state
-
-    return tuple(engine_state(e, name) for name, e in engines.items() if isinstance(e, Engine))
-
-
-def _residents(
-    engine: Engine, config: Config, grammars: Grammars
-) -> tuple[Residents, dict[str, str]]:
-    """Make the drafters inside the target, with their models loaded beside the target's.
-
-    Returns those that can draft, and for each of the others why it cannot; the target serves
-    without these.
-    """
-    found: list[ResidentDrafter] = []
-    refused: dict[str, str] = {}
-    for name in config.residents:
-        try:
-            found.append(_resident(engine, config, name, grammars))
-        except ConfigError as error:
-            log.error("drafter refused name=%s: %s", name, error.message)
-            refused[name] = error.message[:_MAX_REFUSAL_LEN]
-    for each in found:
-        each.begin()
-    return Residents(found), refused
-
-
-def _resident(
-    engine: Engine, config: Config, name: str, grammars: Grammars, *, beside: bool = False
-) -> ResidentDrafter:
-    from cluster.worker.host import EngineHost
-
-    parts = {each: config.drafters[each] for each in (name, *config.drafters[name].stages)}
-    settings = {each: _beside(engine, own, each) for each, own in parts.items()}
-    limits = config.coordinator
-
-    def context_of(part: str) -> DrafterContext:
-        return DrafterContext(
-            part, parts[name].max_nodes, parts[name].max_requests, engine.vocab_size,
-            engine.tokenizer_hash, EngineHost(engine, config, part), grammars.text,
-            target_model=config.target.engine.model, is_stage=part != name, beside=beside,
-        )  # fmt: skip
-
-    drafter = registry.build(name, settings, context_of)
-    breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
-    is_believed = registry.has_laws(parts[name].kind)
-    resident = ResidentDrafter(
-        name, drafter, engine.vocab_size, breaker, is_believed=is_believed,
-        model=version_of([*model_folders(parts).values()]),
-    )  # fmt: skip
-    engine.model.resolve_taps(resident.wants.taps)  # raises for taps that the target lacks
-    if resident.engine is not None:
-        _warm_up(resident)
-    return resident
-
-
-def _warm_up(resident: ResidentDrafter) -> None:
-    """Draft once without a request, because a model's first steps take longer than the rest."""
-    params, names = SamplingParams(temperature=0.0), (resident.name,)
-    text = measured_text("", token_array([0] * 8), params, names)
-    text.ask = Ask(4)
-    resident.draft([text], math.inf, time.perf_counter() + 1.0)
-    resident.forget([text.id])
-    resident.mean_s = 0.0
-
-
-def _beside(engine: Engine, settings: DrafterConfig, name: str) -> DrafterConfig:
-    """Return the settings with which a draft model runs in the target's process."""
-    own = settings.options.get("engine")
-    if not isinstance(own, Mapping):
-        return settings
-    path = f"drafters.{name}.options.engine"
-    parsed = parse(EngineConfig, own, path)
-    if parsed.tensor_parallel > 1:
-        raise ConfigError(
-            f"{path}.tensor_parallel: {parsed.tensor_parallel} ranks cannot run inside the target; "
-            "set it to 1",
-            param=f"{path}.tensor_parallel",
-        )
-    from cluster.worker.host import beside
-
-    changes = {"device": str(engine.device), **beside(parsed, engine.device)}
-    return replace(settings, options={**settings.options, "engine": {**own, **changes}})
 
 
 def build_drafter(
@@ -252,14 +80,18 @@ def build_drafter(
     it.  Raises ConfigError for a drafter that cannot run.
     """
     settings = config.drafters[name]
-    parts = {each: config.drafters[each] for each in (name, *settings.stages)}
     drafter = registry.build(
-        name, config.drafters,
+        name,
+        config.drafters,
         lambda part: DrafterContext(
-            part, settings.max_nodes, settings.max_requests,
-            target_model=config.target.engine.model, is_stage=part != name, beside=beside,
+            part,
+            settings.max_nodes,
+            settings.max_requests,
+            target_model=config.target.engine.model,
+            is_stage=part != name,
+            beside=beside,
         ),
-    )  # fmt: skip
+    )
     engine: Any = getattr(drafter, "engine", None)
     most = settings.max_requests
     if engine:
@@ -268,17 +100,17 @@ def build_drafter(
         worker_id=worker_id or _unique(f"drafter-{name}"),
         role="drafter",
         name=name,
-        model_hash=engine.model_hash if engine else "",
+        model_hash=getattr(engine, "model_hash", ""),
         # The coordinator compares it with the target's and refuses another vocabulary.
-        tokenizer_hash=getattr(drafter, "tokenizer_hash", engine.tokenizer_hash if engine else ""),
-        vocab_size=getattr(drafter, "vocab_size", engine.vocab_size if engine else 0),
-        max_context_len=engine.max_context_len if engine else 0,
+        tokenizer_hash=getattr(drafter, "tokenizer_hash", getattr(engine, "tokenizer_hash", "")),
+        vocab_size=getattr(drafter, "vocab_size", getattr(engine, "vocab_size", 0)),
+        max_context_len=getattr(engine, "max_context_len", 0),
         max_running_sequences=most,
         devices=devices_of(engine),
         native_build=native_build(engine),
         made_for={name: made_for_of(drafter)},
-        engines=_states({"": engine} if engine else {}),
-        written_at=version_of([*model_folders(parts).values()]).written_at,
+        engines=_states(engine),
+        written_at=version_of([*model_folders(parts_of(config, name)).values()]).written_at,
     )
     return DraftWorker(drafter, description, nice=settings.nice)
 
@@ -325,8 +157,8 @@ def load_drafter(
     """Return the result of `build_drafter`, for a process of its own."""
     pin_to_cores(config.drafters[name].reserved.cores)
     # Only kinds with a model of their own need torch.
-    for part in (name, *config.drafters[name].stages):
-        engine = getattr(registry.check(part, config.drafters[part]), "engine", None)
+    for part, settings in parts_of(config, name).items():
+        engine = getattr(registry.check(part, settings), "engine", None)
         if engine is not None:
             from cluster.engine.cpu.threads import configure_threads
 
@@ -340,3 +172,13 @@ def load_drafter(
 def _unique(role: str) -> str:
     """A new id for every start, so that another worker on a reused port is recognised."""
     return f"{role}-{uuid.uuid4().hex[:12]}"
+
+
+def _states(engine: object) -> tuple[EngineState, ...]:
+    """Return the state of a drafter's engine, if it is one of our own kind."""
+    if engine is None:
+        return ()
+    from cluster.engine.engine import Engine
+    from cluster.engine.state import engine_state
+
+    return (engine_state(engine),) if isinstance(engine, Engine) else ()

@@ -10,11 +10,11 @@ import itertools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from cluster.core import EMPTY_TREE, SamplingParams, token_array
+from cluster.core import EMPTY_TREE, Clock, SamplingParams, token_array
 from cluster.plan.resident import Resident
 from cluster.spec.budget import Ask
 from cluster.spec.step_profile import DraftTime
@@ -38,7 +38,7 @@ def profile_drafting(
     residents: Residents,
     vocab_size: int,
     max_sequences: int,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
     *,
     names: Sequence[str] | None = None,
 ) -> tuple[DraftTime, ...]:
@@ -87,9 +87,7 @@ def profile_drafting(
     return tuple(found)
 
 
-def plain_turn_s(
-    verifier: Verifier, vocab_size: int, clock: Callable[[], float] = time.perf_counter
-) -> float:
+def plain_turn_s(verifier: Verifier, vocab_size: int, clock: Clock = time.perf_counter) -> float:
     """Return the time of a plain step of one text, with all that belongs to it: the median of many,
     for a step of serving is not always the fastest one."""
     bench = _Bench(verifier, Residents(()), vocab_size, ())

@@ -1,7 +1,9 @@
 """A draft worker: one drafter, many links, and one thread that keeps growing trees.
 
 The thread drains every commit that has arrived, then gives the drafter one bounded slice of
-growth, and so on; it sleeps only when all trees are complete.  Links live on the event loop.
+growth, and so on; it sleeps only when all trees are complete.  Links live on the event loop: a
+link's writer takes frames of the newest news of each kind and request, so one that could not send
+for a while sends only the last proposal of each request.
 """
 
 from __future__ import annotations
@@ -12,43 +14,136 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
-from cluster.core import Commit, DraftTask, Observation, Proposal
+from cluster.core import Clock, Commit, Observation, Proposal, TokenTree
 from cluster.draft.base import Drafter
 from cluster.draft.breaker import CircuitBreaker
-from cluster.draft.drafting import Drafting
+from cluster.draft.runner import Runner
 from cluster.errors import WorkerError
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.plan import autoscaling
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.worker.lease import DrafterLoad, DraftLease, News, renamed
-from cluster.worker.mailbox import ThreadMail
+from cluster.worker.mailbox import LinkEnd, ThreadMail
 from cluster.worker.priority import lower_priority
 
 log = logging.getLogger(__name__)
 
+DraftLink = Link[ProposalFrame, CommitFrame]
+News = Proposal | Observation | Refusal
+T = TypeVar("T", bound=News)
+
 # After so many failures in a row the drafter is at fault, not one request.
 _UNHEALTHY_FAILURES = 16
 
-DraftLink = Link[ProposalFrame, CommitFrame]
+
+class DrafterLoad(NamedTuple):
+    """KV pages (0 without an engine) and requests of the whole drafter."""
+
+    pages_in_use: int = 0
+    pages_total: int = 0
+    num_requests: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A request that the drafter holds.  request_id: its coordinator's name for it.
+class DraftLease(LinkEnd):
+    """One link's requests and its outbox.  load: the load of the last `put`."""
 
-    task: the tree that is wanted, complete or not.  is_answered: a tree for the last commit was
-    sent.
+    # Each request has a few, for of each kind the newest is kept.
+    what, max_unread = "notices", 2**16
+
+    def __init__(self, number: int) -> None:
+        """number: the name space of the link's request ids."""
+        self._news: dict[tuple[type[News], str], News] = {}  # by kind and request
+        super().__init__(number, self._news)
+        self.load = DrafterLoad()
+        self._draft_time_s = 0.0  # not told yet
+
+    def named(self, commit: Commit) -> Commit:
+        """The commit under its name within the drafter."""
+        # By hand: dataclasses.replace takes several times as long in every round.
+        return Commit(
+            self.inside(commit.request_id),
+            commit.generation,
+            commit.base_len,
+            commit.prefix_hash,
+            commit.token_ids,
+            commit.prompt_len,
+            commit.max_nodes,
+            commit.task,
+            commit.params,
+            commit.tenant,
+        )
+
+    def take(self) -> Sequence[ProposalFrame]:
+        """Return all news since the last frame in one."""
+        if self._is_finished:
+            return ()
+        news = list(self._news.values())
+        self._news.clear()
+        draft_time_s, self._draft_time_s = self._draft_time_s, 0.0
+        frame = ProposalFrame(
+            _of(Proposal, news),
+            _of(Observation, news),
+            _of(Refusal, news),
+            *self.load,
+            draft_time_s,
+        )
+        return [frame]
+
+    def put(self, news: Sequence[News], load: DrafterLoad, draft_time_s: float) -> None:
+        """Queue news; for each kind and request they replace those that are not sent yet.
+
+        draft_time_s: of the drafter, that no link was told of yet.
+        """
+        self.load = load
+        self._call_soon(self._put, news, draft_time_s)
+
+    def withdraw(self, request_ids: Iterable[str]) -> None:
+        """Drop unsent news about released requests, except refusals."""
+        self._call_soon(self._withdraw, request_ids)
+
+    # On the event loop
+
+    def _put(self, news: Sequence[News], draft_time_s: float) -> None:
+        self._draft_time_s += draft_time_s
+        for each in news:
+            if isinstance(each, Refusal):
+                self._withdraw([each.request_id])
+            self._news[type(each), each.request_id] = each
+        self._wake.set()
+
+    def _withdraw(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            for kind in (Proposal, Observation):
+                self._news.pop((kind, request_id), None)
+
+
+def _of(kind: type[T], news: Iterable[News]) -> tuple[T, ...]:
+    return tuple(each for each in news if isinstance(each, kind))
+
+
+def renamed(news: News, request_id: str) -> News:
+    """Return `news` under another id.
+
+    A proposal gets its own arrays: in-process links pass references, and drafters reuse arrays.
     """
-
-    lease: DraftLease
-    request_id: str
-    task: DraftTask | None = None
-    offered: Proposal | None = None
-    is_answered: bool = False
+    if not isinstance(news, Proposal):
+        return replace(news, request_id=request_id)
+    proposal = news
+    tree = TokenTree(proposal.tree.token_ids.copy(), proposal.tree.parents.copy())
+    return Proposal(
+        request_id,
+        int(proposal.generation),
+        int(proposal.base_len),
+        int(proposal.prefix_hash),
+        tree,
+        proposal.survival.copy(),
+        proposal.drafter,
+        bool(proposal.is_complete),
+    )
 
 
 class DraftWorker:
@@ -63,7 +158,7 @@ class DraftWorker:
         self,
         drafter: Drafter,
         description: WorkerDescription,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Clock = time.perf_counter,
         *,
         nice: int = 0,
     ) -> None:
@@ -72,17 +167,17 @@ class DraftWorker:
         self._nice = nice
         self._clock = clock
         self._breaker = CircuitBreaker(_UNHEALTHY_FAILURES, math.inf)
-        self._drafting = Drafting(drafter, description.name, self._breaker, clock)
+        self._runner = Runner(drafter, description.name, self._breaker, clock)
         self._description = description
         self._numbers = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="draft-growth", daemon=True)
         # Shared between the event loop and the thread.
         self._mailbox = ThreadMail[DraftLease, CommitFrame]()
-        self._leases: set[DraftLease] = set()
+        self._leases: dict[str, DraftLease] = {}  # by prefix
         self._former_pace = (0, 0)  # when `statistics` was last asked
         # Owned by the thread.
-        self._requests: dict[str, _Request] = {}  # by the names within the drafter
-        self._untold: list[tuple[DraftLease, Commit]] = []
+        self._untold: list[Commit] = []  # all names are those within the drafter
+        self._offered: dict[str, Proposal] = {}
         self._news: defaultdict[DraftLease, list[News]] = defaultdict(list)  # not put yet
         self._told_s = 0.0  # of the drafter's computing time: each second is told to one link
         self._load = DrafterLoad()
@@ -126,13 +221,13 @@ class DraftWorker:
 
     def renew_links(self) -> None:
         """End the open links: each coordinator connects again, and asks anew who this is."""
-        for lease in self._leases:
+        for lease in self._leases.values():
             lease.finish()
 
     async def serve(self, link: DraftLink) -> None:
         """Serve one coordinator until the link ends or breaks, or the worker stops."""
         lease = DraftLease(next(self._numbers))
-        self._leases.add(lease)
+        self._leases[lease.prefix] = lease
         if self._mailbox.is_closed:
             lease.finish()
         named = self._description.name, lease.number
@@ -142,7 +237,7 @@ class DraftWorker:
         except WorkerError as error:
             log.info("link broke drafter=%s link=%s: %s", *named, error)
         finally:
-            self._leases.discard(lease)
+            del self._leases[lease.prefix]
             self._hand(lease, None)
             await link.close()
             log.info("link ended drafter=%s link=%s", *named)
@@ -155,32 +250,35 @@ class DraftWorker:
 
     def _hand(self, lease: DraftLease, frame: CommitFrame | None) -> None:
         self._mailbox.put(lease, frame)
-        self._drafting.interrupt()
+        self._runner.interrupt()
 
     # In the growth thread
 
     def _run(self) -> None:
-        drafting = self._drafting
+        runner = self._runner
         try:
             lower_priority(self._nice)
-            while (mail := self._mailbox.take(is_busy=bool(drafting.growing))) is not None:
+            while (mail := self._mailbox.take(is_busy=bool(runner.growing))) is not None:
                 for lease, frame in mail:
                     self._receive(lease, frame)
                 self._tell()
-                if drafting.growing:
+                if runner.growing:
                     self._grow()
                 self._put()
         finally:
             # Also after a defect of this loop, so that links do not wait for a dead thread.
             self._mailbox.close()
-            drafting.release(list(self._requests))
-            for lease in self._leases.copy():
+            runner.release(list(runner.held))
+            for lease in self._leases.copy().values():
                 lease.finish()
 
     def _receive(self, lease: DraftLease, frame: CommitFrame | None) -> None:
         if frame is None:
-            self._untold = [entry for entry in self._untold if entry[0] is not lease]
-            self._forget([name for name, each in self._requests.items() if each.lease is lease])
+            of_link = lease.prefix
+            self._untold = [
+                each for each in self._untold if not each.request_id.startswith(of_link)
+            ]
+            self._forget([name for name in self._runner.held if name.startswith(of_link)])
             return
         # Before the commits: a full drafter then has room for the new requests, and a commit for a
         # request that is released in the same frame opens it anew.
@@ -188,7 +286,7 @@ class DraftWorker:
             self._tell()
             lease.withdraw(frame.released)
             self._forget([lease.inside(request_id) for request_id in frame.released])
-        self._untold.extend((lease, commit) for commit in frame.commits)
+        self._untold.extend(map(lease.named, frame.commits))
 
     def _tell(self) -> None:
         """Tell the drafter the commits of all frames that have arrived, together.
@@ -199,63 +297,51 @@ class DraftWorker:
         untold, self._untold = self._untold, []
         if not untold:
             return
-        drafting = self._drafting
         num_commits, num_late = self._pace
-        late = [self._is_late(lease.inside(commit.request_id)) for lease, commit in untold]
-        self._pace = num_commits + len(late), num_late + sum(late)
-        answers = drafting.tell([lease.named(commit) for lease, commit in untold])
-        for (lease, commit), answer in zip(untold, answers, strict=True):
-            name = commit.request_id
-            if isinstance(answer, Refusal):
-                self._requests.pop(answer.request_id, None)
-                self._news[lease].append(replace(answer, request_id=name))
-                continue
-            self._news[lease].append(Observation(name, answer.generation, answer.have_len))
-            if answer.have_len > 0:
-                request = self._requests.setdefault(answer.request_id, _Request(lease, name))
-                request.task = drafting.growing.get(answer.request_id)
-                request.is_answered = False
-        self._grow_again()
+        num_late += sum(self._is_late(each.request_id) for each in untold)
+        self._pace = num_commits + len(untold), num_late
+        self._post(self._runner.tell(untold))
+        self._runner.grow_again()
 
     def _is_late(self, name: str) -> bool:
         """True if the tree for the last commit has not begun to arrive, and may still do so."""
-        request = self._requests.get(name)
-        return request is not None and not request.is_answered and name in self._drafting.growing
+        runner, offered = self._runner, self._offered.get(name)
+        if name not in runner.growing or name not in runner.held:
+            return False
+        return offered is None or offered.base_len < runner.held[name].have_len
 
     def _grow(self) -> None:
-        proposals, refusals = self._drafting.grow()
+        proposals, refusals = self._runner.grow()
         for proposal in proposals:
-            request = self._requests.get(proposal.request_id)
             # An empty or unchanged tree only says that growth goes on, so it is not sent.
-            if request is None or proposal is request.offered or len(proposal.tree) == 0:
-                continue
-            request.offered, request.is_answered = proposal, True
-            self._news[request.lease].append(renamed(proposal, request.request_id))
-        for refusal in refusals:
-            request = self._requests.pop(refusal.request_id, None)
-            if request is not None:
-                named = replace(refusal, request_id=request.request_id)
-                self._news[request.lease].append(named)
+            name = proposal.request_id
+            if proposal is not self._offered.get(name) and len(proposal.tree):
+                self._offered[name] = proposal
+                self._post([proposal])
+        self._post(refusals)
+
+    def _post(self, news: Sequence[News]) -> None:
+        """Keep news for the links of their requests, under the names that they have there."""
+        for each in news:
+            prefix, slash, request_id = each.request_id.partition("/")
+            if lease := self._leases.get(prefix + slash):
+                self._news[lease].append(renamed(each, request_id))
+            if isinstance(each, Refusal):
+                self._offered.pop(each.request_id, None)
 
     def _put(self) -> None:
         """Hand every link its news, and the load of the whole drafter."""
-        drafting, is_idle = self._drafting, not self._drafting.growing
+        runner, is_idle = self._runner, not self._runner.growing
         news, self._news = self._news, defaultdict(list)
-        load = self._load = DrafterLoad(*drafting.pages, len(drafting.held))
-        for lease in self._leases.copy():
+        load = self._load = DrafterLoad(*runner.pages, len(runner.held))
+        for lease in self._leases.copy().values():
             # While trees grow, the pages in use change with each slice.
             if news[lease] or (is_idle and load != lease.load):
-                lease.put(news[lease], load, drafting.busy_s - self._told_s)
-                self._told_s = drafting.busy_s
+                lease.put(news[lease], load, runner.busy_s - self._told_s)
+                self._told_s = runner.busy_s
 
     def _forget(self, names: Sequence[str]) -> None:
-        self._drafting.release(names)
+        self._runner.release(names)
         for name in names:
-            self._requests.pop(name, None)
-        self._grow_again()
-
-    def _grow_again(self) -> None:
-        """Ask for all trees once more: some may have waited for what was told or released."""
-        self._drafting.growing.update(
-            (name, each.task) for name, each in self._requests.items() if each.task is not None
-        )
+            self._offered.pop(name, None)
+        self._runner.grow_again()

@@ -119,13 +119,13 @@ class EngineHost:
     def part(self, layers: Sequence[int], num_pages: int, memory_fraction: float) -> Engine:
         part, whole = part_of(self._whole_model(), layers), self._engine.config
         config = replace(whole, num_pages=num_pages, memory_fraction=memory_fraction, compile=False)
-        config = replace(config, **beside(config, self.device))
+        config = replace(config, **beside_target(config, self.device))
         engine = Engine(config, part)
         engine.capture_ahead()
         return engine
 
 
-def beside(config: EngineConfig, device: torch.device) -> dict[str, Any]:
+def beside_target(config: EngineConfig, device: torch.device) -> dict[str, Any]:
     """Return the settings of a draft model that differ in the target's process."""
     if device.type != "cuda":
         return {

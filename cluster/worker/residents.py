@@ -11,19 +11,19 @@ import logging
 import operator
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 
 from cluster import metrics
-from cluster.core import Commit, Proposal
+from cluster.core import Clock, Proposal
 from cluster.draft.answers import cut
 from cluster.draft.base import Drafter
 from cluster.draft.breaker import CircuitBreaker, has_stalled
-from cluster.draft.drafting import Drafting
+from cluster.draft.committed_text import RequestState
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
+from cluster.draft.runner import Runner
 from cluster.draft.told import told_params
-from cluster.errors import ProtocolError
 from cluster.messages import Refusal, StepReport
 from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import made_for_of
@@ -53,7 +53,7 @@ _LONG_STEP_S = 0.05
 _LEAST_BOUND_S = 0.005
 
 
-class ResidentDrafter(Drafting):
+class ResidentDrafter(Runner):
     """A drafter inside the target.  Belongs to the engine thread.
 
     mean_s: running mean of its time per round.  made_for: the target that it was made for.  model:
@@ -68,7 +68,7 @@ class ResidentDrafter(Drafting):
         drafter: Drafter,
         vocab_size: int,
         breaker: CircuitBreaker,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Clock = time.perf_counter,
         *,
         is_believed: bool = False,
         model: ModelVersion = NO_MODEL,
@@ -103,17 +103,15 @@ class ResidentDrafter(Drafting):
         num_unread = sum(self._num_lacking(text) > MAX_COMMIT for text in due)
         newest: dict[str, Proposal] = {}
         self.growing.clear()
-        for text in self._tell(self._tell(due)):
-            error = ProtocolError(f"it was sent {len(text.tokens)} tokens and keeps fewer")
-            self._decline(self.refuse(text.id, text.opened.generation, error))
+        self._decline(self.follow([self._view(text) for text in due]))
         longest_s = self._clock() - started
         logs = {text.id: text.tokens for text in due}
         while self.growing:
             began, tasks = self._clock(), self.growing.copy()
             proposals, refusals = self.grow(logs)
+            self._decline(refusals)
             for refusal in refusals:
                 newest.pop(refusal.request_id, None)
-                self._decline(refusal)
             for proposal in proposals:
                 name = proposal.request_id
                 newest[name] = cut(proposal, tasks[name].max_nodes)
@@ -180,39 +178,26 @@ class ResidentDrafter(Drafting):
         known = self.held.get(text.id)
         return len(text.tokens) - (known.have_len if known else 0)
 
-    def _tell(self, texts: Sequence[TargetText]) -> list[TargetText]:
-        """Tell it the tokens it lacks; returns the texts of which it still lacks tokens then."""
-        short = []
-        answers = self.tell([self._commit(text) for text in texts]) if texts else ()
-        for text, answer in zip(texts, answers, strict=True):
-            if isinstance(answer, Refusal):
-                self._decline(answer)
-            elif (answer.have_len, answer.generation) != (len(text.tokens), text.opened.generation):
-                short.append(text)
-        return short
-
-    def _commit(self, text: TargetText) -> Commit:
-        tokens, known, opened = text.tokens, self.held.get(text.id), text.opened
-        base_len = min(known.have_len, len(tokens)) if known else 0  # it may have been cut since
-        opens = base_len == 0 or known is None or known.generation != opened.generation
-        return Commit(
-            text.id,
+    def _view(self, text: TargetText) -> tuple[RequestState, int]:
+        """Return the text as it is told of it, and the nodes that are wanted."""
+        opened = text.opened
+        told = RequestState(
             opened.generation,
-            base_len,
-            tokens.hash_at(base_len),
-            tokens.since(base_len),
             opened.prompt_len,
-            # No draft can be of use where only one token may follow.
-            text.num_wanted(self.member) if text.remaining > 1 else 0,
             opened.task,
-            told_params(text.params, is_believed=self.is_believed) if opens else None,
-            opened.tenant if opens else b"",
+            told_params(text.params, is_believed=self.is_believed),
+            text.tokens,
+            tenant=opened.tenant,
+            request_id=text.id,
         )
+        # No draft can be of use where only one token may follow.
+        return told, text.num_wanted(self.member) if text.remaining > 1 else 0
 
-    def _decline(self, refusal: Refusal) -> None:
-        """Do not tell it of the request for a while."""
-        kept_s = self.breaker.rule(refusal.code).kept_s
-        self._declined[refusal.request_id] = self._clock() + kept_s
+    def _decline(self, refusals: Iterable[Refusal]) -> None:
+        """Do not tell it of these requests for a while."""
+        for refusal in refusals:
+            kept_s = self.breaker.rule(refusal.code).kept_s
+            self._declined[refusal.request_id] = self._clock() + kept_s
 
     def _stalled_s(self, took_s: float, longest_s: float, bound_s: float) -> float:
         """Return took_s and let it rest if its longest call has stalled; otherwise return 0."""
@@ -247,7 +232,7 @@ class Residents:
     """
 
     def __init__(
-        self, drafters: Sequence[ResidentDrafter], clock: Callable[[], float] = time.perf_counter
+        self, drafters: Sequence[ResidentDrafter], clock: Clock = time.perf_counter
     ) -> None:
         self.names = tuple(drafter.name for drafter in drafters)
         for number, drafter in enumerate(drafters):
@@ -278,10 +263,6 @@ class Residents:
         return tuple(
             each.member for each in self if not each.only_reads and each.breaker.allows(now)
         )
-
-    def may_draft(self, text: TargetText) -> bool:
-        """True if any of them drafts for the text."""
-        return any(text.may_ask(name) for name in self.names)
 
     def draft(
         self, texts: Sequence[TargetText], step: StepReport, rows: Sequence[StepRows] = ()

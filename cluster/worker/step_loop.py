@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cluster import metrics
+from cluster.core import Clock
 from cluster.errors import WorkerError
 from cluster.messages import StepReport, TextVerdict, VerdictFrame, WorkerDescription
 from cluster.metrics.recorder import Recorder
@@ -23,8 +24,8 @@ from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
 from cluster.requests.acceptance_law import NO_LAWS
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
+from cluster.worker.mailbox import Mail, Mailbox, TargetStream
 from cluster.worker.residents import NOTHING_DRAFTED, Drafted, ResidentDrafter, Residents
-from cluster.worker.target_stream import Mail, Mailbox, TargetStream
 from cluster.worker.text_keeper import TextKeeper
 from cluster.worker.texts import TargetText
 from cluster.worker.verified import laws_of_verified
@@ -87,7 +88,7 @@ class StepLoop:
         controller: Controller,
         description: WorkerDescription,
         max_draft_tokens: int,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self.mailbox = Mailbox()
         self.recorder = Recorder(description.worker_id, TARGET)
@@ -252,7 +253,11 @@ class StepLoop:
         """Let the residents draft for the step that follows."""
         now, residents = self._clock(), self._residents
         moment = Moment(now, residents.usable(now))
-        texts = [text for text in answered if text.end is None and residents.may_draft(text)]
+        texts = [
+            text
+            for text in answered
+            if text.end is None and any(map(text.may_ask, residents.names))
+        ]
         for text in texts:
             if text.chosen_at != step.began_at:  # its prompt has been read
                 text.ask = NO_DRAFTS

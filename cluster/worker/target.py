@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cluster.config.schema import CoordinatorConfig
+from cluster.config.schema import Config, CoordinatorConfig
 from cluster.errors import WorkerError
 from cluster.messages import (
+    AdapterList,
     Heartbeat,
     Open,
     StepFrame,
@@ -25,17 +26,16 @@ from cluster.plan import autoscaling
 from cluster.plan.controller import Controller
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
+from cluster.worker.mailbox import Mailbox, TargetStream
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
-from cluster.worker.swap import Swaps
-from cluster.worker.target_stream import Mailbox, TargetStream
 from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
 
 TargetLink = Link[VerdictFrame, StepFrame]
 # Returns the work that must precede a text, which runs beside the steps; None = there is none.
-Prepare = Callable[[Open], Awaitable[None] | None]
+Prepare = Callable[[Open], Awaitable[object] | None]
 
 # The interval at which a coordinator is told which of its texts are here.  It is short enough that
 # several missing ones in a row mean silence, and long enough to cost nothing.
@@ -47,10 +47,11 @@ _NUM_LOOKS = 4
 class TargetWorker:
     """Serves any number of coordinators; `start` it first, `stop` it last.
 
-    swaps: changes it while it serves; set by who has its configuration.
+    reconfigure: changes it while it serves, as `cluster.worker.swap` says; set by who has its
+    configuration.
     """
 
-    swaps: Swaps
+    reconfigure: Callable[[Config, Any], AdapterList]
 
     def __init__(
         self,
@@ -207,12 +208,8 @@ class _Reader:
         self.stream = stream
         self._mailbox = mailbox
         self._prepare = prepare
-        self._late: dict[TextName, asyncio.Task[None]] = {}
+        self.late: dict[TextName, asyncio.Task[None]] = {}
         self.is_heard = False  # since the watch looked
-
-    @property
-    def late(self) -> tuple[TextName, ...]:
-        return tuple(self._late)
 
     async def read_all(self, link: TargetLink) -> None:
         async for frame in link:
@@ -224,15 +221,17 @@ class _Reader:
             self._mailbox.put(self.stream, self._without_late(frame))
 
     def close(self) -> None:
-        for task in self._late.values():
+        for task in self.late.values():
             task.cancel()
 
     def _without_late(self, frame: StepFrame) -> StepFrame:
         """Return `frame` without the texts that must be prepared; they are opened later."""
-        for name in frame.cancels:
-            for late in [late for late in self._late if late.request_id == name.request_id]:
-                if late.generation <= name.generation:
-                    self._late.pop(late).cancel()
+        for late in list(self.late):
+            if any(
+                late.request_id == name.request_id and late.generation <= name.generation
+                for name in frame.cancels
+            ):
+                self.late.pop(late).cancel()
         opens = []
         for opened in frame.opens:
             work = self._prepare(opened)
@@ -240,12 +239,12 @@ class _Reader:
                 opens.append(opened)
                 continue
             name = TextName(opened.request_id, opened.generation)
-            self._late[name] = asyncio.ensure_future(self._open_late(name, opened, work))
+            self.late[name] = asyncio.ensure_future(self._open_late(name, opened, work))
         if len(opens) == len(frame.opens):
             return frame
         return replace(frame, opens=tuple(opens))
 
-    async def _open_late(self, name: TextName, opened: Open, work: Awaitable[None]) -> None:
+    async def _open_late(self, name: TextName, opened: Open, work: Awaitable[object]) -> None:
         try:
             await work
         except Exception as error:  # noqa: BLE001 - opening the text raises it again
@@ -256,4 +255,4 @@ class _Reader:
         # call may be made right before the frame is applied.
         for _ in range(2):
             await asyncio.wrap_future(self._mailbox.call(lambda: None))
-        self._late.pop(name, None)
+        self.late.pop(name, None)

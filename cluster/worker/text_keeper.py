@@ -18,8 +18,8 @@ from cluster.plan.fence import Fence
 from cluster.plan.texts import POOL, HeldTree
 from cluster.spec.params import check_params
 from cluster.spec.tree_check import problem_of_tree
+from cluster.worker.mailbox import Mail, TargetStream, TargetStreams
 from cluster.worker.residents import Residents
-from cluster.worker.target_stream import Mail, TargetStream, TargetStreams
 from cluster.worker.texts import TargetText
 from cluster.worker.verifier import Verifier
 

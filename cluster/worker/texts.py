@@ -26,7 +26,7 @@ from cluster.spec.acceptance import group_of
 from cluster.spec.credit import counts, owners
 from cluster.spec.ending import cut
 from cluster.spec.token_log import TokenLog
-from cluster.worker.target_stream import TargetStream
+from cluster.worker.mailbox import TargetStream
 
 # A scoring step has logits of the whole vocabulary for each row: for a large vocabulary, 256 rows
 # take 160 MB.

@@ -18,9 +18,9 @@ from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from cluster.records import frozen
 from cluster.spec.speedup import MeasuredCosts
-from cluster.worker.build import target_parts
 from cluster.worker.draft_profile import plain_turn_s, profile_drafting
 from cluster.worker.host import load_target_engine
+from cluster.worker.target_parts import TargetParts
 
 
 @frozen
@@ -53,7 +53,7 @@ def try_here(config: Config, task: str) -> Trial:
     engine = load_target_engine(config)
     try:
         loaded = _in_use(device) - before
-        parts = target_parts(engine, config)
+        parts = TargetParts(engine, config)
         residents = parts.residents
         timed = [name for name in residents.names if name in config.drafters_of(task)]
         draft_times = profile_drafting(

@@ -10,7 +10,7 @@ from cluster.core import TokenTree
 from cluster.plan.texts import Text
 from cluster.requests.acceptance_law import NO_LAWS, Laws
 from cluster.spec.held_trees import Seen
-from cluster.spec.tree import children
+from cluster.spec.tree import children, edges
 
 
 def laws_of_verified(text: Text, tree: TokenTree) -> Laws:
@@ -41,15 +41,10 @@ def laws_of_verified(text: Text, tree: TokenTree) -> Laws:
 
 def _places(part: TokenTree, whole: TokenTree) -> list[int] | None:
     """Return where the nodes of a part stand in the whole tree; None = it is no part of it."""
-    edges = {
-        edge: node
-        for node, edge in enumerate(
-            zip(whole.parents.tolist(), whole.token_ids.tolist(), strict=True)
-        )
-    }
+    known = edges(whole)
     places: list[int] = []
     for parent, token in zip(part.parents.tolist(), part.token_ids.tolist(), strict=True):
-        place = edges.get((places[parent] if parent >= 0 else -1, token))
+        place = known.get((places[parent] if parent >= 0 else -1, token))
         if place is None:
             return None
         places.append(place)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from cluster.core import TokenArray, TokenLogprob, TokenTree, Verdict
+from cluster.core import Clock, TokenArray, TokenLogprob, TokenTree, Verdict
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.engine.cpu import kernels
 from cluster.engine.work import Output, Work
@@ -66,7 +66,7 @@ class Verifier:
     def __init__(
         self,
         engine: Engine,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Clock = time.perf_counter,
         open_hook: OpenHook = lambda text: None,
         wants: StepWants = WANTS_NOTHING,
         num_top: Callable[[TargetText], int] | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,9 +49,9 @@ def engine(base: Path, folders: dict[str, Path]) -> Engine:
 def change(engine: Engine, base: Path, **folders: Path) -> AdapterList:
     config = Config(target=TargetConfig(engine=EngineConfig(model=str(base))), model_name="m")
     named = {name: str(folder) for name, folder in folders.items()}
-    unused: Any = None
-    swaps = Swaps(engine, config, Residents(()), unused, unused, lambda settings: None)
-    return swaps.reconfigure(config, {"adapters": named})
+    parts: Any = SimpleNamespace(engine=engine, residents=Residents(()))
+    worker: Any = SimpleNamespace(use=lambda settings: None)
+    return Swaps(parts, config, worker).reconfigure(config, {"adapters": named})
 
 
 def go_on(verifier: Verifier, session: Session, num_tokens: int) -> list[int]:

@@ -11,13 +11,13 @@ import pytest
 from cluster.core import FinishReason, SamplingParams, Verdict
 from cluster.engine.engine import Engine
 from cluster.errors import RequestError
-from cluster.messages import TextName, TextVerdict
+from cluster.messages import TextVerdict
 from cluster.requests.beam_spec import BeamSpec
 from cluster.worker.verifier import Verifier
 from tests.support.engine.beam_search import beam_search
 from tests.support.engine.driver import load_engine, prompt
 from tests.support.worker.rounds import Session, decode
-from tests.support.worker.steps import desk_of, written
+from tests.support.worker.steps import written
 from tests.support.worker.texts import opened
 
 PROMPT = prompt(11, seed=3)
@@ -141,16 +141,3 @@ async def test_a_search_among_the_targets_texts_is_one_verdict_that_ends_it(
     assert (verdict.finish_reason, verdict.num_nodes) == (FinishReason.STOP, 0)
     assert desk.text("b") == decode(Verifier(engine), PROMPT.tolist(), GREEDY, num_tokens=6)
     assert engine.pages_in_use == 0
-
-
-async def test_a_search_that_its_coordinator_cancels_leaves_nothing(engine: Engine) -> None:
-    async with desk_of(opened("a", PROMPT.tolist(), SEARCH), engine=engine) as desk:
-        for _ in range(4):
-            await desk.turn()
-        assert engine.pages_in_use > 0
-        desk.post(cancels=[TextName("a", 1)])
-        await desk.turn()
-        assert not desk.target.loop.has_work
-    assert desk.verdicts == {}
-    assert engine.pages_in_use == 0
-    engine.check_integrity()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.messages import ProposalFrame
-from cluster.worker.lease import DrafterLoad, DraftLease
+from cluster.worker.draft_worker import DrafterLoad, DraftLease
 from tests.support.worker.draft_peer import (
     PATIENCE_S,
     CountingDrafter,

@@ -11,8 +11,8 @@ import pytest
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.breaker import CircuitBreaker
-from cluster.draft.drafting import Drafting
 from cluster.draft.inside import StepRows, StepWants
+from cluster.draft.runner import Runner
 from cluster.errors import ProtocolError, RequestError
 from cluster.messages import Refusal
 from cluster.spec.token_log import TokenLog
@@ -55,16 +55,16 @@ class Raising(CountingDrafter):
         raise self.kind(SECRET)
 
 
-def contained(drafter: Any, clock: FakeClock) -> Drafting:
-    return Drafting(drafter, "mine", CircuitBreaker(3, 2.0), clock)
+def contained(drafter: Any, clock: FakeClock) -> Runner:
+    return Runner(drafter, "mine", CircuitBreaker(3, 2.0), clock)
 
 
-def propose(drafter: Drafting) -> list[Refusal]:
+def propose(drafter: Runner) -> list[Refusal]:
     drafter.growing["r"] = DraftTask("r", 1, 4)
     return drafter.grow()[1]
 
 
-def call_all(drafter: Drafting) -> list[str]:
+def call_all(drafter: Runner) -> list[str]:
     """Calls everything that it has; returns what the refusals say."""
     refusals = [*propose(drafter), *drafter.tell([COMMIT])]
     drafter.release(["r"])

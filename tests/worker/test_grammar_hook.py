@@ -97,18 +97,6 @@ def test_another_target_goes_on_with_the_text_that_is_there() -> None:
         assert session.output[:60] == plain
 
 
-def test_it_follows_the_text_through_lost_caches() -> None:
-    params = constrained("seeded", "json_schema")
-    plain = decode(verifier(), PROMPT, params, num_tokens=40)
-    engine = ToyEngine(LAW, VOCAB_SIZE)
-    target, session = verifier(engine=engine), Session("r", PROMPT, params)
-    for num_tokens in range(3, 41, 3):
-        decode_all(target, [session], [half_right(PROMPT + plain, 1, VOCAB_SIZE)], num_tokens)
-        engine.lose("r")
-    assert session.output[: len(plain)][:39] == plain[:39]
-    assert session.num_misses > 3
-
-
 def test_forbidden_drafts_are_not_verified() -> None:
     params = constrained("greedy", "json_schema")
     plain = decode(verifier(), PROMPT, params, num_tokens=12)

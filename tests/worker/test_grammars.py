@@ -16,8 +16,8 @@ from cluster.messages import Open, StepFrame, TextName
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.rpc.memory import memory_pair
 from cluster.worker.grammars import Grammars
+from cluster.worker.mailbox import Mailbox, TargetStream
 from cluster.worker.target import _Reader
-from cluster.worker.target_stream import Mailbox, TargetStream
 from tests.support.worker.rounds import Session
 from tests.support.worker.stage import Stage, stage, worker_of
 from tests.support.worker.texts import GREEDY, opened, plain

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from cluster.messages import StepFrame
-from cluster.worker.target_stream import Mailbox, TargetStream
+from cluster.worker.mailbox import Mailbox, TargetStream
 
 
 async def test_frames_come_in_order_and_all_at_once() -> None:

@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +22,8 @@ from cluster.messages import Open
 from cluster.worker.priority import freeze_gc
 from cluster.worker.residents import Residents
 from cluster.worker.swap import Swaps
-from tests.support.coordinator.house import collect, house, request, text_of
 from tests.support.worker.residents import LONG_STEP, GreedyOracle, resident, resident_text
-from tests.support.worker.stage import Peer, hosted, stage, worker_of
+from tests.support.worker.stage import hosted, stage, worker_of
 from tests.support.worker.steps import desk_of, steps, written
 from tests.support.worker.texts import GREEDY, LAWS, opened, plain
 from tests.support.worker.toy_engine import ToyEngine
@@ -164,48 +164,6 @@ async def test_a_step_says_how_long_residents_drafted_before_it() -> None:
     assert all(0.0 < report.draft_time_s < report.period_s for report in reports[1:])
 
 
-@LAWS
-async def test_another_target_and_its_residents_take_over_in_mid_text(
-    params: SamplingParams,
-) -> None:
-    text, oracle = plain(params=params), GreedyOracle()
-    async with steps(residents=[resident(GreedyOracle())]) as first:
-        desk = first.connect()
-        desk.post(opened(params=params, drafters=("a",)))
-        for _ in range(3):
-            await first.turn()
-        written = desk.text()
-    async with steps(residents=[resident(oracle)]) as second:
-        desk = second.connect()
-        desk.post(opened(params=params, written=written, generation=2, drafters=("a",)))
-        await second.run()
-    assert written + desk.text() == text
-    assert 0 < len(written) < len(text)
-    assert oracle.commits[0].base_len == 0
-    assert oracle.commits[0].params == params
-    assert oracle.tasks
-
-
-@LAWS
-async def test_a_coordinator_gets_the_texts_of_a_target_with_residents(
-    params: SamplingParams,
-) -> None:
-    """All of the way, from a request to its last token."""
-    worker = worker_of({"a": GreedyOracle(), "suffix": suffix()})
-    asked = [
-        request([i, i + 1, 7], replace(params, max_tokens=20 + 7 * i), f"r{i}") for i in range(4)
-    ]
-    async with stage(worker) as built, house(drafters=("a", "suffix")) as running:
-        peer: Peer = built.connect()
-        running.coordinator.add_target("t", worker.describe(), peer.link)
-        found = await asyncio.gather(*(collect(running.coordinator, each) for each in asked))
-    for each, events in zip(asked, found, strict=True):
-        assert text_of(events) == plain(each.prompt_ids.tolist(), each.params)
-    stats = found[0][-1].stats
-    assert stats is not None
-    assert stats.num_accepted_draft_tokens > 0
-
-
 def test_a_drafter_that_another_one_replaces_frees_all_that_it_holds() -> None:
     former, later = GreedyOracle(), GreedyOracle()
     residents = Residents([resident(former)])
@@ -231,16 +189,13 @@ def test_a_drafter_that_is_replaced_is_freed_though_it_was_excluded_from_collect
     held = weakref.ref(former)
     residents = Residents([resident(former)])
     del former
-    engine: Any = None
     later = [resident(GreedyOracle())]
-    swaps = Swaps(
-        engine,
-        Config(),
-        residents,
-        lambda config, name: later[0],
-        lambda drafters: [residents.exchange(drafter) for drafter in drafters],
-        lambda settings: None,
+    parts: Any = SimpleNamespace(engine=None, residents=residents, engines=())
+    worker: Any = SimpleNamespace(
+        exchange=lambda drafters: [residents.exchange(drafter) for drafter in drafters],
+        use_engines=lambda engines: None,
     )
+    swaps = Swaps(parts, Config(), worker)
     freeze_gc()
     try:
         swaps.use(Config(), later)

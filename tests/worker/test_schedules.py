@@ -10,7 +10,6 @@ from cluster.config.draft_length import DraftLengthConfig, DraftLengthOverride
 from cluster.core import SamplingParams
 from cluster.requests.plain_why import PlainWhy
 from tests.support.worker.residents import GreedyOracle, resident
-from tests.support.worker.stage import hosted
 from tests.support.worker.steps import Steps, steps
 from tests.support.worker.texts import LAWS, opened, plain
 
@@ -56,18 +55,6 @@ async def test_no_step_is_above_the_schedule_and_the_text_is_the_same(
     assert max(nodes) <= most
     if budget == "fixed" and params.temperature == 0.0:
         assert nodes[: len(first)] == first
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_worker_with_an_engine_thread_keeps_to_the_schedule(kind: str) -> None:
-    settings, most, first = KINDS[kind]
-    schedule = DraftLengthConfig(kind=kind, **settings)  # type: ignore[arg-type]
-    async with hosted({"a": GreedyOracle(100)}, draft_length=schedule) as peer:
-        (text,) = await peer.written(opened(**DRAFTED))
-    assert text == plain()
-    nodes = [verdict.num_nodes for verdict in peer.verdicts["r"]]
-    assert max(nodes) <= most
-    assert nodes[: len(first)] == first
 
 
 async def test_rules_go_by_the_class_the_task_and_the_load() -> None:

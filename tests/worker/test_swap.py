@@ -8,7 +8,7 @@ import pytest
 
 from cluster.errors import ConfigError
 from cluster.messages import WorkerDescription
-from cluster.worker.swap import check_successor
+from cluster.worker.models import check_successor
 
 FORMER = WorkerDescription("w", "drafter", "lm", tokenizer_hash="a" * 64, vocab_size=100)
 

@@ -14,10 +14,10 @@ import pytest
 from cluster import metrics
 from cluster.core import DraftTask, Proposal, SamplingParams
 from cluster.engine.work import Output
-from cluster.errors import ProtocolError, WorkerError
+from cluster.errors import WorkerError
 from cluster.messages import AdapterList, Heartbeat, Load, StepFrame, TextName
 from tests.support.worker.residents import GreedyOracle
-from tests.support.worker.stage import Peer, Stage, stage, worker_of
+from tests.support.worker.stage import Stage, stage, worker_of
 from tests.support.worker.texts import GREEDY, LAWS, opened, plain
 from tests.support.worker.toy_engine import ToyEngine
 
@@ -105,58 +105,6 @@ async def test_the_first_frame_brings_seats_and_adapters_and_news_come_by_themse
     news = AdapterList(("sql@2",), "the last one was broken")
     built.worker.streams.announce(news)
     assert (await peer.next()).adapters == news
-
-
-async def test_a_text_that_is_lost_by_its_coordinator_is_freed_by_a_cancel(
-    built: Stage, engine: GatedEngine
-) -> None:
-    peer = built.connect()
-    long = replace(GREEDY, max_tokens=3000)
-    await peer.open(opened("gone", params=long), opened("kept"))
-    await peer.until(lambda: len(peer.verdicts["gone"]) > 1)
-    await peer.send(StepFrame(cancels=(TextName("gone", 1),)))
-    await peer.until(lambda: peer.is_over("kept"))
-    await freed(built, engine)
-    assert peer.text("kept") == plain()
-
-
-async def test_a_link_that_ends_frees_its_texts_and_no_others(
-    built: Stage, engine: GatedEngine
-) -> None:
-    lost, kept = built.connect(), built.connect()
-    long = replace(GREEDY, max_tokens=3000)
-    await kept.next()
-    await kept.open(opened("r", params=long))
-    await kept.until(lambda: len(kept.verdicts["r"]) > 1)
-    await lost.open(opened("r", params=long))
-    await lost.until(lambda: len(lost.verdicts["r"]) > 1)
-    lost.link.sever()
-    await asyncio.wait({built.serving[0]})
-    await freed(built, engine, 1)
-    count = len(kept.verdicts["r"])
-    await kept.until(lambda: len(kept.verdicts["r"]) > count + 20)
-    assert kept.text("r") == plain(params=replace(long, max_tokens=len(kept.text("r"))))
-
-
-async def test_a_bad_text_is_refused_and_the_link_goes_on(built: Stage) -> None:
-    peer = built.connect()
-    texts = await peer.written(opened("bad", prefix_hash=3), opened("good"))
-    assert texts == [[], plain()]
-    assert [refusal.code for refusal in peer.refusals["bad"]] == [ProtocolError.code]
-    assert built.worker.healthy
-
-
-async def test_a_step_that_raises_alone_refuses_its_text_and_the_worker_goes_on(
-    built: Stage, engine: GatedEngine
-) -> None:
-    peer = built.connect()
-    engine.failures.append(ValueError("out of luck"))
-    await peer.written(opened("bad"))
-    (refusal,) = peer.refusals["bad"]
-    assert refusal.code == WorkerError.code
-    assert "out of luck" not in refusal.message
-    assert built.worker.healthy
-    assert await peer.written(opened("good")) == [plain()]
 
 
 @pytest.mark.parametrize(
@@ -330,13 +278,3 @@ async def test_what_is_of_another_form_is_left_aside(state: dict[str, Any]) -> N
     worker.restore_learned(state)
     async with stage(worker) as built:
         assert await built.connect().written(opened()) == [plain()]
-
-
-async def test_a_coordinator_that_stops_reading_holds_up_nobody_else(built: Stage) -> None:
-    deaf, peer = built.connect(), built.connect()
-    long = replace(GREEDY, max_tokens=300)
-    await deaf.open(*(opened(f"r{number}", params=long) for number in range(4)))
-    assert await peer.written(opened(params=long)) == [plain(params=long)]
-    assert isinstance(deaf, Peer)
-    await deaf.until(lambda: all(deaf.is_over(f"r{number}") for number in range(4)))
-    assert deaf.text("r3") == plain(params=long)

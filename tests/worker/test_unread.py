@@ -14,9 +14,8 @@ from cluster.engine.work import Output
 from cluster.errors import CapacityError, WorkerError
 from cluster.messages import AdapterList, CommitFrame, StepFrame
 from cluster.rpc.memory import memory_pair
-from cluster.worker.lease import DrafterLoad, DraftLease
-from cluster.worker.mailbox import MAX_BACKLOG
-from cluster.worker.target_stream import TargetStream
+from cluster.worker.draft_worker import DrafterLoad, DraftLease
+from cluster.worker.mailbox import MAX_BACKLOG, TargetStream
 from tests.support.worker.draft_peer import CountingDrafter, House, house, opening
 from tests.support.worker.stage import Stage, stage, worker_of
 from tests.support.worker.texts import opened, plain
@@ -130,7 +129,7 @@ async def test_a_drafter_leaves_a_coordinator_that_does_not_read() -> None:
         ours, theirs = memory_pair(window=1)
         serving = asyncio.create_task(running.worker.serve(theirs))
         await asyncio.sleep(0)
-        (lease,) = running.worker._leases
+        (lease,) = running.worker._leases.values()
         neighbour = running.connect()
         for _ in range(8):  # the first few are on their way
             news = [Observation(f"r{number}", 1, 1) for number in range(DraftLease.max_unread + 1)]

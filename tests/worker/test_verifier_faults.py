@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cluster.core import SamplingParams, TokenTree
-from cluster.errors import ProtocolError, RequestError, WorkerError
+from cluster.errors import ProtocolError, WorkerError
 from cluster.messages import StepReport
 from cluster.worker.verifier import Verifier
 from tests.support.worker.rounds import Session, decode, decode_all, no_drafts, random_drafts
@@ -48,20 +48,6 @@ def test_a_malformed_tree_is_refused_alone_and_named(
     assert isinstance(refused["bad"], ProtocolError)
     assert [verdict.request_id for verdict in frame.verdicts] == ["good"]
     assert len(verifier._sequences) == 1
-
-
-def test_a_context_that_is_too_long_is_refused_by_the_step(
-    verifier: Verifier, engine: ToyEngine
-) -> None:
-    long = Session("long", [1] * 70, GREEDY)
-    good = Session("good", PROMPT, GREEDY)
-
-    assert verifier.submit([long.item(), good.item()]) == {}
-    frame = verifier.step()
-
-    assert {name: type(error) for name, error in frame.refused.items()} == {"long": RequestError}
-    assert [verdict.request_id for verdict in frame.verdicts] == ["good"]
-    assert list(engine.contexts) == ["good"]
 
 
 @pytest.mark.parametrize(

@@ -134,21 +134,6 @@ def test_a_request_that_moves_to_another_target_goes_on_with_the_same_text(
     assert session.output[:20] == plain
 
 
-@pytest.mark.parametrize("name", ["T1", "everything"])
-def test_a_preempted_request_goes_on_with_the_same_text(name: str) -> None:
-    plain = decode(verifier(), PROMPT, OPTIONS[name], num_tokens=30)
-    engine = ToyEngine(vocab_size=VOCAB_SIZE)
-    target = Verifier(engine)
-    session = Session("r", PROMPT, OPTIONS[name])
-    drafter = half_right(PROMPT + plain, 1, VOCAB_SIZE)
-    for num_tokens in range(3, 31, 3):
-        decode_all(target, [session], [drafter], num_tokens)
-        engine.lose("r")
-
-    assert session.output[:30] == plain
-    assert session.num_misses > 3
-
-
 @pytest.mark.parametrize("min_tokens", [1, 9])
 def test_stop_tokens_are_impossible_until_min_tokens_are_out(min_tokens: int) -> None:
     early, late = [], []

@@ -24,8 +24,8 @@ from cluster.messages import (
 )
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
+from cluster.worker.mailbox import TargetStream
 from cluster.worker.residents import ResidentDrafter
-from cluster.worker.target_stream import TargetStream
 from cluster.worker.texts import TargetText
 from cluster.worker.verifier import Verifier
 from tests.support.coordinator.toy_law import VOCAB_SIZE, toy_law

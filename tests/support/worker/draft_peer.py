@@ -107,7 +107,7 @@ async def idle(worker: DraftWorker) -> None:
     num_quiet = 0
     # The mail that arrived before the first call is processed before the second call runs.
     while num_quiet < 2:
-        is_growing = worker._mailbox.call(lambda: bool(worker._drafting.growing))
+        is_growing = worker._mailbox.call(lambda: bool(worker._runner.growing))
         if is_growing.cancelled():
             return
         try:

@@ -16,9 +16,9 @@ from cluster.metrics.recorder import Recorder
 from cluster.plan.controller import Controller
 from cluster.plan.roster import Roster
 from cluster.plan.scores import DraftScores
+from cluster.worker.mailbox import TargetStream
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
-from cluster.worker.target_stream import TargetStream
 from cluster.worker.verifier import Verifier
 from tests.support.clock import FakeClock
 from tests.support.worker.texts import Told

@@ -8,20 +8,19 @@ request in question its drafts, and nothing else.
 from __future__ import annotations
 
 import logging
-import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, TypeVar
 
 from cluster import metrics
-from cluster.core import Commit, DraftTask, Observation, Proposal
+from cluster.core import Clock, Commit, DraftTask, Observation, Proposal
 from cluster.draft import answers as checks
-from cluster.draft.answers import MAX_COUNT, checked_observation, narrowed
+from cluster.draft.answers import MAX_COUNT, checked_observation, narrowed, reader_of, told_of
 from cluster.draft.base import Drafter, Interruptible
 from cluster.draft.breaker import CircuitBreaker
-from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows, StepWants
+from cluster.draft.committed_text import RequestState, commit_of
+from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows
 from cluster.draft.once_a_minute import OnceAMinute
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import Refusal
@@ -40,12 +39,12 @@ _OURS = frozenset((__file__, checks.__file__))
 _NO_TEXTS: Mapping[str, TokenLog] = {}
 
 
-class Drafting:
+class Runner:
     """One drafter with its state.  Only the drafting thread uses it, except for `interrupt`.
 
-    held: the drafter's newest answer for each request of which it holds tokens.  growing: the trees
-    that may not be complete yet.  wants: the rows of the target's steps that it reads.  busy_s:
-    seconds that it has computed.
+    held: the drafter's newest answer for each request of which it holds tokens.  wanted: the trees
+    that it was asked for; growing: those that may not be complete yet.  wants: the rows of the
+    target's steps that it reads.  busy_s: seconds that it has computed.
     """
 
     def __init__(
@@ -53,13 +52,14 @@ class Drafting:
         drafter: Drafter,
         name: str,
         breaker: CircuitBreaker,
-        clock: Callable[[], float],
+        clock: Clock,
         vocab_size: int = ANY_VOCABULARY,
     ) -> None:
         self.name = name
         self.breaker = breaker
         self.busy_s = 0.0
         self.held: dict[str, Observation] = {}
+        self.wanted: dict[str, DraftTask] = {}
         self.growing: dict[str, DraftTask] = {}
         self._drafter = drafter
         self._clock = clock
@@ -74,7 +74,7 @@ class Drafting:
         self.only_reads = bool(getattr(drafter, "only_reads", False))
         self._takes: Any = getattr(drafter, "takes", None)
         # Asked only once, because the target's steps are set up for what the drafters read.
-        if found := self._try("wants", lambda: _reader_of(drafter)):
+        if found := self._try("wants", lambda: reader_of(drafter)):
             self._reader, self.wants = found
         self._has_pages = True
 
@@ -110,7 +110,7 @@ class Drafting:
         started = self._clock()
         answers = self._ask(commits, self._observe)
         self.busy_s += self._clock() - started
-        held, growing = self.held, self.growing
+        held = self.held
         for commit, answer in zip(commits, answers, strict=True):
             name = commit.request_id
             if isinstance(answer, Refusal):
@@ -122,11 +122,45 @@ class Drafting:
             if answer.generation != commit.generation:
                 continue  # a late commit of a former owner
             if have_len == commit.base_len + len(commit.token_ids):
-                if commit.max_nodes > 0:
-                    growing[name] = DraftTask(name, commit.generation, commit.max_nodes)
-                else:
-                    growing.pop(name, None)
+                self._want(name, commit.generation, commit.max_nodes)
         return answers
+
+    def follow(self, texts: Sequence[tuple[RequestState, int]]) -> list[Refusal]:
+        """Tell the drafter what it lacks of these texts, each with the nodes that are wanted.
+
+        Returns refusals of those that it does not hold then."""
+        short, refused, held = list(texts), list[Refusal](), self.held
+        # Twice, for of a text that it has lost it lacks more than it seems.
+        for _ in range(2):
+            commits = [commit_of(text, held.get(text.request_id), most) for text, most in short]
+            answers = self.tell(commits) if short else []
+            refused += [each for each in answers if isinstance(each, Refusal)]
+            short = [
+                each
+                for each, answer in zip(short, answers, strict=True)
+                if isinstance(answer, Observation) and not self.holds(each[0])
+            ]
+        for text, _ in short:
+            error = ProtocolError(f"it was sent {len(text.text)} tokens and keeps fewer")
+            refused.append(self.refuse(text.request_id, text.generation, error))
+        return refused
+
+    def holds(self, text: RequestState) -> bool:
+        """True if the drafter has all of the text, of the present generation."""
+        known = self.held.get(text.request_id)
+        wanted = len(text.text), text.generation
+        return known is not None and (known.have_len, known.generation) == wanted
+
+    def _want(self, name: str, generation: int, max_nodes: int) -> None:
+        if max_nodes > 0:
+            self.wanted[name] = self.growing[name] = DraftTask(name, generation, max_nodes)
+        else:
+            self.wanted.pop(name, None)
+            self.growing.pop(name, None)
+
+    def grow_again(self) -> None:
+        """Ask for all trees once more: some may have waited for what was told or released."""
+        self.growing.update(self.wanted)
 
     def grow(
         self, texts: Mapping[str, TokenLog] = _NO_TEXTS
@@ -182,8 +216,9 @@ class Drafting:
         self.release([request_id])
         code = error.code if isinstance(error, DrafthouseError) else WorkerError.code
         self._blame(self.breaker.rule(code).fault)
-        told = f"the drafter failed with {self._told(error)}; its state of the request was reset"
-        return Refusal(request_id, generation, code, told)
+        told = told_of(error, self._drafter, _OURS)
+        said = f"the drafter failed with {told}; its state of the request was reset"
+        return Refusal(request_id, generation, code, said)
 
     def note_stall(self, stalled_s: float) -> None:
         """Let the drafter rest after calls that took far too long, until its stalls have cost no
@@ -223,7 +258,7 @@ class Drafting:
 
     def _drop(self, request_id: str) -> None:
         self.held.pop(request_id, None)
-        self.growing.pop(request_id, None)
+        self._want(request_id, 0, 0)
 
     def _ask(
         self, asked: Sequence[Asked], call: Callable[[Sequence[Asked]], list[Answer | Refusal]]
@@ -300,33 +335,9 @@ class Drafting:
             return None
 
     def _log(self, what: str, error: Exception) -> None:
-        told = self._told(error)
+        told = told_of(error, self._drafter, _OURS)
         count = self._said.is_due(told, self._clock())
         if count:
             log.warning(
                 "drafter failed drafter=%s request=%s times=%d: %s", self.name, what, count, told
             )
-
-    def _told(self, error: Exception) -> str:
-        """Return an error's type and the place in or below the drafter's own file that raised it.
-
-        The message is left out, because it may quote the prompt; only our own messages about
-        malformed answers do not.
-        """
-        kind = type(error).__name__
-        frames = traceback.walk_tb(error.__traceback__)
-        places = [(frame.f_code.co_filename, line) for frame, line in frames]
-        theirs = [place for place in places if place[0] not in _OURS]
-        if not theirs:
-            is_ours = isinstance(error, ProtocolError)
-            return f"{kind}: {error}" if is_ours else f"{kind} over what it answered"
-        own = getattr(sys.modules.get(type(self._drafter).__module__), "__file__", None)
-        path, line = next((place for place in reversed(theirs) if place[0] == own), theirs[-1])
-        return f"{kind} ({path}, line {line})"
-
-
-def _reader_of(drafter: Drafter) -> tuple[StepReader, StepWants] | None:
-    if not isinstance(drafter, StepReader):
-        return None
-    wants = drafter.wants
-    return drafter, StepWants(tuple(map(index, wants.taps)), max(index(wants.num_top), 0))

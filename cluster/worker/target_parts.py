@@ -1,0 +1,154 @@
+"""What a target's process holds beside its engine: the drafters inside it, and its verifier."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from cluster.config.parse import parse
+from cluster.config.schema import Config, DrafterConfig, EngineConfig
+from cluster.core import SamplingParams, token_array
+from cluster.draft import registry
+from cluster.draft.base import DrafterContext
+from cluster.draft.breaker import CircuitBreaker
+from cluster.engine.engine import Engine
+from cluster.engine.loading import progress
+from cluster.engine.state import TORCH, engine_state
+from cluster.errors import ConfigError
+from cluster.grammar.compiler import create_compiler
+from cluster.models.engine_state import EngineState
+from cluster.models.resolve import resolve
+from cluster.models.version import version_of
+from cluster.spec.budget import Ask
+from cluster.worker.draft_profile import profile_drafting
+from cluster.worker.grammars import Grammars
+from cluster.worker.host import EngineHost, beside_target
+from cluster.worker.models import model_folders, parts_of
+from cluster.worker.residents import ResidentDrafter, Residents
+from cluster.worker.texts import measured_text
+from cluster.worker.verifier import Verifier
+
+log = logging.getLogger(__name__)
+
+# The most characters of the reason why a drafter is refused; the target's description contains it.
+_MAX_REFUSAL_LEN = 1000
+
+
+class TargetParts:
+    """Made and measured around a loaded engine.
+
+    refused: why drafters cannot draft, by name; the target serves without these.  profile,
+    draft_times: the times of its steps and of its residents, measured here; nothing where the
+    budget does not use them.
+    """
+
+    def __init__(self, engine: Engine, config: Config) -> None:
+        settings = config.target.engine
+        # A fixed budget does not use step times.
+        is_timed = config.coordinator.budget == "adaptive"
+        if is_timed:
+            progress.begin("profile")
+        self.engine = engine
+        self.profile = engine.profile_steps() if is_timed else None
+        compiler = create_compiler(
+            resolve(settings.model), config.answers, engine.vocab_size, engine.eos_token_ids
+        )
+        self.grammars = Grammars(compiler, engine.vocab_size, engine.eos_token_ids)
+        self.refused: dict[str, str] = {}
+        found: list[ResidentDrafter] = []
+        for name in config.residents:
+            try:
+                found.append(self.resident(config, name))
+            except ConfigError as error:
+                log.error("drafter refused name=%s: %s", name, error.message)
+                self.refused[name] = error.message[:_MAX_REFUSAL_LEN]
+        for each in found:
+            each.begin()
+        residents = self.residents = Residents(found)
+        engine.capture_ahead(residents.wants.taps)
+        self.verifier = Verifier(
+            engine,
+            open_hook=self.grammars.open_hook,
+            wants=residents.wants,
+            num_top=lambda text: max(
+                (each.num_top(text.id, text.opened.tenant) for each in residents), default=0
+            ),
+        )
+        self.draft_times = (
+            profile_drafting(
+                self.verifier, residents, engine.vocab_size, settings.max_running_sequences
+            )
+            if is_timed
+            else ()
+        )
+        drawn_by = self.verifier.drawn_by
+        if engine.device.type == "cuda" and drawn_by == TORCH:
+            engine.forward.note_fallback("draws: torch draws, because the Triton kernel cannot run")
+        self._own_state = engine_state(engine, draws=drawn_by)
+
+    @property
+    def engines(self) -> tuple[EngineState, ...]:
+        """The states of the target's engine and of its drafters', those of our own kind."""
+        named = self.residents.engines.items()
+        others = [engine_state(each, name) for name, each in named if isinstance(each, Engine)]
+        return self._own_state, *others
+
+    def resident(self, config: Config, name: str, *, beside: bool = False) -> ResidentDrafter:
+        """Make a drafter by a configuration, ready to draft.  Raises ConfigError.
+
+        beside: while its predecessor drafts."""
+        engine, parts, limits = self.engine, parts_of(config, name), config.coordinator
+        settings = {each: self._settled(own, each) for each, own in parts.items()}
+        drafter = registry.build(
+            name,
+            settings,
+            lambda part: DrafterContext(
+                part,
+                parts[name].max_nodes,
+                parts[name].max_requests,
+                engine.vocab_size,
+                engine.tokenizer_hash,
+                EngineHost(engine, config, part),
+                self.grammars.text,
+                target_model=config.target.engine.model,
+                is_stage=part != name,
+                beside=beside,
+            ),
+        )
+        resident = ResidentDrafter(
+            name,
+            drafter,
+            engine.vocab_size,
+            CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s),
+            is_believed=registry.has_laws(parts[name].kind),
+            model=version_of([*model_folders(parts).values()]),
+        )
+        engine.model.resolve_taps(resident.wants.taps)  # raises for taps that the target lacks
+        if resident.engine is not None:
+            # Draft once without a request: a model's first steps take longer than the rest.
+            params = SamplingParams(temperature=0.0)
+            text = measured_text("", token_array([0] * 8), params, (name,))
+            text.ask = Ask(4)
+            resident.draft([text], math.inf, time.perf_counter() + 1.0)
+            resident.forget([text.id])
+            resident.mean_s = 0.0
+        return resident
+
+    def _settled(self, settings: DrafterConfig, name: str) -> DrafterConfig:
+        """Return the settings with which a draft model runs in the target's process."""
+        own, device = settings.options.get("engine"), self.engine.device
+        if not isinstance(own, Mapping):
+            return settings
+        path = f"drafters.{name}.options.engine"
+        parsed = parse(EngineConfig, own, path)
+        if parsed.tensor_parallel > 1:
+            raise ConfigError(
+                f"{path}.tensor_parallel: {parsed.tensor_parallel} ranks cannot run inside the "
+                "target; set it to 1",
+                param=f"{path}.tensor_parallel",
+            )
+        changes = {"device": str(device), **beside_target(parsed, device)}
+        return replace(settings, options={**settings.options, "engine": {**own, **changes}})
