@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from cluster.coordinator.events import Answered
+from cluster.coordinator.present import Answered
 from cluster.messages import Load
 from cluster.requests.plain_why import PlainWhy
 

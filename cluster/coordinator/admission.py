@@ -1,13 +1,15 @@
-"""Who gets in: the check of a request against the served limits."""
+"""Who gets in: the check of a request against the served limits, and the drafters it may have."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from cluster.config.processes import RECORDER
 from cluster.config.schema import Config
 from cluster.coordinator.session import Limits
-from cluster.core import Request, SamplingParams, TokenArray
+from cluster.core import Request, TokenArray
+from cluster.draft.registry import has_laws
 from cluster.errors import ContextLengthError, NotFoundError, RequestError, TooLargeError
 from cluster.requests.acceptance_law import REMOVED_LAWS, Law
 from cluster.spec.params import check_params, clash_of_law
@@ -24,7 +26,12 @@ def check_request(request: Request, limits: Limits, config: Config) -> None:
     _check_length(prompt_len, limits, max_frame_tokens)
     for name, token_ids in (("prompt", request.prompt_ids), ("output_ids", request.output_ids)):
         _check_vocabulary(token_ids, limits.vocab_size, name)
-    _check_sampling(request.params, limits.vocab_size)
+    # While no target has told its vocabulary, ids are checked against none; the target will.
+    check_params(request.params, limits.vocab_size or _MAX_TOKEN_ID)
+    if request.params.max_tokens < 1:
+        raise RequestError(
+            f"max_tokens is {request.params.max_tokens}; it must be at least 1", param="max_tokens"
+        )
     _check_given(request, prompt_len, max_frame_tokens)
     options = request.speculation
     if options.max_draft_tokens is not None and options.max_draft_tokens < 0:
@@ -101,10 +108,26 @@ def _check_vocabulary(token_ids: TokenArray, vocab_size: int, param: str) -> Non
         )
 
 
-def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
-    # While no target has told its vocabulary, ids are checked against none; the target will.
-    check_params(params, vocab_size or _MAX_TOKEN_ID)
-    if params.max_tokens < 1:
-        raise RequestError(
-            f"max_tokens is {params.max_tokens}; it must be at least 1", param="max_tokens"
-        )
+def allowed_drafters(config: Config, request: Request) -> tuple[str, ...]:
+    """Return the drafters that the request and its task allow, best first."""
+    allowed = request.speculation.drafters
+    return config.drafters_of(request.task) if allowed is None else allowed
+
+
+def helpers(config: Config, request: Request) -> tuple[str, ...]:
+    """Return those of them that are to draft for it."""
+    drafters, params = config.drafters, request.params
+    # One of a prediction, or of a grammar, costs nothing without it.
+    needed = {"prediction": params.prediction, "grammar": params.grammar, RECORDER: None}
+    names = tuple(
+        name for name in allowed_drafters(config, request) if needed.get(drafters[name].kind, True)
+    )
+    if params.is_coupled:
+        # Who may come to replace a drafter is one of the text's wherever that one is.
+        followers = {each.replaces: name for name, each in config.rollouts.items()}
+        return tuple(dict.fromkeys((*names, *filter(None, map(followers.get, names)))))
+    # A text under a textbook law has one: the first whose laws are believed, else the first.
+    unproven = config.shadows.union(config.rollouts)
+    able = [name for name in names if name not in unproven]
+    able.sort(key=lambda name: not (name in config.residents and has_laws(drafters[name].kind)))
+    return tuple(able[:1])

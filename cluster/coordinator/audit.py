@@ -20,9 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster import metrics
-from cluster.coordinator.events import Ended
-from cluster.coordinator.present import Present
-from cluster.coordinator.session import Session
+from cluster.coordinator.present import Ended, Present
 from cluster.coordinator.sessions import SessionTable
 from cluster.core import (
     EMPTY_TOKENS,
@@ -32,7 +30,6 @@ from cluster.core import (
     TokenArray,
     TokenEvent,
 )
-from cluster.records import record
 from cluster.requests.redraw import Redraw
 
 log = logging.getLogger(__name__)
@@ -44,19 +41,6 @@ _MAX_FILES = 64
 _TENANT_BYTES = 16
 
 
-@record
-class _Case:
-    """A session that has ended, at a target."""
-
-    session: Session
-    target_id: str
-    since: float
-
-    @property
-    def output_ids(self) -> TokenArray:
-        return self.session.tokens.since(self.session.prompt_len)
-
-
 class Auditor:
     """Chooses finished texts, and has them verified one after the other."""
 
@@ -64,7 +48,7 @@ class Auditor:
         self._present = present
         self._table = table
         self._due = 0.0  # texts that are to be chosen
-        self._cases: deque[_Case] = deque()
+        self._cases: deque[Ended] = deque()
         self._is_running = False
 
     def hear(self, ends: Sequence[Ended]) -> None:
@@ -82,14 +66,14 @@ class Auditor:
             if len(self._cases) >= _MAX_CASES:
                 self._count("skipped")
                 continue
-            self._cases.append(_Case(session, each.target_id, each.at))
+            self._cases.append(each)
 
     def tick(self) -> None:
         """Begin with the next text, if there is time for it."""
         table = self._table
         if self._is_running or not self._cases or table.num_waiting or not self._present.seats:
             return
-        if table.num_running and self._present.clock() - self._cases[0].since < _PATIENCE_S:
+        if table.num_running and self._present.clock() - self._cases[0].at < _PATIENCE_S:
             return
         case = self._cases.popleft()
         self._is_running = True
@@ -98,13 +82,13 @@ class Auditor:
             if event.finish_reason is None:
                 return
             self._is_running = False
-            is_done = session.num_output_tokens == len(case.output_ids)
+            is_done = session.num_output_tokens == case.session.num_output_tokens
             self._conclude(case, session.redraws if is_done else None)
             self.tick()
 
         session = table.audit(_request(case), deliver, case.target_id)
 
-    def _conclude(self, case: _Case, redraws: list[Redraw] | None) -> None:
+    def _conclude(self, case: Ended, redraws: list[Redraw] | None) -> None:
         """redraws: None = it came to no end."""
         if redraws is None:
             self._count("failed")
@@ -112,7 +96,7 @@ class Auditor:
         if not redraws:
             self._count("equal")
             return
-        config = self._present.config
+        config, output_ids = self._present.config, _output_of(case)
         settings = config.coordinator.audit
         margin = 0.0 if config.target.engine.reproducible else settings.tie_margin
         is_tie = all(each.gap <= margin for each in redraws)
@@ -126,11 +110,11 @@ class Auditor:
             case.session.request.id,
             case.target_id,
             worst.position,
-            case.output_ids[worst.position],
+            output_ids[worst.position],
             worst.token_id,
             worst.gap,
             len(redraws),
-            len(case.output_ids),
+            len(output_ids),
         )
         if settings.folder:
             _keep(Path(settings.folder), case, redraws)
@@ -139,8 +123,12 @@ class Auditor:
         self._present.recorder.add(metrics.AUDITED, outcome=outcome)
 
 
-def _request(case: _Case) -> Request:
-    request, output_ids = case.session.request, tuple(case.output_ids.tolist())
+def _output_of(case: Ended) -> TokenArray:
+    return case.session.tokens.since(case.session.prompt_len)
+
+
+def _request(case: Ended) -> Request:
+    request, output_ids = case.session.request, tuple(_output_of(case).tolist())
     params = replace(
         request.params,
         forced_ids=output_ids,
@@ -159,7 +147,7 @@ def _request(case: _Case) -> Request:
     )
 
 
-def _keep(folder: Path, case: _Case, redraws: list[Redraw]) -> None:
+def _keep(folder: Path, case: Ended, redraws: list[Redraw]) -> None:
     request = case.session.request
     record = {
         "request_id": request.id,
@@ -168,7 +156,7 @@ def _keep(folder: Path, case: _Case, redraws: list[Redraw]) -> None:
         "adapter": request.adapter,
         "params": dataclasses.asdict(request.params),
         "prompt_ids": request.prompt_ids.tolist(),
-        "output_ids": case.output_ids.tolist(),
+        "output_ids": _output_of(case).tolist(),
         "redraws": [dataclasses.asdict(each) for each in redraws],
     }
     name = re.sub(r"[^A-Za-z0-9_-]", "_", request.id)[:64]

@@ -11,21 +11,17 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from cluster.config.schema import Config
 from cluster.coordinator.activity import ActivityLog
-from cluster.coordinator.adapters import COORDINATOR_CONFIG, TARGET_CONFIG, AdapterNews, config_of
 from cluster.coordinator.audit import Auditor
-from cluster.coordinator.demand import Demand
 from cluster.coordinator.drafters import DrafterPool
-from cluster.coordinator.engines import reported
-from cluster.coordinator.events import Answered, Asked, Ended, Stepped
 from cluster.coordinator.ingress import IngressLink
-from cluster.coordinator.moment import drafter_states, record_moment
+from cluster.coordinator.moment import drafter_states, record_moment, reported
 from cluster.coordinator.pool_scores import PoolScores
-from cluster.coordinator.present import Present
+from cluster.coordinator.present import Answered, Ended, Present, Stepped
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
 from cluster.coordinator.series import Series
 from cluster.coordinator.session import Deliver
@@ -35,18 +31,21 @@ from cluster.coordinator.target_links import TargetLinks
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.watch import Watches
 from cluster.coordinator.workers import (
+    COORDINATOR_CONFIG,
+    TARGET_CONFIG,
+    AdapterNews,
     Links,
     added_up,
     check_drafter,
     check_target,
+    config_of,
     describe_coordinator,
     note_foreign,
 )
-from cluster.core import FinishReason, Request, TokenEvent
+from cluster.core import Clock, FinishReason, Request, TokenEvent
 from cluster.errors import ProtocolError
 from cluster.messages import (
     EventFrame,
-    Load,
     StepFrame,
     SubmitFrame,
     VerdictFrame,
@@ -72,7 +71,7 @@ class Coordinator:
         recorder: Recorder | None = None,
         *,
         worker_id: str | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.recorder = recorder or Recorder(only=COORDINATOR, model_name=config.model_name)
         self._id = worker_id or uuid.uuid4().hex[:12]
@@ -87,7 +86,6 @@ class Coordinator:
         self._activity = ActivityLog(clock())
         self._watches = Watches(self.describe, self.status, clock)
         self._series = Series(self.recorder, present.events)
-        self._demand = Demand(self.recorder, self._scores.acceptance)
         self._auditor = Auditor(present, self._table)
         self._switchback = Switchback(config, self.recorder)
         listen = present.events.listen
@@ -96,7 +94,6 @@ class Coordinator:
         listen(Answered, "scores", self._scores.hear)
         listen(Ended, "statistics", self._auditor.hear)
         listen(Stepped, "metrics", self._watches.hear)
-        listen(Asked, "metrics", self._demand.hear)
         self._config_refused = ""
         self._watch: asyncio.Task[None] | None = None
         self._link_numbers = itertools.count(1)
@@ -203,10 +200,10 @@ class Coordinator:
 
     def remove_drafter(self, name: str, replica_id: str) -> None:
         """Stop using a drafter replica; an unknown one is no error."""
-        replica = self._pool.replicas.get(name, replica_id)
-        if replica is not None:
-            self._pool.remove(replica, failed=False)
-            self._links.close(replica)
+        for replica in list(self._pool.replicas):
+            if (replica.name, replica.id) == (name, replica_id):
+                self._pool.remove(replica, failed=False)
+                self._links.close(replica)
 
     # Requests
 
@@ -236,24 +233,18 @@ class Coordinator:
     def cancel(self, session_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Free a request's state everywhere; unknown and finished ones are no error."""
         self._table.cancel(session_id, reason)
-        self._table.admit()
-
-    def load(self) -> Load:
-        """How busy it is, as every ingress is told."""
-        table = self._table
-        return Load(table.num_seats, table.num_running, table.num_waiting)
 
     def demand(self) -> dict[str, Statistics]:
         """Return what the autoscaling of each pool drafter is to know; for one caller."""
         self._present.events.settle()
         waiting = self._pool.num_waiting()
-        worth = self._demand.worth(self._present.clock())
+        worth = self._series.worth(self._present.clock(), self._scores.acceptance)
         names = {replica.name for replica in self._pool.replicas}
         return {name: {WAITING: waiting[name], WORTH: worth[name]} for name in names}
 
     async def serve(self, link: Link[EventFrame, SubmitFrame]) -> None:
         """Serve one ingress link until it ends."""
-        await IngressLink(self, link, f"{next(self._link_numbers)}/", self._adapters).serve()
+        await IngressLink(self._table, link, f"{next(self._link_numbers)}/", self._adapters).serve()
 
     # Reports
 
@@ -275,7 +266,8 @@ class Coordinator:
     def status(self) -> dict[str, Any]:
         """A plain picture of the moment, for debugging and benchmarks."""
         seats, replicas = self._seats, self._pool.replicas
-        left_alone = {*replicas.left_alone()}.union(*(seat.left_alone() for seat in seats))
+        left_alone = {each.name for each in replicas} - replicas.usable()
+        left_alone.update(*(seat.left_alone() for seat in seats))
         return {
             "id": self._id,
             "num_running": self._table.num_running,
@@ -313,7 +305,7 @@ class Coordinator:
         self._table.tick(now)
         self._auditor.tick()
         self._pool.tick()
-        self._activity.tick(now, self.load(), [seat.load for seat in self._seats])
+        self._activity.tick(now, self._table.load(), [seat.load for seat in self._seats])
 
     @property
     def _seats(self) -> list[TargetSeat]:

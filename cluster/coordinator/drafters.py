@@ -11,11 +11,9 @@ import math
 from collections import Counter
 
 from cluster import metrics
-from cluster.coordinator.events import Asked
 from cluster.coordinator.pool_scores import POOL_NODES, PoolScores
-from cluster.coordinator.present import Present
-from cluster.coordinator.replica import DrafterLink, DrafterReplica, Subscription
-from cluster.coordinator.replicas import DrafterReplicas
+from cluster.coordinator.present import Asked, Present
+from cluster.coordinator.replica import DrafterLink, DrafterReplica, DrafterReplicas, Subscription
 from cluster.coordinator.session import Session
 from cluster.core import Observation, Proposal
 from cluster.messages import PoolTree, ProposalFrame, Refusal, WorkerDescription
@@ -59,17 +57,21 @@ class DrafterPool:
 
     def remove(self, replica: DrafterReplica, *, failed: bool) -> None:
         """Take a replica out; its sessions go to others."""
-        if not self.replicas.remove(replica, failed=failed):
+        if not self.replicas.drop(replica, failed=failed):
             return
         if not any(each.name == replica.name for each in self.replicas):
             self._scores.roster.left(replica.name)
-        for session in self._detach_all(replica):
-            self.commit(session)
+        self._move(replica)
 
     def tick(self) -> None:
         """Free sessions of replicas that have stopped answering, and follow the roster."""
-        for session in self._move_stalled():
-            self.commit(session)
+        for replica in self.replicas:
+            if not replica.subscriptions or not replica.is_stalled:
+                continue
+            other = self.replicas.pick(replica.name, besides=replica)
+            if other is not None and not other.is_stalled:
+                self.replicas.count_fault(replica.name, "stalled")
+                self._move(replica)
         roster = self._scores.roster
         roster.note_faults(self.replicas.faults())
         if self._num_changes != roster.num_changes:
@@ -93,8 +95,8 @@ class DrafterPool:
         for name in self._scores.roster.asked(text):
             if name in inside:
                 continue
-            known: Subscription | None = session.subscriptions.get(name)
-            own = known or self._subscribe(session, name)
+            own: Subscription | None = session.subscriptions.get(name)
+            own = own or self._subscribe(session, name)
             if own is None:
                 continue
             replica = own.replica
@@ -218,17 +220,10 @@ class DrafterPool:
                 )
             )
 
-    def _move_stalled(self) -> list[Session]:
-        """Free the sessions of replicas that have stopped answering, where another one is free."""
-        moved: list[Session] = []
-        for replica in list(self.replicas):
-            if not replica.subscriptions or not self.replicas.is_stalled(replica):
-                continue
-            other = self.replicas.pick(replica.name, besides=replica)
-            if other is not None and not self.replicas.is_stalled(other):
-                self.replicas.count_fault(replica.name, "stalled")
-                moved.extend(self._detach_all(replica))
-        return moved
+    def _move(self, replica: DrafterReplica) -> None:
+        """Its sessions go to others."""
+        for session in self._detach_all(replica):
+            self.commit(session)
 
     def _subscribe(self, session: Session, name: str) -> Subscription | None:
         now = self._present.clock()
@@ -238,13 +233,8 @@ class DrafterPool:
     def _detach_all(self, replica: DrafterReplica) -> list[Session]:
         sessions = [own.session for own in replica.subscriptions.values()]
         for session in sessions:
-            self._detach(replica, session)
+            replica.forget(session)
         return sessions
-
-    @staticmethod
-    def _detach(replica: DrafterReplica, session: Session) -> None:
-        session.text.held.pop(replica.name, None)
-        replica.forget(session)
 
     def _record_fault(self, replica: DrafterReplica, why: str, told: str) -> None:
         if self.replicas.record_fault(replica, why, told):
@@ -265,14 +255,14 @@ class DrafterPool:
             keeps_nothing = have_len == 0 and own.base_len == 0
             if keeps_nothing or own.num_shortages > _MAX_SHORTAGES:
                 # It is full, or at its end; sending the text again and again would not help.
-                self._decline(own, self._present.config.coordinator.breaker_reset_s)
+                self._decline(own, own.replica.breaker.reset_s)
                 return
             own.sent_len = have_len
             expected.clear()
             replica.mark(own)
 
     def _decline(self, own: Subscription, kept_s: float) -> None:
-        self._detach(own.replica, own.session)
+        own.replica.forget(own.session)
         own.session.declined[own.replica.name] = self._present.clock() + kept_s
 
     def _refused(self, replica: DrafterReplica, refusal: Refusal) -> None:

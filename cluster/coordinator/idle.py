@@ -57,11 +57,6 @@ class Availability:
     num_seen: int = 0
     uptime_s: float = 0.0
 
-    @property
-    def are_loading(self) -> bool:
-        """True if those that are not there may still come."""
-        return not self.num_seen and self.uptime_s < _LOADING_S
-
 
 _REASONS = {
     PlainWhy.NO_DRAFTS: IdleReason.NO_DRAFTS,
@@ -84,6 +79,8 @@ def idle_reason(
     if drafters.num_refused >= drafters.num_configured:
         return IdleReason.NO_DRAFTER_FOR_MODEL
     if not drafters.num_usable:
-        return IdleReason.WARMING_UP if drafters.are_loading else IdleReason.DRAFTERS_DOWN
+        # Those that are not there may still come.
+        are_loading = not drafters.num_seen and drafters.uptime_s < _LOADING_S
+        return IdleReason.WARMING_UP if are_loading else IdleReason.DRAFTERS_DOWN
     why, reason = max(_REASONS.items(), key=lambda each: steps[each[0]])
     return reason if steps[why] else IdleReason.TOO_SHORT

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Protocol
 
-from cluster.coordinator.adapters import AdapterNews
-from cluster.coordinator.session import Deliver, error_event
+from cluster.coordinator.session import error_event
+from cluster.coordinator.sessions import SessionTable
+from cluster.coordinator.workers import AdapterNews
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, WorkerError
-from cluster.messages import AdapterList, EventFrame, Load, SubmitFrame
+from cluster.messages import AdapterList, EventFrame, SubmitFrame
 from cluster.rpc.duplex import Outbox, run_until_first_ends
 from cluster.rpc.link import Link
 
@@ -25,28 +25,18 @@ _HEARTBEAT_S = 1.0
 _MAX_UNREAD = 2**16
 
 
-class RequestTaker(Protocol):
-    """The coordinator, as far as an ingress link needs it."""
-
-    def open(self, session_id: str, request: Request, deliver: Deliver) -> None: ...
-
-    def cancel(self, session_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None: ...
-
-    def load(self) -> Load: ...
-
-
 class IngressLink(Outbox[EventFrame]):
     """Serves one link.  Request ids are the ingress's own; `prefix` keeps links apart."""
 
     def __init__(
         self,
-        taker: RequestTaker,
+        table: SessionTable,
         link: Link[EventFrame, SubmitFrame],
         prefix: str,
         adapters: AdapterNews,
     ) -> None:
         super().__init__(link)
-        self._taker = taker
+        self._table = table
         self._prefix = prefix
         self._live: set[str] = set()
         self._adapters = adapters
@@ -64,33 +54,30 @@ class IngressLink(Outbox[EventFrame]):
         finally:
             self._adapters.listeners.remove(self._note_adapters)
             for request_id in list(self._live):
-                self._taker.cancel(self._prefix + request_id)
+                self._table.cancel(self._prefix + request_id)
 
     async def _read_all(self) -> None:
         async for frame in self.link:
             for request in frame.requests:
                 self._submit(request)
             for request_id in frame.cancelled:
-                self._taker.cancel(self._prefix + request_id)
+                self._table.cancel(self._prefix + request_id)
             for request_id in frame.ended:
-                self._taker.cancel(self._prefix + request_id, FinishReason.STOP)
+                self._table.cancel(self._prefix + request_id, FinishReason.STOP)
 
     def _submit(self, request: Request) -> None:
         if request.id not in self._live:
             self._live.add(request.id)
             try:
-                self._taker.open(self._prefix + request.id, request, self._deliver)
-                self._say_admitted(request)
+                self._table.open(self._prefix + request.id, request, self._deliver)
+                # The ingress may tell its client that the request is taken.
+                if request.id in self._live and not request.was_admitted:
+                    self._deliver(TokenEvent(request.id, len(request.output_ids), EMPTY_TOKENS))
             except DrafthouseError as error:
                 self._deliver(error_event(request.id, error))
             return
         # A doubled id must not end the request that runs under it.
         log.warning("ingress sent a request id twice; the second was ignored")
-
-    def _say_admitted(self, request: Request) -> None:
-        """An event without tokens: the ingress may tell its client that the request is taken."""
-        if request.id in self._live and not request.was_admitted:
-            self._deliver(TokenEvent(request.id, len(request.output_ids), EMPTY_TOKENS))
 
     async def _beat(self) -> None:
         while True:
@@ -113,7 +100,7 @@ class IngressLink(Outbox[EventFrame]):
     def next_frame(self) -> EventFrame | None:
         if self._news is not None or self._is_beat_due:
             news, self._news, self._is_beat_due = self._news, None, False
-            return EventFrame(adapters=news, load=self._taker.load())
+            return EventFrame(adapters=news, load=self._table.load())
         count = min(len(self._events), _MAX_EVENTS_PER_FRAME)
         events = tuple(self._events.popleft() for _ in range(count))
         return EventFrame(events) if events else None

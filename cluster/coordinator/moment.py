@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Iterable
 
 from cluster import metrics
-from cluster.coordinator.engines import record_workers
 from cluster.coordinator.present import Present
-from cluster.coordinator.replicas import DrafterReplicas
+from cluster.coordinator.replica import DrafterReplica, DrafterReplicas
+from cluster.coordinator.targets import TargetSeat
 from cluster.messages import AdapterList
 from cluster.metrics import vllm_metrics
+from cluster.metrics.recorder import Recorder
+
+Worker = TargetSeat | DrafterReplica
 
 _CLEARED = (
     metrics.BREAKERS_OPEN,
@@ -40,8 +45,8 @@ def record_moment(
 def _record_drafters(present: Present, replicas: DrafterReplicas) -> None:
     gauge, states = present.recorder.set, drafter_states(present, replicas)
     for name in replicas.seen:
-        gauge(metrics.DRAFTER_UP, replicas.num_up(name), drafter=name)
         own = [each for each in states if each["name"] == name]
+        gauge(metrics.DRAFTER_UP, len(own), drafter=name)
         if not own:
             continue
         if oldest := min(float(str(each["written_at"])) for each in own):
@@ -90,3 +95,30 @@ def _record_texts(present: Present, adapters: AdapterList | None) -> None:
             waiting_lora_adapters=waiting,
             running_lora_adapters=running,
         )
+
+
+def record_workers(recorder: Recorder, workers: Iterable[Worker]) -> None:
+    """Export the engines and the pages of those that are here."""
+    gauges = metrics.ENGINE, metrics.ENGINE_FALLBACKS, metrics.KV_PAGES_IN_USE
+    for gauge in (*gauges, metrics.KV_PAGES_TOTAL):
+        recorder.clear(gauge)
+    for each in workers:
+        own = {"role": each.description.role, "worker": each.id}
+        if each.pages is not None:
+            recorder.set(metrics.KV_PAGES_IN_USE, each.pages[0], **own)
+            recorder.set(metrics.KV_PAGES_TOTAL, each.pages[1], **own)
+        for engine in each.description.engines:
+            labels = {"engine": engine.name, **own}
+            recorder.set(metrics.ENGINE_FALLBACKS, len(engine.fallbacks), **labels)
+            told = ("device", "attention", "graphs", "kernels", "weights")
+            labels |= {name: getattr(engine, name) for name in told}
+            recorder.set(metrics.ENGINE, 1, **labels)
+
+
+def reported(workers: Iterable[Worker]) -> list[dict[str, object]]:
+    """All engines as plain values, for status reports."""
+    return [
+        {"role": each.description.role, "worker": each.id, **dataclasses.asdict(engine)}
+        for each in workers
+        for engine in each.description.engines
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.config.schema import Config
-from cluster.coordinator.events import Answered
+from cluster.coordinator.present import Answered
 from cluster.plan.roster import Roster
 from cluster.plan.scores import DraftScores
 from cluster.plan.texts import Text

@@ -1,16 +1,17 @@
-"""What the metrics are told of steps and texts."""
+"""What the metrics are told of steps and texts, and of how much drafters are asked for."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 
 from cluster import metrics
-from cluster.coordinator.events import Answered, Ended, Events, Stepped
+from cluster.coordinator.present import Answered, Asked, Ended, Events, Stepped
 from cluster.core import Request
 from cluster.messages import TextVerdict
 from cluster.metrics import Metric, vllm_metrics
 from cluster.metrics.recorder import Recorder
+from cluster.spec.acceptance import AcceptanceModel, Group
 
 # Weight of the newest batch in the exported mean purity.
 _PURITY_WEIGHT = 0.02
@@ -33,6 +34,9 @@ class Series:
         self._recorder = recorder
         self._mean_purity: float | None = None
         self.recent_steps: deque[dict[str, float]] = deque(maxlen=_MAX_RECENT_STEPS)
+        self._num_commits: Counter[tuple[str, Group]] = Counter()  # by drafter and group
+        self._since = 0.0
+        events.listen(Asked, "metrics", self._enter_asked)
         events.listen(Answered, "metrics", self._enter_answers)
         events.listen(Ended, "metrics", self._enter_ends)
         events.listen(Stepped, "metrics", self._enter_steps)
@@ -125,3 +129,28 @@ class Series:
                 self.recent_steps.append({name: getattr(report, name) for name in _STEP_FIELDS})
                 outside_s = report.period_s - report.forward_time_s - report.draft_time_s
                 recorder.observe(metrics.ROUND_OVERHEAD, max(outside_s, 0.0))
+
+    def _enter_asked(self, asked: Sequence[Asked]) -> None:
+        add = self._recorder.add
+        for each in asked:
+            labels = {"drafter": each.drafter, "task": each.task}
+            self._num_commits[each.drafter, each.group] += 1
+            add(metrics.DRAFTER_COMMITS, 1, **labels)
+            add(metrics.DRAFT_DEMAND, each.num_nodes, **labels)
+            if each.num_nodes and each.is_hit is not None:
+                add(metrics.PRE_DRAFTED, 1, outcome="hit" if each.is_hit else "miss", **labels)
+
+    def worth(self, now: float, acceptance: AcceptanceModel) -> defaultdict[str, float]:
+        """Return the tokens per second that the trees of each drafter were good for, since the
+        last call.
+
+        They are those of its best few nodes, verified or not: a drafter that has too much to do to
+        be in time is worth as much as one that has not.
+        """
+        elapsed_s, self._since = now - self._since, now
+        per_s: defaultdict[str, float] = defaultdict(float)
+        for (drafter, group), count in self._num_commits.items():
+            tokens = count * acceptance.known(drafter, group).accepted_of_few()
+            per_s[drafter] += tokens / elapsed_s if elapsed_s > 0.0 else 0.0
+        self._num_commits.clear()
+        return per_s

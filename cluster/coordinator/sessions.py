@@ -5,16 +5,13 @@ from __future__ import annotations
 import bisect
 import itertools
 import logging
-from dataclasses import replace
 
 from cluster import metrics
-from cluster.coordinator.admission import check_request, with_law
+from cluster.coordinator.admission import allowed_drafters, check_request, helpers, with_law
 from cluster.coordinator.drafters import DrafterPool
-from cluster.coordinator.eligible import allowed_drafters, helpers
-from cluster.coordinator.events import Ended
 from cluster.coordinator.idle import IdleReason, idle_reason
 from cluster.coordinator.placement import Placement
-from cluster.coordinator.present import Present
+from cluster.coordinator.present import Ended, Present
 from cluster.coordinator.session import Deliver, Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import FinishReason, Request
@@ -25,6 +22,7 @@ from cluster.errors import (
     UnavailableError,
     WorkerError,
 )
+from cluster.messages import Load
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +60,18 @@ class SessionTable:
         return len(self._present.sessions) - len(self._line)
 
     @property
+    def _limit(self) -> int:
+        """How many may run."""
+        return self._share_of(self._present.config.coordinator.max_running_sequences)
+
+    @property
     def num_seats(self) -> int:
         """How many texts the targets would run for this coordinator."""
         return sum(seat.num_seats for seat in self._present.seats.values())
+
+    def load(self) -> Load:
+        """How busy it is, as every ingress is told."""
+        return Load(self.num_seats, self.num_running, self.num_waiting)
 
     def open(self, session_id: str, request: Request, deliver: Deliver) -> None:
         """Admit a request, or raise RequestError or CapacityError before any work is done."""
@@ -104,11 +111,13 @@ class SessionTable:
         bisect.insort(self._line, session, key=lambda each: each.arrival)
 
     def cancel(self, session_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """Free everything held for a session; unknown and finished ones are no error."""
+        """Free everything held for a session, and let another have its place; unknown and finished
+        ones are no error."""
         session = self._present.sessions.get(session_id)
         if session is not None:
             self.finish(session, reason)
             session.deliver(session.event(None, reason))
+            self.admit()
 
     def finish(self, session: Session, reason: FinishReason) -> None:
         """Free what is held for `session` here, at its target and at its drafters."""
@@ -179,7 +188,7 @@ class SessionTable:
 
     def admit(self) -> None:
         """Give places to those who wait, first come first served, while there are any."""
-        limit = self._share_of(self._present.config.coordinator.max_running_sequences)
+        limit = self._limit
         while self._line and self.num_running < limit:
             seat = self._placement.choose(self._line[0], self._present.seats.values())
             if seat is None:
@@ -195,15 +204,13 @@ class SessionTable:
                 self.fail(session, UnavailableError(waited))
 
     def _idle_reason(self, session: Session) -> IdleReason:
-        config, names = (
-            self._present.config,
-            allowed_drafters(self._present.config, session.request),
-        )
+        config = self._present.config
+        names = allowed_drafters(config, session.request)
         has_some = bool(names) or not config.drafters
         uptime_s = self._present.clock() - self._started_at
         return idle_reason(
             is_enabled=session.text.max_draft_tokens > 0 and has_some,
-            drafters=replace(self._pool.replicas.availability(names), uptime_s=uptime_s),
+            drafters=self._pool.replicas.availability(names, uptime_s),
             steps=session.plain_steps,
         )
 
@@ -211,10 +218,9 @@ class SessionTable:
         if session_id in self._present.sessions:
             raise RequestError(f"a request with id {request.id!r} is running already", param="id")
         check_request(request, self._present.limits, self._present.config)
-        running_limit = self._share_of(self._present.config.coordinator.max_running_sequences)
         has_place = (
             not self._line
-            and self.num_running < running_limit
+            and self.num_running < self._limit
             and any(seat.has_room() for seat in self._present.seats.values())
         )
         if not request.was_admitted and not has_place:

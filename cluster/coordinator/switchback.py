@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cluster import metrics
 from cluster.config.schema import Config
-from cluster.coordinator.events import Answered
+from cluster.coordinator.present import Answered
+from cluster.core import Clock
 from cluster.metrics.recorder import Recorder
 from cluster.spec.interval import Interval
 
@@ -28,9 +29,7 @@ _MAX_WINDOWS = 64
 class Switchback:
     """Says when windows are, and keeps the speeds in them and around them."""
 
-    def __init__(
-        self, config: Config, recorder: Recorder, wall: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, config: Config, recorder: Recorder, wall: Clock = time.time) -> None:
         """wall: seconds since the epoch, by which the windows of all coordinators are the same."""
         self._recorder = recorder
         self._wall = wall

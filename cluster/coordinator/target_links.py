@@ -1,7 +1,8 @@
 """The targets' part of a coordinator: takes targets in, commits what they answer, and leaves those
 that are lost.
 
-Nothing is asked of a target in return: it runs its texts by itself.
+Nothing is asked of a target in return: it runs its texts by itself.  What one answers is checked
+before it changes anything.
 """
 
 from __future__ import annotations
@@ -12,15 +13,12 @@ import json
 import logging
 import math
 
-from cluster.coordinator.adapters import AdapterNews
 from cluster.coordinator.drafters import DrafterPool
-from cluster.coordinator.events import Answered, Stepped
-from cluster.coordinator.present import Present
+from cluster.coordinator.present import Answered, Present, Stepped
 from cluster.coordinator.session import Session
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.targets import TargetSeat
-from cluster.coordinator.verdicts import problem_of
-from cluster.coordinator.workers import Links, limits_of
+from cluster.coordinator.workers import AdapterNews, Links, limits_of
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 from cluster.messages import (
     Heartbeat,
@@ -43,6 +41,7 @@ _MAX_LAPSE_S = 1.0
 _FLUSH_GRACE_S = 1.0
 # How often a target hears which texts it is to have.
 _HEARTBEAT_S = 1.0
+_MAX_VOCABULARY = 2**31
 
 
 class TargetLinks:
@@ -108,9 +107,7 @@ class TargetLinks:
             self._beaten_at = now
         settings = self._present.config.coordinator
         for seat in list(self._present.seats.values()):
-            seat.liveness.missed(elapsed_s, has_work=bool(seat.sessions))
-            why = seat.liveness.why_leave(settings.target_silence_s, settings.target_timeout_s)
-            if why:
+            if why := seat.why_leave(elapsed_s, settings):
                 log.error("target is left id=%s: it %s", seat.id, why)
                 self.remove(seat.id)
                 continue
@@ -128,7 +125,7 @@ class TargetLinks:
 
     async def _read_all(self, seat: TargetSeat) -> None:
         async for frame in seat.link:
-            seat.liveness.heard(frame)
+            seat.heard(frame)
             self._take(seat, frame)
             self._table.admit()
             # Clients and drafters hear of it first.
@@ -143,14 +140,15 @@ class TargetLinks:
 
     def _take(self, seat: TargetSeat, frame: VerdictFrame) -> None:
         """Commit what the target has said."""
-        for verdict in frame.verdicts:
-            session = _answered(seat, verdict)
-            if session is not None:
-                self._take_verdict(seat, session, verdict)
-        for refusal in frame.refusals:
-            session = _answered(seat, refusal)
-            if session is not None:
-                self._take_refusal(seat, session, refusal)
+        answers: tuple[TextVerdict | Refusal, ...] = (*frame.verdicts, *frame.refusals)
+        for answer in answers:
+            session = seat.sessions.get(answer.request_id)
+            if session is None or session.generation != answer.generation:
+                continue
+            if isinstance(answer, Refusal):
+                self._take_refusal(seat, session, answer)
+            else:
+                self._take_verdict(seat, session, answer)
         seat.note_received(frame.serial)
         if frame.heartbeat is not None:
             self._take_heartbeat(seat, frame.heartbeat)
@@ -229,8 +227,49 @@ class TargetLinks:
             self._present.events.post(Stepped(seat.id, report))
 
 
-def _answered(seat: TargetSeat, answer: TextVerdict | Refusal) -> Session | None:
-    """The session an answer is for, or None when it is stale or unknown."""
-    session = seat.sessions.get(answer.request_id)
-    is_current = session is not None and session.generation == answer.generation
-    return session if is_current else None
+def problem_of(verdict: TextVerdict, session: Session, vocab_size: int) -> str | None:
+    """Why a verdict cannot be one of the session's text, which it continues; None = it can."""
+    beams = session.request.params.beams
+    token_ids, most = verdict.token_ids, vocab_size or _MAX_VOCABULARY
+    if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < most:
+        return "a token is outside the vocabulary"
+    if beams is not None:
+        return _problem_of_beams(verdict, beams.num_beams)
+    if verdict.beams:
+        return "it has beams, the request none"
+    if not len(verdict.token_ids) and verdict.finish_reason is None:
+        return "it brings nothing"
+    if len(verdict.token_ids) > max(session.remaining, 0):
+        return f"it brings {len(verdict.token_ids)} tokens, {session.remaining} are left"
+    if len(verdict.sources) > verdict.num_nodes:
+        return f"it accepts {len(verdict.sources)} drafts of {verdict.num_nodes}"
+    if len(verdict.owners) != len(verdict.sources) or not all(
+        owner < len(session.text.names) for owner in verdict.owners
+    ):
+        return "it credits drafters that are none of the text's"
+    num_asked = 0 if session.request.params.logprobs is None else len(verdict.token_ids)
+    if len(verdict.logprobs) != num_asked:
+        return f"it has {len(verdict.logprobs)} log-probabilities"
+    first, end = session.num_output_tokens, session.num_output_tokens + len(verdict.token_ids)
+    if not all(
+        session.is_audit
+        and first <= each.position < end
+        and 0 <= each.token_id < most
+        and each.gap >= 0.0
+        for each in verdict.redraws
+    ):
+        return "it draws tokens anew where it has none"
+    return None
+
+
+def _problem_of_beams(verdict: TextVerdict, num_beams: int) -> str | None:
+    token_ids, ends = verdict.token_ids, verdict.beams
+    if not 1 <= len(ends) <= num_beams:
+        return f"it has {len(ends)} beams of {num_beams}"
+    if sum(end.num_tokens for end in ends) != len(token_ids):
+        return "its beams have other numbers of tokens than they say"
+    if verdict.logprobs and len(verdict.logprobs) != len(token_ids):
+        return f"it has {len(verdict.logprobs)} log-probabilities"
+    if not all(math.isfinite(end.logprob) and math.isfinite(end.score) for end in ends):
+        return "a score is no number"
+    return None if verdict.finish_reason is not None else "it does not end the search"

@@ -1,11 +1,22 @@
-"""One connected target: the texts it runs, and what it must be told."""
+"""One connected target: the texts it runs, what it must be told, and whether it has fallen silent.
+
+How long a target may take for a step nobody knows: a prompt may be long, and the first step of a
+shape may compile for a minute.  So a target says every second what it runs, and what counts is for
+how long nothing is said:
+
+    at all             the target has stopped, or cannot be reached: it is left
+    of any progress    the target hangs in a step: it is left, after a much longer time, which
+                       grows with what its steps have taken
+
+A single text that got lost is not named any more, and is opened again.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from cluster.coordinator.liveness import Liveness
+from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.session import Session
 from cluster.messages import (
     AdapterList,
@@ -27,6 +38,12 @@ _ACKNOWLEDGE_EVERY = 16
 # What a target says of its control loop in status reports.
 _OF_LOOP = ("scores", "loads", "rollouts")
 _ANY_NUMBER = 2**16  # of seats, where a target has no limit
+# A step that takes so many times as long as any of the last ones hangs: a chunk of a prompt takes
+# some tens of times as long as a step without one, and those are among the last ones.
+_STUCK_FACTOR = 10.0
+# What is left of the longest time without progress with every progress, so that one long step, say
+# the first of a shape, is forgotten after some hundreds.
+_MEMORY = 0.99
 
 
 class TargetSeat(Outbox[StepFrame]):
@@ -50,7 +67,8 @@ class TargetSeat(Outbox[StepFrame]):
         self.description = description
         self.residents = description.residents
         self.sessions: dict[str, Session] = {}
-        self.liveness = Liveness()
+        self._silent_s = self._stuck_s = 0.0  # with work: without a word, without progress
+        self._longest_stuck_s = 0.0
         self.load = Load(seats=description.max_running_sequences)
         self._num_elsewhere = 0  # texts that it runs for other coordinators
         self.is_full = False  # it has refused a text since it last said how busy it is
@@ -86,6 +104,27 @@ class TargetSeat(Outbox[StepFrame]):
     def has_room(self) -> bool:
         """True if this coordinator may have one more text there."""
         return not self.is_full and len(self.sessions) < self.num_seats
+
+    def heard(self, frame: VerdictFrame) -> None:
+        """A frame of the target has come."""
+        self._silent_s, load = 0.0, frame.load or self.load
+        if frame.verdicts or frame.refusals or load.num_steps != self.load.num_steps:
+            self._longest_stuck_s = max(_MEMORY * self._longest_stuck_s, self._stuck_s)
+            self._stuck_s = 0.0
+
+    def why_leave(self, elapsed_s: float, settings: CoordinatorConfig) -> str:
+        """Return why the target is to be left now, "" if it is not.
+
+        elapsed_s: since this was asked last, in which its frames would have been heard."""
+        if not self.sessions:
+            elapsed_s = self._silent_s = self._stuck_s = 0.0
+        self._silent_s += elapsed_s
+        self._stuck_s += elapsed_s
+        if self._silent_s >= settings.target_silence_s:
+            return f"said nothing for {self._silent_s:.1f} s"
+        if self._stuck_s >= max(settings.target_timeout_s, _STUCK_FACTOR * self._longest_stuck_s):
+            return f"has been in one step for {self._stuck_s:.0f} s"
+        return ""
 
     def note_load(self, load: Load) -> None:
         """The target has said how busy it is."""

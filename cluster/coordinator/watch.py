@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cluster.coordinator.events import Stepped
+from cluster.coordinator.present import Stepped
 from cluster.coordinator.replica import DrafterReplica
+from cluster.core import Clock
 from cluster.messages import ProposalFrame, StepReport, WorkerDescription
 from cluster.records import frozen
 
@@ -148,7 +149,7 @@ def encoded(event: Event) -> tuple[str, str]:
 class Watch:
     """What happened since the last event of one watcher."""
 
-    def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock, wall: Clock) -> None:
         self._clock, self._wall = clock, wall
         self._steps: deque[tuple[str, float, StepReport]] = deque(maxlen=_MAX_STEPS)
         self._drafts: dict[tuple[str, str], tuple[int, int, float]] = {}
@@ -207,8 +208,8 @@ class Watches:
         self,
         describe: Callable[[], WorkerDescription],
         status: Callable[[], Mapping[str, Any]],
-        clock: Callable[[], float],
-        wall: Callable[[], float] = time.time,
+        clock: Clock,
+        wall: Clock = time.time,
     ) -> None:
         self.open: tuple[Watch, ...] = ()
         self._describe, self._status = describe, status

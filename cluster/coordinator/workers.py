@@ -1,4 +1,4 @@
-"""Descriptions: checks of workers that join a coordinator, and the coordinator's own.
+"""What is known of workers: checks of those that join, the links to them, the adapters they serve.
 
 Whoever connects to a worker has compared its role and protocol (`cluster.rpc.channel`).
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from cluster import metrics
 from cluster.config.schema import Config
 from cluster.coordinator.session import Limits
 from cluster.errors import ProtocolError, WorkerError
-from cluster.messages import WorkerDescription
+from cluster.messages import AdapterList, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import MadeFor, checkpoint_of
 from cluster.rpc.duplex import Outbox, run_until_first_ends
@@ -23,6 +23,8 @@ from cluster.rpc.duplex import Outbox, run_until_first_ends
 log = logging.getLogger(__name__)
 
 _ALIKE = "serve the same model in the same way"
+# What stands in reports of what was refused beside the names of drafters, which have no dot.
+TARGET_CONFIG, COORDINATOR_CONFIG = "target.user_config", "coordinator.user_config"
 
 
 def check_target(description: WorkerDescription, others: Iterable[WorkerDescription]) -> None:
@@ -167,3 +169,35 @@ def added_up(faults: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dic
         for name, own in each.items():
             found[name].update(own)
     return {name: dict(own) for name, own in found.items()}
+
+
+def config_of(drafter: str) -> str:
+    """Return what stands there for a drafter of the pool."""
+    return f"drafter-{drafter}.user_config"
+
+
+class AdapterNews:
+    """The adapters that all targets serve, as they last said.
+
+    current: None = no target has said anything yet.  While there is no target it stays as it was.
+    listeners: hear of every change.
+    """
+
+    def __init__(self) -> None:
+        self.current: AdapterList | None = None
+        self.listeners: list[Callable[[AdapterList], None]] = []
+
+    def update(self, lists: Sequence[AdapterList]) -> None:
+        """These are what the targets have said that are here."""
+        if not lists:
+            return
+        # A request may be placed at any target, so what only some of them have is not served.
+        served = tuple(
+            each for each in lists[0].served if all(each in other.served for other in lists)
+        )
+        refused = next((each.refused for each in lists if each.refused), "")
+        found = AdapterList(served, refused)
+        if found != self.current:
+            self.current = found
+            for listener in list(self.listeners):
+                listener(found)

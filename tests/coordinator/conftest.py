@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.coordinator import house
+
 
 @pytest.fixture(params=["fixed", "adaptive"])
-def budget(request: pytest.FixtureRequest) -> str:
+def budget(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The adaptive one, the default, learns from trees that the fixed one never reads."""
-    name: str = request.param
-    return name
+    monkeypatch.setattr(house, "BUDGET", request.param)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from cluster.coordinator.activity import ActivityLog
-from cluster.coordinator.events import Answered
+from cluster.coordinator.present import Answered
 from cluster.coordinator.session import Session
 from cluster.core import token_array
 from cluster.messages import Load, TextVerdict
 from cluster.requests.plain_why import PlainWhy
-from tests.support.coordinator.house import house, request
-from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
+from tests.support.coordinator.house import at_work, request
+from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +64,7 @@ def test_nothing_is_said_of_idle_times(caplog: pytest.LogCaptureFixture) -> None
 
 
 async def test_a_coordinator_tells_what_it_has_served(caplog: pytest.LogCaptureFixture) -> None:
-    async with house(["a"]) as stage:
-        stage.add_target(ToyTarget())
-        stage.add_drafter(ToyDrafter("a", oracle_chain()))
+    async with at_work(ToyDrafter("a", oracle_chain()), drafters=["a"]) as stage:
         await stage.ask(range(20))
         await stage.settle()
         await stage.pass_time(10.0)

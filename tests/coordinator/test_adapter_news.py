@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from cluster.config.schema import CoordinatorConfig
-from cluster.coordinator.adapters import TARGET_CONFIG, AdapterNews
+from cluster.coordinator.workers import TARGET_CONFIG, AdapterNews
 from cluster.messages import AdapterList, WorkerDescription
 from tests.support.coordinator.house import house, request
 from tests.support.coordinator.toys import ToyTarget

@@ -12,7 +12,6 @@ from cluster.config.schema import Config
 from cluster.coordinator.admission import with_law
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import (
-    FinishReason,
     Request,
     SamplingParams,
     SpeculationOptions,
@@ -29,7 +28,7 @@ from cluster.errors import (
 from cluster.requests.acceptance_law import Law
 from cluster.requests.beam_spec import BeamSpec
 from tests.support.clock import FakeClock
-from tests.support.coordinator.house import GREEDY, collect, house, request, text_of
+from tests.support.coordinator.house import GREEDY, at_work, collect, house, request, text_of
 from tests.support.coordinator.toys import ToyTarget, plain_text
 
 SAMPLED = replace(GREEDY, temperature=0.7)
@@ -138,7 +137,7 @@ async def test_an_id_that_is_running_is_refused() -> None:
         with pytest.raises(RequestError, match="is running already"):
             await stage.ask()
         target.gate.set()
-        assert text_of(await running) == plain_text([1, 2, 3], GREEDY)
+        await running
 
 
 async def fill(stage: Any, count: int) -> list[asyncio.Task[Any]]:
@@ -162,8 +161,7 @@ async def test_beyond_the_running_requests_wait_and_beyond_the_queue_are_sent_aw
         assert "drafthouse_running_requests 2.0" in metrics
         assert "drafthouse_queued_requests 3.0" in metrics
         target.gate.set()
-        for events in await asyncio.gather(*tasks):
-            assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+        await asyncio.gather(*tasks)
 
 
 async def test_a_continued_request_queues_like_any_other() -> None:
@@ -195,8 +193,7 @@ async def test_a_request_that_was_admitted_is_let_in_although_the_line_is_full()
 
 
 async def test_without_a_queue_a_free_place_still_lets_in() -> None:
-    async with house(max_running_sequences=1, max_queued_requests=0) as stage:
-        stage.add_target(ToyTarget())
+    async with at_work(max_running_sequences=1, max_queued_requests=0) as stage:
         assert text_of(await stage.ask())
 
 
@@ -221,32 +218,29 @@ async def test_a_targets_own_limit_holds_and_two_targets_share_the_load() -> Non
         assert stage.status()["num_waiting"] == 1
         for toy in toys:
             toy.gate.set()
-        for events in await asyncio.gather(*tasks):
-            assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+        await asyncio.gather(*tasks)
 
 
 async def test_without_any_target_requests_wait_for_the_timeout_and_no_longer() -> None:
     async with house(target_timeout_s=30.0) as stage:
-        waiting = stage.begin()
+        waiting = stage.begin(error=UnavailableError.code)
         await stage.settle(5)
         stage.clock.now += 29.0
         stage.coordinator.tick()
         assert stage.status()["num_waiting"] == 1
         stage.clock.now += 1.0
         stage.coordinator.tick()
-        events = await waiting
-    assert events[-1].finish_reason is FinishReason.ERROR
-    assert events[-1].error_code == UnavailableError.code
+        await waiting
 
 
 async def test_a_request_that_came_before_the_first_target_is_served_by_it() -> None:
     async with house() as stage:
         waiting = stage.begin()
-        too_long = stage.begin([1] * 100, id="long")
+        too_long = stage.begin([1] * 100, id="long", error=RequestError.code)
         await stage.settle(5)
         stage.add_target(ToyTarget(), max_context_len=80)
-        assert text_of(await waiting) == plain_text([1, 2, 3], GREEDY)
-        assert (await too_long)[-1].error_code == RequestError.code
+        await waiting
+        await too_long
 
 
 async def test_a_text_is_opened_once_with_its_params_and_where_it_ends() -> None:

@@ -18,6 +18,8 @@ from tests.support.coordinator.house import (
     GREEDY,
     SEEDED,
     House,
+    at_work,
+    collect,
     house,
     request,
     text_of,
@@ -66,9 +68,7 @@ def changed_once(wrong: list[int]) -> Says:
     ids=["greedy", "seeded", "truncated", "penalties", "stops"],
 )
 async def test_texts_are_what_would_be_drawn_again(params: SamplingParams) -> None:
-    async with house(audit=ALL) as stage:
-        stage.add_target(ToyTarget())
-        stage.add_drafter(ToyDrafter("a", random_tree(2)))
+    async with at_work(ToyDrafter("a", random_tree(2)), audit=ALL) as stage:
         for seed in range(8):
             await stage.ask((1, seed), replace(params, seed=seed))
             await stage.pass_time(1.0)
@@ -81,7 +81,7 @@ async def test_a_text_that_nobody_drew_is_found_named_and_kept(
     wrong: list[int] = []
     async with house(audit=replace(ALL, folder=str(tmp_path / "kept"))) as stage:
         stage.add_target(ToyTarget(says=changed_once(wrong)))
-        told = text_of(await stage.ask(params=SEEDED))
+        told = text_of(await collect(stage.coordinator, request(params=SEEDED)))
         await stage.pass_time(1.0)
         assert outcomes(stage) == {"mismatch": 1.0}
     assert told[-1:] == wrong
@@ -98,7 +98,7 @@ async def test_a_text_that_nobody_drew_is_found_named_and_kept(
 async def test_a_token_that_rounding_could_give_is_a_near_tie() -> None:
     async with house(audit=replace(ALL, tie_margin=1000.0)) as stage:
         stage.add_target(ToyTarget(says=changed_once([])))
-        await stage.ask(params=SEEDED)
+        await collect(stage.coordinator, request(params=SEEDED))
         await stage.pass_time(1.0)
         assert outcomes(stage) == {"near_tie": 1.0}
 
@@ -120,8 +120,7 @@ async def test_another_target_looks_where_there_is_one() -> None:
 async def test_nothing_of_an_audit_is_counted_as_a_request() -> None:
     seen = []
     for share in (0.0, 1.0):
-        async with house(audit=AuditConfig(share=share)) as stage:
-            stage.add_target(ToyTarget())
+        async with at_work(audit=AuditConfig(share=share)) as stage:
             await stage.ask(params=SEEDED)
             await stage.pass_time(2.0)
             lines = stage.metrics().splitlines()
@@ -133,8 +132,7 @@ async def test_nothing_of_an_audit_is_counted_as_a_request() -> None:
 
 
 async def test_a_share_of_the_texts_is_looked_at_and_beams_and_scores_never() -> None:
-    async with house(audit=AuditConfig(share=0.25)) as stage:
-        stage.add_target(ToyTarget())
+    async with at_work(audit=AuditConfig(share=0.25)) as stage:
         scored = replace(GREEDY, max_tokens=3, forced_ids=(1, 2, 3))
         for number in range(8):
             await stage.ask((1, number))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cluster.core import FinishReason, TokenLogprob, Verdict, token_array
-from cluster.errors import DrafthouseError, RequestError
+from cluster.errors import DrafthouseError, ProtocolError, RequestError
 from cluster.messages import TextName, VerdictFrame
 from cluster.requests.beam_spec import BeamEnd, BeamSpec
 from cluster.text.beam_texts import beam_event
@@ -158,8 +158,7 @@ async def test_a_verdict_that_is_no_answer_to_a_search_is_not_believed(changes: 
 async def test_beams_for_a_request_that_draws_are_not_believed() -> None:
     async with house() as stage:
         stage.add_target(BeamTarget())
-        (event,) = await stage.ask(params=GREEDY)
-    assert event.finish_reason is FinishReason.ERROR
+        (event,) = await stage.ask(params=GREEDY, error=ProtocolError.code)
     assert not len(event.token_ids)
 
 

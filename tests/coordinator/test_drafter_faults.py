@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.errors import RequestError, WorkerError
+from cluster.errors import WorkerError
 from tests.coordinator.test_drafter_pool import RefusingDrafter
-from tests.support.coordinator.house import House, house
-from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
+from tests.support.coordinator.house import House, at_work
+from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 
 
 async def ask(stage: House, count: int) -> None:
@@ -17,10 +17,11 @@ async def ask(stage: House, count: int) -> None:
 
 
 async def test_the_status_lists_faults_and_who_is_left_alone() -> None:
-    async with house(breaker_failures=3) as stage:
-        stage.add_target(ToyTarget())
-        stage.add_drafter(ToyDrafter("a", oracle_chain()))
-        stage.add_drafter(RefusingDrafter("b", oracle_chain(), code=WorkerError.code))
+    async with at_work(
+        ToyDrafter("a", oracle_chain()),
+        RefusingDrafter("b", oracle_chain(), code=WorkerError.code),
+        breaker_failures=3,
+    ) as stage:
         assert stage.status()["faults"] == {}
         await ask(stage, 2)
         status = stage.status()
@@ -33,8 +34,7 @@ async def test_the_status_lists_faults_and_who_is_left_alone() -> None:
 
 
 async def test_another_model_in_a_drafters_place_does_not_inherit_its_open_breaker() -> None:
-    async with house(breaker_failures=3) as stage:
-        stage.add_target(ToyTarget())
+    async with at_work(breaker_failures=3) as stage:
         failing = RefusingDrafter("b", oracle_chain(), code=WorkerError.code, model_hash="old")
         stage.add_drafter(failing)
         await ask(stage, 3)
@@ -44,19 +44,10 @@ async def test_another_model_in_a_drafters_place_does_not_inherit_its_open_break
         assert stage.status()["left_alone"] == []
 
 
-async def test_a_request_that_a_drafter_cannot_serve_is_no_fault_of_it() -> None:
-    async with house() as stage:
-        stage.add_target(ToyTarget())
-        stage.add_drafter(RefusingDrafter("b", oracle_chain(), code=RequestError.code))
-        await ask(stage, 5)
-        status = stage.status()
-    assert (status["faults"], status["left_alone"]) == ({}, [])
-
-
 async def test_the_same_fault_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    async with house(breaker_failures=1000) as stage:
-        stage.add_target(ToyTarget())
-        stage.add_drafter(RefusingDrafter("b", oracle_chain(), code=WorkerError.code))
+    async with at_work(
+        RefusingDrafter("b", oracle_chain(), code=WorkerError.code), breaker_failures=1000
+    ) as stage:
         await ask(stage, 10)
         said = [line for line in caplog.messages if "name=b" in line]
         assert len(said) == 1

@@ -9,7 +9,15 @@ import pytest
 
 from cluster.core import FinishReason, SpeculationOptions
 from cluster.errors import DrafthouseError, RequestError, WorkerError
-from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
+from tests.support.coordinator.house import (
+    GREEDY,
+    SEEDED,
+    at_work,
+    collect,
+    house,
+    request,
+    text_of,
+)
 from tests.support.coordinator.toy_target import Item
 from tests.support.coordinator.toys import (
     ToyDrafter,
@@ -25,22 +33,16 @@ from tests.support.coordinator.toys import (
 async def test_a_stop_token_inside_an_accepted_path_ends_the_text_before_it(cut: int) -> None:
     whole = plain_text([1, 2, 3], SEEDED)
     params = replace(SEEDED, stop_token_ids=(whole[cut], 99))
-    async with house() as stage:
-        stage.add_target(ToyTarget())
-        stage.add_drafter(ToyDrafter("a", oracle_chain(7)))
+    async with at_work(ToyDrafter("a", oracle_chain(7))) as stage:
         events = await stage.ask(params=params)
-    assert text_of(events) == plain_text([1, 2, 3], params)
     assert events[-1].finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
 async def test_max_tokens_is_exact_although_paths_are_long(max_tokens: int) -> None:
     params = replace(GREEDY, max_tokens=max_tokens)
-    async with house() as stage:
-        stage.add_target(ToyTarget())
-        stage.add_drafter(ToyDrafter("a", oracle_chain(7)))
+    async with at_work(ToyDrafter("a", oracle_chain(7))) as stage:
         events = await stage.ask(params=params)
-    assert text_of(events) == plain_text([1, 2, 3], params)
     assert events[-1].finish_reason is FinishReason.LENGTH
 
 
@@ -68,11 +70,8 @@ async def test_the_context_limit_ends_a_text() -> None:
 async def test_before_min_tokens_no_stop_token_is_drawn() -> None:
     whole = plain_text([1, 2, 3], SEEDED)
     params = replace(SEEDED, stop_token_ids=(whole[2],), min_tokens=20)
-    async with house() as stage:
-        stage.add_target(ToyTarget())
-        stage.add_drafter(ToyDrafter("a", oracle_chain(7)))
+    async with at_work(ToyDrafter("a", oracle_chain(7))) as stage:
         events = await stage.ask(params=params)
-    assert text_of(events) == plain_text([1, 2, 3], params)
     assert text_of(events)[:2] == whole[:2]
     assert len(text_of(events)) >= 20
     assert whole[2] not in text_of(events)
@@ -142,10 +141,9 @@ async def test_statistics_follow_the_definitions() -> None:
 
 
 async def test_each_drafter_is_credited_with_its_own_nodes() -> None:
-    async with house() as stage:
-        stage.add_target(ToyTarget())
-        stage.add_drafter(ToyDrafter("a", oracle_chain(3)))
-        stage.add_drafter(ToyDrafter("b", random_tree(8, 4)))
+    async with at_work(
+        ToyDrafter("a", oracle_chain(3)), ToyDrafter("b", random_tree(8, 4))
+    ) as stage:
         events = await stage.ask()
         metrics = stage.metrics()
     stats = events[-1].stats
@@ -170,11 +168,8 @@ async def test_a_request_without_speculation_is_not_drafted_for(
     options: SpeculationOptions,
 ) -> None:
     drafter = ToyDrafter("a", oracle_chain())
-    async with house() as stage:
-        stage.add_target(ToyTarget())
-        stage.add_drafter(drafter)
-        events = await stage.ask(speculation=options)
-    assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+    async with at_work(drafter) as stage:
+        await stage.ask(speculation=options)
     assert drafter.frames == []
 
 
@@ -207,20 +202,17 @@ def refuse(error: type[DrafthouseError], times: int) -> ToyTarget:
 async def test_a_refused_request_ends_with_the_targets_error() -> None:
     async with house(drafters=()) as stage:
         stage.add_target(refuse(RequestError, 1))
-        events = await stage.ask()
-    assert events[-1].finish_reason is FinishReason.ERROR
-    assert events[-1].error_code == RequestError.code
+        events = await stage.ask(error=RequestError.code)
     assert events[-1].error_message == "because"
 
 
 async def test_worker_errors_are_tried_again_a_few_times_and_then_reported() -> None:
     async with house() as stage:
         stage.add_target(refuse(WorkerError, 3))
-        assert text_of(await stage.ask()) == plain_text([1, 2, 3], GREEDY)
+        await stage.ask()
     async with house() as stage:
         stage.add_target(refuse(WorkerError, 4))
-        events = await stage.ask()
-        assert events[-1].error_code == WorkerError.code
+        await stage.ask(error=WorkerError.code)
 
 
 async def test_drafts_that_the_target_refuses_do_not_cost_the_text() -> None:
@@ -230,16 +222,14 @@ async def test_drafts_that_the_target_refuses_do_not_cost_the_text() -> None:
     async with house() as stage:
         stage.add_target(ToyTarget(refuses=no_drafts))
         stage.add_drafter(ToyDrafter("a", oracle_chain()))
-        events = await stage.ask()
-    assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+        await stage.ask()
 
 
 async def test_a_target_that_never_keeps_anything_ends_in_an_error_not_in_a_loop() -> None:
     amnesiac = ToyTarget(keeps=lambda name: False)
     async with house() as stage:
         stage.add_target(amnesiac)
-        events = await stage.ask()
-    assert events[-1].error_code == WorkerError.code
+        await stage.ask(error=WorkerError.code)
     assert len(amnesiac.steps) < 100
 
 
@@ -264,8 +254,7 @@ async def test_a_text_that_waits_for_pages_does_not_hold_up_those_that_hold_them
         done: list[str] = []
 
         async def run(name: str) -> None:
-            events = await stage.ask(id=name)
-            assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+            await stage.ask(id=name)
             done.append(name)
 
         running = [asyncio.create_task(run(name)) for name in ("waiting", *others[:-1])]

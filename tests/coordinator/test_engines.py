@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cluster.client.generated import common_pb2
-from cluster.coordinator.engines import record_workers
+from cluster.coordinator.moment import record_workers
 from cluster.messages import AdapterList, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.models.engine_state import EngineState

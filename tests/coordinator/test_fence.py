@@ -11,7 +11,6 @@ import pytest
 
 from cluster.coordinator.activity import ActivityLog
 from cluster.coordinator.audit import Auditor
-from cluster.coordinator.demand import Demand
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.series import Series
@@ -27,8 +26,8 @@ from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.statistics import TextStatistics
 from cluster.spec.survival import Calibrator
-from tests.support.coordinator.house import GREEDY, SEEDED, house, text_of
-from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
+from tests.support.coordinator.house import GREEDY, SEEDED, at_work, house
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd
 from tests.support.worker.residents import GreedyOracle, resident
 
 # At the target, and at the coordinator.
@@ -52,7 +51,7 @@ PARTS = [
     (Series, "_enter_ends"),
     (ActivityLog, "hear"),
     (Auditor, "hear"),
-    (Demand, "hear"),
+    (Series, "_enter_asked"),
     (Switchback, "hear"),
     (Watches, "hear"),
 ]
@@ -73,7 +72,7 @@ async def test_a_part_that_only_learns_may_fail_in_every_round(
         inside = resident(GreedyOracle(name="inside"), "inside")
         target = stage.add_target(ToyTarget(residents=[inside]))
         drafter = stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
-        texts = await asyncio.gather(
+        await asyncio.gather(
             *(stage.ask(params=each, id=f"r{index}") for index, each in enumerate(params))
         )
         await stage.pass_time(2.0)
@@ -85,8 +84,6 @@ async def test_a_part_that_only_learns_may_fail_in_every_round(
         target.sever()
         drafter.sever()
         await stage.settle()
-    for events, each in zip(texts, params, strict=True):
-        assert text_of(events) == plain_text([1, 2, 3], each)
 
 
 async def test_what_failed_is_counted_and_the_drafts_go_on(
@@ -96,9 +93,7 @@ async def test_what_failed_is_counted_and_the_drafts_go_on(
         raise ZeroDivisionError
 
     monkeypatch.setattr(AcceptanceModel, "learn", fail)
-    async with house(budget="fixed") as stage:
-        stage.add_target(ToyTarget())
-        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
+    async with at_work(ToyDrafter("a", oracle_in_a_crowd(1)), budget="fixed") as stage:
         events = await stage.ask()
         assert events[-1].stats.num_accepted_draft_tokens > 0
         metrics = stage.metrics()
@@ -132,8 +127,7 @@ async def test_a_report_of_times_that_are_none_is_left_aside(time_s: float) -> N
     async with house(budget="adaptive") as stage:
         stage.add_target(ToyTarget(says=confused))
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
-        events = await stage.ask()
+        await stage.ask()
         assert stage.status()["recent_steps"] == []
         metrics = stage.metrics()
-    assert text_of(events) == plain_text([1, 2, 3], GREEDY)
     assert "drafthouse_bookkeeping_faults_total{" not in metrics

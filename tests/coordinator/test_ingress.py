@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from cluster.coordinator.adapters import AdapterNews
 from cluster.coordinator.ingress import _MAX_UNREAD, IngressLink
 from cluster.coordinator.session import Deliver
+from cluster.coordinator.workers import AdapterNews
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, RequestError
 from cluster.messages import Load, SubmitFrame
 from cluster.rpc.memory import MemoryLink, memory_pair
-from tests.support.coordinator.house import GREEDY, House, house, request, text_of
+from tests.support.coordinator.house import GREEDY, House, at_work, house, request, text_of
 from tests.support.coordinator.toys import ToyTarget, plain_text
 
 LONG = replace(GREEDY, max_tokens=4000)
@@ -40,8 +40,7 @@ async def read(link: MemoryLink[Any, Any], *names: str) -> dict[str, list[TokenE
 
 
 async def test_requests_of_one_link_are_multiplexed() -> None:
-    async with house(drafters=()) as stage:
-        stage.add_target(ToyTarget())
+    async with at_work(drafters=()) as stage:
         link = connect(stage)
         await link.send(SubmitFrame((request([1, 2], id="x"), request([3, 4], id="y"))))
         events = await read(link, "x", "y")
@@ -50,8 +49,7 @@ async def test_requests_of_one_link_are_multiplexed() -> None:
 
 
 async def test_two_links_may_use_the_same_id() -> None:
-    async with house(drafters=()) as stage:
-        stage.add_target(ToyTarget())
+    async with at_work(drafters=()) as stage:
         links = [connect(stage), connect(stage)]
         for index, link in enumerate(links):
             await link.send(SubmitFrame((request([index, 9], id="x"),)))
@@ -72,8 +70,7 @@ async def test_each_ingress_hears_how_busy_the_coordinator_is_with_all_of_them()
 
 
 async def test_a_refused_request_is_answered_with_an_error_event() -> None:
-    async with house() as stage:
-        stage.add_target(ToyTarget())
+    async with at_work() as stage:
         link = connect(stage)
         await link.send(SubmitFrame((request([], id="x"),)))
         (event,) = (await read(link, "x"))["x"]
@@ -112,8 +109,7 @@ async def test_a_link_that_breaks_frees_its_requests_and_no_others() -> None:
 
 
 async def test_an_id_sent_twice_does_not_end_the_first_request() -> None:
-    async with house(drafters=()) as stage:
-        stage.add_target(ToyTarget())
+    async with at_work(drafters=()) as stage:
         link = connect(stage)
         await link.send(SubmitFrame((request(id="x"), request([7], id="x"))))
         assert text_of((await read(link, "x"))["x"]) == plain_text([1, 2, 3], GREEDY)

@@ -11,8 +11,8 @@ import pytest
 from cluster.core import SamplingParams
 from cluster.errors import WorkerError
 from cluster.messages import Open, StepFrame, VerdictFrame
-from tests.support.coordinator.house import GREEDY, SEEDED, House, house, text_of
-from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
+from tests.support.coordinator.house import GREEDY, SEEDED, House, house
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd
 
 LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 PROMPT = [1, 2, 3]
@@ -65,7 +65,7 @@ async def test_a_lost_verdict_costs_a_moment_and_not_the_request(
         # A gap is seen by the verdict that follows; for the last one it takes a heartbeat.
         assert running.done() is (is_lost is not has_ended)
         await stage.pass_time(2.0)
-        assert text_of(await running) == plain_text(PROMPT, params)
+        await running
         first, again = opens_of(toy)
         assert again.generation > first.generation
         assert again.token_ids[: len(PROMPT)].tolist() == PROMPT
@@ -84,7 +84,7 @@ async def test_a_text_that_never_came_is_sent_again_after_a_heartbeat() -> None:
         await stage.pass_time(3.0)
         await stage.settle(1500)
         assert len(opens_of(toy)) == 1
-        assert text_of(await running) == plain_text(PROMPT, GREEDY)
+        await running
         assert target_ids(stage) == ["target-0"]
 
 
@@ -101,7 +101,7 @@ async def test_a_text_on_its_way_is_not_missed_by_an_older_heartbeat() -> None:
         assert [text.id for text in toy.texts.values()] == []
         await stage.pass_time(5.0)
         toy.gate.set()
-        assert text_of(await running) == plain_text(PROMPT, GREEDY)
+        await running
         assert len(opens_of(toy)) == 2
 
 
@@ -120,7 +120,7 @@ async def test_a_text_whose_cancel_was_lost_is_freed_by_a_heartbeat() -> None:
         assert {text.opened.request_id for text in toy.texts.values()} == {"r", "other"}
         await stage.pass_time(2.0)
         assert "r" not in {text.opened.request_id for text in toy.texts.values()}
-        assert text_of(await other) == plain_text(PROMPT, GREEDY)
+        await other
         await stage.settle(60)
         assert toy.contexts == {}
 
@@ -133,11 +133,10 @@ async def test_a_text_that_every_target_loses_ends_in_an_error() -> None:
         toys = [ToyTarget(hears=deaf), ToyTarget(hears=deaf)]
         for index, toy in enumerate(toys):
             stage.add_target(toy, f"target-{index}")
-        running = stage.begin()
+        running = stage.begin(error=WorkerError.code)
         await stage.pass_time(100.0)
-        events = await running
+        await running
         assert target_ids(stage) == ["target-0", "target-1"]
-    assert events[-1].error_code == WorkerError.code
 
 
 async def test_a_text_that_one_target_loses_again_and_again_goes_to_another() -> None:
@@ -150,7 +149,7 @@ async def test_a_text_that_one_target_loses_again_and_again_goes_to_another() ->
         await stage.settle()
         stage.add_target(ToyTarget(), "other")
         await stage.pass_time(30.0)
-        assert text_of(await running) == plain_text(PROMPT, GREEDY)
+        await running
         assert target_ids(stage) == ["deaf", "other"]
 
 
@@ -164,7 +163,7 @@ async def test_a_target_that_works_for_long_is_neither_asked_again_nor_left() ->
         await stage.pass_time(110.0)
         assert len(opens_of(toy)) == 1
         toy.gate.set()
-        assert text_of(await running) == plain_text(PROMPT, GREEDY)
+        await running
         assert target_ids(stage) == ["target-0"]
 
 
@@ -180,7 +179,7 @@ async def test_a_target_that_says_it_works_and_ends_no_step_is_left_in_the_end()
         assert target_ids(stage) == ["hung", "other"]
         await stage.pass_time(1.0)
         await stage.settle(1000)
-        assert text_of(await running) == plain_text(PROMPT, GREEDY)
+        await running
         assert target_ids(stage) == ["other"]
 
 
@@ -193,7 +192,7 @@ async def test_a_target_whose_steps_are_known_to_be_long_is_waited_for_longer() 
         await slow.wait_for_frames(1)
         await stage.pass_time(30.0)
         slow.gate.set()
-        assert text_of(await first) == plain_text(PROMPT, GREEDY)
+        await first
         slow.gate.clear()
         num_frames = len(slow.frames)
         second = stage.begin()
@@ -203,7 +202,7 @@ async def test_a_target_whose_steps_are_known_to_be_long_is_waited_for_longer() 
         assert target_ids(stage) == ["slow", "other"]
         await stage.pass_time(200.0)
         assert target_ids(stage) == ["other"]
-        assert text_of(await second) == plain_text(PROMPT, GREEDY)
+        await second
 
 
 async def test_a_silent_target_is_left_after_the_configured_time_and_its_requests_move() -> None:
@@ -217,7 +216,7 @@ async def test_a_silent_target_is_left_after_the_configured_time_and_its_request
         await stage.pass_time(5.5)
         assert opens_of(other) == []
         await stage.pass_time(0.5)
-        assert text_of(await running) == plain_text(PROMPT, GREEDY)
+        await running
         assert target_ids(stage) == ["other"]
 
 
@@ -229,7 +228,7 @@ async def test_an_idle_target_is_not_taken_for_a_silent_one() -> None:
         await stage.settle(3)
         stage.coordinator.tick()
         assert target_ids(stage) == ["target-0"]
-        assert text_of(await running) == plain_text(PROMPT, GREEDY)
+        await running
 
 
 async def test_time_in_which_the_coordinator_was_stopped_itself_is_nobodys_silence() -> None:
@@ -244,4 +243,4 @@ async def test_time_in_which_the_coordinator_was_stopped_itself_is_nobodys_silen
         stage.coordinator.tick()
         assert target_ids(stage) == ["target-0"]
         toy.gate.set()
-        assert text_of(await running) == plain_text(PROMPT, GREEDY)
+        await running

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cluster.coordinator.session import Session
-from cluster.coordinator.verdicts import problem_of
-from cluster.core import FinishReason, TokenLogprob, token_array
+from cluster.coordinator.target_links import problem_of
+from cluster.core import TokenLogprob, token_array
 from cluster.errors import ProtocolError
 from cluster.messages import (
     Heartbeat,
@@ -23,13 +23,12 @@ from cluster.messages import (
     VerdictFrame,
 )
 from cluster.requests.plain_why import PlainWhy
-from tests.support.coordinator.house import GREEDY, SEEDED, house, request, text_of
+from tests.support.coordinator.house import GREEDY, SEEDED, house, request
 from tests.support.coordinator.toys import (
     VOCAB_SIZE,
     ToyDrafter,
     ToyTarget,
     oracle_in_a_crowd,
-    plain_text,
 )
 
 Lie = Callable[[TextVerdict], TextVerdict]
@@ -102,8 +101,7 @@ async def test_what_cannot_be_costs_a_retry_and_not_the_text(
         running = stage.begin(params=params, id="r")
         while not running.done():
             await stage.pass_time(1.0)
-        events = await running
-        assert text_of(events) == plain_text([1, 2, 3], params)
+        await running
         assert [each["id"] for each in stage.status()["targets"]] == ["target-0"]
         metrics = stage.metrics()
         assert "drafthouse_bookkeeping_faults_total{" not in metrics
@@ -138,7 +136,6 @@ async def test_log_probabilities_must_be_as_many_as_the_tokens() -> None:
     async with house([]) as stage:
         stage.add_target(ToyTarget(says=lie))
         events = await stage.ask(params=params)
-    assert text_of(events) == plain_text([1, 2, 3], params)
     assert sum(len(event.logprobs) for event in events) == params.max_tokens
 
 
@@ -153,12 +150,10 @@ async def test_a_target_that_never_says_what_can_be_loses_the_request_to_another
         running = stage.begin()
         await lying.wait_for_steps(1)
         stage.add_target(ToyTarget(), "other")
-        assert text_of(await running) == plain_text([1, 2, 3], GREEDY)
+        await running
     async with house([]) as stage:
         stage.add_target(lying, "lying")
-        events = await stage.ask()
-    assert events[-1].finish_reason is FinishReason.ERROR
-    assert events[-1].error_code == ProtocolError.code
+        await stage.ask(error=ProtocolError.code)
 
 
 FRAMES = {
@@ -199,7 +194,6 @@ async def test_what_a_target_says_of_itself_changes_no_text(lie: VerdictFrame) -
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
         for name in ("r", "s"):
             params = replace(SEEDED, max_tokens=100)
-            events = await stage.ask(params=params, id=name)
-            assert text_of(events) == plain_text([1, 2, 3], params)
+            await stage.ask(params=params, id=name)
         assert [each["id"] for each in stage.status()["targets"]] == ["target-0"]
         assert "drafthouse_failovers_total 0.0" in stage.metrics()

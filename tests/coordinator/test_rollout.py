@@ -7,8 +7,8 @@ import pytest
 from cluster.config.rollout import RolloutConfig
 from cluster.core import SamplingParams
 from cluster.plan.candidate import Phase
-from tests.support.coordinator.house import GREEDY, SEEDED, House, house, text_of
-from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain, plain_text
+from tests.support.coordinator.house import GREEDY, SEEDED, House, house
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
 LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 
@@ -36,7 +36,6 @@ async def test_roles_decide_who_is_told_and_verified_and_never_the_text(
         events = await stage.ask(params=params)
         await stage.settle()
         (known,) = stage.status()["rollouts"]
-    assert text_of(events) == plain_text([1, 2, 3], params)
     verified = {name for name, count in events[-1].stats.verified_by_drafter.items() if count}
     serves_new = phase is Phase.ACTIVE or (phase is Phase.CANARY and in_sample)
     assert verified == ({"b"} if serves_new else {"a"})
@@ -52,7 +51,6 @@ async def test_the_former_serves_when_the_one_that_had_replaced_it_has_left() ->
         stage.coordinator.remove_drafter("b", "r0")
         await stage.settle()
         events = await stage.ask()
-    assert text_of(events) == plain_text([1, 2, 3], GREEDY)
     assert set(events[-1].stats.verified_by_drafter) == {"a"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.coordinator.test_vllm_names import page
-from tests.support.coordinator.house import GREEDY, house, text_of
+from tests.support.coordinator.house import GREEDY, at_work, house, text_of
 from tests.support.coordinator.toys import ToyTarget
 
 
@@ -26,8 +26,7 @@ async def test_a_step_that_reads_a_short_prompt_counts_it_and_is_none_of_decodin
 
 async def test_a_prompt_that_is_scored_is_read_and_not_drawn() -> None:
     scored = replace(GREEDY, max_tokens=4, forced_ids=(7, 8, 9, 10), logprobs=0)
-    async with house([]) as stage:
-        stage.add_target(ToyTarget())
+    async with at_work(drafters=[]) as stage:
         await stage.ask((6,), scored)
         await stage.settle()
         found = page(stage)

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.core import TokenEvent
 from cluster.messages import AdapterList, Load
-from tests.support.coordinator.house import House, house, request, text_of
+from tests.support.coordinator.house import House, at_work, house, request, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
 
@@ -50,8 +50,7 @@ async def test_a_finished_request_is_told_with_its_phases() -> None:
 
 
 async def test_the_moment_has_its_pages_and_its_adapters() -> None:
-    async with house([]) as stage:
-        stage.add_target(ToyTarget())
+    async with at_work(drafters=[]) as stage:
         await stage.ask()
         (seat,) = stage.coordinator._present.seats.values()
         seat.note_load(Load(pages_in_use=3, pages_total=12))

@@ -10,8 +10,8 @@ from typing import Any
 from cluster.coordinator.coordinator import Coordinator
 from cluster.coordinator.watch import EVENTS, Drafts, Step, Watch, encoded
 from cluster.messages import ProposalFrame, StepReport
-from tests.support.coordinator.house import house, text_of
-from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
+from tests.support.coordinator.house import at_work, text_of
+from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 
 Told = list[tuple[str, dict[str, Any]]]
 PATIENCE_S = 60.0
@@ -39,9 +39,7 @@ def names(told: Told) -> set[str]:
 
 
 async def test_a_watcher_sees_every_step_and_what_drafters_brought() -> None:
-    async with house(["right"]) as stage:
-        stage.add_target(ToyTarget())
-        stage.add_drafter(ToyDrafter("right", oracle_chain(4)))
+    async with at_work(ToyDrafter("right", oracle_chain(4)), drafters=["right"]) as stage:
         watcher = Watcher(stage.coordinator)
         await watcher.until(lambda told: {"drafters", "state", "scores"} <= names(told))
         events = await stage.ask()
@@ -70,8 +68,7 @@ async def test_a_watcher_sees_every_step_and_what_drafters_brought() -> None:
 
 
 async def test_a_plain_step_says_why() -> None:
-    async with house(["right"]) as stage:
-        stage.add_target(ToyTarget())
+    async with at_work(drafters=["right"]) as stage:
         watcher = Watcher(stage.coordinator)
         await watcher.until(lambda told: "scores" in names(told))
         await stage.ask()
@@ -82,9 +79,7 @@ async def test_a_plain_step_says_why() -> None:
 
 
 async def test_nothing_is_noted_without_watchers_and_the_text_is_the_same() -> None:
-    async with house(["right"]) as stage:
-        stage.add_target(ToyTarget())
-        stage.add_drafter(ToyDrafter("right", oracle_chain(4)))
+    async with at_work(ToyDrafter("right", oracle_chain(4)), drafters=["right"]) as stage:
         watches = stage.coordinator._watches
         assert watches.open == ()
         before = text_of(await stage.ask())

@@ -24,11 +24,13 @@ from tests.support.coordinator.toys import (
     ToyDrafter,
     ToyTarget,
     drafter_description,
+    plain_text,
     target_description,
 )
 from tests.support.rpc.faulty import FaultPlan, FaultyLink
 
 SOUND = FaultPlan(0)
+BUDGET = "fixed"  # the adaptive one learns from real step times
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 SEEDED = SamplingParams(temperature=0.8, seed=11, max_tokens=40)
 
@@ -76,9 +78,24 @@ class House:
         self.coordinator.add_drafter(toy.name, replica_id, description, ours)
         return ours
 
-    async def ask(self, *given: Any, **fields: Any) -> list[TokenEvent]:
-        """The events of a request, all of them."""
-        return await collect(self.coordinator, request(*given, **fields))
+    async def ask(self, *given: Any, error: str = "", **fields: Any) -> list[TokenEvent]:
+        """The events of a request, all of them.  Whatever drafters and accidents there are, its
+        text is the target's own, unless it is cancelled, or ends with the error of that code."""
+        asked = request(*given, **fields)
+        params, events = asked.params, await collect(self.coordinator, asked)
+        law = asked.speculation.law or self.settings.laws[0]
+        if error or events[-1].finish_reason == "cancelled":
+            assert events[-1].error_code == error
+        elif (
+            (law == "coupled" or params.temperature == 0.0)
+            and params.beams is None
+            and not params.forced_ids
+        ):
+            plain = plain_text(asked.prompt_ids.tolist(), params)
+            limits = [toy.describe().max_context_len for toy in self.toys]
+            room = min((limit for limit in limits if limit), default=len(plain) + 2**16)
+            assert text_of(events) == plain[: room - len(asked.prompt_ids)]
+        return events
 
     def begin(self, *given: Any, **fields: Any) -> asyncio.Task[list[TokenEvent]]:
         """The same, beside what the test does."""
@@ -114,7 +131,7 @@ async def house(
     **settings: Any,
 ) -> AsyncIterator[House]:
     clock = FakeClock()
-    settings.setdefault("budget", "fixed")  # the adaptive one learns from real step times
+    settings.setdefault("budget", BUDGET)
     own = DrafterPlacement(num_cpus=1)
     config = Config(
         drafters={
@@ -134,6 +151,16 @@ async def house(
         for task in stage.tasks:
             task.cancel()
         await asyncio.gather(*stage.tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def at_work(*drafters: ToyDrafter, **settings: Any) -> AsyncIterator[House]:
+    """A house with a target and these drafters."""
+    async with house(**settings) as stage:
+        stage.add_target(ToyTarget())
+        for each in drafters:
+            stage.add_drafter(each)
+        yield stage
 
 
 def request(
