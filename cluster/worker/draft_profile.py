@@ -67,7 +67,7 @@ def profile_drafting(
                 turn = bench.turn(nodes, team)
                 turns += turn if number else []
                 if number == 0 and count == 1:
-                    residents.begin_afresh(keeps_stalls=False)
+                    _begin_afresh(residents, keeps_stalls=False)
                 if clock() > deadline:
                     break
             best = {
@@ -83,8 +83,13 @@ def profile_drafting(
         return ()
     finally:
         bench.release()
-    residents.begin_afresh(keeps_stalls=True)
+    _begin_afresh(residents, keeps_stalls=True)
     return tuple(found)
+
+
+def _begin_afresh(residents: Residents, *, keeps_stalls: bool) -> None:
+    for each in residents:
+        each.begin_afresh(keeps_stalls=keeps_stalls)
 
 
 def plain_turn_s(verifier: Verifier, vocab_size: int, clock: Clock = time.perf_counter) -> float:

@@ -294,25 +294,6 @@ class Residents:
         drafted_s = max(self._clock() - started - stalled_s, 0.0)
         return Drafted(trees, drafted_s, turns, stalled_s > 0.0)
 
-    def record(self, recorder: Recorder, worker_id: str) -> None:
-        """Record the tokens they hold, and their work since the last record."""
-        for drafter in self:
-            drafter.record(recorder, worker_id)
-
-    def states(self) -> dict[str, str]:
-        """Return the state of each drafter's breaker, or that it rests."""
-        now = self._clock()
-        return {each.name: each.breaker.state(now) for each in self}
-
-    def faults(self) -> dict[str, dict[str, int]]:
-        """Return the number of faults by the drafter's name and by reason."""
-        return {each.name: dict(each.breaker.faults) for each in self if each.breaker.faults}
-
-    def begin_afresh(self, *, keeps_stalls: bool) -> None:
-        """Forget faults and times so far, which served no request.  keeps_stalls: but stalls."""
-        for drafter in self:
-            drafter.begin_afresh(keeps_stalls=keeps_stalls)
-
     def release(self, request_ids: Sequence[str]) -> None:
         """Forget these requests; unknown ones are ignored."""
         for drafter in self:

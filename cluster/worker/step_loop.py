@@ -222,7 +222,7 @@ class StepLoop:
             log.exception("engine step failed count=%d", len(batch))
             self.texts.contain(error)
             return None
-        self.texts.went_well()
+        self.texts.raised_alone.clear()  # names since the last good step
         return stepped
 
     def _commit(self, step: Step, stepped: Stepped, report: StepReport) -> list[TargetText]:
@@ -287,19 +287,23 @@ class StepLoop:
     def report(self) -> tuple[StepReport, dict[str, Any]]:
         """Bring the target's own metrics up to date; returns its pages and a snapshot of its
         state."""
-        recorder, state, target = self.recorder, dict[str, Any](), self._controller.target
+        recorder, state, residents = self.recorder, dict[str, Any](), self._residents
+        controller, now = self._controller, self._clock()
+        target = controller.target
+        faults = {each.name: dict(each.breaker.faults) for each in residents if each.breaker.faults}
         with self._scoring:
-            self._controller.scores.roster.note_faults(self._residents.faults())
-            self._controller.scores.record(recorder)
+            controller.scores.roster.note_faults(faults)
+            controller.scores.record(recorder)
             recorder.set(metrics.DEFICIT, target.deficit_s, target=self._worker_id)
             recorder.set(metrics.SPEEDUP, target.pace.ratio(1.0), target=self._worker_id)
-            state["scores"] = self._controller.acceptance.table()
+            state["scores"] = controller.acceptance.table()
             state["loads"] = target.states()
-            state["rollouts"] = self._controller.scores.roster.table()
-        state["residents"] = self._residents.states()
-        state["written_at"] = {each.name: each.model.written_at for each in self._residents}
-        state["faults"] = self._residents.faults()
-        self._residents.record(recorder, self._worker_id)
+            state["rollouts"] = controller.scores.roster.table()
+        state["residents"] = {each.name: each.breaker.state(now) for each in residents}
+        state["written_at"] = {each.name: each.model.written_at for each in residents}
+        state["faults"] = faults
+        for each in residents:
+            each.record(recorder, self._worker_id)
         in_use, total = self.streams.pages = self._verifier.pages
         return StepReport(pages_in_use=in_use, pages_total=total), state
 

@@ -60,7 +60,7 @@ class TextKeeper(dict[str, TargetText]):
         self._roster = controller.scores.roster
         self._num_changes = self._roster.num_changes  # of the roster, as the texts follow it
         self._convicted: set[str] = set()  # names that raised alone; they begin as suspects
-        self._raised_alone: set[str] = set()  # names of texts, since the last good step
+        self.raised_alone: set[str] = set()  # names of texts, since the last good step
 
     def of(self, stream: TargetStream) -> list[TargetText]:
         """Return the texts of one coordinator."""
@@ -236,10 +236,6 @@ class TextKeeper(dict[str, TargetText]):
             else:
                 self.end(text, error)
 
-    def went_well(self) -> None:
-        """Note that a step did not raise."""
-        self._raised_alone.clear()
-
     def contain(self, error: Exception) -> None:
         """Handle a step that raised: its texts run again one by one, without drafts, and a text
         that raises alone is refused.
@@ -264,8 +260,8 @@ class TextKeeper(dict[str, TargetText]):
             text.held.clear()
         if len(failed) > 1:
             return
-        self._raised_alone |= {text.id for text in failed}
-        if len(self._raised_alone) >= _MAX_RAISED_ALONE:
+        self.raised_alone |= {text.id for text in failed}
+        if len(self.raised_alone) >= _MAX_RAISED_ALONE:
             self.break_off(f"the target's engine is broken: {kind}")
             return
         for text in failed:

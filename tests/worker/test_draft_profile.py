@@ -122,7 +122,8 @@ def test_faults_before_anyone_is_served_keep_no_drafter_from_its_first_request()
     residents = Residents([hosted], clock)
     profile_drafting(Verifier(engine, clock), residents, VOCAB_SIZE, 16, clock)
     recorder = Recorder()
-    residents.record(recorder, "w")
+    for each in residents:
+        each.record(recorder, "w")
     assert (
         recorded(recorder, metrics.DRAFT_TIME) == recorded(recorder, metrics.DRAFTER_FAULTS) == {}
     )
