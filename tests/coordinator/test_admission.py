@@ -203,7 +203,7 @@ async def test_places_are_given_in_order_of_arrival() -> None:
         stage.add_target(target)
         tasks = await fill(stage, 4)
         await asyncio.gather(*tasks)
-        opened = [opened.request_id for frame in target.frames for opened in frame.opens]
+        opened = [opened.request_id for opened in target.opens]
     assert opened == ["r0", "r1", "r2", "r3"]
 
 
@@ -249,7 +249,7 @@ async def test_a_text_is_opened_once_with_its_params_and_where_it_ends() -> None
         target = ToyTarget()
         stage.add_target(target)
         await stage.ask(params=params)
-    (opened,) = (opened for frame in target.frames for opened in frame.opens)
+    (opened,) = target.opens
     assert (opened.params, opened.token_ids.tolist(), opened.max_len) == (params, [1, 2, 3], 9)
     assert [(item.text.params, item.base_len > 0) for item in target.items] == [
         (params, False),

@@ -84,7 +84,7 @@ async def test_all_texts_come_in_one_event_and_drafters_are_not_asked() -> None:
         await stage.settle()
         assert stage.status()["num_running"] == 0
         assert list(target.texts) == []
-    (opened,) = (opened for frame in target.frames for opened in frame.opens)
+    (opened,) = target.opens
     assert opened.params.beams == SEARCH.beams
     assert (opened.drafters, opened.max_draft_tokens) == ((), 0)
     assert drafter.frames == []
@@ -111,8 +111,8 @@ async def test_a_search_whose_target_is_lost_runs_again_elsewhere() -> None:
         (event,) = await running
     assert event.token_ids.tolist() == list(TOKENS)
     assert first.steps == []
-    (lost,) = (opened for frame in first.frames for opened in frame.opens)
-    (opened,) = (opened for frame in second.frames for opened in frame.opens)
+    (lost,) = first.opens
+    (opened,) = second.opens
     assert opened.token_ids.tolist() == lost.token_ids.tolist(), "it begins anew"
     assert opened.generation > lost.generation
 

@@ -83,7 +83,7 @@ async def test_a_prompt_is_read_beside_the_target_unless_that_holds_it_up(
         drafter = ToyDrafter("a", oracle_chain(4), devices=devices)
         stage.add_drafter(drafter)
         events = await stage.ask(prompt=[1, 2, 3])
-        opened = next(commit for frame in drafter.frames for commit in frame.commits)
+        opened = drafter.commits[0]
         assert (opened.base_len, len(opened.token_ids)) == (0, first_commit)
         assert events[-1].stats.num_draft_tokens > 0
 
@@ -93,7 +93,7 @@ async def test_a_drafter_learns_whose_text_it_is_with_the_first_commit() -> None
         drafter = ToyDrafter("a", oracle_chain(4))
         stage.add_drafter(drafter)
         await stage.ask(tenant=b"theirs")
-        commits = [commit for frame in drafter.frames for commit in frame.commits]
+        commits = drafter.commits
         assert len(commits) > 1
         for commit in commits:
             assert commit.tenant == (b"theirs" if commit.params is not None else b"")
@@ -156,7 +156,7 @@ async def test_a_request_that_a_drafter_fails_on_is_not_sent_to_it_again_and_aga
         drafter = PickyDrafter("a", oracle_in_a_crowd(3), code=WorkerError.code)
         stage.add_drafter(drafter)
         await asyncio.gather(*(stage.ask(id=name, params=LONGER) for name in ("kept", "bad")))
-        sent = [c for frame in drafter.frames for c in frame.commits if c.request_id == "bad"]
+        sent = [c for c in drafter.commits if c.request_id == "bad"]
         assert len(sent) <= 3
         assert {commit.base_len for commit in sent[:1]} == {0}
         metrics = stage.metrics()

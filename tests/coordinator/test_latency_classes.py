@@ -53,5 +53,5 @@ async def test_a_target_is_told_the_class_that_a_request_names() -> None:
         stage.add_target(target)
         options = SpeculationOptions(latency_class="interactive")
         await stage.ask([1, 2], speculation=options)
-    (opened,) = [each for frame in target.frames for each in frame.opens]
+    (opened,) = target.opens
     assert opened.latency_class == "interactive"

@@ -36,7 +36,7 @@ def tell(stage: House, **user_config: Any) -> None:
 async def opened_with(stage: House, target: ToyTarget, **options: Any) -> Any:
     """Return what the target was told of a new text."""
     await stage.ask([1, 2], **options)
-    return [each for frame in target.frames for each in frame.opens][-1]
+    return target.opens[-1]
 
 
 async def test_new_texts_are_opened_by_the_new_values_and_the_old_ones_come_back() -> None:

@@ -10,16 +10,12 @@ import pytest
 
 from cluster.core import SamplingParams
 from cluster.errors import WorkerError
-from cluster.messages import Open, StepFrame, VerdictFrame
+from cluster.messages import StepFrame, VerdictFrame
 from tests.support.coordinator.house import GREEDY, SEEDED, House, house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd
 
 LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 PROMPT = [1, 2, 3]
-
-
-def opens_of(toy: ToyTarget) -> list[Open]:
-    return [opened for frame in toy.frames for opened in frame.opens]
 
 
 def target_ids(stage: House) -> list[object]:
@@ -66,7 +62,7 @@ async def test_a_lost_verdict_costs_a_moment_and_not_the_request(
         assert running.done() is (is_lost is not has_ended)
         await stage.pass_time(2.0)
         await running
-        first, again = opens_of(toy)
+        first, again = toy.opens
         assert again.generation > first.generation
         assert again.token_ids[: len(PROMPT)].tolist() == PROMPT
         assert target_ids(stage) == ["target-0"]
@@ -83,7 +79,7 @@ async def test_a_text_that_never_came_is_sent_again_after_a_heartbeat() -> None:
         assert not toy.steps
         await stage.pass_time(3.0)
         await stage.settle(1500)
-        assert len(opens_of(toy)) == 1
+        assert len(toy.opens) == 1
         await running
         assert target_ids(stage) == ["target-0"]
 
@@ -97,12 +93,12 @@ async def test_a_text_on_its_way_is_not_missed_by_an_older_heartbeat() -> None:
         toy.gate.clear()
         running = stage.begin()
         await stage.settle()
-        assert len(opens_of(toy)) == 2
+        assert len(toy.opens) == 2
         assert [text.id for text in toy.texts.values()] == []
         await stage.pass_time(5.0)
         toy.gate.set()
         await running
-        assert len(opens_of(toy)) == 2
+        assert len(toy.opens) == 2
 
 
 async def test_a_text_whose_cancel_was_lost_is_freed_by_a_heartbeat() -> None:
@@ -161,7 +157,7 @@ async def test_a_target_that_works_for_long_is_neither_asked_again_nor_left() ->
         running = stage.begin()
         await toy.wait_for_frames(1)
         await stage.pass_time(110.0)
-        assert len(opens_of(toy)) == 1
+        assert len(toy.opens) == 1
         toy.gate.set()
         await running
         assert target_ids(stage) == ["target-0"]
@@ -214,7 +210,7 @@ async def test_a_silent_target_is_left_after_the_configured_time_and_its_request
         await silent.wait_for_frames(1)
         stage.add_target(other, "other")
         await stage.pass_time(5.5)
-        assert opens_of(other) == []
+        assert other.opens == []
         await stage.pass_time(0.5)
         await running
         assert target_ids(stage) == ["other"]

@@ -37,7 +37,7 @@ async def test_a_resident_saves_steps_and_is_credited() -> None:
         events = await stage.ask(task="code")
         await stage.pass_time(1.0)
         metrics = stage.metrics()
-    (opened,) = (opened for frame in target.frames for opened in frame.opens)
+    (opened,) = target.opens
     assert (opened.task, opened.drafters) == ("code", ("a",))
     assert not any(frame.trees for frame in target.frames)
     stats = events[-1].stats

@@ -188,7 +188,7 @@ async def test_a_target_that_forgets_a_text_is_sent_all_of_it_again() -> None:
             assert not running.done()
             assert toy.contexts == {}
             await stage.pass_time(1.0)
-            opens = [opened for frame in toy.frames for opened in frame.opens]
+            opens = toy.opens
             assert len(opens) == life + 1
             assert len(opens[-1].token_ids) > len(opens[-2].token_ids)
         await running

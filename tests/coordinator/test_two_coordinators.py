@@ -239,7 +239,7 @@ async def test_a_text_runs_no_further_ahead_than_its_coordinator_has_heard(
         await stage.pass_time(2.0)
         await stage.settle(4000)
         await running
-        (opened,) = (opened for frame in target.frames for opened in frame.opens)
+        (opened,) = target.opens
         assert opened.params == LONG
 
 

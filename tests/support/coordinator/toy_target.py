@@ -18,6 +18,7 @@ from cluster.engine.work import Output
 from cluster.errors import DrafthouseError, WorkerError
 from cluster.messages import (
     Heartbeat,
+    Open,
     StepFrame,
     VerdictFrame,
     WorkerDescription,
@@ -102,6 +103,11 @@ class ToyTarget:
     devices: tuple[str, ...] = ()
     residents: Sequence[ResidentDrafter] = ()
     now: float = 0.0
+
+    @property
+    def opens(self) -> list[Open]:
+        """Those of all frames."""
+        return [opened for frame in self.frames for opened in frame.opens]
 
     def __post_init__(self) -> None:
         self.gate.set()

@@ -119,6 +119,11 @@ class ToyDrafter:
     def __post_init__(self) -> None:
         self.gate.set()
 
+    @property
+    def commits(self) -> list[Commit]:
+        """Those of all frames."""
+        return [commit for frame in self.frames for commit in frame.commits]
+
     def describe(self) -> WorkerDescription:
         return drafter_description(self.name)
 
