@@ -46,6 +46,7 @@ from cluster.core import Clock, FinishReason, Request, TokenEvent
 from cluster.errors import ProtocolError
 from cluster.messages import (
     EventFrame,
+    Load,
     StepFrame,
     SubmitFrame,
     VerdictFrame,
@@ -234,6 +235,10 @@ class Coordinator:
         """Free a request's state everywhere; unknown and finished ones are no error."""
         self._table.cancel(session_id, reason)
 
+    def load(self) -> Load:
+        """How busy it is."""
+        return self._table.load()
+
     def demand(self) -> dict[str, Statistics]:
         """Return what the autoscaling of each pool drafter is to know; for one caller."""
         self._present.events.settle()
@@ -305,7 +310,7 @@ class Coordinator:
         self._table.tick(now)
         self._auditor.tick()
         self._pool.tick()
-        self._activity.tick(now, self._table.load(), [seat.load for seat in self._seats])
+        self._activity.tick(now, self.load(), [seat.load for seat in self._seats])
 
     @property
     def _seats(self) -> list[TargetSeat]:
