@@ -27,13 +27,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
-from cluster.records import frozen
-
 
 class DrafthouseError(Exception):
-    """Base of every error that Drafthouse raises on purpose."""
+    """Base of every error that Drafthouse raises on purpose.
+
+    How clients see it: HTTP status, OpenAI error type, gRPC status name."""
 
     code = "internal_error"
+    http_status = 500
+    openai_type = "server_error"
+    grpc_status = "INTERNAL"
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -59,18 +62,28 @@ def reason_of(error: Exception) -> str:
 
 class RequestError(DrafthouseError):
     code = "invalid_request_error"
+    http_status = 400
+    openai_type = "invalid_request_error"
+    grpc_status = "INVALID_ARGUMENT"
 
 
 class UnauthenticatedError(RequestError):
     code = "invalid_api_key"
+    http_status = 401
+    grpc_status = "UNAUTHENTICATED"
 
 
 class ForbiddenError(RequestError):
     code = "permission_denied"
+    http_status = 403
+    openai_type = "permission_error"
+    grpc_status = "PERMISSION_DENIED"
 
 
 class NotFoundError(RequestError):
     code = "not_found_error"
+    http_status = 404
+    grpc_status = "NOT_FOUND"
 
 
 class ContextLengthError(RequestError):
@@ -90,22 +103,31 @@ class ContextLengthError(RequestError):
 
 class TooLargeError(RequestError):
     code = "request_too_large"
+    http_status = 413
+    grpc_status = "OUT_OF_RANGE"
 
 
 class HeadTooLargeError(TooLargeError):
     code = "headers_too_large"
+    http_status = 431
 
 
 class UnsupportedCodingError(RequestError):
     code = "unsupported_content_encoding"
+    http_status = 415
 
 
 class TooSlowError(RequestError):
     code = "request_timeout"
+    http_status = 408
+    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class CapacityError(DrafthouseError):
     code = "rate_limit_exceeded"
+    http_status = 429
+    openai_type = "rate_limit_error"
+    grpc_status = "RESOURCE_EXHAUSTED"
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: float = 1.0
@@ -116,26 +138,40 @@ class CapacityError(DrafthouseError):
 
 class UnavailableError(CapacityError):
     code = "service_unavailable"
+    http_status = 503
+    openai_type = "server_error"
+    grpc_status = "UNAVAILABLE"
 
 
 class DeadlineError(DrafthouseError):
     code = "deadline_exceeded"
+    http_status = 504
+    openai_type = "timeout_error"
+    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class CancelledRequestError(DrafthouseError):
     code = "request_cancelled"
+    http_status = 499
+    openai_type = "cancelled"
+    grpc_status = "CANCELLED"
 
 
 class WorkerError(DrafthouseError):
     code = "worker_error"
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
 
 
 class ProtocolError(DrafthouseError):
     code = "protocol_error"
+    http_status = 502
+    grpc_status = "FAILED_PRECONDITION"
 
 
 class ConfigError(DrafthouseError):
     code = "config_error"
+    grpc_status = "FAILED_PRECONDITION"
 
     @staticmethod
     @contextmanager
@@ -148,49 +184,18 @@ class ConfigError(DrafthouseError):
             raise ConfigError.at(place, error.reason) from error
 
 
-@frozen
-class Surface:
-    """How clients see one error code: HTTP status, OpenAI error type, gRPC status name."""
-
-    error: type[DrafthouseError]
-    http_status: int
-    openai_type: str
-    grpc_status: str
+def _below(kind: type[DrafthouseError]) -> Iterator[type[DrafthouseError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _below(each)
 
 
-# Maps our errors to HTTP and gRPC; a test checks that every class above is in it.
-SURFACES: tuple[Surface, ...] = (
-    Surface(DrafthouseError, 500, "server_error", "INTERNAL"),
-    Surface(RequestError, 400, "invalid_request_error", "INVALID_ARGUMENT"),
-    Surface(UnauthenticatedError, 401, "invalid_request_error", "UNAUTHENTICATED"),
-    Surface(ForbiddenError, 403, "permission_error", "PERMISSION_DENIED"),
-    Surface(NotFoundError, 404, "invalid_request_error", "NOT_FOUND"),
-    Surface(ContextLengthError, 400, "invalid_request_error", "INVALID_ARGUMENT"),
-    Surface(TooLargeError, 413, "invalid_request_error", "OUT_OF_RANGE"),
-    Surface(HeadTooLargeError, 431, "invalid_request_error", "OUT_OF_RANGE"),
-    Surface(UnsupportedCodingError, 415, "invalid_request_error", "INVALID_ARGUMENT"),
-    Surface(TooSlowError, 408, "invalid_request_error", "DEADLINE_EXCEEDED"),
-    Surface(DeadlineError, 504, "timeout_error", "DEADLINE_EXCEEDED"),
-    Surface(CapacityError, 429, "rate_limit_error", "RESOURCE_EXHAUSTED"),
-    Surface(UnavailableError, 503, "server_error", "UNAVAILABLE"),
-    Surface(CancelledRequestError, 499, "cancelled", "CANCELLED"),
-    Surface(WorkerError, 503, "server_error", "UNAVAILABLE"),
-    Surface(ProtocolError, 502, "server_error", "FAILED_PRECONDITION"),
-    Surface(ConfigError, 500, "server_error", "FAILED_PRECONDITION"),
-)
-
-_BY_CODE = {surface.error.code: surface for surface in SURFACES}
-_BY_CLASS = {surface.error: surface for surface in SURFACES}
-
-
-def surface_of(error: DrafthouseError) -> Surface:
-    """How clients see `error`; a subclass without a row of its own uses its parent's."""
-    return next(_BY_CLASS[kind] for kind in type(error).__mro__ if kind in _BY_CLASS)
+ERRORS = tuple(_below(DrafthouseError))
 
 
 def error_from_code(code: str, message: str, param: str | None = None) -> DrafthouseError:
     """Rebuild an error that crossed a process boundary; an unknown code is a ProtocolError."""
-    surface = _BY_CODE.get(code)
-    if surface is None:
-        return ProtocolError(f"unknown error code {code!r} from a peer: {message}", param=param)
-    return surface.error(message, param=param)
+    for kind in ERRORS:
+        if kind.code == code:
+            return kind(message, param=param)
+    return ProtocolError(f"unknown error code {code!r} from a peer: {message}", param=param)

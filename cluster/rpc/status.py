@@ -12,14 +12,13 @@ from urllib.parse import quote, unquote
 import grpc
 
 from cluster.errors import (
-    SURFACES,
+    ERRORS,
     CapacityError,
     DrafthouseError,
     ProtocolError,
     RequestError,
     WorkerError,
     error_from_code,
-    surface_of,
 )
 
 CODE_KEY = "drafthouse-code"
@@ -40,8 +39,8 @@ _DEFAULTS: dict[str, type[DrafthouseError]] = {
 
 
 def status_code(error: DrafthouseError) -> grpc.StatusCode:
-    """The gRPC status of `error`, by the table in `cluster.errors`."""
-    return grpc.StatusCode[surface_of(error).grpc_status]
+    """The gRPC status of `error`."""
+    return grpc.StatusCode[error.grpc_status]
 
 
 def trailing_metadata(error: DrafthouseError) -> tuple[tuple[str, str], ...]:
@@ -79,13 +78,8 @@ def error_from_status(
 
 
 def _default_kind(code: grpc.StatusCode) -> type[DrafthouseError]:
-    kind = _DEFAULTS.get(code.name)
-    if kind is not None:
-        return kind
-    for surface in SURFACES:
-        if surface.grpc_status == code.name:
-            return surface.error
-    return ProtocolError
+    kinds = (each for each in ERRORS if each.grpc_status == code.name)
+    return _DEFAULTS.get(code.name) or next(kinds, ProtocolError)
 
 
 def _seconds(text: Any, default: float) -> float:

@@ -16,7 +16,6 @@ from cluster.errors import (
     DrafthouseError,
     UnauthenticatedError,
     UnsupportedCodingError,
-    surface_of,
 )
 from deployments.ingress.body import CODINGS
 
@@ -32,7 +31,7 @@ def error_body(error: DrafthouseError, request_id: str) -> bytes:
     """`error` as a JSON object."""
     content = {
         "message": error.message,
-        "type": surface_of(error).openai_type,
+        "type": error.openai_type,
         "param": error.param,
         "code": error.code,
     }
@@ -52,7 +51,7 @@ def error_response(
         headers["Accept-Encoding"] = CODINGS
     return Response(
         body(error, request_id),
-        status_code=surface_of(error).http_status,
+        status_code=error.http_status,
         media_type="application/json",
         headers=headers,
     )

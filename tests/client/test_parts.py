@@ -22,7 +22,7 @@ from cluster.client import (
 from cluster.client.answer import Resumption
 from cluster.client.errors import error_from_status
 from cluster.client.retry import Deadline, Retries
-from cluster.errors import SURFACES, CapacityError
+from cluster.errors import ERRORS, CapacityError, DrafthouseError
 from cluster.rpc.status import status_code, trailing_metadata
 
 REQUEST = GenerateRequest(model="toy", text="prompt")
@@ -36,9 +36,9 @@ def response(*choices: ChoiceDelta, seed: int = 1) -> GenerateResponse:
     return GenerateResponse(id="id", model="toy", seed=seed, choices=choices)
 
 
-@pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.error.code)
-def test_every_error_of_the_server_is_one_of_the_client(surface: object) -> None:
-    sent = surface.error("what and what to do", param="messages[0].rôle")  # type: ignore[attr-defined]
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.code)
+def test_every_error_of_the_server_is_one_of_the_client(kind: type[DrafthouseError]) -> None:
+    sent = kind("what and what to do", param="messages[0].rôle")
     metadata = dict(trailing_metadata(sent))
     read = error_from_status(status_code(sent), sent.message, metadata, "host:1")
     assert type(read) is not ClientError

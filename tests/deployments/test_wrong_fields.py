@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import NotFoundError, RequestError, surface_of
+from cluster.errors import NotFoundError, RequestError
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.rpc.codec_generation import REQUEST, decode_request
 from cluster.rpc.generation import GenerationRequest, SamplingOptions
@@ -216,7 +216,7 @@ def test_an_error_names_the_field_and_the_remedy(case: tuple[Any, ...]) -> None:
     endpoint, param, fields, *words = case
     error = refused(parse, endpoint, {**PARSERS[endpoint][0], **fields}, SERVED)
     assert error.param == param
-    assert 400 <= surface_of(error).http_status < 500
+    assert 400 <= error.http_status < 500
     assert len(error.message) < 300
     assert "1234567" not in error.message
     assert all(word in error.message for word in words)

@@ -13,7 +13,7 @@ from typing import Any
 import promql_parser
 import pytest
 
-from cluster.errors import SURFACES
+from cluster.errors import ERRORS
 from cluster.metrics.recorder import EVERY_METRIC, PROCESS_LABEL
 from cluster.train.cli import configure
 from k8s.tools.monitoring import DASHBOARDS
@@ -75,7 +75,7 @@ def alerts(everything: Objects) -> list[dict[str, Any]]:
 
 
 def test_every_alert_asks_of_series_and_labels_that_exist(alerts: list[dict[str, Any]]) -> None:
-    known, codes = exported(), {surface.error.code for surface in SURFACES}
+    known, codes = exported(), {each.code for each in ERRORS}
     assert len(alerts) >= 8
     for alert in alerts:
         found = list(selectors(promql_parser.parse(alert["expr"])))

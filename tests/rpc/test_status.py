@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from cluster.errors import (
-    SURFACES,
+    ERRORS,
     CapacityError,
     DrafthouseError,
     ProtocolError,
@@ -18,7 +18,7 @@ from cluster.errors import (
 from cluster.rpc.status import error_from_status, status_code, trailing_metadata
 
 
-@pytest.mark.parametrize("kind", [surface.error for surface in SURFACES])
+@pytest.mark.parametrize("kind", ERRORS)
 def test_every_error_survives_grpc_unchanged(kind: type[DrafthouseError]) -> None:
     error = kind("what and what to do", param="messages[0].rôle")
     metadata = dict(trailing_metadata(error))

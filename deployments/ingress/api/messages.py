@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cluster.errors import ContextLengthError, DrafthouseError, RequestError, surface_of
+from cluster.errors import ContextLengthError, DrafthouseError, RequestError
 from cluster.records import frozen
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.chat import part_text, text_of
@@ -259,7 +259,7 @@ class AnthropicMessages(Counted, Answered):
 
 def error_body(error: DrafthouseError, request_id: str) -> bytes:
     """`error` as Anthropic has it."""
-    kind = _ERROR_TYPES.get(surface_of(error).http_status, "api_error")
+    kind = _ERROR_TYPES.get(error.http_status, "api_error")
     # By the first words of the message clients know a full context.
     message = error.reason if isinstance(error, ContextLengthError) else error.message
     content = {"type": kind, "message": message}

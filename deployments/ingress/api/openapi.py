@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.errors import SURFACES
+from cluster.errors import ERRORS
 from cluster.records import frozen
 from deployments.ingress.api.contract import Body, Endpoint
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
@@ -56,7 +56,7 @@ ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE, DET
 _TEXT = {"type": "string"}
 _MESSAGE = {**_TEXT, "description": "the value and the remedy"}
 _PARAM = {"type": ["string", "null"], "description": "the field at fault"}
-_CODE = {**_TEXT, "enum": sorted(one.error.code for one in SURFACES)}
+_CODE = {**_TEXT, "enum": sorted(one.code for one in ERRORS)}
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
