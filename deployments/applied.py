@@ -10,11 +10,9 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.config.applications import drafter_deployment, is_pool, parse_pool
-from cluster.config.file import ServeFile, from_document, parse_arguments
-from cluster.config.live import COORDINATOR, INGRESS, TARGET
+from cluster.config.file import ServeFile, from_document
 from cluster.errors import ConfigError, WorkerError
-from deployments.paths import ABSENT, at, differing, live_place, name_of
+from deployments.paths import ABSENT, at, deployments_of, differing, live_place, name_of
 from deployments.ray_environment import prepare_to_start, use_token
 from deployments.short_lived import announced
 
@@ -46,9 +44,8 @@ def live_document(served: Mapping[str, Any], file: ServeFile) -> dict[str, Any]:
     stuck = []
     for own, former in zip(result["applications"], served["applications"], strict=False):
         told = {each["name"]: dict(each) for each in own.get("deployments") or ()}
-        config = (parse_pool if is_pool(own) else parse_arguments)(own["args"])
-        pool = [drafter_deployment(name) for name in config.pool if name not in config.elsewhere]
-        for name in (*pool, *(() if is_pool(own) else (INGRESS, COORDINATOR, TARGET))):
+        names = deployments_of(own)
+        for name in names:
             # Replicas are not told that a user_config has gone.
             entry = told.setdefault(name, {"name": name})
             entry["user_config"] = copy.deepcopy(entry.get("user_config") or {})
@@ -57,14 +54,13 @@ def live_document(served: Mapping[str, Any], file: ServeFile) -> dict[str, Any]:
             key: {} for key, each in own["args"].items() if isinstance(each, Mapping)
         }
         for path in differing(sections | former["args"], own["args"]):
-            place = live_place(path, pool)
+            place = live_place(path, names)
             value = at(own["args"], place.source)
             if not place.readers or value == ABSENT:
                 stuck.append(".".join(path))
                 continue
             for reader in place.readers:
-                entry = told.setdefault(reader, {"name": reader})
-                node = entry.setdefault("user_config", {})
+                node = told[reader]["user_config"]
                 for key in place.key[:-1]:
                     node = node.setdefault(key, {})
                 node[place.key[-1]] = value

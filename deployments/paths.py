@@ -7,8 +7,9 @@ from typing import Any
 
 import yaml
 
-from cluster.config.applications import drafter_deployment
-from cluster.config.live import OF_A_DRAFTER, READ_BY, TARGET
+from cluster.config.applications import drafter_deployment, is_pool, parse_pool
+from cluster.config.file import parse_arguments
+from cluster.config.live import COORDINATOR, INGRESS, OF_A_DRAFTER, READ_BY, TARGET
 from cluster.records import frozen
 
 Path = tuple[str, ...]
@@ -48,6 +49,15 @@ def name_of(path: Path) -> str:
     return ".".join(path)
 
 
+def deployments_of(application: Mapping[str, Any]) -> list[str]:
+    """Return the names of an application's deployments."""
+    if is_pool(application):
+        return [*map(drafter_deployment, parse_pool(application["args"]).on_their_own)]
+    config = parse_arguments(application["args"])
+    own = (name for name in config.pool if name not in config.elsewhere)
+    return [INGRESS, COORDINATOR, TARGET, *map(drafter_deployment, own)]
+
+
 @frozen
 class LivePlace:
     """Where a key of `args` can change live: the deployments that read it, none where it cannot;
@@ -61,7 +71,7 @@ class LivePlace:
 def live_place(path: Path, deployments: Collection[str]) -> LivePlace:
     """Where a key of `args` can change live.
 
-    path: below `args`.  deployments: of the application, as far as they are drafters'."""
+    path: below `args`.  deployments: of the application."""
     match path:
         case ("target", "engine", "adapters", *_):
             return LivePlace((TARGET,), ("adapters",), path[:3])
@@ -69,7 +79,8 @@ def live_place(path: Path, deployments: Collection[str]) -> LivePlace:
             deployment = drafter_deployment(name)
             if deployment in deployments:
                 return LivePlace((deployment,), (option,), path[:3])
-            return LivePlace((TARGET,), path[:3], path[:3]) if option == "options" else LivePlace()
+            is_inside = option == "options" and TARGET in deployments
+            return LivePlace((TARGET,), path[:3], path[:3]) if is_inside else LivePlace()
     for known, readers in READ_BY.items():
         if f"{'.'.join(path)}.".startswith(f"{known}.") and known != "drafters":
             key = tuple(known.split("."))
