@@ -8,7 +8,6 @@ Every worker replica starts a gRPC server of its own and publishes its address b
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -46,28 +45,24 @@ class Subscription:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._changed = asyncio.Event()
-        self._latest: frozenset[Endpoint] | None = None
-        self._lock = threading.Lock()
+        self._latest: frozenset[Endpoint] = frozenset()
         self._closed = False
 
     def publish(self, endpoints: frozenset[Endpoint]) -> bool:
         """Called from the router's thread; False when nobody listens any more."""
-        with self._lock:
-            if self._closed:
-                return False
-            if endpoints == self._latest:
-                return True
+        if not self._closed:
+            self._loop.call_soon_threadsafe(self._take, endpoints)
+        return not self._closed
+
+    def _take(self, endpoints: frozenset[Endpoint]) -> None:
+        if endpoints != self._latest:
             self._latest = endpoints
-        self._loop.call_soon_threadsafe(self._changed.set)
-        return True
+            self._changed.set()
 
     async def next(self) -> frozenset[Endpoint]:
         await self._changed.wait()
         self._changed.clear()
-        with self._lock:
-            assert self._latest is not None, "the event is set after the first publication"
-            return self._latest
+        return self._latest
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
+        self._closed = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from benchmarks.spec_bench.client import Turn
 from benchmarks.spec_bench.plan import OURS, PLAIN
 from benchmarks.support.answers import Answer, rate_at_level
 from cluster.records import frozen
-from deployments.bench.ratios import Ratio
 
 ALL = "all"
 _DRAWS = 2000
@@ -190,8 +188,15 @@ def acceptance_length(turns: Sequence[Turn]) -> Estimate | None:
 
 
 def _estimate(num_questions: int, value_of: Callable[[Any], Any]) -> Estimate:
-    """A value over all questions, and its interval over resampled ones."""
-    return {**asdict(_resampled(num_questions, value_of)), "questions": num_questions}
+    """A value over all questions, and its interval over resampled ones.
+
+    value_of: float64[draws] of the places of prompts, int[draws, count]."""
+    low = high = None
+    value = float(value_of(np.arange(num_questions)[None])[0])
+    if num_questions > 1:  # prompts that are drawn anew
+        drawn = np.random.default_rng(0).integers(0, num_questions, (_DRAWS, num_questions))
+        low, high = map(float, np.nanpercentile(value_of(drawn), [2.5, 97.5]))
+    return {"value": value, "low": low, "high": high, "questions": num_questions}
 
 
 def _table(turns: Sequence[Turn], ids: Sequence[int], fields: Work) -> Any:
@@ -207,19 +212,6 @@ def _table(turns: Sequence[Turn], ids: Sequence[int], fields: Work) -> Any:
 def _share_drafted(turns: Sequence[Turn]) -> float:
     """Share of the answers that had a draft verified at all."""
     return float(np.mean([turn.steps > 0 for turn in turns]))
-
-
-def _resampled(count: int, value_of: Callable[[np.ndarray], np.ndarray]) -> Ratio:
-    """The value over `count` prompts, and its interval over prompts that are drawn anew.
-
-    value_of: float64[draws] of the places of prompts, int[draws, count].
-    """
-    value = float(value_of(np.arange(count)[None])[0])
-    if count < 2:
-        return Ratio(value)
-    drawn = np.random.default_rng(0).integers(0, count, (_DRAWS, count))
-    low, high = np.nanpercentile(value_of(drawn), [2.5, 97.5])
-    return Ratio(value, float(low), float(high))
 
 
 def _quotients(table: np.ndarray, drawn: np.ndarray) -> np.ndarray:

@@ -51,6 +51,15 @@ class Interval:
     high: float | None
     count: int
 
+    @property
+    def is_telling(self) -> bool:
+        """True if the whole interval of a ratio is on one side of 1."""
+        return self.low is not None and self.high is not None and not self.low <= 1.0 <= self.high
+
+    def __str__(self) -> str:
+        around = "" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.mean:.2f}{around}"
+
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
         """values: at least one."""

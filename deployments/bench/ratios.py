@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from cluster.records import frozen
 from cluster.spec.interval import Interval
 from deployments.bench.answers import Answer
 
@@ -17,26 +16,12 @@ FIGURES: Mapping[str, Parts] = {
 }
 
 
-@frozen
-class Ratio:
-    """The first side's figure over the second's; low, high: its 95 % interval, None where one
-    measurement is all there is."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def is_telling(self) -> bool:
-        """True if the whole interval is on one side of 1."""
-        return self.low is not None and self.high is not None and not self.low <= 1.0 <= self.high
-
-    def __str__(self) -> str:
-        around = "" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})"
-        return f"{self.value:.2f}{around}" + ("" if self.is_telling else ": cannot tell")
+def told(ratio: Interval) -> str:
+    """A ratio for people."""
+    return f"{ratio}{'' if ratio.is_telling else ': cannot tell'}"
 
 
-def ratios(first: Sequence[Answer], second: Sequence[Answer]) -> dict[str, Ratio]:
+def ratios(first: Sequence[Answer], second: Sequence[Answer]) -> dict[str, Interval]:
     """The ratios of FIGURES over what both sides answered; those that exist.
 
     Each unit gives one ratio.  They differ by their prompts and by the minute in which they were
@@ -55,14 +40,8 @@ def ratios(first: Sequence[Answer], second: Sequence[Answer]) -> dict[str, Ratio
             if min(*one, *other) > 0.0
         ]
         if own:
-            found[name] = mean_ratio(own)
+            found[name] = Interval.of_ratios([own])
     return found
-
-
-def mean_ratio(values: Sequence[float]) -> Ratio:
-    """The geometric mean of measured ratios, at least one."""
-    mean = Interval.of_ratios([values])
-    return Ratio(mean.mean, mean.low, mean.high)
 
 
 def equal_texts(first: Sequence[Answer], second: Sequence[Answer]) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from cluster.errors import ConfigError
 from cluster.records import frozen
 from deployments.bench.answers import Answer
 from deployments.bench.load import Level
-from deployments.bench.ratios import equal_texts, ratios
+from deployments.bench.ratios import equal_texts, ratios, told
 from deployments.metrics_reader import Speculation
 
 _TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "e2e"}
@@ -112,7 +112,7 @@ def write_json(report: Report, path: Path) -> None:
                 "of": first.side,
                 "to": second.side,
                 **{
-                    name: asdict(ratio)
+                    name: {"value": ratio.mean, "low": ratio.low, "high": ratio.high}
                     for name, ratio in ratios(first.answers, second.answers).items()
                 },
                 "equal_texts": equal_texts(first.answers, second.answers)[0],
@@ -177,7 +177,7 @@ def _ratios(pairs: Sequence[tuple[Run, Run]]) -> str:
     rows = []
     for (first, second), each in zip(pairs, found, strict=True):
         equal, of = equal_texts(first.answers, second.answers)
-        shown = [str(each[name]) if name in each else "-" for name in names]
+        shown = [told(each[name]) if name in each else "-" for name in names]
         rows.append([str(first.level), *shown, f"{equal} of {of}"])
     first, second = pairs[0]
     head = ["load", *names, "equal texts"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -93,15 +92,9 @@ def table(judgements: Sequence[Judgement]) -> str:
     for each in judgements:
         cell = each.cell
         place = f"{cell.task:<16} {cell.segment or '-':<12} {cell.law:<8} {each.found.count:>5}"
-        lines.append(f"{place}  {_shown(each.found):<22} {each.drafts}")
+        lines.append(f"{place}  {each.found!s:<22} {each.drafts}")
         lines += [
-            f"{'':<44}{_shown(found):<22} {name} alone{', useless' * (name in each.useless)}"
+            f"{'':<44}{found!s:<22} {name} alone{', useless' * (name in each.useless)}"
             for name, found in each.alone.items()
         ]
     return "\n".join(lines) + "\n"
-
-
-def _shown(found: Interval) -> str:
-    if found.low is None or found.high is None or not math.isfinite(found.low):
-        return f"{found.mean:.2f}"
-    return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
