@@ -6,7 +6,7 @@ Each is a `type` of argparse.
 from __future__ import annotations
 
 import math
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -71,19 +71,6 @@ def share(text: str) -> float:
 def listed(read: Callable[[str], T]) -> Callable[[str], list[T]]:
     """Return what reads several, with commas between them."""
     return lambda text: [read(word) for word in text.split(",")]
-
-
-def add_server(parser: ArgumentParser) -> None:
-    """Add the arguments of a command that asks a server."""
-    add = parser.add_argument
-    add(
-        "url",
-        nargs="?",
-        type=url,
-        default="http://127.0.0.1:8000",
-        help="of the server (%(default)s)",
-    )
-    add("--api-key", type=api_key, default="", help="sent as a bearer token")
 
 
 def url(text: str) -> str:

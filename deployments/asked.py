@@ -81,7 +81,7 @@ def with_api_keys(file: ServeFile, arguments: argparse.Namespace, folder: Path) 
         return file
     path = folder / "keys.json"
     path.write_text(vllm_options.keys_file(arguments.api_key), "utf-8")
-    arguments.overrides.append(f"access.keys_file={path}")
+    arguments.overrides = [*arguments.overrides, f"access.keys_file={path}"]
     return asked(arguments)
 
 

@@ -14,24 +14,11 @@ from typing import Any, TextIO
 import httpx
 
 from cluster.errors import ConfigError, DrafthouseError
-from cluster.options import add_server, number, seed, whole
 from deployments.coloured import Token, coloured, sources
 from deployments.openai_client import OpenAIServer, choices, said
 
 _HELP = "/reset forgets the conversation, /draft on|off switches drafts, /quit ends (as Ctrl-D)"
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `drafthouse chat`."""
-    add = parser.add_argument
-    add_server(parser)
-    add("--model", default="", help="default: the first that the server names")
-    add("--system", default="", help="a system message before the conversation")
-    add("--max-tokens", type=whole(), default=1024, help="of each answer (%(default)s)")
-    add("--temperature", type=number(), default=0.7, help="0 = greedy (%(default)s)")
-    add("--seed", type=seed, help="of every answer")
-    add("--no-drafts", action="store_true", help="begin with drafts off")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,28 +1,44 @@
-"""The command line of `drafthouse`: its verbs and their options."""
+"""The command line of `drafthouse`: its verbs and their options, as command_line.yaml has them."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import importlib.metadata
-import os
-from collections.abc import Sequence
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import yaml
 
 from cluster.errors import ConfigError
-from cluster.options import api_key
-from deployments import gpus, plan_command, vllm_options
+from cluster.options import DAY_S, api_key, listed, new_file, number, positive, seed, url, whole
+from deployments import gpus, vllm_options
 from deployments.asked import DEMONSTRATION
-from deployments.evaluate import command as evaluate_command
 
-# Verbs whose module has their options and runs them; it is imported for them alone.
-MODULES = {
-    "bench": ("deployments.bench.command", "load a server and say how fast it answers"),
-    "chat": ("deployments.chat_command", "talk with a model in the terminal"),
-    "top": ("deployments.top_command", "watch a server's figures live"),
-    "try": ("deployments.try_command", "ask a server one question, with drafts and without"),
-    "train": ("cluster.train.cli", "train drafters of a chat model, or the demonstration models"),
+_Options = Mapping[str, Mapping[str, Any]]
+
+_OF_FILES, _VERBS = yaml.safe_load_all(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+# Verbs whose module runs them; it is imported for them alone.
+MODULES = {verb: told["module"] for verb, told in _VERBS.items() if "module" in told}
+_TYPES: Mapping[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "path": Path,
+    "url": url,
+    "key": api_key,
+    "seed": seed,
+    "new file": new_file,
+    "number": number(),
+    "seconds": positive(DAY_S),
+    "whole": whole(),
+    "whole or 0": whole(0),
+    "8 or more": whole(8),
+    "wholes": listed(whole()),
+    "rates": listed(number(1.0 / DAY_S)),
 }
 
 
@@ -41,7 +57,7 @@ def _version() -> str:
 
 
 def module_of(verb: str) -> ModuleType:
-    return importlib.import_module(MODULES[verb][0])
+    return importlib.import_module(MODULES[verb])
 
 
 def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
@@ -49,76 +65,34 @@ def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(prog="drafthouse", description="A serving cluster for speculative decoding.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    serve = verbs.add_parser("serve", help="start the cluster and serve until Ctrl-C")
-    _add_file(serve)
-    serve.add_argument(
-        "--api-key",
-        type=api_key,
-        nargs="+",
-        default=[],
-        help="what clients must send; see also access.keys_file",
-    )
-    serve.add_argument(
-        "--log-format", choices=("text", "json"), help="of every process, as log_format"
-    )
-    serve.add_argument(
-        "--address", help="join a running Ray cluster (`auto` or HOST:PORT) instead of starting one"
-    )
-    check = verbs.add_parser("check", help="check a configuration and print the plan")
-    _add_file(check)
-    gpus.configure(check)
-    check.add_argument("--json", action="store_true", help="print it as one JSON object")
-    forecast = verbs.add_parser(
-        "plan", help="say what memory a configuration takes, and what its drafts should bring"
-    )
-    _add_file(forecast)
-    plan_command.configure(forecast)
-    trial = verbs.add_parser("evaluate", help="measure where drafts pay, and whose")
-    _add_file(trial, nargs=None)
-    evaluate_command.configure(trial)
-    applied = verbs.add_parser(
-        "apply", help="let a running `serve` take what can change live, or refuse it by its key"
-    )
-    _add_file(applied)
-    diff = verbs.add_parser("diff", help="say what each changed key of a configuration restarts")
-    diff.add_argument("old", metavar="OLD", help="the file that is served")
-    diff.add_argument("new", metavar="NEW", help="the file that is to be applied")
-    simulate = verbs.add_parser(
-        "simulate", help="say what a fleet would do and cost, by its drafters per target"
-    )
-    simulate.add_argument("file", metavar="FILE", help="fleet, prices and load: docs/simulate.md")
-    key = verbs.add_parser("key", help="make a key for a client of access.keys_file")
-    key.add_argument("name", help="of whom or what it is for")
-    verbs.add_parser("models", help="list the models that are known by name")
-    fetch_one = verbs.add_parser("fetch", help="get a model; prints the folder it lies in")
-    fetch_one.add_argument(
-        "name", help="one of `drafthouse models`, owner/name[@revision] on the hub, or a GGUF file"
-    )
-    completion = verbs.add_parser(
-        "completion", help="print what lets a shell complete this command; docs/serving.md"
-    )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
-    for verb, (_, about) in MODULES.items():
-        added = verbs.add_parser(verb, help=about)
-        # torch takes seconds to import: only for the verb that needs it.
-        if argv[:1] == [verb] or (verb != "train" and "_ARGCOMPLETE" in os.environ):
-            module_of(verb).configure(added)
+    for verb, told in _VERBS.items():
+        added = verbs.add_parser(verb, help=told["about"])
+        if "file" in told:
+            _add_options(added, {"file": {**_OF_FILES["file"], "nargs": told["file"]}})
+            vllm_options.add_options(added)
+            _add_options(added, {"--set": _OF_FILES["--set"]})
+        _add_options(added, told.get("options", {}))
+    # torch takes seconds to import: only for the verb that needs it.
+    if argv[:1] == ["train"]:
+        module_of("train").configure(verbs.choices["train"])
     return parser
 
 
-def _add_file(parser: argparse.ArgumentParser, nargs: str | None = "?") -> None:
-    """nargs: None where one must be named."""
-    about = (
-        "a Ray Serve config file, or a model: a folder, a GGUF file, owner/name on the hub, or one "
-        f"of `drafthouse models`; without any {DEMONSTRATION}, the demonstration"
-    )
-    parser.add_argument("file", metavar="FILE|MODEL", nargs=nargs, help=about)
-    vllm_options.add_options(parser)
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a setting, e.g. target.engine.dtype=float32 or http.port=8123",
-    )
+def _add_options(parser: argparse.ArgumentParser, options: _Options) -> None:
+    either = None
+    for name, told in options.items():
+        how, place = dict(told), parser.add_argument
+        if how.pop("is_either", False):
+            either = either or parser.add_mutually_exclusive_group()
+            place = either.add_argument
+        if kind := how.get("type"):
+            # The module of one of its own is imported for that alone.
+            how["type"] = _TYPES.get(kind) or partial(_read, kind)
+        if "help" in how:
+            named = {"gpus": ", ".join(gpus.known()), "demonstration": DEMONSTRATION}
+            how["help"] = how["help"].format(**named)
+        place(name, **how)
+
+
+def _read(kind: str, text: str) -> Any:
+    return pkgutil.resolve_name(kind)(text)

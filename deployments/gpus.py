@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,6 @@ class Gpus:
     source: str = ""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name another machine than this one."""
-    add = parser.add_argument
-    add(
-        "--gpu",
-        metavar="KIND",
-        help="plan for GPUs of this kind, here or not: " + ", ".join(_known()),
-    )
-    add(
-        "--num-gpus", type=int, metavar="N", help="so many of them; by default, as many as it needs"
-    )
-
-
 def asked(config: Config, arguments: argparse.Namespace) -> Gpus | None:
     """Return the GPUs that the options name, None without any.
 
@@ -52,10 +40,10 @@ def asked(config: Config, arguments: argparse.Namespace) -> Gpus | None:
         if arguments.num_gpus is not None:
             raise ConfigError("--num-gpus: of which kind? name it with --gpu")
         return None
-    known, kind = _known(), _plain(arguments.gpu)
-    kind = next((each for each in known if _plain(each) == kind), kind)
-    if kind not in known:
-        hint = nearest(kind, known, "kinds")
+    all_known, kind = known(), _plain(arguments.gpu)
+    kind = next((each for each in all_known if _plain(each) == kind), kind)
+    if kind not in all_known:
+        hint = nearest(kind, all_known, "kinds")
         raise ConfigError(f"--gpu: {arguments.gpu!r} is not known ({hint})")
     if config.target.engine.device == "cpu":
         raise ConfigError("--gpu: target.engine.device is cpu, which uses none; leave one out")
@@ -64,7 +52,7 @@ def asked(config: Config, arguments: argparse.Namespace) -> Gpus | None:
             f"--num-gpus: {count} are too few, the configuration needs {max(needed, 1)}; name more,"
             " or lower target.engine.tensor_parallel or the num_gpus of placements"
         )
-    found = known[kind]
+    found = all_known[kind]
     memory, bandwidth = int(found["memory_gb"] * 1e9), float(found["gb_per_s"] * 1e9)
     return Gpus(kind, count, memory, bandwidth, f"{found['maker']}'s data sheet")
 
@@ -99,6 +87,8 @@ def _plain(kind: str) -> str:
     return "".join(filter(str.isalnum, kind.lower()))
 
 
-def _known() -> dict[str, dict[str, Any]]:
+@cache
+def known() -> dict[str, dict[str, Any]]:
+    """What makers state of their GPUs, by kind."""
     found: dict[str, dict[str, Any]] = json.loads(_KNOWN.read_text("utf-8"))
     return found

@@ -102,18 +102,6 @@ class Forecast:
     warnings: Sequence[Warned]
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb, beside FILE and --set."""
-    add = parser.add_argument
-    add("--measure", action="store_true", help="load the models here, and measure steps and memory")
-    add("--acceptance", type=float, default=0.8, metavar="A",
-        help="of a draft token, where all before it were accepted (%(default)s)")  # fmt: skip
-    add("--draft-tokens", type=int, default=4, metavar="K", help="of one step (%(default)s)")
-    add("--task", default="default", help="whose drafters are timed (%(default)s)")
-    gpus.configure(parser)
-    add("--json", action="store_true", help="print JSON")
-
-
 def plan_text(config: Config, arguments: argparse.Namespace) -> str:
     """Return what the command prints.
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from cluster.errors import WorkerError
-from cluster.options import DAY_S, add_server, positive
 from deployments.metrics_reader import Change, Page, speculation
 from deployments.openai_client import OpenAIServer
 
@@ -48,25 +47,6 @@ _BY_DRAFTER = {
     "drafted": "drafthouse_draft_tokens",
     "accepted": "drafthouse_accepted_draft_tokens",
 }
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `drafthouse top`."""
-    add = parser.add_argument
-    add_server(parser)
-    seconds = positive(most=DAY_S)
-    add(
-        "--interval", type=seconds, default=1.0, metavar="S", help="between two looks (%(default)s)"
-    )
-    add(
-        "--window",
-        type=seconds,
-        default=10.0,
-        metavar="S",
-        help="what rates are over (%(default)s)",
-    )
-    add("--once", action="store_true", help="show the figures of one interval and end")
-    add("--json", action="store_true", help="as JSON, one object a line")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -21,8 +21,8 @@ import httpx
 
 from cluster.coordinator.idle import MEANINGS
 from cluster.logs import say
-from cluster.options import add_server, number, seed, whole
-from deployments.bench.ratios import mean_ratio
+from cluster.spec.interval import Interval
+from deployments.bench.ratios import told
 from deployments.coloured import Token, coloured, legend, sources
 from deployments.openai_client import OpenAIServer, RefusedError, choices, said
 
@@ -32,16 +32,6 @@ _WARM_UP_TOKENS = 4
 _LEAST_TOKENS = 100
 # What comes faster came together: no model takes so little for a token.
 _FASTEST_TOKEN_S = 0.0001
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `drafthouse try`."""
-    add = parser.add_argument
-    add_server(parser)
-    add("--prompt", default="", help="what to ask; one of the page's by default")
-    add("--max-tokens", type=whole(), default=200, help="of each answer (%(default)s)")
-    add("--temperature", type=number(), default=0.0, help="0 = greedy (%(default)s)")
-    add("--seed", type=seed, default=1, help="of both answers (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -180,7 +170,8 @@ def _figures(drafted: Sequence[Answer], plain: Sequence[Answer]) -> str:
         note = f"a ratio takes answers of {_LEAST_TOKENS} tokens or more: ask for a longer one"
     elif all(map(measured, answers)):
         pairs = zip(*rates.values(), strict=True)
-        lines.append(f"{'ratio':20}    {mean_ratio([one / other for one, other in pairs])}")
+        ratio = Interval.of_ratios([[one / other for one, other in pairs]])
+        lines.append(f"{'ratio':20}    {told(ratio)}")
     if note:
         lines.append(f"({note})")
     return "\n".join([*lines, *_shares(drafted[0])]) + "\n"

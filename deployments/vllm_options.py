@@ -4,79 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from cluster.config.access import digest_of
 from cluster.config.parse import nearest
 from cluster.errors import ConfigError
 
-# By option: its settings, all of which get its value, and what stands in `--help`.
-SETTINGS: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "host": (("http.host",), "the interface to listen on; 0.0.0.0 = all"),
-    "port": (("http.port",), "of the HTTP API"),
-    "max-model-len": (("target.engine.max_context_len",), "prompt and output together, in tokens"),
-    "tensor-parallel-size": (("target.engine.tensor_parallel",), "GPUs that share the layers"),
-    "dtype": (("target.engine.dtype",), "number format of weights and KV cache"),
-    "gpu-memory-utilization": (("target.engine.memory_fraction",), "share of the GPU's memory"),
-    "max-num-seqs": (
-        ("target.engine.max_running_sequences", "coordinator.max_running_sequences"),
-        "sequences that are decoded at the same time",
-    ),
-    "max-num-batched-tokens": (("target.engine.max_batch_tokens",), "rows of one forward pass"),
-    "chat-template": (("answers.chat_template",), "a file in place of the model's own template"),
-    "data-parallel-size": (("target.replicas",), "targets, each with a model of its own"),
-    "tool-call-parser": (("answers.tool_parser",), "format of the model's tool calls"),
-    "reasoning-parser": (("answers.reasoning_parser",), "how the model marks its reasoning"),
-    "generation-config": (("target.generation_config",), "sampling defaults"),
-    "ssl-certfile": (("tls.cert_file",), "certificate for HTTPS"),
-    "ssl-keyfile": (("tls.key_file",), "its key"),
-    "otlp-traces-endpoint": (("ingress.traces_url",), "where spans go"),
-    "allowed-origins": (("api.cors_origins",), "whose pages may call the API, as a JSON list"),
-    "enable-prefix-caching": (("target.engine.prefix_cache",), "keep prompts' KV pages"),
-    "enable-auto-tool-choice": ((), "always so"),
-    "enable-chunked-prefill": ((), "always so"),
-    "enable-lora": ((), "always so"),
-}
+_TABLES: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_suffix(".yaml").read_text("utf-8")
+)
+SETTINGS, RENAMED, ANSWERS, GONE, METHODS, KEYS = _TABLES.values()
 _SWITCH = "enable-"
 _JSON = "allowed-origins"
-# Values that have another name here.
-_RENAMED: Mapping[str, Mapping[str, str]] = {
-    "dtype": {"half": "float16", "float": "float32"},
-    "tool-call-parser": {"llama3_json": "llama3", "deepseek_v3": "deepseek", "openai": "harmony"},
-    "reasoning-parser": {"deepseek_r1": "think", "qwen3": "think", "openai_gptoss": "harmony"},
-    "generation-config": {"vllm": "none"},
-}
-# Options without a setting that means the same, and what to write instead.
-ANSWERS: Mapping[str, str] = {
-    "quantization": "a checkpoint's own format is read, so leave it out; to round at load, set "
-    "target.engine.weights (int8, int4; on a CPU) or target.engine.quantization (transformers')",
-    "pipeline-parallel-size": "layers are not spread over processes; set target.engine.device_map, "
-    "or --tensor-parallel-size",
-    "trust-remote-code": "no code of a checkpoint is run; leave it out, where transformers itself "
-    "has the architecture",
-}
-# Options that were ours.
-GONE: Mapping[str, str] = {
-    "policy": "the control loop prices drafts in every step, so leave it out",
-    "out": "`evaluate` prints its table, or with --json its record, and writes no file",
-}
-
-# vLLM's methods that have a counterpart: the kind of drafter, and whether that has a model.
-METHODS: Mapping[str, tuple[str, bool]] = {
-    "ngram": ("prompt_lookup", False),
-    "suffix": ("suffix", False),
-    "draft_model": ("lm", True),
-    "eagle3": ("eagle3", True),
-    "medusa": ("medusa", True),
-    "mtp": ("mtp", False),
-    "dflash": ("block", True),
-}
-# Keys of vLLM's speculative config beside method and model; {} is the drafter's name.
-KEYS: Mapping[str, str] = {
-    "num_speculative_tokens": "coordinator.max_draft_tokens",
-    "prompt_lookup_max": "drafters.{}.options.max_ngram",
-    "prompt_lookup_min": "drafters.{}.options.min_ngram",
-}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +62,7 @@ def _settings_of(arguments: argparse.Namespace) -> list[str]:
         elif value is not None:
             # A number stays one; what else could be YAML for something else is a text.
             is_yaml = option == _JSON or value.replace(".", "", 1).isdigit()
-            renamed = _RENAMED.get(option, {}).get(value, value)
+            renamed = RENAMED.get(option, {}).get(value, value)
             value = value if is_yaml else json.dumps(renamed)
             found += [(setting, value) for setting in settings]
     if arguments.served_model_name:

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from cluster.errors import ConfigError, WorkerError
 from cluster.logs import say
-from cluster.options import DAY_S, api_key, listed, new_file, number, seed, url, whole
+from cluster.options import number, url
 from cluster.records import frozen
 from deployments.bench.answers import GOODPUT, Answer, figures
 from deployments.bench.load import Asking, Level, load
@@ -37,61 +36,6 @@ class Side:
     name: str
     server: OpenAIServer
     asking: Asking
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `drafthouse bench`."""
-    add = parser.add_argument
-    add(
-        "url",
-        type=url,
-        metavar="URL",
-        help="of an OpenAI-compatible server: ours, vLLM, llama-server, ...",
-    )
-    add(
-        "--compare",
-        type=lambda text: text if text == _OFF else url(text),
-        metavar="off|URL",
-        help="with the same server without drafts, or with another",
-    )
-    many = parser.add_mutually_exclusive_group()
-    many.add_argument(
-        "--concurrency",
-        type=listed(whole()),
-        default=[1],
-        metavar="N,N",
-        help="so many requests at a time, each in its turn (1)",
-    )
-    many.add_argument(
-        "--rate",
-        type=listed(number(1.0 / DAY_S)),
-        default=[],
-        metavar="R,R",
-        help="so many requests a second, at random times",
-    )
-    add("--prompts", type=Path, metavar="FILE.jsonl", help="one object a line; else our questions")
-    add("--num-prompts", type=whole(), metavar="N", help="of each run; default: each prompt once")
-    add("--rounds", type=whole(), help="runs of each side at each load (2 with --compare, else 1)")
-    add("--warmups", type=whole(0), default=1, help="requests before each load (%(default)s)")
-    add("--endpoint", choices=["chat", "completions"], default="chat", help="(%(default)s)")
-    add("--model", default="", help="default: the first that the server names")
-    add("--max-tokens", type=whole(), default=128, help="of each answer (%(default)s)")
-    add("--temperature", type=number(), default=0.0, help="0 = greedy (%(default)s)")
-    add(
-        "--seed", type=seed, default=1, help="of the arrivals, and of sampled answers (%(default)s)"
-    )
-    add("--ignore-eos", action="store_true", help="every answer has all its tokens")
-    about = f"bounds of a good answer in ms: {', '.join(GOODPUT)}"
-    add("--goodput", type=_bound, nargs="+", default=[], metavar="NAME:MS", help=about)
-    add("--api-key", type=api_key, default="", help="sent as a bearer token")
-    add("--no-keepalive", action="store_true", help="a connection for every request")
-    add(
-        "--json",
-        type=new_file,
-        metavar="FILE",
-        help="write all figures, by the names of vLLM's bench",
-    )
-    add("--png", type=new_file, metavar="FILE", help="draw them; needs matplotlib")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -219,7 +163,13 @@ async def _page(server: OpenAIServer) -> Page:
         return Page({})
 
 
-def _bound(text: str) -> tuple[str, float]:
+def off_or_url(text: str) -> str:
+    """Read what is compared with."""
+    return text if text == _OFF else url(text)
+
+
+def bound(text: str) -> tuple[str, float]:
+    """Read a bound of good answers."""
     name, _, bound = text.partition(":")
     if name not in GOODPUT:
         raise argparse.ArgumentTypeError(

@@ -11,15 +11,13 @@ import dataclasses
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cluster.config.schema import Config
 from cluster.coordinator.idle import IdleReason
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import ConfigError
-from cluster.options import number, whole
 from cluster.records import frozen
 from cluster.spec.acceptance import law_name
 from deployments.evaluate import verdicts
@@ -46,34 +44,6 @@ class Asked:
 
     prompt: Prompt
     params: SamplingParams
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb, beside --set."""
-    add = parser.add_argument
-    add(
-        "prompts",
-        metavar="PROMPTS",
-        type=Path,
-        help="one JSON object a line: ours, Spec-Bench's or OpenAI bodies",
-    )
-    add(
-        "--max-tokens",
-        type=whole(8),
-        default=128,
-        help="of answers that name no number (%(default)s)",
-    )
-    add(
-        "--temperature",
-        dest="temperatures",
-        type=number(),
-        action="append",
-        metavar="T",
-        help="of prompts that name none; may be repeated (0 and 0.7)",
-    )
-    add("--concurrency", type=whole(), default=1, help="prompts answered at a time (%(default)s)")
-    add("--limit", type=whole(0), default=0, help="prompts of each task and segment; 0 = all")
-    add("--json", action="store_true", help="print JSON")
 
 
 def evaluate(config: Config, arguments: argparse.Namespace, say: Say) -> str:
@@ -189,7 +159,7 @@ class _Bench:
         return Pair(
             *rates,
             sum(len(each.token_ids) for each in drafted),
-            _summed(each.stats.accepted_by_drafter for each in drafted),
+            sum((Counter(each.stats.accepted_by_drafter) for each in drafted), Counter[str]()),
             any(each.stats.idle_because in _HAD_DRAFTS for each in drafted),
         )
 
@@ -232,10 +202,3 @@ def _rate(answers: Sequence[Completion]) -> float:
     time_s = max(each.stats.decode_time_s for each in answers)
     num_tokens = sum(len(each.token_ids) - 1 for each in answers)
     return num_tokens / time_s if time_s > 0.0 and num_tokens > 0 else 0.0
-
-
-def _summed(counts: Iterable[Mapping[str, int]]) -> Mapping[str, int]:
-    found: Counter[str] = Counter()
-    for each in counts:
-        found.update(each)
-    return dict(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,11 +12,12 @@ import pytest
 
 from cluster.errors import ConfigError, WorkerError
 from deployments.bench.answers import Answer, figures
-from deployments.bench.command import bench, configure
+from deployments.bench.command import bench
 from deployments.bench.ratios import equal_texts, ratios
 from deployments.bench.report import Report, markdown, write_json, write_picture
-from deployments.cli import main
+from deployments.command_line import parser_for
 from deployments.questions import QUESTIONS
+from tests.conftest import Run
 from tests.deployments.conftest import Served
 from tests.support.deployments.scripted_server import (
     PROMPT_TOKENS,
@@ -31,9 +31,8 @@ FAST, SLOW = "20 5 9 2", "120 10 5 1"
 
 
 def benched(server: ScriptedServer, *words: str, url: str = URL) -> Report:
-    parser = argparse.ArgumentParser()
-    configure(parser)
-    return in_virtual_time(bench(parser.parse_args([url, *words]), server))
+    arguments = parser_for([]).parse_args(["bench", url, *words])
+    return in_virtual_time(bench(arguments, server))
 
 
 def written(folder: Path, *prompts: str) -> str:
@@ -150,14 +149,14 @@ def test_ratios_are_of_the_same_prompts_and_know_how_sure_they_are() -> None:
     fast = [answer(prompt, 1.0 + prompt) for prompt in range(8)]
     slow = [answer(prompt, 2.0 * (1 + prompt)) for prompt in range(8)]
     found = ratios(fast, slow)
-    assert found["tokens/s of a request"].value == pytest.approx(2.0)
+    assert found["tokens/s of a request"].mean == pytest.approx(2.0)
     assert (found["TTFT"].low, found["TTFT"].high) == pytest.approx((0.5, 0.5))
     mixed = [answer(prompt, 1.0 + prompt % 3) for prompt in range(8)]
     uncertain = ratios(mixed, slow)["TPOT"]
     assert uncertain.low is not None
-    assert uncertain.low < uncertain.value < (uncertain.high or 0.0)
+    assert uncertain.low < uncertain.mean < (uncertain.high or 0.0)
     # Of prompts that one side failed on, neither counts.
-    assert ratios([*fast, answer(9, 100.0)], slow)["TTFT"].value == pytest.approx(0.5)
+    assert ratios([*fast, answer(9, 100.0)], slow)["TTFT"].mean == pytest.approx(0.5)
     assert ratios([answer(0, 1.0, error="x")], slow) == {}
     assert equal_texts([answer(0, 1.0, "a"), answer(1, 1.0, "b")], [answer(0, 1.0, "a")]) == (1, 1)
     assert equal_texts([answer(0, 1.0, "a")], [answer(0, 1.0, "b")]) == (0, 1)
@@ -231,20 +230,10 @@ def test_it_is_written_as_json_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("line", "wrong"),
-    [
-        ("{", "line 1"),
-        ("[]", "no object"),
-        ('{"text": "a"}', "send one JSON object"),
-        ('{"messages": [{"content": "a"}]}', "messages are for the chat endpoint"),
-        ("", "there is no prompt"),
-    ],
-)
-def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str, wrong: str) -> None:
+def test_a_conversation_is_no_prompt_of_a_completion(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text(line)
-    with pytest.raises(ConfigError, match=rf"prompts.jsonl.*{wrong}"):
+    path.write_text('{"messages": [{"content": "a"}]}')
+    with pytest.raises(ConfigError, match=r"prompts.jsonl: messages are for the chat endpoint"):
         benched(ScriptedServer(), "--prompts", str(path), "--endpoint", "completions")
 
 
@@ -263,13 +252,13 @@ def test_nothing_counted_has_no_times() -> None:
 
 
 def test_a_real_server_is_loaded_with_drafts_and_without(
-    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: Served, tmp_path: Path, run: Run
 ) -> None:
     words = ["--prompts", written(tmp_path, "abc abc abc", "one two one two"), "--rounds", "1"]
     words += ["--max-tokens", "24", "--ignore-eos", "--concurrency", "2", "--compare", "off"]
     found = tmp_path / "found.json"
-    assert main(["bench", f"{served.http}/v1", *words, "--json", str(found)]) == 0
-    assert "| 2 at a time | no drafts | 2 | 0 |" in capsys.readouterr().out
+    said = run("bench", f"{served.http}/v1", *words, "--json", found)
+    assert "| 2 at a time | no drafts | 2 | 0 |" in said
     document = json.loads(found.read_text())
-    assert [run["total_output_tokens"] for run in document["runs"]] == [48, 48]
+    assert [each["total_output_tokens"] for each in document["runs"]] == [48, 48]
     assert document["ratios"][0]["equal_texts"] == 2

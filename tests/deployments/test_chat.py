@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
-from typing import Any
 
 import httpx
 import pytest
 
 from cluster.errors import WorkerError
-from deployments.chat_command import Conversation, configure
+from deployments.chat_command import Conversation
 from deployments.cli import main
+from deployments.command_line import parser_for
 from tests.deployments.conftest import Served
+from tests.support.deployments.drafting_server import DraftingServer
 
 
 class Terminal(io.StringIO):
@@ -21,62 +20,44 @@ class Terminal(io.StringIO):
         return True
 
 
-class Server:
-    """Answers "a b" with one drafted token, and keeps what it was asked."""
-
-    def __init__(self, owner: str = "drafthouse") -> None:
-        self.owner = owner
-        self.bodies: list[dict[str, Any]] = []
-
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "m", "owned_by": self.owner}]})
-        body = json.loads(request.content)
-        self.bodies.append(body)
-        if body["messages"][-1]["content"] == "refuse":
-            return httpx.Response(400, json={"error": {"message": "not this"}})
-        events: list[dict[str, Any]] = [{"choices": [{"delta": {"role": "assistant"}}]}]
-        for text, drafters in (("a", []), (" b", ["lm"])):
-            choice: dict[str, Any] = {"delta": {"content": text}}
-            if body.get("return_draft_sources"):
-                choice["draft_sources"] = [{"bytes": list(text.encode()), "drafters": drafters}]
-            events.append({"choices": [choice]})
-        events.append({"choices": [], "usage": {"completion_tokens": 2}})
-        return httpx.Response(200, text="".join(f"data: {json.dumps(each)}\n\n" for each in events))
+def server(owner: str = "drafthouse") -> DraftingServer:
+    """It answers "a b" with one drafted token."""
+    answer = [("a", []), (" b", ["lm"])], {"usage": {"completion_tokens": 2}}
+    return DraftingServer(lambda body: answer, owner)
 
 
-def conversation(server: Server, *words: str, out: io.StringIO | None = None) -> Conversation:
-    parser = argparse.ArgumentParser()
-    configure(parser)
+def conversation(
+    asked: DraftingServer, *words: str, out: io.StringIO | None = None
+) -> Conversation:
     ticks = iter(range(1000))
     return Conversation(
-        parser.parse_args(words),
+        parser_for([]).parse_args(["chat", *words]),
         out or io.StringIO(),
         io.StringIO(),
-        httpx.MockTransport(server),
+        httpx.MockTransport(asked),
         lambda: float(next(ticks)),
     )
 
 
 def test_a_conversation_goes_on_until_it_is_reset() -> None:
-    server = Server()
-    talk = conversation(server, "--system", "be brief", "--seed", "3")
+    asked = server()
+    talk = conversation(asked, "--system", "be brief", "--seed", "3")
     talk.talk(iter(["one", "two", "/reset", "three", "/quit", "four"]))
-    said = [[each["content"] for each in body["messages"]] for body in server.bodies]
+    said = [[each["content"] for each in body["messages"]] for body in asked.bodies]
     assert said == [
         ["be brief", "one"],
         ["be brief", "one", "a b", "two"],
         ["be brief", "three"],
     ]
-    assert server.bodies[0]["seed"] == 3
+    assert asked.bodies[0]["seed"] == 3
     assert talk.out.getvalue() == "a b\n" * 3
 
 
 def test_drafts_are_switched_on_and_off_on_a_server_of_ours_alone() -> None:
-    server = Server()
-    conversation(server).talk(iter(["one", "/draft off", "two", "/draft on", "three"]))
-    assert [body["speculation"]["enabled"] for body in server.bodies] == [True, False, True]
-    stranger = Server("vllm")
+    asked = server()
+    conversation(asked).talk(iter(["one", "/draft off", "two", "/draft on", "three"]))
+    assert [body["speculation"]["enabled"] for body in asked.bodies] == [True, False, True]
+    stranger = server("vllm")
     talk = conversation(stranger, "--no-drafts")
     talk.talk(iter(["one", "/draft maybe"]))
     assert not {"speculation", "return_draft_sources"} & stranger.bodies[0].keys()
@@ -86,7 +67,7 @@ def test_drafts_are_switched_on_and_off_on_a_server_of_ours_alone() -> None:
 
 def test_on_a_terminal_drafted_text_has_its_drafter_s_colour_and_the_speed_is_said() -> None:
     out = Terminal()
-    talk = conversation(Server(), out=out)
+    talk = conversation(server(), out=out)
     talk.ask("one")
     assert out.getvalue() == "a\x1b[32m b\x1b[0m\n"
     assert talk.notes.getvalue() == (
@@ -95,11 +76,11 @@ def test_on_a_terminal_drafted_text_has_its_drafter_s_colour_and_the_speed_is_sa
 
 
 def test_what_goes_wrong_is_said_and_not_kept() -> None:
-    server = Server()
-    talk = conversation(server)
+    asked = server()
+    talk = conversation(asked)
     talk.talk(iter(["refuse", "one"]))
     assert "refuses the question (HTTP status 400): not this" in talk.notes.getvalue()
-    assert [each["content"] for each in server.bodies[-1]["messages"]] == ["one"]
+    assert [each["content"] for each in asked.bodies[-1]["messages"]] == ["one"]
     with pytest.raises(WorkerError, match="not this"):
         talk.ask("refuse")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Sequence
@@ -12,9 +11,10 @@ import httpx
 import pytest
 
 from cluster.errors import WorkerError
-from deployments.cli import main
+from deployments.command_line import parser_for
 from deployments.metrics_reader import Change, Page
-from deployments.top_command import configure, top, view
+from deployments.top_command import top, view
+from tests.conftest import Run
 from tests.deployments.conftest import DEADLINE_S, MODEL, Served
 from tests.support.deployments.scripted_server import in_virtual_time
 
@@ -33,11 +33,9 @@ def nothing_yet(page: str) -> str:
 
 
 def shown(pages: Sequence[str], *words: str, capsys: pytest.CaptureFixture[str]) -> str:
-    parser = argparse.ArgumentParser()
-    configure(parser)
     left = iter(pages)
     transport = httpx.MockTransport(lambda request: httpx.Response(200, text=next(left)))
-    arguments = parser.parse_args(["http://server", "--once", *words])
+    arguments = parser_for([]).parse_args(["top", "http://server", "--once", *words])
     assert in_virtual_time(top(arguments, transport)) == 0
     return capsys.readouterr().out
 
@@ -94,19 +92,17 @@ def test_quantiles_are_spread_evenly_within_a_bucket(share: float, value: float)
 
 
 def test_a_server_without_such_figures_is_named() -> None:
-    parser = argparse.ArgumentParser()
-    configure(parser)
+    arguments = parser_for([]).parse_args(["top", "http://server"])
     for status, text, wrong in ((404, "", "does not answer"), (200, "up 1\n", "none of vLLM's")):
         transport = httpx.MockTransport(lambda _, s=status, t=text: httpx.Response(s, text=t))
         with pytest.raises(WorkerError, match=wrong):
-            in_virtual_time(top(parser.parse_args(["http://server"]), transport))
+            in_virtual_time(top(arguments, transport))
 
 
-def test_a_real_server_of_ours_is_shown(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_real_server_of_ours_is_shown(served: Served, run: Run) -> None:
     body = {"model": MODEL, "prompt": "abc abc abc", "max_tokens": 8, "ignore_eos": True}
     httpx.post(f"{served.http}/v1/completions", json=body, timeout=DEADLINE_S).raise_for_status()
-    assert main(["top", served.http, "--once", "--json", "--interval", "0.1"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(run("top", served.http, "--once", "--json", "--interval", "0.1"))
     assert found["model"] == MODEL
     assert found["output_tokens_per_s"] is not None
     assert set(found["latency_ms"]) == {"ttft", "tpot", "itl", "e2e", "queue"}

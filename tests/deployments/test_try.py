@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import io
 import json
@@ -16,9 +15,11 @@ import pytest
 
 from cluster.coordinator.idle import MEANINGS, IdleReason
 from cluster.errors import WorkerError
-from deployments.cli import main
-from deployments.try_command import compare, configure
+from deployments.command_line import parser_for
+from deployments.try_command import compare
+from tests.conftest import Run
 from tests.deployments.conftest import Served
+from tests.support.deployments.drafting_server import Answer, Answering, DraftingServer
 
 URL = "http://server:8000"
 STATISTICS = {
@@ -38,39 +39,6 @@ IDLE = {
     "idle_because": "paused",
 }
 
-Answering = Callable[[dict[str, Any]], tuple[list[tuple[str, list[str]]], dict[str, Any]]]
-
-
-class Server:
-    """Speaks the streamed chat API; `answering` says, for a body, the tokens and statistics."""
-
-    def __init__(self, answering: Answering, *, has_template: bool = True) -> None:
-        self._answering = answering
-        self._has_template = has_template
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[httpx.Headers] = []
-
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "the-model"}]})
-        is_chat = request.url.path == "/v1/chat/completions"
-        if is_chat and not self._has_template:
-            message = "the model has no chat template; use the completions endpoint"
-            return httpx.Response(400, json={"error": {"message": message}})
-        body = json.loads(request.content)
-        self.bodies.append(body)
-        self.headers.append(request.headers)
-        tokens, statistics = self._answering(body)
-        chunks = []
-        for text, drafters in tokens:
-            source = {"token": text, "bytes": list(text.encode()), "drafters": drafters}
-            content = {"delta": {"content": text}} if is_chat else {"text": text}
-            chunks.append({"choices": [{**content, "draft_sources": [source]}]})
-        last = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
-        chunks.append({**last, "metrics": {"speculative_decoding": statistics}})
-        lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
-        return httpx.Response(200, text="".join(lines) + "data: [DONE]\n\n")
-
 
 class Clock:
     """step_s passes between two looks at it."""
@@ -83,10 +51,14 @@ class Clock:
         return self.now
 
 
-def honest(body: dict[str, Any]) -> tuple[list[tuple[str, list[str]]], dict[str, Any]]:
+def told(statistics: dict[str, Any]) -> dict[str, Any]:
+    return {"metrics": {"speculative_decoding": statistics}}
+
+
+def honest(body: dict[str, Any]) -> Answer:
     if not body["speculation"]["enabled"]:
-        return [("a", []), (" b", []), (" c", [])], IDLE | {"idle_because": "disabled"}
-    return [("a", []), (" b", ["lm"]), (" c", ["suffix", "lm"])], STATISTICS
+        return [("a", []), (" b", []), (" c", [])], told(IDLE | {"idle_because": "disabled"})
+    return [("a", []), (" b", ["lm"]), (" c", ["suffix", "lm"])], told(STATISTICS)
 
 
 def tried(
@@ -95,14 +67,13 @@ def tried(
     out: io.StringIO | None = None,
     step_s: float = 1.0,
 ) -> int:
-    parser = argparse.ArgumentParser()
-    configure(parser)
-    arguments, transport = parser.parse_args([URL, *words]), httpx.MockTransport(answers)
+    arguments = parser_for([]).parse_args(["try", URL, *words])
+    transport = httpx.MockTransport(answers)
     return asyncio.run(compare(arguments, out or io.StringIO(), transport, Clock(step_s)))
 
 
 def ask(
-    server: Server, words: Sequence[str] = ("--prompt", "why?"), step_s: float = 1.0
+    server: DraftingServer, words: Sequence[str] = ("--prompt", "why?"), step_s: float = 1.0
 ) -> tuple[int, str]:
     out = io.StringIO()
     return tried(server, *words, out=out, step_s=step_s), out.getvalue()
@@ -111,14 +82,14 @@ def ask(
 def answering(num_tokens: int, drafted_s: float | None, plain_s: float | None) -> Answering:
     """So many tokens both ways; how long the server says that they took, None = it does not."""
 
-    def answer(body: dict[str, Any]) -> tuple[list[tuple[str, list[str]]], dict[str, Any]]:
+    def answer(body: dict[str, Any]) -> Answer:
         is_drafted = body["speculation"]["enabled"]
         statistics = dict(STATISTICS if is_drafted else IDLE)
         del statistics["decode_time_s"]
         time_s = drafted_s if is_drafted else plain_s
         if time_s is not None:
             statistics["decode_time_s"] = time_s
-        return [(f" {index}", []) for index in range(num_tokens)], statistics
+        return [(f" {index}", []) for index in range(num_tokens)], told(statistics)
 
     return answer
 
@@ -130,7 +101,7 @@ def rates(text: str) -> list[str]:
 
 
 def test_both_answers_are_asked_for_alike_and_neither_helps_the_other() -> None:
-    server = Server(honest)
+    server = DraftingServer(honest)
     words = ["--prompt", "why?", "--seed", "7", "--temperature", "0.5", "--api-key", "key"]
     assert ask(server, words)[0] == 0
     _, drafted, plain, *again = server.bodies
@@ -144,7 +115,7 @@ def test_both_answers_are_asked_for_alike_and_neither_helps_the_other() -> None:
 
 
 def test_it_shows_the_text_with_its_drafters_and_what_they_brought() -> None:
-    status, text = ask(Server(honest))
+    status, text = ask(DraftingServer(honest))
     assert status == 0
     assert "a[lm| b][suffix| c]" in text
     assert "with speculation         4.0 tokens/s   first token after 1000 ms" in text
@@ -162,7 +133,7 @@ def test_it_shows_the_text_with_its_drafters_and_what_they_brought() -> None:
 
 def test_rates_are_tokens_over_the_time_between_the_steps_whenever_their_pieces_came() -> None:
     for step_s in (1e-6, 1.0):  # all at once, or a second between two
-        _, text = ask(Server(answering(101, 2.0, 4.0)), step_s=step_s)
+        _, text = ask(DraftingServer(answering(101, 2.0, 4.0)), step_s=step_s)
         assert rates(text) == ["50.0", "25.0", "2.00"]
         assert "2.00 (2.00 to 2.00)\n" in text
 
@@ -182,7 +153,7 @@ def test_rates_are_tokens_over_the_time_between_the_steps_whenever_their_pieces_
 def test_no_rate_and_no_ratio_is_absurd(
     num_tokens: int, drafted_s: float | None, plain_s: float | None, step_s: float
 ) -> None:
-    status, text = ask(Server(answering(num_tokens, drafted_s, plain_s)), step_s=step_s)
+    status, text = ask(DraftingServer(answering(num_tokens, drafted_s, plain_s)), step_s=step_s)
     assert status == 0
     shown = [float(each) for each in rates(text) if each != "-"]
     assert all(0.0 < each <= 10_000.0 for each in shown)
@@ -198,15 +169,15 @@ def test_on_a_terminal_the_text_has_colours() -> None:
             return True
 
     out = Terminal()
-    assert tried(Server(honest), "--prompt", "why?", out=out) == 0
+    assert tried(DraftingServer(honest), "--prompt", "why?", out=out) == 0
     assert "a\x1b[32m b\x1b[0m\x1b[34m c\x1b[0m" in out.getvalue()
 
 
 def test_answers_that_differ_are_said_loudly_and_are_a_failure() -> None:
-    def lying(body: dict[str, Any]) -> tuple[list[tuple[str, list[str]]], dict[str, Any]]:
-        return ([("x", [])], IDLE) if body["speculation"]["enabled"] else honest(body)
+    def lying(body: dict[str, Any]) -> Answer:
+        return ([("x", [])], told(IDLE)) if body["speculation"]["enabled"] else honest(body)
 
-    status, text = ask(Server(lying))
+    status, text = ask(DraftingServer(lying))
     assert status == 1
     assert "THE TWO ANSWERS DIFFER" in text
     assert "another time it was:\na b c" in text
@@ -216,7 +187,7 @@ def test_without_a_question_it_asks_one_of_the_page_s_as_the_page_does() -> None
     presets = json.loads((files("deployments.page") / "static" / "presets.json").read_text())
     asked = []
     for _ in range(60):
-        server = Server(honest)
+        server = DraftingServer(honest)
         ask(server, ())
         asked += [
             (body["messages"][0]["content"], body.get("prediction")) for body in server.bodies
@@ -226,24 +197,24 @@ def test_without_a_question_it_asks_one_of_the_page_s_as_the_page_does() -> None
 
 
 def test_a_request_without_a_draft_says_why() -> None:
-    def idle(body: dict[str, Any]) -> tuple[list[tuple[str, list[str]]], dict[str, Any]]:
-        return [("a", [])], IDLE
+    def idle(body: dict[str, Any]) -> Answer:
+        return [("a", [])], told(IDLE)
 
-    status, text = ask(Server(idle))
+    status, text = ask(DraftingServer(idle))
     assert status == 0
     assert "no draft was verified (paused): drafts have cost more time than they saved" in text
 
 
 @pytest.mark.parametrize("reason", IdleReason)
 def test_every_reason_is_explained(reason: IdleReason) -> None:
-    def idle(body: dict[str, Any]) -> tuple[list[tuple[str, list[str]]], dict[str, Any]]:
-        return [("a", [])], IDLE | {"idle_because": reason}
+    def idle(body: dict[str, Any]) -> Answer:
+        return [("a", [])], told(IDLE | {"idle_because": reason})
 
-    assert f"({reason}): {MEANINGS[reason]}\n" in ask(Server(idle))[1]
+    assert f"({reason}): {MEANINGS[reason]}\n" in ask(DraftingServer(idle))[1]
 
 
 def test_a_model_that_takes_no_conversations_is_given_the_plain_text() -> None:
-    server = Server(honest, has_template=False)
+    server = DraftingServer(honest, has_template=False)
     assert ask(server)[0] == 0
     assert all(body["prompt"] == "why?" for body in server.bodies)
 
@@ -266,14 +237,11 @@ def test_a_server_that_is_not_there_or_refuses_is_named_with_the_remedy() -> Non
         tried(lambda request: httpx.Response(200, text="hello"))
 
 
-def test_a_real_server_gives_the_same_text_both_ways(
-    served: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_real_server_gives_the_same_text_both_ways(served: Served, run: Run) -> None:
     words = ["--prompt", "abc abc abc", "--max-tokens", "200", "--temperature", "0.7"]
     # No step waits for a drafter: on a busy machine an answer may be over before it was heard.
     for _ in range(10):
-        assert main(["try", f"{served.http}/v1", *words]) == 0
-        text = capsys.readouterr().out
+        text = run("try", f"{served.http}/v1", *words)
         assert "both answers are the same text" in text
         if "tokens per step with drafts" in text:
             break
