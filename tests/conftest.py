@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from hypothesis import Phase, settings
 
 from cluster.draft import breaker
 from tests.support.checkpoints import noisy_copy, tiny_checkpoint
+
+# Runs a command, a word for each argument; `status` is what is expected of it.
+Run = Callable[..., str]
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 # A busy machine is no failure: examples take as long as they take.  The parent is Hypothesis's own
 # profile where `CI` is set: equal sources meet equal examples there.
@@ -59,6 +67,42 @@ def checkpoint_factory(tmp_path_factory: pytest.TempPathFactory) -> Callable[...
         return made[key]
 
     return factory
+
+
+def python(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end, at the root of the repository."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=REPOSITORY,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def serve_file(folder: Path, arguments: Mapping[str, Any], **application: Any) -> Path:
+    """A configuration file in `folder`, of one application with these `args`."""
+    path = folder / "serve.yaml"
+    application = {"import_path": "deployments.app:build", "args": arguments, **application}
+    path.write_text(yaml.safe_dump({"applications": [application]}))
+    return path
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """`drafthouse` in this process: what it prints, or what it says where it fails."""
+    from deployments.cli import main
+
+    def run(*words: object, status: int = 0) -> str:
+        found, said = main([*map(str, words)]), capsys.readouterr()
+        assert found == status, said.err
+        assert not (status and said.out)
+        return said.err if status else said.out
+
+    return run
 
 
 @pytest.fixture(scope="module")

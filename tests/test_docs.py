@@ -20,7 +20,7 @@ from cluster.config.parse import key_of
 from cluster.config.schema import Config
 from cluster.core import TokenTree
 from cluster.spec.verify import walk_draws
-from tests.config.test_removed import REMOVED
+from tests.config.test_refused import GONE
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -124,7 +124,7 @@ def settings() -> set[str]:
 
 
 def test_every_setting_that_a_page_names_is_one() -> None:
-    known = settings() | set(REMOVED)  # which the list of changes names
+    known = settings() | GONE  # which the list of changes names
     tops = {key_of(field) for field in dataclasses.fields(Config)} - {"drafters", "tasks"}
     named = re.compile(rf"`((?:{'|'.join(sorted(tops))})(?:\.[a-z_]+)+)[`:=]")
     wrong = [

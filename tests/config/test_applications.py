@@ -109,44 +109,6 @@ def test_what_a_file_says_of_a_drafter_of_the_pool_counts(tmp_path: Path) -> Non
     assert found.deployments == {"drafter-lm": given}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda main, pool: pool.pop("route_prefix"), "write `route_prefix: null`"),
-        (lambda main, pool: pool.update(import_path="deployments.app:build"), "build_pool"),
-        (lambda main, pool: main.update(import_path="deployments.app:build_pool"), "build_pool"),
-        (lambda main, pool: pool.update(name="other"), r"drafters.lm: nobody would ask it"),
-        (lambda main, pool: pool["args"]["drafters"].pop("lm"), "pool has no drafter 'lm'"),
-        (lambda main, pool: pool["args"].update(tasks={}), "tasks: unknown key"),
-        (lambda main, pool: pool["args"].update(drafters={}), "drafters: there is none"),
-        (lambda main, pool: pool["args"].update(coordinator={"replicas": 2}), "unknown key"),
-        (lambda main, pool: main["args"].update(network={"interface": "node"}), "network: it must"),
-        (
-            lambda main, pool: main["args"].update(coordinator={"max_frame_bytes": 2**20}),
-            "coordinator.max_frame_bytes: it must be as in",
-        ),
-        (lambda main, pool: main["args"]["drafters"]["lm"].update(max_nodes=3), "all else there"),
-        (
-            lambda main, pool: main["args"]["drafters"]["lm"].update(kind="ngram_cache"),
-            "'ngram_cache' here and 'suffix' in its own",
-        ),
-        (lambda main, pool: main["args"]["drafters"]["told"].pop("kind"), "'prediction' in its"),
-        (lambda main, pool: pool["args"]["drafters"]["lm"].update(shadow=True), "shadow: this is"),
-        (
-            lambda main, pool: pool["args"]["drafters"]["lm"].update(placement={"with": "target"}),
-            "an application of drafters alone; remove it",
-        ),
-        (lambda main, pool: pool.update(deployments=[{"name": "target"}]), "'target' is no deploy"),
-        (lambda main, pool: main.update(deployments=[{"name": "drafter-lm"}]), "is no deployment"),
-    ],
-)
-def test_applications_that_do_not_fit_are_refused_by_name(
-    tmp_path: Path, change: Callable[[Any, Any], object], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        loaded(tmp_path, change)
-
-
 def test_a_drafter_of_an_application_that_is_not_in_the_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(yaml.safe_dump({"applications": DOCUMENT["applications"][:1]}))

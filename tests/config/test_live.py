@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from cluster.config.applications import POLICY
 from cluster.config.file import load
@@ -21,6 +20,7 @@ from cluster.config.schema import (
     TargetConfig,
 )
 from cluster.errors import ConfigError
+from tests.conftest import serve_file
 
 CONFIG = Config(
     model_name="m", target=TargetConfig(engine=EngineConfig(model="m", adapters={"a": "/old"}))
@@ -36,30 +36,6 @@ def test_a_list_stands_in_place_of_the_arguments_and_none_leaves_them() -> None:
     assert adapters({"adapters": {}}) == {}
     for nothing in (None, {}, {"adapters": None}):
         assert adapters(nothing) == {"a": "/old"}
-
-
-@pytest.mark.parametrize(
-    ("user_config", "reason"),
-    [
-        ({"adaptors": {}}, "did you mean adapters"),
-        ({"adapters": ["/new"]}, r"user_config\.adapters"),
-        ({"adapters": {"b": 3}}, r"user_config\.adapters\.b"),
-        ({"adapters": {"b": "new"}}, "'new' is a relative path"),
-        ({"adapters": {"m": "/new"}}, "may not be the model's own"),
-        ({"adapters": {"b@1": "/new"}}, "an adapter's name may hold"),
-        ({"coordinator": {"budgett": "fixed"}}, r"coordinator\.budgett: .*did you mean budget\?"),
-        ({"coordinator": {"budget": "some"}}, r"coordinator\.budget: 'some' is none of"),
-        ({"coordinator": {"replicas": 2}}, r"coordinator\.replicas: this key cannot change"),
-        ({"target": {"replicas": 2}}, r"user_config\.target: this key cannot change"),
-        ({"tasks": {"code": ["nobody"]}}, r"tasks\.code: no drafter is named 'nobody'"),
-        ({"drafters": {"x": {"kind": "suffix"}}}, r"drafters\.x: only a drafter of another"),
-        ({"ingress": {"public_latency_classes": ["x"]}}, "'x' is no class"),
-        ("text", "user_config: 'text' is not a mapping"),
-    ],
-)
-def test_anything_else_is_refused_by_name(user_config: Any, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        changed(CONFIG, user_config)
 
 
 def test_what_is_not_named_stays_as_it_is() -> None:
@@ -116,14 +92,7 @@ def test_every_key_that_is_read_while_the_parts_run_is_one_of_the_schema() -> No
 
 
 def written(folder: Path, deployments: Any) -> Path:
-    application = {
-        "import_path": "deployments.app:build",
-        "args": {"target": {"engine": {"model": "m"}}},
-        "deployments": deployments,
-    }
-    file = folder / "serve.yaml"
-    file.write_text(yaml.safe_dump({"applications": [application]}))
-    return file
+    return serve_file(folder, {"target": {"engine": {"model": "m"}}}, deployments=deployments)
 
 
 def test_a_file_is_checked_with_what_its_deployments_say(tmp_path: Path) -> None:
@@ -154,37 +123,3 @@ def test_all_may_be_told_the_same(tmp_path: Path) -> None:
     named[0]["num_replicas"] = 2
     config = load(written(tmp_path, named)).config
     assert (config.tasks, config.ingress.replicas) == ({"code": ()}, 2)
-
-
-@pytest.mark.parametrize(
-    ("deployments", "named"),
-    [
-        ([{"name": "ingress", "user_config": {"tasks": {}}}], "coordinator reads it, too"),
-        (
-            [
-                {"name": "ingress", "user_config": {"tasks": {}}},
-                {"name": "coordinator", "user_config": {"tasks": {"a": []}}},
-            ],
-            "ingress is told tasks and coordinator reads it, too",
-        ),
-        ([{"name": "ingress", "num_replicas": 2}], "set both, the latter in its user_config"),
-        ([{"name": "target", "num_cpus": 2}], r"deployments\[0\].num_cpus"),
-        ([{"name": "target"}, {"name": "target"}], "'target' stands twice"),
-        ([{"name": "coordinators"}], "did you mean coordinator?"),
-        ({"name": "target"}, "a list of deployments"),
-        (
-            [{"name": "target", "autoscaling_config": {"max_replicas": 2}}],
-            r"deployments\[0\].autoscaling_config.policy.policy_function: Ray Serve's own policy",
-        ),
-        (
-            [{"name": "ingress", "autoscaling_config": {"policy": {"policy_function": POLICY}}}],
-            "its replicas share what keys may have by their number; set num_replicas instead",
-        ),
-        ([{"name": "target", "user_config": {"x": 1}}], r"deployments\[0\].user_config.x"),
-    ],
-)
-def test_what_serve_would_override_otherwise_is_refused(
-    tmp_path: Path, deployments: Any, named: str
-) -> None:
-    with pytest.raises(ConfigError, match=named):
-        load(written(tmp_path, deployments))

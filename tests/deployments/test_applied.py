@@ -9,8 +9,8 @@ import pytest
 from cluster.config.file import load
 from cluster.errors import ConfigError
 from deployments.applied import live_document
-from deployments.cli import EXIT_BAD_CONFIG, main
 from deployments.short_lived import announce, announced, short_lived_folder
+from tests.conftest import Run
 from tests.deployments.conftest import free_port
 
 FILE, POOL = "configs/tiny.yaml", "configs/pool.yaml"
@@ -74,12 +74,12 @@ def test_a_key_that_is_no_more_in_the_file_is_refused() -> None:
 
 
 def test_a_server_is_found_by_its_port_as_long_as_it_runs(
-    capsys: pytest.CaptureFixture[str],
+    run: Run,
 ) -> None:
     port = free_port()
     with short_lived_folder() as folder:
         announce(folder, port, address="a", token=None, document={})
         assert (folder / "served.json").stat().st_mode & 0o077 == 0
         assert announced(port)["address"] == "a"
-    assert main(["apply", FILE, "--set", f"http.port={port}"]) == EXIT_BAD_CONFIG
-    assert f"no `drafthouse serve` of yours listens at port {port}" in capsys.readouterr().err
+    said = run("apply", FILE, "--set", f"http.port={port}", status=2)
+    assert f"no `drafthouse serve` of yours listens at port {port}" in said

@@ -11,14 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
-from deployments.cli import main
+from tests.conftest import Run, serve_file
 from tests.support.draft.heads import random_eagle3
 from tests.support.models.gguf_files import write_gguf
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -27,22 +24,21 @@ def model(llama_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(llama_folder, tmp_path / "model"))
 
 
-def checked(folder: Path, model: Path, **drafters: Any) -> int:
-    engine = {"model": str(model), "device": "cpu", "threads": 1}
-    arguments = {"target": {"engine": engine}, "drafters": drafters}
-    application = {"import_path": "deployments.app:build", "args": arguments}
-    file = folder / "serve.yaml"
-    file.write_text(yaml.safe_dump({"applications": [application]}))
-    return main(["check", str(file)])
+@pytest.fixture
+def refused(tmp_path: Path, run: Run) -> Run:
+    """The one line that `check` says of a model and drafters; with `status=0` it finds no fault."""
 
+    def refused(model: Path, status: int = 2, **drafters: Any) -> str:
+        engine = {"model": str(model), "device": "cpu", "threads": 1}
+        file = serve_file(tmp_path, {"target": {"engine": engine}, "drafters": drafters})
+        said = run("check", file, status=status)
+        if not status:
+            return said
+        (line,) = said.splitlines()
+        assert len(line) < 700
+        return line
 
-def refusal(capture: Capture) -> str:
-    """The one line that was said."""
-    said = capture.readouterr()
-    assert said.out == ""
-    (line,) = said.err.splitlines()
-    assert len(line) < 700
-    return line
+    return refused
 
 
 def change(folder: Path, **values: Any) -> None:
@@ -80,44 +76,37 @@ def change(folder: Path, **values: Any) -> None:
     ],
 )
 def test_a_value_that_no_model_has_is_told_with_its_key(
-    key: str, value: Any, model: Path, tmp_path: Path, capsys: Capture
+    key: str, value: Any, model: Path, refused: Run
 ) -> None:
     change(model, **{key: value})
-    assert checked(tmp_path, model) == 2
-    line = refusal(capsys)
+    line = refused(model)
     assert f"target.engine.model: {model}/config.json: " in line
     assert key in line.partition("config.json: ")[2]
 
 
 @pytest.mark.parametrize(("key", "value"), [("vocab_size", 300), ("intermediate_size", 72)])
 def test_a_size_that_the_weights_have_not_is_told_with_its_key(
-    key: str, value: int, model: Path, tmp_path: Path, capsys: Capture
+    key: str, value: int, model: Path, refused: Run
 ) -> None:
     change(model, **{key: value})
-    assert checked(tmp_path, model) == 2
-    assert f"config.json: {key}: by it " in refusal(capsys)
+    assert f"config.json: {key}: by it " in refused(model)
 
 
-def test_layers_that_the_weights_lack_are_counted(
-    model: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_layers_that_the_weights_lack_are_counted(model: Path, refused: Run) -> None:
     change(model, num_hidden_layers=20)
-    assert checked(tmp_path, model) == 2
-    assert "of the weights that its config.json describes" in refusal(capsys)
+    assert "of the weights that its config.json describes" in refused(model)
 
 
 def test_a_draft_models_and_a_draft_heads_bad_values_are_told_as_well(
-    model: Path, llama_folder: Path, tmp_path: Path, capsys: Capture
+    model: Path, llama_folder: Path, tmp_path: Path, refused: Run
 ) -> None:
     change(model, num_attention_heads=0)
     drafter = {"kind": "lm", "options": {"engine": {"model": str(model), "device": "cpu"}}}
-    assert checked(tmp_path, llama_folder, lm=drafter) == 2
-    assert "drafters.lm.options.engine.model: " in refusal(capsys)
+    assert "drafters.lm.options.engine.model: " in refused(llama_folder, lm=drafter)
     head = random_eagle3(tmp_path, llama_folder)
     change(head, hidden_size=50)
     own = {"kind": "eagle3", "options": {"model": str(head)}}
-    assert checked(tmp_path, llama_folder, head=own) == 2
-    assert "config.json: hidden_size: " in refusal(capsys)
+    assert "config.json: hidden_size: " in refused(llama_folder, head=own)
 
 
 def cut(file: Path, num_bytes: int) -> Path:
@@ -128,55 +117,44 @@ def cut(file: Path, num_bytes: int) -> Path:
 
 @pytest.mark.parametrize("num_bytes", [1, 4096, 10**5, -16])
 def test_weights_of_another_length_than_their_header_says_are_damaged(
-    num_bytes: int, model: Path, tmp_path: Path, capsys: Capture
+    num_bytes: int, model: Path, refused: Run
 ) -> None:
     file = cut(model / "model.safetensors", num_bytes)
-    assert checked(tmp_path, model) == 2
-    assert f"target.engine.model: {file} is damaged (" in refusal(capsys)
+    assert f"target.engine.model: {file} is damaged (" in refused(model)
 
 
 @pytest.mark.parametrize("data", [b"", b"abc", b"\xff" * 64, b"\x02" + bytes(7) + b"[]"])
-def test_weights_without_a_header_are_damaged(
-    data: bytes, model: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_weights_without_a_header_are_damaged(data: bytes, model: Path, refused: Run) -> None:
     (model / "model.safetensors").write_bytes(data)
-    assert checked(tmp_path, model) == 2
-    assert "model.safetensors is damaged (its header" in refusal(capsys)
+    assert "model.safetensors is damaged (its header" in refused(model)
 
 
-def test_a_cut_part_of_weights_in_parts_is_damaged(
-    model: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_cut_part_of_weights_in_parts_is_damaged(model: Path, refused: Run) -> None:
     whole = model / "model.safetensors"
     names = dict.fromkeys(load_file(whole), "part-1.safetensors")
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     whole.rename(model / "part-1.safetensors")
-    assert checked(tmp_path, model) == 0
-    capsys.readouterr()
+    refused(model, status=0)
     cut(model / "part-1.safetensors", 64)
-    assert checked(tmp_path, model) == 2
-    assert "part-1.safetensors is damaged" in refusal(capsys)
+    assert "part-1.safetensors is damaged" in refused(model)
 
 
 @pytest.mark.parametrize("weight_map", [{}, {"a": 5}, {"a": None}, []])
 def test_an_index_that_names_no_files_is_damaged(
-    weight_map: object, model: Path, tmp_path: Path, capsys: Capture
+    weight_map: object, model: Path, refused: Run
 ) -> None:
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    assert checked(tmp_path, model) == 2
-    assert "index.json is damaged" in refusal(capsys)
+    assert "index.json is damaged" in refused(model)
 
 
-def test_cut_weights_of_pytorch_are_damaged(model: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_cut_weights_of_pytorch_are_damaged(model: Path, refused: Run) -> None:
     file = model / "pytorch_model.bin"
     torch.save(load_file(model / "model.safetensors"), file)
     (model / "model.safetensors").unlink()
     assert zipfile.is_zipfile(file)
-    assert checked(tmp_path, model) == 0
-    capsys.readouterr()
+    refused(model, status=0)
     cut(file, 4096)
-    assert checked(tmp_path, model) == 2
-    assert f"{file} is damaged (" in refusal(capsys)
+    assert f"{file} is damaged (" in refused(model)
 
 
 @pytest.fixture
@@ -189,11 +167,9 @@ def gguf_file(
 
 @pytest.mark.parametrize("num_bytes", [1, 4096, 10**5])
 def test_a_cut_gguf_file_is_refused_before_it_is_converted(
-    num_bytes: int, gguf_file: Callable[[], Path], tmp_path: Path, capsys: Capture
+    num_bytes: int, gguf_file: Callable[[], Path], refused: Run
 ) -> None:
     file = gguf_file()
-    assert checked(tmp_path, file) == 0
-    capsys.readouterr()
+    refused(file, status=0)
     cut(file, num_bytes)
-    assert checked(tmp_path, file) == 2
-    assert f"target.engine.model: {file} is cut or is no GGUF file" in refusal(capsys)
+    assert f"target.engine.model: {file} is cut or is no GGUF file" in refused(file)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deployments.cli import main
+from tests.conftest import Run
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees this machine's GPU")
@@ -16,7 +16,7 @@ def test_check_refuses_a_gpu_that_torch_does_not_see(
     llama_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run: Run,
 ) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 550.54.15\n")
@@ -24,10 +24,9 @@ def test_check_refuses_a_gpu_that_torch_does_not_see(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     setting = f"target.engine.model={llama_folder}"
-    assert main(["check", "configs/own-model.yaml", "--set", setting]) == 2
-    told = capsys.readouterr().err
+    told = run("check", "configs/own-model.yaml", "--set", setting, status=2)
     assert "target.engine.device: " in told
     assert "driver 550.54.15" in told
     assert torch.__version__ in told
     cpu = "target.engine.device=cpu"
-    assert main(["check", "configs/own-model.yaml", "--set", setting, "--set", cpu]) == 0
+    run("check", "configs/own-model.yaml", "--set", setting, "--set", cpu)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from cluster.config.file import load
 from cluster.config.schema import EngineConfig
@@ -16,48 +17,15 @@ from cluster.engine.loading.planned import Planned, bare_module, planned
 from cluster.errors import ConfigError
 from cluster.models import published as published_models
 from cluster.models.published import published
-from deployments.cli import main
 from deployments.plan import size
 from deployments.preflight import inspect
+from tests.conftest import Run
 from tests.support.draft.other_vocabulary import other_copy
 
-# The part of Gemma 3 that sees, which is as large in each of its sizes.
-SIGLIP = 416_866_032
 PUBLISHED = Path(published_models.__file__).with_name("published_configs")
 RECIPE = "configs/llama-70b-8xh100.yaml"
-# As their makers state them; of models that see, without what sees.
-PARAMETERS = {
-    "meta-llama/Llama-3.3-70B-Instruct": 70_553_706_496,
-    "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
-    "meta-llama/Llama-3.1-405B-Instruct": 405_853_388_800,
-    "meta-llama/Llama-3.2-3B-Instruct": 3_212_749_824,
-    "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
-    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
-    "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
-    "Qwen/Qwen2.5-3B-Instruct": 3_085_938_688,
-    "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
-    "Qwen/Qwen2.5-14B-Instruct": 14_770_033_664,
-    "Qwen/Qwen2.5-32B-Instruct": 32_763_876_352,
-    "Qwen/Qwen2.5-72B-Instruct": 72_706_203_648,
-    "Qwen/Qwen3-0.6B": 596_049_920,
-    "Qwen/Qwen3-1.7B": 1_720_574_976,
-    "Qwen/Qwen3-4B": 4_022_468_096,
-    "Qwen/Qwen3-8B": 8_190_735_360,
-    "Qwen/Qwen3-14B": 14_768_307_200,
-    "Qwen/Qwen3-32B": 32_762_123_264,
-    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
-    "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30_532_122_624,
-    "Qwen/Qwen3-235B-A22B": 235_093_634_560,
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
-    "google/gemma-3-1b-it": 999_885_952,
-    "google/gemma-3-4b-it": 4_300_079_472 - SIGLIP - 1152 * (2560 + 1),
-    "google/gemma-3-12b-it": 12_187_325_040 - SIGLIP - 1152 * (3840 + 1),
-    "google/gemma-3-27b-it": 27_432_406_640 - SIGLIP - 1152 * (5376 + 1),
-    "mistralai/Mistral-Small-24B-Instruct-2501": 23_572_403_200,
-    "openai/gpt-oss-20b": 20_914_757_184,
-    "openai/gpt-oss-120b": 116_829_156_672,
-    "smollm2-135m-instruct": 134_515_008,
-}
+# As their makers state them.
+PARAMETERS = yaml.safe_load(Path(__file__).with_name("published_sizes.yaml").read_text("utf-8"))
 # What the configuration tells, of models that the engine does not serve.
 REFUSED = {
     "deepseek-ai/DeepSeek-V3": r"multi-head latent attention",
@@ -135,9 +103,8 @@ def test_a_model_of_the_catalogue_is_sized_before_it_is_fetched() -> None:
     assert sized("smollm2-135m-instruct", dtype="float32").weights == 4 * 134_515_008
 
 
-def test_check_sizes_the_recipe_for_eight_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", RECIPE]) == 0
-    text = capsys.readouterr().out
+def test_check_sizes_the_recipe_for_eight_gpus(run: Run) -> None:
+    text = run("check", RECIPE)
     assert "unknown" not in text
     first, second = (line.split() for line in text.splitlines() if line.startswith("target.engine"))
     assert first[1:5] == ["131.4", "GiB", "320", "MiB"]
@@ -149,14 +116,10 @@ def test_check_sizes_the_recipe_for_eight_gpus(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("path", ["target.engine", "drafters.lm.options.engine"])
-def test_a_gpus_memory_is_the_sum_of_what_check_shows(
-    path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", RECIPE, "--json"]) == 0
-    engines = json.loads(capsys.readouterr().out)["engines"]
+def test_a_gpus_memory_is_the_sum_of_what_check_shows(path: str, run: Run) -> None:
+    engines = json.loads(run("check", RECIPE, "--json"))["engines"]
     (engine,) = (each for each in engines if each["path"] == path)
-    assert main(["check", RECIPE]) == 0
-    text = capsys.readouterr().out
+    text = run("check", RECIPE)
     assert f"the KV cache of {path}: {engine['memory_share']} of a GPU's memory, less\n" in text
     terms = [engine[key] for key in ("rank_weights_bytes", "step_bytes", "graph_bytes")]
     assert all(f"{size(each):>14} " in text for each in terms)
@@ -165,10 +128,9 @@ def test_a_gpus_memory_is_the_sum_of_what_check_shows(
     assert sum(terms) + cache == pytest.approx(in_use, abs=engine["kv_bytes_per_token"])
 
 
-def test_a_drafter_of_one_billion_fits_a_gpu_of_24_gb(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drafter_of_one_billion_fits_a_gpu_of_24_gb(run: Run) -> None:
     """It draws where it expands nodes and where texts that it reads end, not at a target's rows."""
-    assert main(["check", RECIPE, "--json"]) == 0
-    engines = {each["path"]: each for each in json.loads(capsys.readouterr().out)["engines"]}
+    engines = {each["path"]: each for each in json.loads(run("check", RECIPE, "--json"))["engines"]}
     drafter = engines["drafters.lm.options.engine"]
     assert drafter["logit_rows"] == 64 + 128
     assert engines["target.engine"]["logit_rows"] == 128 * 16
@@ -247,44 +209,38 @@ def test_a_config_alone_gives_the_size_of_the_weights_that_are_not_there(
 
 
 def test_check_takes_a_config_alone_and_serve_does_not(
-    llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    llama_folder: Path, tmp_path: Path, run: Run
 ) -> None:
     bare = alone(llama_folder, tmp_path)
     setting = f"target.engine.model={bare}"
-    assert main(["check", "configs/own-model.yaml", "--set", setting]) == 0
-    assert "sized by its configuration" in capsys.readouterr().out
+    assert "sized by its configuration" in run("check", "configs/own-model.yaml", "--set", setting)
     with pytest.raises(ConfigError, match=r"target\.engine\.model"):
         inspect(load("configs/own-model.yaml", [setting]).config, is_here=True)
 
 
 def test_what_no_rank_could_load_is_refused_without_the_weights(
-    capsys: pytest.CaptureFixture[str],
+    run: Run,
 ) -> None:
-    assert main(["check", RECIPE, "--set", "target.engine.tensor_parallel=3"]) == 2
-    assert "target.engine.tensor_parallel" in capsys.readouterr().err
+    said = run("check", RECIPE, "--set", "target.engine.tensor_parallel=3", status=2)
+    assert "target.engine.tensor_parallel" in said
 
 
-def test_a_model_that_nobody_knows_stays_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", RECIPE, "--set", "target.engine.model=nobody/knows-it"]) == 0
-    text = capsys.readouterr().out
+def test_a_model_that_nobody_knows_stays_unknown(run: Run) -> None:
+    text = run("check", RECIPE, "--set", "target.engine.model=nobody/knows-it")
     assert "nobody/knows-it (not on this machine, so not compared)" in text
 
 
-def test_check_says_what_the_cache_on_a_cpu_will_be(
-    llama_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_says_what_the_cache_on_a_cpu_will_be(llama_folder: Path, run: Run) -> None:
     setting = f"target.engine.model={llama_folder}"
     pages = "target.engine.num_pages=64"
-    assert main(["check", "configs/own-model.yaml", "--set", setting, "--set", pages]) == 0
-    assert "target.engine: a KV cache of" in (text := capsys.readouterr().out)
+    text = run("check", "configs/own-model.yaml", "--set", setting, "--set", pages)
+    assert "target.engine: a KV cache of" in text
     assert "1,024 tokens" in text
 
 
-def test_the_plan_for_programs_has_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "configs/tiny.yaml", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert main(["check", "configs/tiny.yaml"]) == 0
-    text = capsys.readouterr().out
+def test_the_plan_for_programs_has_what_the_text_says(run: Run) -> None:
+    found = json.loads(run("check", "configs/tiny.yaml", "--json"))
+    text = run("check", "configs/tiny.yaml")
     assert f"model {found['model']}\n" in text
     for deployment in found["deployments"]:
         assert f"{deployment['name']:<20} {deployment['replicas']:>8}" in text
@@ -312,16 +268,14 @@ def test_the_plan_for_programs_has_what_the_text_says(capsys: pytest.CaptureFixt
         ),
     ],
 )
-def test_check_says_whose_answers_are_kept(
-    options: dict[str, object], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_says_whose_answers_are_kept(options: dict[str, object], told: str, run: Run) -> None:
     tape = json.dumps({"kind": "recorder", "options": options})
-    assert main(["check", "configs/tiny.yaml", "--set", f"drafters.tape={tape}"]) == 0
-    assert f"drafter tape: {told}\n" in capsys.readouterr().out
+    said = run("check", "configs/tiny.yaml", "--set", f"drafters.tape={tape}")
+    assert f"drafter tape: {told}\n" in said
 
 
 def test_check_says_what_another_vocabulary_shares(
-    llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    llama_folder: Path, tmp_path: Path, run: Run
 ) -> None:
     pairs, letters = range(260, 288), [4 + ord(each) - ord("!") for each in "etinosrhlu"]
     for left_out, told in (
@@ -338,6 +292,4 @@ def test_check_says_what_another_vocabulary_shares(
             ("drafters.lm.options.engine.model", folder),
         ):
             words += ["--set", f"{key}={value}"]
-        main(words)
-        said = capsys.readouterr()
-        assert told in said.out + said.err
+        assert told in run(*words, status=2 if told.startswith("use") else 0)

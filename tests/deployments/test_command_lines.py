@@ -4,76 +4,38 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from cluster.errors import WorkerError
 from deployments.chat_command import Conversation
-from deployments.cli import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_UNREAD, main
+from deployments.cli import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_UNREAD
 from deployments.command_line import parser_for
 from deployments.openai_client import OpenAIServer
+from tests.conftest import Run
 from tests.deployments.conftest import DEADLINE_S
 from tests.support.deployments.command import REPOSITORY
 from tests.support.deployments.scripted_server import in_virtual_time
 
 # Nothing listens there; a value that is taken ends in a connection refused.
 URL = "http://127.0.0.1:9"
+REFUSED = yaml.safe_load(Path(__file__).with_name("command_lines.yaml").read_text("utf-8"))
+REFUSED["try --prompt a\udcff"] = "not valid UTF-8"  # which is no YAML
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("bench", URL, "--num-prompts", "0"), "'0' is no whole number of at least 1"),
-        (("bench", URL, "--num-prompts", "1_0"), "'1_0' is no whole number"),
-        (("bench", URL, "--num-prompts", "٣"), "is no whole number"),
-        (("bench", URL, "--num-prompts", "9" * 12), "and at most 10,000,000"),
-        (("bench", URL, "--rounds", "0"), "'0' is no whole number of at least 1"),
-        (("bench", URL, "--warmups", "-1"), "'-1' is no whole number of at least 0"),
-        (("bench", URL, "--rate", "nan"), "'nan' is no number of at least"),
-        (("bench", URL, "--rate", "1,inf"), "'inf' is no number of at least"),
-        (("bench", URL, "--rate", "1e-300"), "'1e-300' is no number of at least"),
-        (("bench", URL, "--rate", "1,"), "'' is no number of at least"),
-        (("bench", URL, "--concurrency", "1.5"), "'1.5' is no whole number"),
-        (("bench", URL, "--seed", "-1"), "'-1' is no whole number of at least 0"),
-        (("bench", URL, "--temperature", "-0.1"), "'-0.1' is no number of at least 0"),
-        (("bench", URL, "--goodput", "ttft:-1"), "'-1' is no number of at least 0"),
-        (("bench", URL, "--goodput", "ttft:nan"), "'nan' is no number"),
-        (("bench", URL, "--goodput", "speed:1"), "expected NAME:MILLISECONDS"),
-        (("bench", URL, "--json", "/no/such/folder/a.json"), "there is no folder /no/such/folder"),
-        (("bench", URL, "--png", "/"), "'/' is a folder; name a file"),
-        (("bench", URL, "--compare", "of"), "'of' is no address; write http://HOST:PORT"),
-        (("bench", "localhost:8000"), "'localhost:8000' is no address"),
-        (("top", "--interval", "0"), "'0' is no number above 0"),
-        (("top", "--interval", "1e300"), "'1e300' is no number above 0 and at most 86,400"),
-        (("top", "--window", "inf"), "'inf' is no number above 0"),
-        (("top", "--api-key", "é"), "a key has visible ASCII characters only"),
-        (("chat", "--api-key", "a b"), "a key has visible ASCII characters only"),
-        (("serve", "--api-key", "good", "ü"), "a key has visible ASCII characters only"),
-        (("try", "http://[::1"), "'http://[::1' is no address"),
-        (("try", "http://host:99999"), "is no address"),
-        (("try", "http://host/v1?a=b"), "is no address"),
-        (("try", "ftp://host"), "is no address"),
-        (("try", "--temperature", "nan"), "'nan' is no number of at least 0"),
-        (("try", "--max-tokens", "0"), "'0' is no whole number of at least 1"),
-        (("chat", "--max-tokens", "1e3"), "'1e3' is no whole number"),
-        (("try", "--prompt", "a\udcff"), "not valid UTF-8"),
-        (("evaluate", "configs/tiny.yaml", "none", "--max-tokens", "7"), "whole number"),
-        (("nonsense",), "invalid choice: 'nonsense'"),
-        ((), "VERB"),
-    ],
-)
+@pytest.mark.parametrize("words", REFUSED)
 def test_a_value_that_means_nothing_is_refused_in_one_line_before_any_work(
-    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+    words: str, run: Run
 ) -> None:
-    assert main(list(words)) == EXIT_BAD_CONFIG
-    out, err = capsys.readouterr()
-    assert out == ""
-    (line,) = err.splitlines()
+    (line,) = run(*shlex.split(words), status=EXIT_BAD_CONFIG).splitlines()
     assert line.startswith("drafthouse: ")
-    assert told in line
+    assert REFUSED[words] in line
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from deployments.cli import main
+from tests.conftest import Run, python
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_its_code(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", shell]) == 0
-    assert "drafthouse" in capsys.readouterr().out
+def test_each_shell_has_its_code(shell: str, run: Run) -> None:
+    assert "drafthouse" in run("completion", shell)
 
 
 @pytest.mark.parametrize(
@@ -36,11 +31,5 @@ def test_what_may_follow_is_offered(line: str, expected: set[str]) -> None:
         "_ARGCOMPLETE_SHELL": "bash",
         "_ARGCOMPLETE_STDOUT_FILENAME": "/dev/stdout",
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "deployments.cli"],
-        env={**os.environ, **asked},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert {*done.stdout.splitlines()} == expected
+    done = python("-m", "deployments.cli", **asked)
+    assert {*done.stdout.splitlines()} == expected, done.stderr

@@ -9,16 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from cluster.config.doors import ROLES, DataPlaneConfig, PartsTlsConfig, TlsConfig
 from cluster.config.schema import Config, NetworkConfig
 from cluster.errors import ConfigError
 from deployments.app import resolved
-from deployments.cli import main
 from deployments.preflight import inspect
 from deployments.ray_environment import check_asks_for_token, prepare_to_join, prepare_to_start
 from deployments.replica import address_for
+from tests.conftest import Run, serve_file
 from tests.deployments.conftest import free_port
 from tests.support.deployments.fake_http import answering
 from tests.support.deployments.server import tiny_config
@@ -54,12 +53,7 @@ def config_file(tmp_path: Path) -> Path:
         "grpc": {"port": free_port()},
         "dashboard": {"port": free_port(), "host": "0.0.0.0"},
     }
-    document = {
-        "applications": [{"import_path": "deployments.app:build", "args": arguments}],
-    }
-    path = tmp_path / "serve.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
+    return serve_file(tmp_path, arguments)
 
 
 @pytest.mark.parametrize("more", [[], ["--address", "auto"]], ids=["started here", "joined"])
@@ -67,11 +61,10 @@ def test_a_ray_without_a_token_is_refused_with_the_remedy(
     config_file: Path,
     more: list[str],
     environment: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run: Run,
 ) -> None:
     environment.setenv("RAY_AUTH_MODE", "disabled")
-    assert main(["serve", str(config_file), *more]) == 2
-    message = capsys.readouterr().err
+    message = run("serve", config_file, *more, status=2)
     assert "RAY_AUTH_MODE=disabled: whoever reaches this machine's ports could run code" in message
     assert "unset it" in message
 

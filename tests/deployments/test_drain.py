@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-from tests.deployments.conftest import DEADLINE_S
+from tests.conftest import REPOSITORY, python
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -20,14 +15,7 @@ _ENVIRONMENT = {
 
 
 def test_a_drained_node_answers_what_is_under_way_and_its_work_goes_on_elsewhere() -> None:
-    program = subprocess.run(
-        [sys.executable, "-m", "tests.support.deployments.drained_cluster"],
-        env=os.environ | _ENVIRONMENT,
-        cwd=REPOSITORY,
-        timeout=DEADLINE_S,
-        capture_output=True,
-        text=True,
-    )
+    program = python("-m", "tests.support.deployments.drained_cluster", **_ENVIRONMENT)
     assert program.returncode == 0, program.stderr[-3000:]
     (line,) = (each for each in program.stdout.splitlines() if each.startswith('{"before"'))
     found = json.loads(line)

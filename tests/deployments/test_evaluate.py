@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from cluster.config.schema import Config, DrafterConfig
 from cluster.core import SamplingParams
 from cluster.errors import ConfigError
 from cluster.spec.interval import Interval
-from deployments.cli import main
 from deployments.evaluate.command import Asked, Cells, judge
 from deployments.evaluate.prompts import Prompt, read_prompts
 from deployments.evaluate.verdicts import Cell, Pair, is_useless, table, verdict
+from tests.conftest import Run, serve_file
 
 CODE, CHAT = Cell("code", "", "greedy"), Cell("default", "trial", "sampled")
 CONFIG = Config(
@@ -120,7 +119,7 @@ def test_what_is_no_prompt_is_refused_with_its_line(tmp_path: Path, line: str) -
 
 
 def test_a_configuration_is_run_and_its_random_drafter_found_useless(
-    llama_folder: Path, draft_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    llama_folder: Path, draft_folder: Path, tmp_path: Path, run: Run
 ) -> None:
     small = {"device": "cpu", "threads": 1, "num_pages": 64}
     random = "benchmarks.never_slower.drafters:RandomDrafter"
@@ -135,18 +134,13 @@ def test_a_configuration_is_run_and_its_random_drafter_found_useless(
         # It always verifies, so that nothing depends on the machine's speed.
         "coordinator": {"budget": "fixed", "max_draft_tokens": 4},
     }
-    application = {"import_path": "deployments.app:build", "args": arguments}
-    file, prompts = tmp_path / "serve.yaml", tmp_path / "prompts.jsonl"
-    file.write_text(yaml.safe_dump({"applications": [application]}))
+    file, prompts = serve_file(tmp_path, arguments), tmp_path / "prompts.jsonl"
     tasks = ("code", "code", "code", "other")
     prompts.write_text(
         "\n".join(json.dumps({"prompt": f"{n} once", "task": task}) for n, task in enumerate(tasks))
     )
     options = "--max-tokens 24 --temperature 0 --json"
-    assert main(["evaluate", str(file), str(prompts), "--out", "policy.yaml"]) == 2
-    assert "--out: `evaluate` prints its table" in capsys.readouterr().err
-    assert main(["evaluate", str(file), str(prompts), *shlex.split(options)]) == 0
-    judgements = json.loads(capsys.readouterr().out)
+    judgements = json.loads(run("evaluate", file, prompts, *shlex.split(options)))
     assert [each["cell"]["task"] for each in judgements] == ["code", "default"]
     assert judgements[0]["found"]["count"] == 3
     assert "random" in judgements[0]["useless"]

@@ -8,16 +8,17 @@ from __future__ import annotations
 import copy
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from cluster.config.file import ServeFile
-from cluster.config.live import COORDINATOR, INGRESS, READ_BY, TARGET, known_as
+from cluster.config.live import COORDINATOR, INGRESS, READ_BY, TARGET, _told, known_as
 from cluster.config.schema import Config
 from cluster.core import token_array
 from cluster.records import frozen
@@ -31,49 +32,7 @@ PROMPT, NUM_ADAPTED, LONG = [9, 8, 7, 6, 5] * 8, 16, 3000
 NUM_GRPC, NUM_HTTP, NUM_TOKENS = 28, 4, 24
 OTHERS = (INGRESS, COORDINATOR, TARGET)
 
-# Another value of every key that may change while the parts run; two more name files.
-EDITS: Mapping[str, Any] = {
-    "tasks": {"code": ["suffix"], "default": ["ngram", "suffix"]},
-    "drafters": {"more": {"placement": {"application": POOL}}},
-    "drafters.suffix.options": {"min_ngram": 2},
-    "coordinator.max_running_sequences": 48,
-    "coordinator.max_queued_requests": 200,
-    "coordinator.max_queued_tokens": 2**19,
-    "coordinator.max_draft_tokens": 3,
-    "coordinator.latency_classes": {"rush": 1.0, "batch": 0.5},
-    "coordinator.budget": "adaptive",
-    "coordinator.draft_length": {"kind": "constant", "num_tokens": 2},
-    "coordinator.max_slowdown": 0.05,
-    "coordinator.slowdown_slack": 9.0,
-    "coordinator.audit": {"share": 0.5},
-    "coordinator.switchback": {"period_s": 60.0},
-    "ingress.segments": ["trial"],
-    "ingress.replicas": 2,
-    "ingress.body_timeout_s": 6.0,
-    "ingress.max_sequences_per_request": 8,
-    "ingress.max_chars_per_token": 20.0,
-    "ingress.public_latency_classes": ["rush"],
-    "ingress.max_choices": 2,
-    "ingress.max_logprobs": 3,
-    "ingress.max_stop_strings": 4,
-    "ingress.default_max_tokens": 7,
-    "api.compatibility": "strict",
-    "api.served_model_names": ["alias"],
-    "api.heartbeat_s": 10.0,
-    "api.max_request_timeout_s": 100.0,
-}
-
-
-def nested(edits: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `user_config` with these values, by paths."""
-    found: dict[str, Any] = {}
-    for path, value in copy.deepcopy(dict(edits)).items():
-        *sections, key = path.split(".")
-        node = found
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[key] = value
-    return found
+EDITS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("live.yaml").read_text("utf-8"))
 
 
 def greedy(model: str, max_tokens: int = NUM_ADAPTED, **more: Any) -> dict[str, Any]:
@@ -199,9 +158,8 @@ def is_whole(live: Live) -> bool:
 def test_streams_survive_every_edit_and_a_wrong_one_leaves_all_as_it_was(
     live: Live, long_folder: Path, tmp_path: Path
 ) -> None:
-    assert set(map(known_as, EDITS)) == READ_BY.keys() - {"adapters"}
-    told = nested(EDITS)
-    told["adapters"] = {"pirate": str(write_adapter(long_folder, tmp_path / "a"))}
+    assert {known_as(key) for key, _ in _told(EDITS)} == READ_BY.keys() - {"adapters"}
+    told = EDITS | {"adapters": {"pirate": str(write_adapter(long_folder, tmp_path / "a"))}}
     before, writers = live.pids(), live.writers()
     with writers.running():
         writers.wait()

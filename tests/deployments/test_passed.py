@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +13,7 @@ import pytest
 from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
 from cluster.errors import ConfigError
 from deployments.passed import inspect_what_is_new
-from tests.deployments.conftest import DEADLINE_S
-from tests.support.deployments.command import REPOSITORY
+from tests.conftest import python
 from tests.support.engine.adapters import write_adapter
 
 START = """
@@ -59,15 +56,8 @@ def num_looks(cache: Path) -> int:
 
 def test_a_start_that_changes_nothing_imports_neither_torch_nor_transformers(model: Path) -> None:
     look(served(model), is_here=True)
-    imported = subprocess.run(
-        [sys.executable, "-c", START, str(model)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=True,
-    )
-    assert imported.stdout.split() == []
+    imported = python("-c", START, model)
+    assert (imported.returncode, imported.stdout.split()) == (0, []), imported.stderr
 
 
 def test_a_look_is_told_and_a_start_without_one_is_silent(model: Path) -> None:

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
-from deployments.cli import main
+from tests.conftest import Run, serve_file
 
-Capture = pytest.CaptureFixture[str]
 PAGES, PAGE_SIZE = 64, 16
 
 
@@ -31,15 +29,11 @@ def configuration(llama_folder: Path, draft_folder: Path, tmp_path: Path) -> Pat
         },
         "tasks": {"default": ["lm", "suffix"], "text": ["suffix"]},
     }
-    application = {"import_path": "deployments.app:build", "args": arguments}
-    path = tmp_path / "serve.yaml"
-    path.write_text(yaml.safe_dump({"applications": [application]}))
-    return path
+    return serve_file(tmp_path, arguments)
 
 
-def planned(capture: Capture, *arguments: str) -> dict[str, Any]:
-    assert main(["plan", *arguments, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capture.readouterr().out)
+def planned(run: Run, *arguments: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("plan", *arguments, "--json"))
     return found
 
 
@@ -52,8 +46,8 @@ def part(plan: dict[str, Any], owner: str, what: str) -> int:
     return int(found)
 
 
-def test_by_files_alone(configuration: Path, llama_folder: Path, capsys: Capture) -> None:
-    plan = planned(capsys, str(configuration))
+def test_by_files_alone(configuration: Path, llama_folder: Path, run: Run) -> None:
+    plan = planned(run, configuration)
     config = json.loads((llama_folder / "config.json").read_text())
     per_token = 2 * config["num_key_value_heads"] * config["head_dim"] * 4
     kv_bytes = PAGES * PAGE_SIZE * per_token * config["num_hidden_layers"]
@@ -82,9 +76,9 @@ def test_by_files_alone(configuration: Path, llama_folder: Path, capsys: Capture
 
 
 def test_a_measurement_has_its_own_column_and_a_row_for_each_load(
-    configuration: Path, capsys: Capture
+    configuration: Path, run: Run
 ) -> None:
-    plan = planned(capsys, str(configuration), "--measure", "--acceptance", "0.6")
+    plan = planned(run, configuration, "--measure", "--acceptance", "0.6")
     assert [load["requests"] for load in plan["loads"]] == [1, 4, 16, 64]
     assert plan["measured"]["total"] > plan["measured"]["kv_cache"] >= 0
     assert plan["measured"]["refused"] == {}
@@ -95,10 +89,9 @@ def test_a_measurement_has_its_own_column_and_a_row_for_each_load(
 
 
 def test_as_text_both_acceptances_and_every_formula_stand_beside_each_other(
-    configuration: Path, capsys: Capture
+    configuration: Path, run: Run
 ) -> None:
-    assert main(["plan", str(configuration)]) == 0
-    text = capsys.readouterr().out
+    text = run("plan", configuration)
     assert "accepted / drafted, which servers report, is not a: here it would read 0.59" in text
     for words in (
         "(k + 1 - a) / (k (1 - a) + 1)",
@@ -112,28 +105,15 @@ def test_as_text_both_acceptances_and_every_formula_stand_beside_each_other(
 
 
 def test_a_model_that_is_known_by_its_configuration_alone_is_sized(
-    configuration: Path, llama_folder: Path, tmp_path: Path, capsys: Capture
+    configuration: Path, llama_folder: Path, tmp_path: Path, run: Run
 ) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()
     shutil.copy(llama_folder / "config.json", bare)
-    here = planned(capsys, str(configuration))
-    there = planned(capsys, str(configuration), "--set", f"target.engine.model={bare}")
+    here = planned(run, configuration)
+    there = planned(run, configuration, "--set", f"target.engine.model={bare}")
     for what in ("weights", "kv_cache"):
         assert part(there, "target.engine", what) == part(here, "target.engine", what)
-
-
-def test_a_class_that_there_is_not_is_refused(configuration: Path, capsys: Capture) -> None:
-    assert main(["plan", str(configuration), "--task", "txt"]) == 2
-    assert "--task: no class 'txt' (default, text)" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("wrong", [("--acceptance", "1.5"), ("--draft-tokens", "0")])
-def test_numbers_that_make_no_sense_are_refused(
-    configuration: Path, wrong: tuple[str, str], capsys: Capture
-) -> None:
-    assert main(["plan", str(configuration), *wrong]) == 2
-    assert "--acceptance is a number from 0 to 1" in capsys.readouterr().err
 
 
 UNKNOWN = "nobody/knows-it"
@@ -149,22 +129,21 @@ def no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "words", [(UNKNOWN,), (UNKNOWN, "--draft", UNKNOWN), ("models/demo-target", "--draft", UNKNOWN)]
 )
-def test_an_unknown_size_gives_no_figure(words: tuple[str, ...], capsys: Capture) -> None:
-    found = planned(capsys, *words)
+def test_an_unknown_size_gives_no_figure(words: tuple[str, ...], run: Run) -> None:
+    found = planned(run, *words)
     assert found["speedup"]["cost"] is None
     assert found["speedup"]["leviathan"] is None
     assert found["loads"] == []
     assert (found["total_bytes"] is None) == (words[0] == UNKNOWN)
-    assert main(["plan", *words]) == 0
-    text = capsys.readouterr().out
+    text = run("plan", *words)
     assert "c not known" in text
     assert "nothing is known here of its size" in text
 
 
 @pytest.mark.usefixtures("no_models")
-def test_a_model_that_is_not_here_is_planned_for_a_card_that_is_not_here(capsys: Capture) -> None:
+def test_a_model_that_is_not_here_is_planned_for_a_card_that_is_not_here(run: Run) -> None:
     words = ("Qwen/Qwen3-8B", "--draft", "Qwen/Qwen3-0.6B", "--gpu", "H100")
-    found = planned(capsys, *words)
+    found = planned(run, *words)
     assert found["gpus"] == {
         "kind": "h100",
         "count": 1,
@@ -181,16 +160,16 @@ def test_a_model_that_is_not_here_is_planned_for_a_card_that_is_not_here(capsys:
 
 
 @pytest.mark.usefixtures("no_models")
-def test_a_large_model_is_divided_between_the_cards_that_are_named(capsys: Capture) -> None:
+def test_a_large_model_is_divided_between_the_cards_that_are_named(run: Run) -> None:
     model = "meta-llama/Llama-3.3-70B-Instruct"
-    found = planned(capsys, model, "--gpu", "h100", "--num-gpus", "8")
+    found = planned(run, model, "--gpu", "h100", "--num-gpus", "8")
     splits = {each["ranks"]: each for each in found["splits"]}
     assert [*splits] == [1, 2, 4, 8]
     assert splits[1]["num_tokens"] == 0
     assert splits[8]["num_tokens"] > splits[4]["num_tokens"] > 32768
     assert splits[8]["step_s"] == pytest.approx(2 * 70.55e9 / 8 / 3.35e12, rel=0.01)
     assert found["memory"]["too_large"] == ["target.engine"]
-    divided = planned(capsys, model, "-tp", "8", "--gpu", "h100")
+    divided = planned(run, model, "-tp", "8", "--gpu", "h100")
     assert divided["gpus"]["count"] == 8
     assert divided["memory"]["too_large"] == []
     assert divided["memory"]["num_tokens"] == splits[8]["num_tokens"]
@@ -198,20 +177,18 @@ def test_a_large_model_is_divided_between_the_cards_that_are_named(capsys: Captu
 
 
 @pytest.mark.usefixtures("no_models")
-def test_of_experts_those_count_to_which_a_token_is_sent(capsys: Capture) -> None:
-    found = planned(capsys, "Qwen/Qwen3-30B-A3B", "--gpu", "h200")
+def test_of_experts_those_count_to_which_a_token_is_sent(run: Run) -> None:
+    found = planned(run, "Qwen/Qwen3-30B-A3B", "--gpu", "h200")
     (target,) = found["memory"]["models"]
     assert target["read"] == pytest.approx(2 * 3.35e9, rel=0.02)  # 3.3 B are active
     assert target["weights"] == 2 * 30_532_122_624
 
 
 @pytest.mark.usefixtures("no_models")
-def test_a_model_that_is_larger_than_this_machine_is_told(capsys: Capture) -> None:
+def test_a_model_that_is_larger_than_this_machine_is_told(run: Run) -> None:
     words = ("--set", "target.engine.device=cpu")
-    assert main(["plan", "meta-llama/Llama-3.1-405B-Instruct", *words]) == 0
-    assert "are free on this machine" in capsys.readouterr().out
-    assert main(["plan", "models/demo-target", *words]) == 0
-    assert "DOES NOT FIT" not in capsys.readouterr().out
+    assert "are free on this machine" in run("plan", "meta-llama/Llama-3.1-405B-Instruct", *words)
+    assert "DOES NOT FIT" not in run("plan", "models/demo-target", *words)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -221,50 +198,30 @@ def test_a_model_that_is_larger_than_this_machine_is_told(capsys: Capture) -> No
     [("configs/llama-70b-8xh100.yaml",), ("configs/two-node.yaml",), ("Qwen/Qwen3-8B", "-tp", "4")],
 )
 def test_a_configuration_for_gpus_is_planned_where_there_are_none(
-    words: tuple[str, ...], capsys: Capture
+    words: tuple[str, ...], run: Run
 ) -> None:
-    found = planned(capsys, *words)
+    found = planned(run, *words)
     assert found["gpus"]["kind"] == ""
     assert {each["what"] for each in found["memory"]["parts"]} == {"weights", "working"}
     assert found["memory"]["num_tokens"] == 0
-    assert main(["plan", *words]) == 0
-    assert "--gpu names one" in capsys.readouterr().out
+    assert "--gpu names one" in run("plan", *words)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_check_names_options_that_it_has_where_gpus_are_missing(
-    llama_folder: Path, capsys: Capture
+    llama_folder: Path, run: Run
 ) -> None:
     words = ["check", str(llama_folder), "-tp", "2"]
-    assert main(words) == 2
-    assert "`check` and `plan` have --gpu and --num-gpus" in capsys.readouterr().err
-    assert main([*words, "--gpu", "l4"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("--gpu", "h10"), "'h10' is not known (did you mean h100?)"),
-        (("--num-gpus", "8"), "name it with --gpu"),
-        (("--gpu", "h100", "--num-gpus", "0"), "0 are too few"),
-        (("--gpu", "h100", "--num-gpus", "2", "-tp", "4"), "the configuration needs 4"),
-        (("--gpu", "h100", "--set", "target.engine.device=cpu"), "leave one out"),
-        (("--gpu", "h100", "--measure"), "leave --gpu out"),
-    ],
-)
-def test_another_machine_is_named_as_one_that_there_is(
-    words: tuple[str, ...], told: str, capsys: Capture
-) -> None:
-    assert main(["plan", "models/demo-target", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert "`check` and `plan` have --gpu and --num-gpus" in run(*words, status=2)
+    run(*words, "--gpu", "l4")
 
 
 @pytest.mark.usefixtures("no_models")
-def test_every_command_of_the_page_works_as_printed(capsys: Capture) -> None:
+def test_every_command_of_the_page_works_as_printed(run: Run) -> None:
     lines = re.findall(r"^\.venv/bin/drafthouse (plan .*)$", DOCUMENT.read_text(), re.MULTILINE)
     assert len(lines) > 4
     for line in lines:
         words = shlex.split(line)
         if "--measure" not in words:  # which needs the models
-            assert main(words) == 0, line
-            assert "total_bytes" in (out := capsys.readouterr().out) or "in all" in out
+            said = run(*words)
+            assert "total_bytes" in said or "in all" in said

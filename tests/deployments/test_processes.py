@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.conftest import python
 
 PROGRAM = """
 import subprocess, sys
@@ -21,5 +20,5 @@ assert not descendants()
 
 
 def test_what_runs_below_is_ended_and_waited_for_within_bounds() -> None:
-    found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=False)
-    assert found.returncode == 0, found.stderr.decode()
+    found = python("-c", PROGRAM)
+    assert found.returncode == 0, found.stderr

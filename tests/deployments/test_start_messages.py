@@ -15,29 +15,24 @@ from cluster.models.catalogue import REPOSITORY
 from cluster.models.names import source_of
 from cluster.rpc.tokens import secrets_of
 from cluster.text.chat import read_template
-from deployments.cli import main
 from deployments.ports import check_free
 from deployments.serve_command import cause_of
+from tests.conftest import Run
 from tests.deployments.conftest import free_port
 
 
 def test_check_without_a_file_checks_the_demonstration(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path))
     monkeypatch.chdir(REPOSITORY)
-    assert main(["check"]) == 0
-    implied = capsys.readouterr().out
-    assert main(["check", "configs/local.yaml"]) == 0
-    assert capsys.readouterr().out == implied
+    implied = run("check")
+    assert run("check", "configs/local.yaml") == implied
 
 
 @pytest.mark.parametrize("file", ["base", "overlays/autoscaling", "overlays/high-availability"])
-def test_what_a_cluster_is_to_serve_can_be_checked_in_a_checkout(
-    file: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", f"k8s/{file}/serve.yaml"]) == 0
-    assert "of target and" in capsys.readouterr().out
+def test_what_a_cluster_is_to_serve_can_be_checked_in_a_checkout(file: str, run: Run) -> None:
+    assert "of target and" in run("check", f"k8s/{file}/serve.yaml")
 
 
 def test_taken_ports_are_said_to_be_taken_once() -> None:

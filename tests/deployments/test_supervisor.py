@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from deployments.short_lived import short_lived_folder
+from tests.conftest import REPOSITORY, python
 from tests.deployments.conftest import DEADLINE_S, wait_until
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 RAISES = """
 import sys
 from deployments.supervisor import supervised
@@ -44,8 +46,19 @@ with short_lived_folder() as folder:
 """
 
 
-def command(program: str) -> list[str]:
-    return [sys.executable, "-c", program]
+@contextmanager
+def launched() -> Iterator[tuple[subprocess.Popen[str], int, int, Path]]:
+    """A supervisor that runs; the pids of its child and of what that starts, and its folder."""
+    with subprocess.Popen(
+        [sys.executable, "-c", RUNS],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as launcher:
+        assert launcher.stdout is not None
+        child, left, folder = launcher.stdout.readline().split()
+        yield launcher, int(child), int(left), Path(folder)
 
 
 def exists(pid: int) -> bool:
@@ -57,56 +70,33 @@ def exists(pid: int) -> bool:
 
 def test_what_the_child_raises_is_printed_before_its_end() -> None:
     program = RAISES.format(error='TypeError("not a number")')
-    done = subprocess.run(
-        command(program),
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = python("-c", program)
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("TypeError: not a number")
 
 
 def test_after_a_kill_of_both_processes_nothing_is_left() -> None:
-    with subprocess.Popen(
-        command(RUNS), cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as launcher:
-        assert launcher.stdout is not None
-        child, left, folder = launcher.stdout.readline().split()
-        assert Path(folder).is_dir()
-        assert exists(int(left))
-        for pid in (launcher.pid, int(child)):
+    with launched() as (launcher, child, left, folder):
+        assert folder.is_dir()
+        assert exists(left)
+        for pid in (launcher.pid, child):
             os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not exists(int(left)) and not Path(folder).exists(), 60.0)
+    wait_until(lambda: not exists(left) and not folder.exists(), 60.0)
 
 
 def test_a_stop_takes_the_guard_along() -> None:
-    with subprocess.Popen(
-        command(RUNS), cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as launcher:
-        assert launcher.stdout is not None
-        _, left, folder = launcher.stdout.readline().split()
+    with launched() as (launcher, _, left, folder):
         tasks = Path(f"/proc/{launcher.pid}/task").glob("*/children")
         below = [int(pid) for task in tasks for pid in task.read_text().split()]
         launcher.send_signal(signal.SIGTERM)
         launcher.wait(DEADLINE_S)
     assert len(below) == 2
-    assert not any(map(exists, [*below, int(left)]))
-    assert not Path(folder).exists()
+    assert not any(map(exists, [*below, left]))
+    assert not folder.exists()
 
 
 def test_a_folder_that_a_killed_server_left_goes_at_the_next_start() -> None:
-    killed = subprocess.run(
-        command(KILLED),
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    left = Path(killed.stdout.strip())
+    left = Path(python("-c", KILLED).stdout.strip())
     assert (left / "dashboard-token").is_file()
     with short_lived_folder() as one, short_lived_folder() as other:
         assert not left.exists()

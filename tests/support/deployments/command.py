@@ -13,35 +13,24 @@ from pathlib import Path
 import yaml
 
 from deployments.console_log import is_wanted
+from tests.conftest import REPOSITORY, serve_file
 from tests.deployments.conftest import DEADLINE_S, MODEL, free_ports, wait_until
 from tests.support.deployments.shares import BEFORE_OTHERS, LIKE_OTHERS, share
-
-REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def write_config(long_folder: Path, folder: Path) -> Path:
     """A tiny target and a drafter that needs no model, on ports of its own."""
     engine = {"model": str(long_folder), "device": "cpu", "threads": 1, "num_pages": 64}
     http, own_grpc, dashboard = free_ports(3)
-    document = {
-        "applications": [
-            {
-                "name": "cli",
-                "import_path": "deployments.app:build",
-                "args": {
-                    "model_name": MODEL,
-                    "target": {"engine": engine},
-                    "drafters": {"lookup": {"kind": "prompt_lookup"}},
-                    "http": {"port": http},
-                    "grpc": {"port": own_grpc},
-                    "dashboard": {"port": dashboard},
-                },
-            }
-        ],
+    arguments = {
+        "model_name": MODEL,
+        "target": {"engine": engine},
+        "drafters": {"lookup": {"kind": "prompt_lookup"}},
+        "http": {"port": http},
+        "grpc": {"port": own_grpc},
+        "dashboard": {"port": dashboard},
     }
-    path = folder / "serve.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
+    return serve_file(folder, arguments, name="cli")
 
 
 def ports(config_file: Path) -> tuple[int, int, int]:
