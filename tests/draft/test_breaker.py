@@ -17,16 +17,6 @@ from cluster.errors import (
 )
 
 
-def test_the_breaker_opens_after_failures_in_a_row_only() -> None:
-    breaker = CircuitBreaker(3, 10.0)
-    for now in range(5):
-        assert not breaker.record_failure("link", float(now)) or now > 1
-        if now == 1:
-            breaker.record_success()
-    assert not breaker.allows(4.0)
-    assert breaker.state(4.0) == "open"
-
-
 def test_on_probation_one_failure_opens_and_one_success_closes() -> None:
     breaker = CircuitBreaker(2, 10.0)
     breaker.record_failure("link", 0.0)
@@ -37,14 +27,6 @@ def test_on_probation_one_failure_opens_and_one_success_closes() -> None:
     breaker.record_success()
     assert breaker.state(20.0) == "closed"
     assert not breaker.record_failure("link", 21.0)
-
-
-def test_a_breaker_is_history_long_after_its_last_failure() -> None:
-    breaker = CircuitBreaker(2, 10.0)
-    assert breaker.is_history(0.0)
-    breaker.record_failure("link", 5.0)
-    assert not breaker.is_history(30.0)
-    assert breaker.is_history(105.0)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
@@ -78,23 +76,6 @@ def test_a_bias_adds_a_candidate_and_does_not_change_the_logits() -> None:
     assert ranking.token_ids[0] == least
     assert torch.equal(rows, before)
     assert ranking.scores[0] == pytest.approx(float(rows[0, least]) + 100.0, abs=1e-4)
-
-
-def test_penalties_move_repeated_candidates_down() -> None:
-    rows = logits(1)
-    best, second = torch.topk(rows[0], 2).indices.tolist()
-    for params in (
-        SamplingParams(temperature=0.0, frequency_penalty=2.0),
-        SamplingParams(temperature=0.0, presence_penalty=9.0),
-        SamplingParams(temperature=0.0, repetition_penalty=50.0),
-    ):
-        context = RowContext(params, 0, Counter({best: 5}), frozenset())
-        ranking = rank_rows(rows, [context], 32).row(0)
-        assert ranking.token_ids[0] == second
-    seen = RowContext(
-        SamplingParams(temperature=0.0, repetition_penalty=50.0), 0, Counter(), frozenset({best})
-    )
-    assert rank_rows(rows, [seen], 32).row(0).token_ids[0] == second
 
 
 @pytest.mark.parametrize("vocab_size", [40, 1000, 4099])

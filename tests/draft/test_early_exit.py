@@ -66,23 +66,6 @@ def test_every_row_is_that_of_these_layers_alone(
     assert inside.engine.pages_in_use == 0
 
 
-def test_no_row_of_the_text_is_computed_twice(llama_folder: Path) -> None:
-    """A pass has one row for the text's last token, or those of new nodes."""
-    inside = opened(llama_folder, native=False)
-    widths: list[int] = []
-    forward = inside.drafter.engine._forward
-
-    def counted(picks: Sequence[Any]) -> Any:
-        widths.extend(pick.num_rows for pick in picks)
-        return forward(picks)
-
-    inside.drafter.engine._forward = counted
-    session = Session("a", prompt(60).tolist(), GREEDY)
-    inside.decode([session], 20)
-    assert widths
-    assert max(widths) <= inside.drafter._options.width
-
-
 @LAWS
 @needs_native
 def test_native_trees_are_those_of_passes_one_by_one(

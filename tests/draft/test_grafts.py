@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.core import Proposal, TokenTree
-from cluster.draft.candidates import Ranking
-from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.live_tree import ROOT
 from cluster.draft.lm import LMDrafter
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
@@ -26,46 +25,6 @@ from tests.support.draft.author import (
 
 VOCAB = 288
 PROMPT = np.random.default_rng(7).integers(4, VOCAB, 21).tolist()
-RANKING = Ranking(np.array([1]), np.array([0.0]))
-
-
-def nobody(node: int, token: int) -> float:
-    return 0.0
-
-
-def test_a_graft_becomes_a_child_where_the_ranking_has_its_token() -> None:
-    tree = LiveTree()
-    nodes = tree.graft(TokenTree.of([5, 6, 7, 8], [-1, 0, 1, -1]), nobody)
-    assert nodes == [1, 2, 3, 4]
-    assert tree.grafts_below(ROOT) == [5, 8]
-    tree.assign_slots(nodes)
-    tree.expand(ROOT, RANKING, [(9, 0.5), (5, 0.4)], grows=True)
-    tree.expand(1, RANKING, [(3, 0.2)], grows=True)
-    assert [tree.is_dropped(node) for node in nodes] == [False, True, True, True]
-    assert tree.num_held(TokenTree.of([5, 6, 7, 8], [-1, 0, 1, -1])) == 1
-    assert tree.has_dropped
-    assert tree.reroot(ROOT) == [0], "only the graft that stayed keeps its keys and values"
-    assert [tree.path_tokens(node) for node in range(1, len(tree) + 1)] == [[5], [9], [5, 3]]
-    assert tree.survivals[1:] == [0.4, 0.5, 0.2]
-    assert tree.walk([5, 3]) == [1, 3]
-    assert not tree.has_dropped
-
-
-def test_below_an_expanded_node_only_its_candidates_are_grafted() -> None:
-    tree = LiveTree()
-    tree.expand(ROOT, RANKING, [(9, 0.5)], grows=True)
-    asked = []
-
-    def share_of(node: int, token: int) -> float:
-        asked.append((node, token))
-        return 0.1 if token == 4 else 0.0
-
-    nodes = tree.graft(TokenTree.of([9, 2, 4, 6, 3], [-1, 0, -1, 2, -1]), share_of)
-    assert asked == [(ROOT, 4), (ROOT, 3)]
-    assert [tree.path_tokens(node) for node in nodes] == [[9], [9, 2], [4], [4, 6]]
-    assert tree.best_leaf_survival() == 0.0, "they are all expanded now"
-    assert tree.walk([4]) == [nodes[2]]
-    assert tree.survivals[nodes[2]] == pytest.approx(0.1)
 
 
 def proposal_of(author: Author, tree: TokenTree) -> Proposal:

@@ -161,19 +161,6 @@ def test_each_depth_has_its_rows_best_tokens_by_the_targets_noise(
         assert len(tree) == 2 + 4 + 8
 
 
-@pytest.mark.parametrize("spark", [True, False])
-def test_a_block_is_one_chain_as_long_as_may_be_asked_for(
-    spark: bool, llama_folder: Path, tmp_path: Path
-) -> None:
-    head = random_block(tmp_path, llama_folder, spark=spark)
-    inside = Inside(config_of(llama_folder, "block", head))
-    for max_nodes, length in ((8, 4 if spark else 3), (2, 2)):
-        session = Session(f"r{max_nodes}", prompt(9).tolist(), SAMPLED)
-        inside.draw(session)
-        tree = inside.tree(session, max_nodes)
-        assert tree.parents.tolist() == list(range(-1, length - 1))
-
-
 def test_greedy_survival_is_what_the_confidence_head_says(tmp_path: Path) -> None:
     target = cyclic_target(tmp_path / "target")
     inside = Inside(config_of(target, "block", right_block(tmp_path / "head")))

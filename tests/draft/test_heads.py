@@ -24,22 +24,28 @@ from tests.support.worker.rounds import Session
 ALL = pytest.mark.parametrize("name", KINDS)
 # Those that keep something in the target's pages.
 KEEPING = tuple(name for name in KINDS if name != "medusa")
+FEW_PAGES: dict[str, Any] = {"num_pages": 20}
+UNCACHED: dict[str, Any] = {"prefix_cache": False}
 
 
 @pytest.mark.parametrize(
-    ("name", "architecture"),
+    ("name", "architecture", "settings"),
     [
-        ("eagle3", "llama"),
-        ("eagle3", "mistral-sliding"),
-        ("eagle3", "gemma2"),
-        ("peagle", "llama"),
-        ("peagle", "mistral-sliding"),
-        ("dspark", "llama"),
-        ("dspark", "mistral-sliding"),
-        ("mtp", "llama"),
+        ("eagle3", "llama", FEW_PAGES),
+        ("eagle3", "llama", UNCACHED),
+        ("eagle3", "mistral-sliding", {}),
+        ("eagle3", "mistral-sliding", UNCACHED),
+        ("eagle3", "gemma2", FEW_PAGES),
+        ("peagle", "llama", {}),
+        ("peagle", "llama", UNCACHED),
+        ("peagle", "mistral-sliding", FEW_PAGES),
+        ("dspark", "llama", {"num_pages": 44}),
+        ("dspark", "mistral-sliding", {}),
+        ("dspark", "mistral-sliding", UNCACHED),
+        ("mtp", "llama", {}),
+        ("mtp", "llama", {"num_pages": 44}),
     ],
 )
-@pytest.mark.parametrize("settings", [{}, {"num_pages": 20}, {"prefix_cache": False}])
 def test_what_it_keeps_is_right_after_chunks_hits_accepted_paths_and_preemptions(
     name: str,
     architecture: str,
@@ -49,17 +55,15 @@ def test_what_it_keeps_is_right_after_chunks_hits_accepted_paths_and_preemptions
 ) -> None:
     """A deeper layer's keys depend on all rows before them, of earlier steps and of pages that
     another request wrote."""
-    if "num_pages" in settings and name in ("mtp", "dspark"):
-        settings = {"num_pages": 44}
-    inside = KINDS[name].inside(
-        checkpoint_factory(architecture), tmp_path, max_batch_tokens=24, **settings
-    )
-    target = tmp_path if name == "mtp" else checkpoint_factory(architecture)
-    oracle = load_oracle(target)
+    # With heads of this size a forward of the model's layers may be native.
+    is_native = name == "eagle3" and settings is UNCACHED
+    folder = checkpoint_factory(architecture, **({"head_dim": 16} if is_native else {}))
+    inside = KINDS[name].inside(folder, tmp_path, max_batch_tokens=24, **settings)
+    oracle = load_oracle(tmp_path if name == "mtp" else folder)
     sessions = inside.decode_checked(
         lambda rows, text: check_kept(inside, oracle, rows.request_id, text)
     )
-    if settings == {"num_pages": 20} and (name, architecture) == ("eagle3", "llama"):
+    if settings is FEW_PAGES and (name, architecture) == ("eagle3", "llama"):
         assert sum(session.num_misses for session in sessions) > 0
 
 
@@ -111,17 +115,6 @@ def test_with_a_reduced_vocabulary_a_path_ends_before_what_the_head_cannot_write
     session = Session("a", [5, 6, 7, 8], params)
     inside.decode([session], 120)
     assert mean_accepted(session) > (1.5 if params is SAMPLED else 2.5)
-
-
-@ALL
-def test_one_of_a_random_head_saves_hardly_any(
-    name: str, llama_folder: Path, tmp_path: Path
-) -> None:
-    inside = KINDS[name].inside(llama_folder, tmp_path)
-    session = Session("a", prompt(9).tolist(), SAMPLED)
-    inside.decode([session], 60)
-    assert any(len(tree) for tree in inside.trees)
-    assert sum(len(verdict.path) for verdict in session.verdicts) < 15
 
 
 @ALL

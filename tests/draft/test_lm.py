@@ -106,16 +106,6 @@ def test_trees_of_a_disagreeing_model_are_accepted_in_part(
     assert drafter.pages_in_use == 0
 
 
-def test_the_shared_noise_increases_acceptance(exact_engine: Engine) -> None:
-    params = dataclasses.replace(GREEDY, temperature=1.0, seed=5, max_tokens=60)
-    text = target_text(exact_engine, PROMPT, params, 60)
-    recording = Recording(token_array(PROMPT), text, params)
-    other = dataclasses.replace(recording, params=dataclasses.replace(params, seed=6))
-    drafter = lm_drafter(exact_engine, num_candidates=VOCAB)
-    coupled, uncoupled = replay(drafter, recording, 8), replay(drafter, other, 8)
-    assert coupled.num_rounds < 0.7 * uncoupled.num_rounds
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_rerooted_tree_is_the_tree_a_fresh_drafter_grows(
     exact_engine: Engine, noisy_engine: Engine, temperature: float
@@ -141,31 +131,6 @@ def test_a_rerooted_tree_is_the_tree_a_fresh_drafter_grows(
     assert veteran.root_hits[True] > 0
     veteran.release(["a"])
     assert noisy_engine.pages_in_use == 0
-
-
-def test_kv_after_hits_and_misses_gives_the_logits_of_a_plain_forward(
-    exact_engine: Engine, noisy_engine: Engine
-) -> None:
-    text = target_text(exact_engine, PROMPT, GREEDY, 40).tolist()
-    drafter = lm_drafter(noisy_engine, max_nodes=24, num_candidates=VOCAB)
-    author = Author(PROMPT)
-    write(drafter, author, [])
-    for position in range(0, 36, 2):
-        write(drafter, author, text[position : position + 2])
-    request = drafter._requests.find("a")
-    assert noisy_engine.context_ids("a").tolist() == author.tokens
-    for node in (0, *request.tree.slot_nodes):
-        ranking = request.tree.rankings[node]
-        path = request.tree.path_tokens(node)
-        plain = Author([*author.tokens, *path], request_id="plain")
-        other = lm_drafter(noisy_engine, num_candidates=VOCAB)
-        write(other, plain, [])
-        expected = other._requests.find("plain")
-        root = expected.tree.rankings[0]
-        assert np.array_equal(ranking.token_ids[:8], root.token_ids[:8])
-        np.testing.assert_allclose(ranking.scores[:8], root.scores[:8], atol=1e-4)
-        other.release(["plain"])
-    drafter.release(["a"])
 
 
 def test_a_hit_is_proposed_at_once_without_a_forward_pass(exact_engine: Engine) -> None:
@@ -226,35 +191,6 @@ def test_a_rollback_during_a_prefill_is_applied(llama_folder: Path) -> None:
     assert proposal.base_len == 33
     assert engine.context_ids("a").tolist() == author.tokens
     engine.check_integrity()
-
-
-def test_a_tree_for_an_older_text_is_not_proposed(exact_engine: Engine) -> None:
-    drafter, author = lm_drafter(exact_engine), Author(PROMPT)
-    assert write(drafter, author, []) is not None
-    request = drafter._requests.find("a")
-    request.leaves_work([])  # the engine is at work while the commit comes
-    drafter.observe([author.commit([5])])
-    proposal = request.proposal(16, 0.0, "lm")
-    assert proposal.base_len == len(author.tokens)
-    assert len(proposal.tree) == 0
-    drafter.release(["a"])
-
-
-def test_nodes_grown_for_another_task_are_proposed_later(llama_folder: Path) -> None:
-    engine = draft_engine(llama_folder, max_batch_tokens=16)
-    drafter = lm_drafter(engine)
-    short, long = Author([5, 6, 7]), Author(PROMPT * 2, request_id="b")
-    drafter.observe([short.opening(), long.opening()])
-    drafter.propose([short.task(), long.task()])
-    request = drafter._requests.find("b")
-    while request.pending is not None:
-        assert drafter.propose([short.task()])
-        drafter.observe([short.commit([5])])
-    before = engine.last_step
-    (proposal,) = drafter.propose([long.task()])
-    assert engine.last_step is before
-    assert proposal.request_id == "b"
-    assert len(proposal.tree) > 0
 
 
 def test_a_growing_tree_is_sent_again_only_after_a_sufficient_gain(exact_engine: Engine) -> None:

@@ -13,7 +13,7 @@ from cluster.config.parse import parse
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
-from cluster.draft.token_recycling import LookaheadOptions, TokenRecyclingDrafter, with_chain
+from cluster.draft.token_recycling import LookaheadOptions, TokenRecyclingDrafter
 from cluster.errors import ConfigError
 from cluster.spec.noise import gumbel
 from tests.support.draft.author import GREEDY, Author, write
@@ -68,13 +68,6 @@ def test_accepted_guesses_move_the_window_on() -> None:
     assert (8, 9) in paths_of(proposed(look, author, [1, 7]))
 
 
-def test_guesses_without_verified_rows_stay() -> None:
-    look, author = drafter(window=3), Author([1, 2, 3])
-    proposed(look, author)
-    look.read([rows([1, 2, 3], [10, 11], TokenTree.chain([1]))])
-    assert (11, 3) in paths_of(proposed(look, author, [10]))
-
-
 def test_with_noise_the_guess_is_the_targets_own_draw() -> None:
     params = SamplingParams(temperature=1.5, seed=3, max_tokens=50)
     look, author = drafter(window=1), Author([1, 2, 3], params)
@@ -102,21 +95,6 @@ def test_survival_falls_along_every_path_and_is_learned() -> None:
     for token in range(50, 80):  # no guess is ever right
         proposal = write(look, author, [token])
     assert proposal.survival[-1] < before[-1] / 4
-
-
-def test_a_chain_shares_what_the_tree_has() -> None:
-    siblings, shares = TokenTree.of([5, 6], [-1, -1]), np.array([0.5, 0.25], np.float32)
-    tree, survival = with_chain(siblings, shares, [6, 7], 0.5)
-    assert (tree.token_ids.tolist(), tree.parents.tolist()) == ([5, 6, 7], [-1, -1, 1])
-    assert survival.tolist() == [0.5, 0.25, 0.125]
-
-
-def test_text_that_is_cut_or_released_leaves_no_window() -> None:
-    look, author = drafter(window=2), Author([1, 2, 3])
-    proposed(look, author)
-    look.read([rows([1, 2, 3], [10, 11, 12], TokenTree.chain([2, 3]))])
-    look.release(["a"])
-    assert (2, 3) in paths_of(proposed(look, Author([1, 2, 3])))
 
 
 def test_a_window_below_zero_is_refused() -> None:

@@ -12,7 +12,6 @@ import pytest
 from cluster.core import Proposal, SamplingParams
 from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_request import LMRequest
-from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
 from tests.support.checkpoints import noisy_copy
 from tests.support.draft.author import GREEDY, Author, draft_engine, grow, lm_drafter, target_text
@@ -166,16 +165,6 @@ def test_one_slice_grows_the_tree_and_an_interruption_ends_it_after_a_pass(
     assert not drafter.propose([author.task()])
 
 
-def test_a_commit_ends_an_interruption(drafting: Path) -> None:
-    drafter = unbounded(native_drafter(draft_engine(drafting), width=3, min_survival=1e-6))
-    author = Author(PROMPT[:8], max_nodes=12)
-    drafter.interrupt()
-    drafter.observe([author.opening()])
-    drafter.propose([author.task()])
-    assert request_of(drafter).tree is not None
-    assert request_of(drafter).tree.num_slots == 24
-
-
 def test_unsupported_requests_grow_in_python_beside_native_ones(drafting: Path) -> None:
     biased = dataclasses.replace(GREEDY, logit_bias=((17, 4.0),))
     authors = [
@@ -238,22 +227,6 @@ def test_a_context_at_its_limit_has_no_children_beyond(
     assert max(request_of(drafters[0]).tree.depths) <= 3  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("expanded_per_node", [1, 3])
-def test_expanded_per_node_sets_the_number_of_expanded_nodes(
-    drafting: Path, expanded_per_node: int
-) -> None:
-    drafter = unbounded(
-        native_drafter(
-            draft_engine(drafting), expanded_per_node=expanded_per_node, min_survival=1e-9
-        )
-    )
-    author = Author(PROMPT[:8], max_nodes=6)
-    drafter.observe([author.opening()])
-    grow(drafter, author)
-    tree = request_of(drafter).tree
-    assert tree.num_slots == 6 * expanded_per_node
-
-
 def test_a_resident_expands_no_leaf_whose_children_nobody_would_see(drafting: Path) -> None:
     pooled, resident = (native_drafter(draft_engine(drafting), min_survival=1e-9) for _ in range(2))
     resident._is_resident = True
@@ -270,23 +243,3 @@ def test_a_resident_expands_no_leaf_whose_children_nobody_would_see(drafting: Pa
     assert inside.best_leaf_survival() < inside.least_worth(6)
     expected = sum(in_pool.best_survivals(6))
     assert sum(inside.best_survivals(6)) == pytest.approx(expected, rel=0.02)
-
-
-def test_slices_grow_with_the_tree(drafting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = draft_engine(drafting)
-    drafter = unbounded(native_drafter(engine, width=8, expanded_per_node=8, min_survival=1e-9))
-    slices_s: list[float] = []
-    grow_of_engine = engine.grow
-
-    def interrupted(trees: Sequence[Growing], rules: GrowthRules) -> object:
-        slices_s.append(rules.max_seconds)
-        drafter.interrupt()  # a pass a call
-        return grow_of_engine(trees, rules)
-
-    monkeypatch.setattr(engine, "grow", interrupted)
-    author = Author(PROMPT[:8], max_nodes=8)
-    drafter.observe([author.opening()])
-    grow(drafter, author)
-    # Expanded so far: twice none (then the text is read), the root's 4 children, then 8 a pass.
-    # Beyond 32 slices are longer in proportion.
-    assert slices_s[:7] == pytest.approx([1e9] * 6 + [36 / 32 * 1e9])

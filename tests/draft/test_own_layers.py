@@ -79,16 +79,6 @@ def test_it_grows_natively_where_its_target_does(llama_folder: Path, kind: str) 
     assert (drafter.engine.grower is None) == (target.grower is None)
 
 
-def test_skipping_needs_a_cache_of_its_own_and_leaving_early_none(llama_folder: Path) -> None:
-    """Behind a skipped layer the rows are others than the target's."""
-    target = draft_engine(llama_folder)
-    own = made(target, "layer_skip", **DRAFTS["layer_skip"]).engine.cache.layers
-    shared = made(target, "early_exit", **DRAFTS["early_exit"]).engine.cache.layers
-    places = [each.data_ptr() for each in target.cache.layers]
-    assert [each.data_ptr() for each in shared] == places[:2]
-    assert not {each.data_ptr() for each in own} & set(places)
-
-
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [

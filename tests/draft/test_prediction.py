@@ -118,28 +118,3 @@ def test_each_side_of_an_edit_is_a_branch_while_it_is_unclear_which_one_it_is() 
     proposal = write(drafts, author, [10, 11, 50])
     roots = proposal.tree.token_ids[proposal.tree.parents == -1]
     assert set(roots.tolist()) == {12, 13}
-
-
-def test_a_text_that_is_cut_is_followed_anew() -> None:
-    params = dataclasses.replace(GREEDY, prediction=tuple(range(20, 40)))
-    author, drafts = Author(PROMPT, params), drafter(max_nodes=4)
-    write(drafts, author, [])
-    write(drafts, author, [20, 21, 22, 50, 51])
-    author.tokens = author.tokens[: len(PROMPT)]
-    author.tokens += [20, 21, 22, 23, 24, 25]
-    drafts.observe([author.commit_of(len(PROMPT))])
-    (proposal,) = drafts.propose([author.task()])
-    assert proposal.tree.token_ids.tolist() == [26, 27, 28, 29]
-
-
-def test_another_generation_may_bring_another_prediction() -> None:
-    params = dataclasses.replace(GREEDY, prediction=(20, 21, 22))
-    author, drafts = Author(PROMPT, params), drafter()
-    write(drafts, author, [])
-    author.generation = 2
-    again = author.commit_of(0)
-    drafts.observe(
-        [dataclasses.replace(again, params=dataclasses.replace(params, prediction=(7,)))]
-    )
-    (proposal,) = drafts.propose([author.task()])
-    assert proposal.tree.token_ids.tolist() == [7]

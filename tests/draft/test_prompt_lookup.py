@@ -6,13 +6,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.replay.along import Recording, replay
 from cluster.core import EMPTY_TREE, SamplingParams
 from cluster.draft.base import DrafterContext
-from cluster.draft.indexed_text import IndexedText
 from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter
 from tests.support.draft.author import GREEDY, Author, grow, write
 
@@ -72,25 +69,3 @@ def test_a_tree_is_proposed_once_and_again_after_a_commit() -> None:
     assert grow(lookup, author) == {}
     proposal = write(lookup, author, [3])
     assert (proposal.base_len, proposal.tree.token_ids[0]) == (7, 4)
-
-
-@given(
-    st.lists(st.integers(0, 2), max_size=40),
-    st.integers(0, 40),
-    st.lists(st.integers(0, 2), max_size=20),
-    st.integers(1, 4),
-)
-def test_the_index_after_a_rollback_equals_that_of_a_new_text(
-    first: list[int], cut: int, second: list[int], size: int
-) -> None:
-    text = IndexedText((size,))
-    text.append(first)
-    cut = min(cut, len(first))
-    text.truncate(cut)
-    text.append(second)
-    whole = first[:cut] + second
-    gram = whole[-size:]
-    expected = [
-        end for end in range(len(whole) - 1, size - 1, -1) if whole[end - size : end] == gram
-    ]
-    assert text.after(size, whole, 1000) == (expected if len(whole) >= size else [])

@@ -134,46 +134,6 @@ def test_a_shared_token_is_read_as_itself_behind_a_whole_character(
     assert len(read.log) == length + len(nodes) - 1
 
 
-def test_rolled_back_into_a_token_that_was_read_as_several(tmp_path: Path) -> None:
-    pair = Pair(TokenBytes.load(DEMO), TokenBytes.load(byte_level_folder(tmp_path)))
-    token = next(
-        t
-        for t in pair.target.encode(" def __init__(self")
-        if t not in (pair.shared.vocabulary.target_ids)
-    )
-    plain = pair.target.encode("x")
-    read = RewrittenText(pair.shared.reader)
-    read.append(token_array(plain))
-    read.append(token_array([token, *plain]))
-    assert len(read.log) > 3
-    read.truncate(2)
-    assert pair.bytes_of(read) == pair.target.decode([*plain, token])
-    read.truncate(1)
-    assert pair.bytes_of(read) == b"x"
-
-
-def test_bytes_inside_a_character_wait_for_its_end(tmp_path: Path) -> None:
-    target = TokenBytes.load(byte_level_folder(tmp_path))
-    pair = Pair(target, TokenBytes(byte_tokenizer(262)))  # single bytes, and two pairs
-    begun, *rest = target.write("🙃".encode())[0]
-    assert rest
-    read = RewrittenText(pair.shared.reader)
-    read.append(token_array(target.write(b"ok ")[0]))
-    length = len(read.log)
-    read.append(token_array([begun]))
-    assert read.is_behind
-    assert len(read.log) == length
-    read.append(token_array(rest))
-    assert not read.is_behind
-    assert pair.bytes_of(read) == "ok 🙃".encode()
-    read.truncate(4)  # into the character
-    assert read.is_behind
-    assert len(read.log) == length
-    read.append(token_array(target.write(b"!")[0]))
-    assert pair.bytes_of(read) == b"ok " + target.decode([begun]) + b"!"
-    assert not read.is_behind
-
-
 def test_what_a_vocabulary_lacks_is_skipped_and_nothing_drafted_behind_it(tmp_path: Path) -> None:
     letters_tokenizer(8, tmp_path / "letters")
     target = TokenBytes.load(byte_level_folder(tmp_path))

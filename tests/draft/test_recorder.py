@@ -158,11 +158,6 @@ def test_what_the_target_did_not_write_for_a_client_is_not_recorded(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_share_of_the_requests_is_recorded(tmp_path: Path) -> None:
-    recorded(World(tmp_path, share=0.25), num_texts=80, num_tenants=1)
-    assert 8 <= len(read_folder(tmp_path, ORIGIN)) <= 32
-
-
 def test_only_the_steps_of_what_is_recorded_have_their_likeliest_tokens_found(
     tmp_path: Path,
 ) -> None:

@@ -9,11 +9,9 @@ import pytest
 
 from cluster.config.schema import DrafterConfig, DrafterPlacement
 from cluster.core import Commit, DraftTask, Observation, Proposal
-from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm_options import LMOptions
-from cluster.draft.registry import KINDS, REMOVED, Kind, check, create, drafter_class
-from cluster.draft.suffix import SuffixDrafter
+from cluster.draft.registry import KINDS, REMOVED, check, create, drafter_class
 from cluster.errors import ConfigError
 
 CONTEXT = DrafterContext("d", max_nodes=8, max_requests=4)
@@ -129,11 +127,6 @@ def test_some_kinds_are_settings_of_another_one(kind: str, general: str) -> None
     assert own == names
 
 
-def test_create_builds_the_kind_with_its_options() -> None:
-    config = DrafterConfig(kind="ngram_cache", options={"max_ngram": 3})
-    assert isinstance(create("x", config, CONTEXT), SuffixDrafter)
-
-
 @dataclasses.dataclass(frozen=True)
 class SilentOptions:
     volume: int = 0
@@ -153,15 +146,6 @@ class SilentDrafter:
 
     def release(self, request_ids: Sequence[str]) -> None:
         """Nothing is held."""
-
-
-def test_a_new_drafter_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {**KINDS, "silent": Kind(f"{__name__}:SilentDrafter", f"{__name__}:SilentOptions")}
-    monkeypatch.setattr(registry, "KINDS", kinds)
-    sys.modules[__name__] = sys.modules.get(__name__) or sys.modules[SilentDrafter.__module__]
-    created = create("x", DrafterConfig(kind="silent", options={"volume": 3}), CONTEXT)
-    assert isinstance(created, SilentDrafter)
-    assert created.options.volume == 3
 
 
 def test_checking_and_count_based_drafting_need_no_torch() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.draft.sharpness import Sharpness, conditionals
+from cluster.draft.sharpness import Sharpness
 
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 3.0])
@@ -18,19 +18,6 @@ def test_tau_and_coverage_are_recovered_from_draws(tau: float) -> None:
         taus.append(sharpness.tau)
     assert np.mean(taus[-1000:]) == pytest.approx(tau, rel=0.15)
     assert sharpness.coverage == pytest.approx(0.75, abs=0.03)
-
-
-def test_conditionals_are_calibrated_shares_that_sum_to_the_coverage() -> None:
-    scores = np.array([[3.0, 1.0, -np.inf], [0.0, 0.0, 0.0]])
-    sure, unsure = Sharpness(), Sharpness()
-    for _ in range(20):
-        sure.learn(np.array([1.0, 0.0]), 0)
-        unsure.learn(np.array([1.0, 0.0]), None)
-    assert sure.tau != unsure.tau
-    shares = conditionals(scores, [sure, unsure])
-    first = 1.0 / (1.0 + np.exp(-2.0 / sure.tau))
-    assert shares[0] == pytest.approx([sure.coverage * first, sure.coverage * (1 - first), 0.0])
-    assert shares[1] == pytest.approx([unsure.coverage / 3] * 3)
 
 
 def test_truncated_candidates_do_not_disturb_the_fit() -> None:

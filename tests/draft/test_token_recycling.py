@@ -12,9 +12,7 @@ from cluster.config.parse import parse
 from cluster.core import SamplingParams, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
-from cluster.draft.lookups import CountedText
 from cluster.draft.token_recycling import (
-    Adjacency,
     TokenRecyclingDrafter,
     TokenRecyclingOptions,
 )
@@ -125,18 +123,6 @@ def test_it_learns_how_often_it_is_right() -> None:
         write(recycling, author, [token])
     other = Author([100], GREEDY, request_id="b")
     assert tree_of(recycling, other)[(101,)] > before
-
-
-def test_a_store_keeps_no_more_than_its_bound_and_drops_the_oldest() -> None:
-    store, known, lost = Adjacency(3, 1), CountedText(), CountedText()
-    for word, likely in ((1, 0), (2, 0), (3, 0), (1, 1), (4, 0)):
-        store.keep(rows([word], [[likely, 8, 9]]), token_array([word]))
-    assert len(store) == 3
-    known.append([1])
-    lost.append([2])
-    assert store.root(lost, 1).continuations() is None
-    found = store.root(known, 1).continuations()
-    assert found.token_ids == [1, 8, 9]
 
 
 @pytest.mark.parametrize("name", ["num_top", "max_words", "max_contexts", "max_stores"])
