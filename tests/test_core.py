@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -7,8 +5,6 @@ from cluster.core import (
     EMPTY_TOKENS,
     EMPTY_TREE,
     SamplingParams,
-    SpeculationStats,
-    TokenTree,
     token_array,
 )
 
@@ -31,20 +27,6 @@ def test_the_shared_empty_arrays_cannot_be_written() -> None:
     assert len(EMPTY_TREE) == 0
 
 
-def test_a_chain_is_a_tree_whose_nodes_continue_each_other() -> None:
-    chain = TokenTree.chain([7, 8, 9])
-    assert chain.token_ids.tolist() == [7, 8, 9]
-    assert chain.parents.tolist() == [-1, 0, 1]
-    assert chain.parents.dtype == np.int32
-    assert len(TokenTree.chain([])) == 0
-
-
-def test_a_tree_can_be_written_down_as_two_lists() -> None:
-    tree = TokenTree.of([5, 6, 7], [-1, -1, 0])
-    assert len(tree) == 3
-    assert tree.token_ids.dtype == tree.parents.dtype == np.int32
-
-
 @pytest.mark.parametrize(
     ("params", "expected"),
     [
@@ -57,21 +39,3 @@ def test_a_tree_can_be_written_down_as_two_lists() -> None:
 )
 def test_penalties_are_noticed(params: SamplingParams, expected: bool) -> None:
     assert params.has_penalties is expected
-
-
-def test_statistics_follow_vllms_definitions() -> None:
-    stats = SpeculationStats(
-        num_steps=10, num_spec_steps=4, num_draft_tokens=20, num_accepted_draft_tokens=6
-    )
-    assert stats.mean_acceptance_length == 1 + 6 / 4
-    assert stats.draft_acceptance_rate == 6 / 20
-
-
-def test_statistics_without_speculation_are_those_of_plain_decoding() -> None:
-    assert SpeculationStats(num_steps=5).mean_acceptance_length == 1.0
-    assert SpeculationStats(num_steps=5).draft_acceptance_rate == 0.0
-
-
-def test_nouns_are_immutable() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        SamplingParams().seed = 3  # type: ignore[misc]

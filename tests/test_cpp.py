@@ -121,12 +121,6 @@ def test_a_value_that_means_nothing_is_refused_with_those_that_do(
     assert found.value.param == "DRAFTHOUSE_NATIVE"
 
 
-@pytest.mark.parametrize("value", ["", "1"])
-def test_the_default_may_be_said(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("DRAFTHOUSE_NATIVE", value)
-    assert cpp.mode() == "1"
-
-
 class Pair(ctypes.Structure):
     _fields_ = (("first", ctypes.c_int64), ("second", ctypes.c_int32))
 
@@ -232,20 +226,6 @@ def test_a_processor_that_none_was_compiled_for_has_none(
 def test_what_was_compiled_ahead_from_other_sources_is_not_taken(ahead: Path) -> None:
     (ahead / "answer.h").write_text("enum { ANSWER = 5 };\n", "utf-8")
     assert cpp.load(ahead, {}) is None
-
-
-@needs_x86
-def test_compiling_ahead_again_replaces_what_there_was(
-    sources: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for answer in (1, 2):
-        (sources / "answer.h").write_text(f"enum {{ ANSWER = {answer} }};\n", "utf-8")
-        made = list(cpp.compile_ahead(sources.parent))
-    monkeypatch.setattr(cpp, "cpu_flags", lambda: cpp.PROCESSORS[-1].flags)
-    loaded = cpp.load(sources, {})
-    assert loaded is not None
-    assert loaded.library.answer() == 2
-    assert built(sources) == sorted(made)
 
 
 def test_compiling_ahead_needs_nothing_that_must_be_installed() -> None:

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -167,37 +165,6 @@ def test_the_law_that_the_page_on_exactness_shows_is_that_of_the_product() -> No
         assert emitted == walk_draws(tree, draws)[1].tolist()
         lengths.add(len(emitted))
     assert len(lengths) > 2
-
-
-def keys_in(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        yield from value
-        value = list(value.values())
-    if isinstance(value, list):
-        for each in value:
-            yield from keys_in(each)
-
-
-def test_the_example_of_a_trace_has_what_the_page_reads() -> None:
-    example = json.loads(fence("trace.md", "json"))
-    reader = (ROOT / "deployments/page/static/files.js").read_text("utf-8")
-    version = re.search(r"const VERSION = (\d+);", reader)
-    assert version is not None
-    assert example["version"] == int(version[1])
-    read = reader.partition("function traceOf")[2]
-    wanted = set(re.findall(r"(?:found|stats|piece|token|ms)\??\.(?=(\w+))", read))
-    assert set(keys_in(example)) - {"drafthouse", "version"} == wanted
-    tokens = [t for answer in example["answers"] for p in answer["pieces"] for t in p["tokens"]]
-    steps = example["steps"]
-    of_steps = [
-        token
-        for step in steps
-        for token in (*(step["nodes"][node][1] for node in step["path"]), step["own"][0])
-    ]
-    assert of_steps == [token["id"] for token in tokens]
-    names: dict[str, Any] = {}
-    exec(fence("trace.md", "python"), names)
-    assert names["tokens_per_step"](example) == 3.0
 
 
 def test_the_index_has_every_page() -> None:

@@ -20,8 +20,6 @@ from packaging.version import Version
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = REPOSITORY / "cluster" / "client"
-# Reading the wheel's own modules takes a tenth of it; the rest is grpc and protobuf.
-IMPORT_LIMIT_S = 0.5
 PROBE = """
 import sys, time, json
 started_at = time.perf_counter()
@@ -75,11 +73,6 @@ def test_the_wheel_imports_grpc_and_protobuf_and_nothing_else(installed: Path) -
     assert Path(found["file"]).is_relative_to(installed)
     others = set(found["packages"]) - set(grpc["packages"]) - sys.stdlib_module_names
     assert others == {"drafthouse_client", "google"}  # protobuf is google.protobuf
-
-
-def test_the_wheel_is_imported_in_half_a_second(installed: Path) -> None:
-    """The fastest of five: what else the machine does is no property of the client."""
-    assert min(probe(installed)["seconds"] for _ in range(5)) < IMPORT_LIMIT_S
 
 
 def test_the_wheel_holds_every_module_of_the_folder(installed: Path) -> None:

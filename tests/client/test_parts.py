@@ -9,7 +9,6 @@ from cluster.client import (
     BusyError,
     ChoiceDelta,
     ClientError,
-    DeadlineError,
     Endpoint,
     FinishReason,
     GenerateRequest,
@@ -21,7 +20,7 @@ from cluster.client import (
 )
 from cluster.client.answer import Resumption
 from cluster.client.errors import error_from_status
-from cluster.client.retry import Deadline, Retries
+from cluster.client.retry import Retries
 from cluster.errors import ERRORS, CapacityError, DrafthouseError
 from cluster.rpc.status import status_code, trailing_metadata
 
@@ -102,36 +101,6 @@ def test_progress_resets_the_retries() -> None:
     retries.delay_after(UnavailableError("broken"))
     with pytest.raises(UnavailableError):
         retries.delay_after(UnavailableError("broken"))
-
-
-@pytest.mark.parametrize("kind", [BusyError, UnavailableError])
-def test_no_retries_means_none(kind: type[ClientError]) -> None:
-    error = kind("no")
-    error.retry_after_s = 0.0
-    with pytest.raises(kind):
-        Retries(0).delay_after(error, is_started=True)
-
-
-def test_a_full_server_that_names_no_delay_is_given_up_even_for_a_started_answer() -> None:
-    retries = Retries(2)
-    for _ in range(2):
-        retries.delay_after(BusyError("full"), is_started=True)
-    with pytest.raises(BusyError):
-        retries.delay_after(BusyError("full"), is_started=True)
-
-
-def test_time_that_is_over_is_an_error_before_the_next_call() -> None:
-    assert Deadline(None).remaining_s() is None
-    assert 0.0 < (Deadline(60.0).remaining_s() or 0.0) <= 60.0
-    with pytest.raises(DeadlineError):
-        Deadline(0.0).remaining_s()
-
-
-def test_the_seed_of_the_first_response_is_that_of_the_next_stream() -> None:
-    resumption = Resumption(REQUEST)
-    assert not resumption.request().sampling.HasField("seed")
-    resumption.accept(response(ChoiceDelta(index=0, token_ids=[1]), seed=2**64 - 1))
-    assert resumption.request().sampling.seed == 2**64 - 1
 
 
 def test_what_the_caller_resumes_is_continued() -> None:

@@ -7,7 +7,6 @@ import pytest
 from cluster import metrics
 from cluster.config.file import load
 from cluster.draft.registry import KINDS
-from cluster.records import frozen
 from docs.tools import __main__ as tools
 from docs.tools import reference
 from docs.tools.texts import TEN
@@ -61,26 +60,3 @@ def test_every_drafter_kind_and_every_metric_has_its_place() -> None:
     page = reference.metrics_page()
     for metric in metrics.ALL:
         assert f"| `{metric.name}` | {metric.kind} |" in page
-
-
-@frozen
-class Base:
-    """Two fields."""
-
-    first: int = 0
-    """One
-    thing."""
-    second: int = 0
-    """Another."""
-
-
-@frozen
-class Derived(Base):
-    second: int = 1
-    """A third one."""
-    bare: int = 0
-
-
-def test_the_text_of_a_field_stands_below_it_in_the_class_or_in_a_base() -> None:
-    texts = {"first": "One thing.", "second": "A third one.", "bare": ""}
-    assert reference.field_texts(Derived) == texts

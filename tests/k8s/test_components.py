@@ -21,7 +21,6 @@ from k8s.tools.panels import document
 from tests.k8s.test_network_policies import DATA_PLANE, DNS, HEAD, INTERNET, WORKER
 from tests.support.k8s.network import Peer, may_connect
 from tests.support.k8s.rendering import (
-    MANIFESTS,
     REPOSITORY,
     container_of,
     groups,
@@ -30,7 +29,6 @@ from tests.support.k8s.rendering import (
     only,
     pod_of,
     rendered,
-    with_components,
 )
 
 Objects = list[dict[str, Any]]
@@ -202,14 +200,6 @@ def test_the_job_that_trains_is_a_command_of_ours_on_the_volume_of_the_targets(
         assert not may_connect(everything, trainer, other, 443)
         assert not may_connect(everything, other, trainer, 443)
     assert not may_connect(everything, trainer, WORKER, DATA_PLANE)
-
-
-@pytest.mark.parametrize("overlay", MANIFESTS)
-def test_the_components_go_with_every_overlay(overlay: str, tmp_path: Any) -> None:
-    folder = MANIFESTS[overlay][0]
-    if "model-hub" in str([item["metadata"]["name"] for item in rendered(REPOSITORY / folder)]):
-        return  # It has that component already, which may stand in an overlay once.
-    assert of_kind("PrometheusRule", with_components(tmp_path, folder))
 
 
 @pytest.mark.parametrize("overlay", ["base", "overlays/8xh100", "overlays/high-availability"])

@@ -69,22 +69,6 @@ def test_a_gguf_file_is_served_by_its_path(llama_folder: Path, gguf_file: Path) 
     assert texts[0] == texts[1]
 
 
-def test_a_gguf_file_is_converted_once(gguf_file: Path) -> None:
-    folder = resolve(str(gguf_file))
-    stamp = (folder / "model.safetensors").stat().st_mtime_ns
-    assert resolve(str(gguf_file)) == folder
-    assert (folder / "model.safetensors").stat().st_mtime_ns == stamp
-
-
-def test_another_file_of_the_same_name_is_converted_anew(
-    checkpoint_factory: Factory, gguf_file: Path, tmp_path: Path
-) -> None:
-    other = write_gguf(checkpoint_factory("llama", seed=1), tmp_path / gguf_file.name)
-    first, second = resolve(str(gguf_file)), resolve(str(other))
-    assert first != second
-    assert model_hash(first) != model_hash(second)
-
-
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [

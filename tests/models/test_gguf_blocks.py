@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
@@ -15,11 +13,9 @@ from transformers import AutoModelForCausalLM
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash
 from cluster.models.gguf import convert
-from cluster.models.gguf_blocks import grouped
-from cluster.models.grouped import GroupedWeight
-from cluster.models.grouped_file import StoredGroups, save_groups
+from cluster.models.grouped_file import StoredGroups
 from cluster.models.weights import GROUPED, check_weights
-from tests.support.models.gguf_files import blocks, write_gguf
+from tests.support.models.gguf_files import write_gguf
 
 Factory = Callable[..., Path]
 
@@ -32,24 +28,6 @@ def layers(folder: Path) -> dict[str, torch.Tensor]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     modules = model.named_modules()
     return {name: each.weight for name, each in modules if isinstance(each, torch.nn.Linear)}
-
-
-@pytest.mark.parametrize("kind", [*EXACT, *ROUNDED], ids=lambda kind: kind.name)
-def test_blocks_stand_for_the_weights_that_the_library_unpacks(kind: GGMLQuantizationType) -> None:
-    values = np.random.default_rng(1).normal(size=(6, 512)).astype(np.float32)
-    values[2] = 0.0
-    data = blocks(values, kind)
-    weights = gguf.dequantize(data, kind)
-    found = grouped(kind, data, weights)
-    expected = torch.from_numpy(weights)
-    if kind in EXACT:
-        assert torch.equal(found.dequantized(), expected)
-    else:
-        # Scale and minimum were rounded to float16 each, and multiply up to their group's largest.
-        grouped_error = (found.dequantized() - expected).view(6, -1, found.group).abs().amax(dim=2)
-        largest = expected.view(6, -1, found.group).abs().amax(dim=2)
-        assert (grouped_error <= 2.0**-9 * largest.clamp(min=1e-3)).all()
-    assert found.bits == (8 if kind.name in ("Q8_0", "Q6_K") else 4)
 
 
 @pytest.mark.parametrize("kind", [*EXACT, *ROUNDED], ids=lambda kind: kind.name)
@@ -97,25 +75,6 @@ def test_matrices_of_another_kind_and_those_that_are_not_the_files_are_left_out(
     monkeypatch.undo()
     left_out = layers(tmp_path / "changed").keys() - set(StoredGroups(tmp_path / "changed"))
     assert left_out == {"model.layers.1.mlp.up_proj"}
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_what_is_kept_is_what_was_saved(bits: int, tmp_path: Path) -> None:
-    q = torch.randint(0, 16, (3, 64))
-    weight = GroupedWeight(
-        bits=bits,
-        group=32,
-        q=q.to(torch.uint8) if bits == 4 else (q - 8).to(torch.int8),
-        scale=torch.rand(3, 2).half(),
-        minimum=torch.rand(3, 2).half() if bits == 4 else None,
-    )
-    save_groups({"a.b": weight}, tmp_path)
-    found = StoredGroups(tmp_path)
-    assert list(found) == ["a.b"]
-    assert (found["a.b"].bits, found["a.b"].group) == (bits, 32)
-    assert torch.equal(found["a.b"].dequantized(), weight.dequantized())
-    with pytest.raises(KeyError):
-        found["a"]
 
 
 def test_the_blocks_are_no_part_of_a_checkpoints_identity_and_must_be_whole(

@@ -9,22 +9,6 @@ from cluster.models.grouped import GroupedWeight, in_four_bits, stacked
 from tests.support.models.grouped_weights import grouped_weight
 
 
-def test_each_group_has_its_scale_and_its_minimum() -> None:
-    q = torch.arange(32, dtype=torch.uint8).view(1, 32) % 16
-    scale = torch.tensor([[0.5, 2.0]]).half()
-    minimum = torch.tensor([[-1.0, 3.0]]).half()
-    weight = GroupedWeight(4, 16, q, scale, minimum)
-    assert weight.shape == (1, 32)
-    expected = [0.5 * i - 1.0 for i in range(16)] + [2.0 * i + 3.0 for i in range(16)]
-    assert weight.dequantized().tolist() == [expected]
-
-
-def test_eight_bits_are_signed_and_need_no_minimum() -> None:
-    q = torch.tensor([[-128] * 16 + [127] * 16], dtype=torch.int8)
-    weight = GroupedWeight(8, 16, q, torch.tensor([[1.0, 2.0]]).half(), None)
-    assert weight.dequantized().tolist() == [[-128.0] * 16 + [254.0] * 16]
-
-
 def test_weights_stacked_stand_for_the_same_numbers() -> None:
     parts = [
         grouped_weight(8, 64, 4, 32),

@@ -9,24 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.client.generated import common_pb2
 from cluster.core import (
-    Proposal,
     SamplingParams,
-    TokenEvent,
-    TokenLogprob,
     TokenTree,
-    token_array,
 )
 from cluster.messages import (
-    EventFrame,
     PoolTree,
-    ProposalFrame,
     StepFrame,
     WorkerDescription,
 )
 from cluster.rpc.codec import DESCRIPTION, PARAMS
-from cluster.rpc.codec_arrays import TOKENS
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT
 from cluster.rpc.codec_draft import COMMIT, PROPOSAL
 from cluster.rpc.codec_target import STEPS, VERDICT
@@ -76,19 +68,6 @@ def test_token_ids_travel_as_little_endian_int32() -> None:
     assert message.trees[0].sources == b"\x05\x00\x00\x00"
 
 
-def test_a_public_array_has_the_bytes_of_a_packed_one() -> None:
-    tree = common_pb2.TokenTree(token_ids=[258, -1]).SerializeToString()
-    assert tree == b"\x0a\x08" + b"\x02\x01\x00\x00" + b"\xff\xff\xff\xff"
-
-
-@pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 1000])
-def test_arrays_of_every_length_survive_the_drafter_protocol(size: int) -> None:
-    tree = TokenTree.chain(list(range(2**31 - size, 2**31)))
-    survival = np.linspace(1.0, 0.0, size, dtype=np.float32)
-    frame = ProposalFrame((Proposal("a", 1, 2, 3, tree, survival),))
-    assert same(PROPOSAL.decode(PROPOSAL.encode(frame)[0]).frame, frame)
-
-
 def test_decoded_arrays_are_views_of_the_message_and_read_only() -> None:
     frame = STEPS.decode(STEPS.encode(StepFrame((text("a"),)))[0]).frame
     token_ids = frame.opens[0].token_ids
@@ -97,19 +76,6 @@ def test_decoded_arrays_are_views_of_the_message_and_read_only() -> None:
         token_ids[0] = 1
 
 
-def test_wide_arrays_are_narrowed_on_the_wire() -> None:
-    wide: Any = np.array([1, 2, 3], dtype=np.int64)
-    assert TOKENS.unpack(TOKENS.pack(wide), "x").tolist() == [1, 2, 3]
-
-
 def test_a_negative_seed_travels_as_its_64_bits() -> None:
     params = SamplingParams(seed=-1)
     assert PARAMS.decode(PARAMS.encode(params)).seed == 2**64 - 1
-
-
-def test_log_probabilities_keep_single_precision() -> None:
-    entry = TokenLogprob(-0.1, ((3, -0.1), (4, -2.5)))
-    event = TokenEvent("a", 0, token_array([3]), (entry,))
-    (read,) = EVENT.decode(EVENT.encode(EventFrame((event,)))[0]).frame.events
-    assert read.logprobs[0].logprob == pytest.approx(-0.1, rel=1e-7)
-    assert [token for token, _ in read.logprobs[0].top] == [3, 4]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from cluster.client.generated import common_pb2, generation_pb2
 from cluster.core import (
-    FinishReason,
     SpeculationOptions,
     SpeculationStats,
     TokenLogprob,
@@ -19,13 +16,12 @@ from cluster.core import (
 from cluster.errors import RequestError
 from cluster.requests.beam_spec import BeamSpec
 from cluster.requests.grammar_spec import GrammarSpec
-from cluster.rpc.codec_generation import MODEL, REQUEST, RESPONSE, decode_request
+from cluster.rpc.codec_generation import REQUEST, RESPONSE, decode_request
 from cluster.rpc.generation import (
     ChatMessage,
     ChoiceDelta,
     GenerationRequest,
     GenerationResponse,
-    Model,
     ResumedChoice,
     SamplingOptions,
     Usage,
@@ -120,22 +116,6 @@ def test_absent_speculation_means_enabled() -> None:
     assert decode_request(bare).speculation == SpeculationOptions()
 
 
-def test_a_response_survives_the_wire() -> None:
-    deltas: Sequence[ChoiceDelta] = (
-        ChoiceDelta(0, "a", token_array([1]), stop="a", finish_reason=FinishReason.STOP),
-        ChoiceDelta(1),
-    )
-    scores = (TokenLogprob(-0.5, ((1, -0.25), (2, -0.5)), 2), TokenLogprob(-2.0))
-    response = GenerationResponse(
-        "id", "toy", 2**63, tuple(deltas), Usage(1, 2, 3, 4, 5), prompt_logprobs=scores
-    )
-    read = RESPONSE.decode(
-        generation_pb2.GenerateResponse.FromString(RESPONSE.encode(response).SerializeToString())
-    )
-    assert same(read, response)
-    assert read.choices[1].token_ids.dtype == np.int32
-
-
 def test_the_last_response_brings_usage_and_what_speculation_did() -> None:
     stats = SpeculationStats(
         9, 2, 8, 3, (1, 0, 0, 1), {"lm": 2, "suffix": 1}, "", {}, {"suffix": 1}, 0.25
@@ -170,16 +150,6 @@ def test_the_last_response_brings_usage_and_what_speculation_did() -> None:
     assert same(read.choices, (delta,))
 
 
-def test_why_nothing_was_speculated_reaches_the_client() -> None:
-    stats = SpeculationStats(idle_because="paused")
-    why = "no_prediction_drafter"
-    sent = RESPONSE.encode(
-        GenerationResponse("id", "toy", 1, (), Usage(), stats, prediction_idle_because=why)
-    )
-    assert RESPONSE.decode(sent).speculative_decoding == stats
-    assert RESPONSE.decode(sent).prediction_idle_because == why
-
-
 def test_a_response_without_news_has_neither() -> None:
     read = RESPONSE.decode(RESPONSE.encode(GenerationResponse("id", "toy", 1)))
     assert (read.choices, read.usage, read.speculative_decoding) == ((), None, None)
@@ -195,12 +165,3 @@ def test_a_prompt_of_tokens_stays_one_though_it_is_empty() -> None:
 def test_zero_choices_on_the_wire_are_one() -> None:
     bare = generation_pb2.GenerateRequest(model="toy", text="a")
     assert decode_request(bare).n == 1
-
-
-def test_models_are_listed_with_all_that_is_known_of_them() -> None:
-    models = [Model("sql", "toy", "toy", 4096), Model("toy", "folder", "", 64)]
-    read = [MODEL.encode(each) for each in models]
-    assert [(each.id, each.root, each.parent, each.max_context_len) for each in read] == [
-        ("sql", "toy", "toy", 4096),
-        ("toy", "folder", "", 64),
-    ]

@@ -16,45 +16,11 @@ from cluster.messages import (
 )
 from cluster.rpc.codec import FINISH, LOGPROBS
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT
-from cluster.rpc.codec_draft import COMMIT, PROPOSAL
+from cluster.rpc.codec_draft import COMMIT
 from cluster.rpc.codec_target import STEPS
 from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET
 from cluster.rpc.generated import coordinator_pb2, draft_pb2
-from cluster.spec.tree_check import ANY_VOCABULARY, problems_of_proposals
 from tests.support.rpc.frames_strategy import same
-
-
-def test_an_event_has_a_log_probability_for_each_token_or_none() -> None:
-    logprobs = common_pb2.Logprobs(logprobs=[-1.0], num_top=[0])
-    event = coordinator_pb2.TokenEvent(
-        request_id="a", position=4, token_ids=bytes(8), logprobs=logprobs
-    )
-    events = EVENT.decode(coordinator_pb2.EventFrame(events=[event]).SerializeToString()).frame
-    assert events.events[0].error_message == "event has 2 tokens and 1 logprobs"
-    assert (events.events[0].position, len(events.events[0].token_ids)) == (4, 0)
-
-
-@pytest.mark.parametrize(
-    ("token_ids", "parents", "survival", "problem"),
-    [
-        ([5, 6], [-1], [1.0], "2 token ids and 1 parents"),
-        ([5], [], [], "1 token ids and 0 parents"),
-        ([5], [-1], [1.0, 0.5], "2 survival values"),
-        ([1, 2], [-1, 500], [1.0, 1.0], "parent"),
-    ],
-)
-def test_a_proposal_that_is_no_tree_comes_as_it_was_sent(
-    token_ids: list[int], parents: list[int], survival: list[float], problem: str
-) -> None:
-    """Who takes it in finds out."""
-    tree = common_pb2.TokenTree(token_ids=token_ids, parents=parents)
-    bad = draft_pb2.Proposal(request_id="a", generation=3, tree=tree, survival=survival)
-    good = draft_pb2.Proposal(request_id="b")
-    message = draft_pb2.ProposalFrame(proposals=[bad, good])
-    frame = PROPOSAL.decode(message.SerializeToString()).frame
-    found, nothing = problems_of_proposals(frame.proposals, ANY_VOCABULARY)
-    assert problem in (found or "")
-    assert nothing is None
 
 
 def test_each_worker_answers_malformed_items_in_its_own_frame() -> None:
@@ -92,21 +58,6 @@ def test_a_request_without_parameters_is_refused() -> None:
         ("a", 0, "params is absent; send the request's own"),
         ("b", 0, "speculation is absent; send the request's own"),
         ("c", 0, "prompt_ids is empty; send at least one token"),
-    ]
-
-
-@pytest.mark.parametrize("field", ["prompt_ids", "output_ids"])
-def test_a_torn_array_is_refused_with_its_name(field: str) -> None:
-    torn = coordinator_pb2.Request(
-        id="a",
-        prompt_ids=bytes(4),
-        params=common_pb2.SamplingParams(),
-        speculation=coordinator_pb2.SpeculationOptions(),
-    )
-    setattr(torn, field, bytes(7))
-    decoded = SUBMIT.decode(coordinator_pb2.SubmitFrame(requests=[torn]).SerializeToString())
-    assert [refusal.message for refusal in decoded.refusals] == [
-        f"{field} has 7 bytes; i32[] takes a multiple of 4"
     ]
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cluster.client.generated import common_pb2
-from cluster.core import TokenTree
 from cluster.errors import ProtocolError
-from cluster.messages import PoolTree, Refusal, TextName, VerdictFrame
+from cluster.messages import Refusal, TextName, VerdictFrame
 from cluster.rpc.codec_target import STEPS, VERDICT
 from cluster.rpc.generated import target_pb2
 
@@ -19,12 +17,6 @@ PARAMS = common_pb2.SamplingParams()
 
 def opened(name: str, **fields: Any) -> target_pb2.Open:
     return target_pb2.Open(request_id=name, **{"token_ids": bytes(4), "params": PARAMS, **fields})
-
-
-def pool_tree(name: str, tree: TokenTree, survival: list[float], sources: list[int]) -> PoolTree:
-    return PoolTree(
-        name, 1, 2, 3, tree, np.array(survival, np.float32), np.array(sources, np.uint32)
-    )
 
 
 def test_a_malformed_text_is_refused_and_the_rest_of_the_frame_is_decoded() -> None:
@@ -48,17 +40,6 @@ def test_a_malformed_text_is_refused_and_the_rest_of_the_frame_is_decoded() -> N
         ("bare", 0, "params is absent; a text is drawn by them"),
     ]
     assert {refusal.code for refusal in decoded.refusals} == {ProtocolError.code}
-
-
-@pytest.mark.parametrize("field", ["token_ids", "parents", "survival", "sources"])
-def test_a_pool_tree_with_a_torn_array_is_left_out(field: str) -> None:
-    torn = target_pb2.PoolTree(
-        request_id="a", token_ids=bytes(4), parents=b"\xff" * 4, survival=bytes(4), sources=bytes(4)
-    )
-    message = target_pb2.StepFrame(trees=[torn])
-    assert len(STEPS.decode(message.SerializeToString()).frame.trees) == 1
-    setattr(message.trees[0], field, bytes(5))
-    assert STEPS.decode(message.SerializeToString()).frame.trees == ()
 
 
 @pytest.mark.parametrize(

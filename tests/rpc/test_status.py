@@ -66,9 +66,3 @@ def test_a_foreign_status_becomes_one_of_our_errors(
 def test_every_grpc_status_has_an_error_class() -> None:
     for code in grpc.StatusCode:
         assert isinstance(error_from_status(code, "", {}), DrafthouseError)
-
-
-def test_an_unknown_code_from_a_newer_peer_is_a_protocol_error() -> None:
-    error = error_from_status(grpc.StatusCode.INTERNAL, "new", {"drafthouse-code": "brand_new"})
-    assert isinstance(error, ProtocolError)
-    assert "brand_new" in error.message

@@ -11,16 +11,14 @@ import grpc
 import pytest
 
 from cluster.client.generated import common_pb2
-from cluster.core import Commit, Request, SamplingParams, token_array
 from cluster.errors import CapacityError, TooLargeError, WorkerError
-from cluster.messages import CommitFrame, StepFrame, SubmitFrame, TextName
-from cluster.rpc.channel import connect_coordinator, connect_drafter, connect_target
+from cluster.messages import StepFrame, TextName
+from cluster.rpc.channel import connect_coordinator, connect_target
 from cluster.rpc.generated import target_pb2
-from cluster.rpc.server import serve_coordinator, serve_drafter, serve_target
+from cluster.rpc.server import serve_coordinator, serve_target
 from tests.support.rpc.frames_strategy import text
 from tests.support.rpc.toys import (
     EchoCoordinator,
-    EchoDrafter,
     EchoTarget,
     FailingTarget,
     HangingTarget,
@@ -33,41 +31,6 @@ PATIENCE_S = 20.0
 
 def frame(*names: str, length: int = 3) -> StepFrame:
     return StepFrame(tuple(text(name, length) for name in names))
-
-
-async def test_frames_go_to_a_target_and_verdicts_come_back_in_order() -> None:
-    async with stopping(await serve_target(EchoTarget())) as server:
-        description, link = await connect_target(server.address)
-        assert description == EchoTarget().describe()
-        for number in range(20):
-            await link.send(frame(f"r{number}"))
-        verdicts = aiter(link)
-        for number in range(20):
-            (verdict,) = (await anext(verdicts)).verdicts
-            assert verdict.request_id == f"r{number}"
-            assert verdict.token_ids.tolist() == [2]
-        await link.close()
-
-
-async def test_a_drafter_receives_commits_and_answers() -> None:
-    async with stopping(await serve_drafter(EchoDrafter())) as server:
-        _, link = await connect_drafter(server.address)
-        commit = Commit("a", 1, 4, 9, token_array([1, 2]), 3, 8, params=SamplingParams())
-        await link.send(CommitFrame((commit,)))
-        (observation,) = (await anext(aiter(link))).observations
-        assert observation.have_len == 6
-        await link.close()
-
-
-async def test_an_ingress_submits_and_reads_events_metrics_and_status() -> None:
-    async with stopping(await serve_coordinator(EchoCoordinator())) as server:
-        _, link = await connect_coordinator(server.address)
-        await link.send(SubmitFrame((Request("a", token_array([5, 6]), SamplingParams()),)))
-        (event,) = (await anext(aiter(link))).events
-        assert event.token_ids.tolist() == [5, 6]
-        assert b"drafthouse_running_requests 0" in await link.metrics()
-        assert await link.status() == {"targets": ["w-1"], "running": 0}
-        await link.close()
 
 
 async def test_a_watcher_reads_events_until_it_leaves_and_no_other_call_waits() -> None:

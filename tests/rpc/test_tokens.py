@@ -35,14 +35,6 @@ def refusal(
     return TokenCheck(keys(*(lines or (OLD,))), worker, lambda: now).refusal(method, sent)
 
 
-def test_a_good_token_is_taken_once() -> None:
-    check = TokenCheck(keys(OLD), WORKER, lambda: NOW)
-    sent = keys(OLD).sign(METHOD, WORKER, NOW)
-    assert check.refusal(METHOD, sent) == ""
-    assert "was used before" in check.refusal(METHOD, sent)
-    assert check.refusal(METHOD, keys(OLD).sign(METHOD, WORKER, NOW)) == ""
-
-
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [
@@ -91,20 +83,6 @@ def test_what_was_seen_is_forgotten_only_when_its_time_is_over() -> None:
     now += 2 * MAX_SKEW_S
     check.refusal(METHOD, keys(OLD).sign(METHOD, WORKER, now))
     assert len(check._seen) < 4
-
-
-def test_a_secret_is_replaced_without_a_refused_call(tmp_path: Path) -> None:
-    path = tmp_path / "secret"
-    path.write_text(OLD + "\n")
-    here = ServiceKeys(secrets_of(str(path)), SERVICE)
-    for accepted, lines in ((1, (OLD,)), (2, (OLD, NEW)), (2, (NEW, OLD)), (1, (NEW,))):
-        path.write_text("\n".join(lines))
-        check = TokenCheck(here, WORKER, lambda: NOW)
-        assert check.refusal(METHOD, keys(lines[0]).sign(METHOD, WORKER, NOW)) == ""
-        assert check.refusal(METHOD, keys(lines[-1]).sign(METHOD, WORKER, NOW)) == ""
-        assert len(here.get()) == accepted
-    path.write_text("short")
-    assert here.get() == keys(NEW).get()
 
 
 @pytest.mark.parametrize("text", ["", "\n \n", "short", f"{OLD}\nshort"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -100,23 +98,6 @@ def test_stopping_equals_a_search_through_the_whole_text(
 
 
 @relaxed
-@given(text=texts, data=st.data())
-def test_only_a_possible_beginning_of_a_stop_string_is_held_back(
-    byte_level: Tokenizer, text: str, data: st.DataObject
-) -> None:
-    ids = byte_level.encode(text).tolist()
-    stream = TextStream(byte_level, ("the end",))
-    out = ""
-    for position, token in enumerate(ids):
-        out += stream.push([token]).text
-        so_far = byte_level.decode(ids[: position + 1]).rstrip("\ufffd")
-        if stream.is_finished:
-            break
-        assert so_far.startswith(out)
-        assert "the end".startswith(so_far[len(out) :])
-
-
-@relaxed
 @given(prompt=st.text(alphabet="abt he", max_size=12), text=texts)
 def test_a_continued_prompt_keeps_the_space_before_the_text(
     tokenizer: Tokenizer, prompt: str, text: str
@@ -130,18 +111,6 @@ def test_a_continued_prompt_keeps_the_space_before_the_text(
         assert out == whole[len(tokenizer.decode(prompt_ids)) :]
     else:
         assert out == tokenizer.decode(ids)
-
-
-def test_an_incomplete_character_waits_and_ends_as_replacement(tokenizer: Tokenizer) -> None:
-    # A character that no training text contains, so that it is certainly encoded as bytes.
-    ids = tokenizer.encode("🜚", add_special_tokens=False).tolist()
-    stream = TextStream(tokenizer)
-    first = [stream.push([token]).text for token in ids[:-1]]
-    assert "".join(first).strip() == ""
-    assert stream.push(ids[-1:]).text.endswith("🜚")
-    torn = TextStream(tokenizer)
-    text = "".join(torn.push([token]).text for token in ids[:-1]) + torn.finish().text
-    assert text.endswith("\ufffd")
 
 
 def test_endless_malformed_bytes_are_returned_and_not_held_back(tokenizer: Tokenizer) -> None:
@@ -173,20 +142,3 @@ def test_a_stop_string_within_min_tokens_is_ordinary_text(byte_level: Tokenizer)
     assert delta.text == "a.b"
     assert position == "a."
     assert delta.stop == "."
-
-
-def test_a_possible_beginning_of_a_stop_is_released_if_it_does_not_continue(
-    byte_level: Tokenizer,
-) -> None:
-    stream = TextStream(byte_level, ("xyz",))
-    texts_out: list[Any] = [stream.push(byte_level.encode(piece)).text for piece in ("x", "y", "a")]
-    assert texts_out == ["", "", "xya"]
-
-
-@pytest.mark.parametrize("finish_first", [True, False])
-def test_finishing_releases_held_back_text(byte_level: Tokenizer, finish_first: bool) -> None:
-    stream = TextStream(byte_level, ("xyz",))
-    assert stream.push(byte_level.encode("ax")).text == "a"
-    assert stream.finish().text == "x"
-    if not finish_first:
-        assert stream.finish().text == ""

@@ -32,16 +32,6 @@ def network() -> LlamaForCausalLM:
     return built.eval()
 
 
-def test_uniform_law_costs_the_logarithm_of_the_vocabulary() -> None:
-    uniform = network()
-    with torch.no_grad():
-        uniform.model.norm.weight.zero_()
-    cost = bits_per_byte(uniform, TOKENIZER, [document("a", TEXT)], window_len=32, stride=16)
-    assert cost.num_bytes == len(TEXT)
-    assert cost.bits == pytest.approx(cost.num_tokens * math.log2(len(TOKENIZER)), rel=1e-5)
-    assert cost.rate == pytest.approx(cost.bits / len(TEXT))
-
-
 def test_one_window_over_the_whole_text_is_the_plain_loss() -> None:
     model = network()
     ids = [0, *TOKENIZER.encode(TEXT)]

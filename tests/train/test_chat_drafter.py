@@ -160,16 +160,6 @@ def test_the_loss_is_least_where_the_drafter_has_the_targets_law(
         assert smaller(batch).item() > entropy.item() + 0.1
 
 
-def test_every_answer_is_read_once_in_an_epoch(network: PreTrainedModel, shards: Path) -> None:
-    answers = read_shards(shards)
-    order = order_of(answers, frequent_vocabulary(answers, network, 150, ""))
-    for epoch in range(2):
-        assert sorted(order._epoch(epoch, 4)) == list(range(len(answers)))
-    assert order._epoch(0, 4).tolist() != order._epoch(1, 4).tolist()
-    again = order.read(3, 4)
-    assert torch.equal(order.read(3, 4).token_ids, again.token_ids)
-
-
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
 def test_a_drafter_drafts_alike_however_it_is_written(
     network: PreTrainedModel, shards: Path, tmp_path: Path, weights: str

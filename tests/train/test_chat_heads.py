@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.eagle3 import Eagle3Head
@@ -21,18 +21,15 @@ from cluster.train import heads, trainer
 from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
 from cluster.train.chat_heads import (
     HeadBatch,
-    HeadLoss,
     HeadOrder,
     HeadSettings,
     evaluate,
-    mean_chain_len,
 )
 from cluster.train.eagle3 import Eagle3Learner, new_head
 from cluster.train.fixed_output import MedusaLearner, new_heads
 from cluster.train.generate import Answer
 from cluster.train.heads import train_head
-from cluster.train.processes import processes, run_together
-from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings
+from cluster.train.trainer import Budget
 from tests.support.draft.heads import ByRows
 
 MADE_FOR = MadeFor("target", "0123")
@@ -154,16 +151,6 @@ def test_the_law_stands_where_the_token_that_it_drew_was_read_last(answers: list
     assert (ids[inside] == answer.candidates[inside]).all()
 
 
-def test_chains_are_counted_as_they_would_be_verified() -> None:
-    right, wrong = np.ones(9, bool), np.zeros(9, bool)
-    assert mean_chain_len([right, right]) == 3.0
-    assert mean_chain_len([wrong, right]) == 1.0
-    assert mean_chain_len([right, wrong]) == pytest.approx(9 / 5)
-    # The second draft of the first chain is right, of all others wrong.
-    once = np.arange(9) == 1
-    assert mean_chain_len([right, once]) == pytest.approx(9 / 4)
-
-
 def test_what_is_saved_is_what_was_trained(
     network: PreTrainedModel, answers: list[Answer], tmp_path: Path
 ) -> None:
@@ -228,40 +215,6 @@ def test_training_lowers_the_loss_and_resumes_to_the_bit(
     train_head(kind, target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def shortest(answer: Answer) -> Answer:
-    """Two tokens of it behind one of the prompt: only the first head has a draft to learn from."""
-    start = len(answer.prompt) - 1
-    return Answer(
-        answer.prompt[start:],
-        answer.token_ids[:2],
-        answer.candidates[:2],
-        answer.log_probs[:2],
-        answer.states[start : start + 2],
-    )
-
-
-def _train_medusa(folder: Path, shards: Path, out: Path) -> None:
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    learner = MedusaLearner(network, new_heads(network, 3), IDS, 3)
-    answers = [shortest(each) for each in read_shards(shards) if len(each.token_ids) > 1]
-    settings = TrainSettings(Budget(steps=4), (Phase(0.0, length=64, rows=1),), 4 * 64, seed=0)
-    Trainer(HeadLoss(learner), [order_of(answers)], settings).run()
-    if processes().is_main_process:
-        torch.save(learner.head.blocks.state_dict(), out)
-
-
-def test_two_processes_train_heads_as_one_does_though_some_have_nothing_to_learn(
-    folder: Path, tmp_path: Path
-) -> None:
-    draw_shards(folder, tmp_path, 100, 0, ANSWERS)
-    _train_medusa(folder, tmp_path, tmp_path / "one.pt")
-    run_together(2, _train_medusa, folder, tmp_path, tmp_path / "two.pt")
-    one, two = (torch.load(tmp_path / name) for name in ("one.pt", "two.pt"))
-    assert {name[0] for name, weight in one.items() if weight.any()} == {"0"}
-    for name, weight in one.items():
-        torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4)
 
 
 def test_answers_without_hidden_rows_are_refused(

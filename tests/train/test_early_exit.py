@@ -26,7 +26,6 @@ from tests.draft.test_early_exit import recorded
 from tests.support.draft.heads import random_medusa
 from tests.support.draft.inside import Inside, config_of
 from tests.support.engine.driver import prompt
-from tests.support.engine.native import needs_native
 from tests.support.engine.parts import plain
 from tests.support.worker.rounds import Session
 
@@ -108,24 +107,6 @@ def test_it_is_served_as_it_was_trained(
         # Weights are rounded to bfloat16.
         scale = float(expected.abs().max())
         torch.testing.assert_close(logits[: len(expected)], expected, rtol=0, atol=1e-2 * scale)
-
-
-@needs_native
-def test_native_trees_are_those_of_passes_one_by_one(
-    checkpoint_factory: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = checkpoint_factory("qwen3")
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    exit_folder = random_exit(tmp_path, network)
-    trees = []
-    for native in (True, False):
-        inside = Inside(config_of(folder, "early_exit", exit_folder))
-        assert inside.drafter._rules is not None
-        if not native:
-            inside.drafter._rules = None
-        inside.decode([Session("a", prompt(25).tolist(), GREEDY)], 16)
-        trees.append([each.token_ids.tolist() for each in inside.trees])
-    assert trees[0] == trees[1]
 
 
 def test_the_target_keeps_its_own_output_layer(

@@ -12,14 +12,9 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from cluster.config.schema import DrafterConfig
-from cluster.draft import registry
-from cluster.draft.own_layers_options import LayerSkipOptions
-from cluster.models.made_for import MadeFor
 from cluster.train.cli import configure, run
-from cluster.train.layer_skip import Found, as_yaml, search, table
+from cluster.train.layer_skip import Found, search, table
 
-MADE_FOR = MadeFor("target", "0123")
 NUM_LAYERS = 8
 
 
@@ -45,12 +40,6 @@ def test_the_layers_that_cost_nothing_are_dropped() -> None:
     assert best.chain[0] > 1.3
 
 
-def test_a_target_without_such_layers_gains_nothing() -> None:
-    rows = search(NUM_LAYERS, Toy([0.9] * NUM_LAYERS))
-    assert max(row.chain for row in rows)[0] < 1.0
-    assert len(rows) <= 3, "sets that agree on nothing lead nowhere"
-
-
 def test_a_dropped_layer_is_exchanged_where_its_neighbour_is_the_better_one() -> None:
     """Layer 2 is the cheapest one to lose first; with 3 and 4 lost, 1 would have been."""
     toy = Toy([0.9, 0.05, 0.04, 0.0, 0.0, 0.9, 0.9, 0.9])
@@ -71,12 +60,6 @@ def test_the_speed_up_is_that_of_the_best_chain(
     agreement: float, cost: float, speed: float, size: int
 ) -> None:
     assert Found((0,), agreement, cost).chain == pytest.approx((speed, size))
-
-
-def test_the_options_are_those_of_a_drafter() -> None:
-    found = Found((0, 1, 3), 0.9, 0.5)
-    config = DrafterConfig(**yaml.safe_load(as_yaml(found, 5, MADE_FOR)))
-    assert registry.check("skip", config) == LayerSkipOptions(skip_layers=(2, 4), made_for=MADE_FOR)
 
 
 def test_the_table_marks_the_best_row() -> None:

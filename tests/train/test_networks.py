@@ -32,24 +32,6 @@ def test_weights_are_bfloat16_and_the_tied_matrix_is_stored_once(folder: Path) -
     assert "lm_head.weight" not in weights
 
 
-def test_float32_loading_gives_the_stored_numbers(folder: Path) -> None:
-    network = load(folder)
-    assert network.dtype == torch.float32
-    assert network.lm_head.weight is network.model.embed_tokens.weight
-    for name, weight in load_file(folder / "model.safetensors").items():
-        assert torch.equal(network.state_dict()[name], weight.float()), name
-
-
-def test_saving_leaves_the_network_in_float32(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(["text"], vocab_size=280)
-    network = build(TINY, end_of_text_id=0, vocab_size=len(tokenizer))
-    before = {name: weight.clone() for name, weight in network.state_dict().items()}
-    save(network, tokenizer, tmp_path)
-    for name, weight in network.state_dict().items():
-        assert weight.dtype == torch.float32
-        assert torch.equal(weight, before[name])
-
-
 def test_plain_transformers_loads_and_generates(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     network = AutoModelForCausalLM.from_pretrained(folder)
