@@ -27,7 +27,6 @@ from tests.support.engine.driver import (
     rows,
     run,
 )
-from tests.support.engine.native import needs_native
 
 Factory = Callable[..., Path]
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
@@ -73,45 +72,6 @@ def oracles(base: Path, adapters: dict[str, str]) -> list[Any]:
     return [load_oracle(base), *(merged_oracle(base, Path(each)) for each in adapters.values())]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "starcoder2", "gemma2", "phimoe"])
-def test_rows_of_three_adapters_and_of_none_in_one_step(
-    architecture: str, checkpoint_factory: Factory, tmp_path: Path
-) -> None:
-    folder = checkpoint_factory(architecture)
-    adapters = three_adapters(folder, tmp_path)
-    engine = load_engine(folder, adapters=adapters)
-    assert engine.adapters.names == ("all", "attention", "scaled")
-    for index in range(4):
-        engine.submit(Work(str(index), 0, prompt(11, seed=index), TREE, adapter=index))
-    found = {output.request_id: rows(output) for output in engine.step()}
-    assert engine.last_step.num_sequences == 4
-    for index, oracle in enumerate(oracles(folder, adapters)):
-        expected = expected_rows(oracle, prompt(11, seed=index), TREE)
-        torch.testing.assert_close(found[str(index)], expected, atol=1e-4, rtol=1e-4)
-
-
-@needs_native
-def test_a_step_without_adapters_keeps_the_native_path(engine: Engine) -> None:
-    assert engine.model.native is not None
-    calls: list[str] = []
-    forward = engine.model.module.forward
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        calls.append("module")
-        return forward(*args, **kwargs)
-
-    engine.model.module.forward = noted
-    try:
-        run(engine, Work("plain", 0, prompt(5)))
-        assert calls == []
-        run(engine, Work("adapted", 0, prompt(5), adapter=1))
-        assert calls == ["module"]
-    finally:
-        engine.model.module.forward = forward
-        engine.release("plain")
-        engine.release("adapted")
-
-
 def test_no_adapter_uses_the_prefixes_of_another(base: Path, adapters: dict[str, str]) -> None:
     engine = load_engine(base, adapters=adapters)
     text = prompt(33)
@@ -127,15 +87,6 @@ def test_no_adapter_uses_the_prefixes_of_another(base: Path, adapters: dict[str,
         run(engine, Work(f"second-{index}", 0, text, adapter=index))
         assert engine.last_step.num_prefix_hit_tokens == 32
     engine.check_integrity()
-
-
-def test_prompts_that_begin_alike_do_not_wait_for_another_adapters(
-    base: Path, adapters: dict[str, str]
-) -> None:
-    engine = load_engine(base, adapters=adapters)
-    for index in (1, 2):
-        engine.submit(Work(str(index), 0, prompt(20), adapter=index))
-    assert len(engine.step()) == 2
 
 
 def test_a_request_that_changes_its_adapter_begins_anew(engine: Engine) -> None:

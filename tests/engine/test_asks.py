@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from cluster.core import TokenTree
@@ -20,21 +19,6 @@ TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
 @pytest.fixture(scope="module")
 def engine(llama_folder: Path) -> Engine:
     return load_engine(llama_folder)
-
-
-def test_the_most_probable_tokens_come_with_their_raw_log_probabilities(engine: Engine) -> None:
-    output = run(engine, Work("a", 0, prompt(9), TREE, num_top=3))
-    logits = rows(output)
-    assert output.top is not None
-    assert output.top.token_ids.shape == output.top.logprobs.shape == (5, 3)
-    laws = logits.double().log_softmax(dim=1).numpy()
-    for law, ids, values in zip(laws, output.top.token_ids, output.top.logprobs, strict=True):
-        assert ids.tolist() == np.argsort(-law, kind="stable")[:3].tolist()
-        np.testing.assert_allclose(values, law[ids], atol=1e-5)
-
-
-def test_nothing_comes_where_nothing_is_asked(engine: Engine) -> None:
-    assert run(engine, Work("b", 0, prompt(9))).top is None
 
 
 @pytest.mark.parametrize(

@@ -84,21 +84,6 @@ def _visible_keys(share: Share, row: int, window: int | None) -> list[int]:
     return [key for key in keys if window is None or position - positions[key] < window]
 
 
-def test_new_rows_take_the_slots_behind_the_context() -> None:
-    batch = BATCHES["a drafter's growth"]
-    (share,) = batch.shares
-    assert batch.slots.tolist() == share.slots[16:20].tolist()
-    assert share.node_positions.min() == 11
-    assert batch.positions.tolist() == share.node_positions[5:].tolist()
-    assert len(batch.logit_rows) == 4
-
-
-def test_padding_rows_write_to_scratch_and_ask_for_no_logits() -> None:
-    batch = BATCHES["padded"]
-    assert batch.slots[1:].tolist() == [SCRATCH_SLOT] * 3
-    assert batch.logit_rows.tolist() == [0]
-
-
 def test_an_unknown_backend_is_refused_with_those_known() -> None:
     with pytest.raises(ConfigError, match="auto or one of: native, sdpa"):
         create_backend("flash")

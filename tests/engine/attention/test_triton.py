@@ -18,7 +18,7 @@ from cluster.engine.cpu import kernels
 from cluster.engine.schedule.batch import Batch, Share
 from cluster.errors import ConfigError
 from tests.support.engine.interpreter import has_triton, needs_gpu, needs_triton, run_python
-from tests.support.engine.triton_cases import CASES, CHUNK, DECODING, RAGGED, SCRATCH_SLOT, Case
+from tests.support.engine.triton_cases import CASES, DECODING, SCRATCH_SLOT, Case
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -117,36 +117,6 @@ def test_kernels_on_the_gpu_equal_the_reference(name: str) -> None:
 def test_kernels_compile_for_gpus_that_are_not_here() -> None:
     process = run_python("tests.support.engine.gpu_offline", "--few", interpret=False)
     assert process.splitlines()[-1] == "4 variants, 0 failed", process
-
-
-@needs_triton
-@pytest.mark.parametrize(("num_programs", "parts"), [(4, [1, 1, 2]), (20, [1, 2, 4])])
-def test_long_contexts_are_cut_into_more_items_than_short_ones(
-    num_programs: int, parts: list[int]
-) -> None:
-    from cluster.engine.attention.triton.layout import Tiling, lay_out
-
-    layout = lay_out(RAGGED, Tiling(16, 16, num_kv_heads=2, num_programs=num_programs))
-    items = layout.words[: layout.frame.num_items * 4].reshape(-1, 4)
-    keys = [items[items[:, 0] == tile] for tile in range(3)]
-    assert [len(own) for own in keys] == parts
-    # Together the items of a tile cover its keys once, in order.
-    for own, share in zip(keys, RAGGED.shares, strict=True):
-        assert own[0, 1] == 0
-        assert own[-1, 2] == share.key_len
-        assert own[1:, 1].tolist() == own[:-1, 2].tolist()
-        # A part is worth the work of adding it up.
-        assert (own[:-1, 2] - own[:-1, 1] >= 256).all()
-    assert sorted(items[items[:, 3] >= 0, 3]) == list(range(layout.frame.num_partials))
-
-
-@needs_triton
-def test_rows_of_a_prompt_are_given_no_keys_behind_them() -> None:
-    from cluster.engine.attention.triton.layout import Tiling, lay_out
-
-    layout = lay_out(CHUNK, Tiling(16, 16, num_kv_heads=1, num_programs=1))
-    items = layout.words[: layout.frame.num_items * 4].reshape(-1, 4)
-    assert items[:, 2].tolist() == [266, 280]
 
 
 def test_auto_is_the_best_one_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

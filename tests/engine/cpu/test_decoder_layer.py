@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from cluster.engine.cpu import causal_lm, comparison
+from cluster.engine.cpu import comparison
 from cluster.engine.cpu.comparison import Comparison
 from cluster.engine.cpu.decoder_layer import NativeLayer
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.engine import Engine, Work
 from cluster.engine.loading import model
-from cluster.errors import ConfigError
 from tests.support.engine.driver import (
     check_equal_works,
     check_near,
     load_engine,
     prompt,
-    random_tree,
     rows,
     run,
     varied_works,
@@ -117,60 +112,6 @@ def test_a_layer_that_depends_on_positions_is_found_out_near_the_limit(
     }
     engine = load_engine(checkpoint_factory("ministral3", rope_parameters=rope))
     assert native_layers(engine) == [is_native] * 3
-
-
-def test_a_forward_with_a_wrong_layer_is_not_taken(
-    checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A layer that goes wrong after it was compared by itself."""
-    fuse = model.fuse_decoder_layers
-
-    def perturbed(module: torch.nn.Module, compared: Comparison, loaded: Kernels) -> int:
-        count = fuse(module, compared, loaded)
-        layers = [each for each in module.modules() if hasattr(each, "self_attn")]
-        layers[1].forward.weights.scaling *= 1.1
-        return count
-
-    monkeypatch.setattr(model, "fuse_decoder_layers", perturbed)
-    found: list[object] = []
-    make = model.native_forward
-    monkeypatch.setattr(model, "native_forward", lambda *arguments: found.append(make(*arguments)))
-    with contextlib.suppress(ConfigError):  # the check of whole steps finds the layer too
-        load_engine(checkpoint_factory("llama", head_dim=16))
-    assert found == [None]
-
-
-@pytest.mark.parametrize(("amplified", "is_taken"), [(8.0, True), (0.0, False)])
-def test_what_rounding_does_to_the_logits_is_measured(
-    amplified: float, is_taken: bool, checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Real models of many layers amplify it a thousandfold at some places of a text."""
-    monkeypatch.setattr(causal_lm, "_TOLERANCE", 0.0)
-    monkeypatch.setattr(causal_lm, "_AMPLIFIED", amplified)
-    found: list[object] = []
-    make = model.native_forward
-
-    def kept(*arguments: Any) -> Any:
-        found.append(make(*arguments))
-        return found[-1]
-
-    monkeypatch.setattr(model, "native_forward", kept)
-    load_engine(checkpoint_factory("llama", head_dim=16))
-    assert [forward is not None for forward in found] == [is_taken]
-
-
-def test_another_attention_and_other_numbers_are_left_to_the_original(
-    checkpoint_factory: Factory,
-) -> None:
-    folder = checkpoint_factory("llama", head_dim=16)
-    reference, narrow = load_engine(folder, attention="sdpa"), load_engine(folder, dtype="bfloat16")
-    work = Work("a", 0, prompt(9), random_tree(4, np.random.default_rng(6)))
-    expected = rows(run(load_engine(folder), work))
-    # The layers are the native ones, which hand over what they are not made for.
-    assert native_layers(reference) == ALL
-    torch.testing.assert_close(rows(run(reference, work)), expected, atol=2e-5, rtol=2e-5)
-    error = (rows(run(narrow, work)) - expected).norm() / expected.norm()
-    assert float(error) < 0.1
 
 
 def test_a_layer_with_somebody_elses_hook_stays(

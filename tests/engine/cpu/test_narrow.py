@@ -13,47 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cluster.engine.cpu.kernels import Format, Kernels
-from cluster.engine.cpu.packed_linear import linear_share
-from cluster.engine.loading import model
 from cluster.models.int8 import load_int8, save_int8
-from tests.support.engine.driver import check_near, load_engine, load_oracle
+from tests.support.engine.driver import check_near, load_engine
 from tests.support.engine.native import formats, needs_bfloat16, needs_native
 
 pytestmark = [needs_native, pytest.mark.usefixtures("several_threads")]
 
 Factory = Callable[..., Path]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"attention": "sdpa"}, {"compile": True}, {"dtype": "float16"}],
-    ids=lambda settings: next(iter(settings)),
-)
-def test_what_other_kernels_are_to_serve_is_not_widened(
-    settings: dict[str, object], checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[bool] = []
-    can_widen = model.can_widen
-    monkeypatch.setattr(
-        model, "can_widen", lambda *given: found.append(can_widen(*given)) or found[-1]
-    )
-    # One layer: torch's compiler takes seconds for each.
-    folder = checkpoint_factory("llama", head_dim=16, num_hidden_layers=1, dtype=torch.bfloat16)
-    load_engine(folder, **{"dtype": "bfloat16", **settings})
-    load_engine(folder, dtype="bfloat16")
-    assert found == [False, True]
-
-
-def test_weights_that_are_no_plain_linear_layers_would_take_twice_the_memory(
-    checkpoint_factory: Factory,
-) -> None:
-    dense = load_oracle(checkpoint_factory("llama"))
-    assert linear_share(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64))) == 1.0
-    mixed = torch.nn.Module()
-    mixed.experts = torch.nn.Parameter(torch.randn(4, 64, 64))
-    mixed.router = torch.nn.Linear(64, 4)
-    assert linear_share(mixed) < 0.1
-    assert linear_share(torch.nn.Sequential(mixed, dense)) < 0.99
 
 
 def in_int8(folder: Path, target: Path) -> Path:

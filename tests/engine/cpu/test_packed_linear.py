@@ -23,30 +23,6 @@ def network(dtype: torch.dtype) -> torch.nn.Sequential:
     ).to(dtype)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str
-)
-def test_packed_layers_give_the_plain_ones_products_for_any_number_of_rows(
-    dtype: torch.dtype, tolerance: float
-) -> None:
-    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("torch's libraries have no packed bfloat16 products on this processor")
-    plain, packed = network(dtype), network(dtype)
-    assert pack_linears(packed) == 2
-    with torch.inference_mode():
-        for num_rows in (1, 2, 5, 31, 64, 65, 200):
-            rows = torch.randn(1, num_rows, 24).to(dtype)
-            torch.testing.assert_close(packed(rows), plain(rows), atol=tolerance, rtol=tolerance)
-
-
-def test_a_packed_layer_tells_its_weights_shape_dtype_and_device() -> None:
-    layer = PackedLinear(torch.nn.Linear(24, 40))
-    assert layer.weight.shape == (40, 24)
-    assert layer.weight.dtype == torch.float32
-    assert layer.weight.device.type == "cpu"
-    assert layer.weight.untyped_storage().nbytes() == 4
-
-
 def test_other_layers_and_those_with_hooks_stay() -> None:
     hooked = torch.nn.Linear(4, 4)
     hooked.register_forward_hook(lambda module, inputs, output: output)

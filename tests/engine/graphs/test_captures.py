@@ -6,7 +6,6 @@ With the double of `tests/engine/graphs/test_graphs.py`, in an interpreter's pro
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +37,6 @@ def test_a_form_is_captured_once_and_replayed_from_then_on(small_llama: Path) ->
     answers(engine, decoding("ab", 6, 2))
     assert recorder.num_captures == captures
     assert recorder.num_replays == replays + 3
-
-
-@interpreted
-def test_nothing_is_captured_later_that_was_captured_ahead(small_llama: Path) -> None:
-    recorder = Recorder()
-    engine = build(small_llama, recorder, max_batch_tokens=8)
-    engine.capture_ahead()
-    captures = recorder.num_captures
-    expected = answers(build(small_llama, max_batch_tokens=8), CASES["cached nodes"])
-    check_equal(answers(engine, CASES["cached nodes"]), expected)
-    answers(engine, decoding("bcd", 5, 2))
-    assert recorder.num_captures == captures == engine.forward.graphs.num_graphs  # type: ignore[union-attr]
 
 
 @interpreted
@@ -99,22 +86,6 @@ def test_graphs_that_give_wrong_logits_are_given_up_at_load(
 
 
 @interpreted
-def test_steps_wider_than_every_graph_run_eagerly(
-    small_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forward, "WIDTHS", (1, 2, 4, 8))
-    recorder = Recorder()
-    engine = build(small_llama, recorder)
-    replays = recorder.num_replays
-    found = answers(engine, [[Work("a", 0, prompt(9))]])
-    assert recorder.num_replays == replays
-    assert engine.uses_graphs
-    check_equal(found, answers(build(small_llama), [[Work("a", 0, prompt(9))]]))
-    answers(engine, [[Work("b", 0, prompt(8))]])
-    assert recorder.num_replays == replays + 1
-
-
-@interpreted
 def test_steps_of_more_slots_than_fit_run_eagerly(
     small_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,36 +106,8 @@ def test_steps_of_more_slots_than_fit_run_eagerly(
 
 
 @interpreted
-def test_a_model_whose_heads_the_kernels_do_not_serve_has_no_graphs(
-    checkpoint_factory: Callable[..., Path],
-) -> None:
-    recorder = Recorder()
-    engine = build(checkpoint_factory("qwen3", head_dim=272), recorder)
-    assert not engine.uses_graphs
-    assert recorder.num_captures == 0
-
-
-@pytest.mark.parametrize(
-    "settings", [{"attention": "sdpa"}, {"attention": "sdpa", "cuda_graphs": False}]
-)
-def test_without_the_kernels_nothing_is_captured(
-    small_llama: Path, settings: dict[str, Any]
-) -> None:
-    recorder = Recorder()
-    assert not build(small_llama, recorder, **settings).uses_graphs
-    assert recorder.num_captures == 0
-
-
-@interpreted
 def test_graphs_can_be_turned_off(small_llama: Path) -> None:
     recorder = Recorder()
     assert not build(small_llama, recorder, cuda_graphs=False).uses_graphs
     assert recorder.num_captures == 0
     assert build(small_llama, recorder).uses_graphs
-
-
-@interpreted
-def test_a_model_on_a_cpu_has_no_graphs_of_its_own(small_llama: Path) -> None:
-    engine = build(small_llama, None, cuda_graphs=True)
-    assert not engine.uses_graphs
-    assert forward.reserved_bytes(engine.config, engine.model) == 0

@@ -13,7 +13,6 @@ from cluster.core import TokenTree
 from cluster.engine.engine import Work
 from cluster.errors import ConfigError
 from tests.support.checkpoints import REFUSED, SERVED
-from tests.support.engine.checked import Checked
 from tests.support.engine.driver import (
     GreedyDecoder,
     expected_rows,
@@ -21,7 +20,6 @@ from tests.support.engine.driver import (
     load_engine,
     load_oracle,
     prompt,
-    random_tree,
     rows,
     run,
 )
@@ -45,19 +43,6 @@ def test_greedy_text_equals_transformers_generate(
     assert drafted.run() == texts
     assert drafted.num_accepted > 0
     assert engine.pages_in_use == 0
-
-
-@pytest.mark.parametrize("architecture", SERVED)
-def test_tree_rows_equal_plain_forwards_of_their_paths(
-    architecture: str, checkpoint_factory: Factory
-) -> None:
-    checked = Checked(checkpoint_factory(architecture))
-    generator = np.random.default_rng(4)
-    for length, size in ((1, 3), (9, 12), (30, 17)):
-        tree = random_tree(size, generator)
-        found = rows(checked.run("a", 0, prompt(length, seed=length), tree))
-        assert found.shape == (size + 1, checked.engine.vocab_size)
-        checked.engine.release("a")
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])

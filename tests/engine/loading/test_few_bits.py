@@ -26,14 +26,12 @@ from cluster.engine.cpu import kernels as native
 from cluster.engine.engine import Engine, Work
 from cluster.engine.loading.few_bits import check_few_bits
 from cluster.engine.loading.inspection import check_loadable
-from cluster.engine.loading.model import load_model
 from cluster.engine.state import engine_state
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash
 from cluster.models.gguf import convert
 from cluster.models.grouped import in_four_bits
 from cluster.models.grouped_file import StoredGroups
-from cluster.models.made_for import MadeFor, checkpoint_of
 from tests.support.engine.driver import (
     generate,
     last_logits,
@@ -324,17 +322,3 @@ def test_check_names_the_package_of_a_quantised_checkpoint(
     (quantised / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
     with pytest.raises(ConfigError, match=f"{package}.*install"):
         check_loadable(quantised, EngineConfig(model=str(quantised), device="cpu"), is_here=True)
-
-
-@needs_bfloat16
-def test_a_drafter_was_made_for_its_target_whatever_the_format_of_the_weights(
-    folder: Path,
-) -> None:
-    served = load_model(EngineConfig(model=str(folder), device="cpu", weights="int4"))
-    engine = load(folder, weights="int4")
-    assert served.weights
-    assert checkpoint_of(engine.model_hash) == model_hash(folder)
-    note = MadeFor("t", model_hash(folder))
-    assert note.fits(MadeFor("other", engine.model_hash))
-    assert MadeFor("t", engine.model_hash).fits(MadeFor("other", model_hash(folder)))
-    assert not note.fits(MadeFor("t", f"00|weights={served.weights}"))

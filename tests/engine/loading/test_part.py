@@ -28,7 +28,6 @@ ARCHITECTURES = [
     "gemma3",
     "gpt-oss",
 ]
-LAYERS = {"early exit": (0, 1), "layer skip": (0, 2), "last alone": (2,)}
 TEXT = token_array((np.arange(40) * 31 + 7) % 280)
 
 
@@ -56,20 +55,6 @@ def stepped(engine: Engine, text: TokenArray, tree: TokenTree = EMPTY_TREE) -> t
     engine.release("a")
     assert output.logits is not None
     return output.logits.clone()
-
-
-@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
-def test_it_is_the_model_whose_other_layers_were_deleted(
-    folder: Path, whole: LoadedModel, layers: tuple[int, ...]
-) -> None:
-    part = part_of(whole, layers)
-    engine = Engine(settings(folder), part)
-    tree = TokenTree.of([9, 10, 11], [-1, 0, -1])
-    logits = stepped(engine, TEXT, tree)
-    for row, path in enumerate(([], [9], [9, 10], [11])):
-        expected = plain(folder, layers, token_array([*TEXT.tolist(), *path]))
-        torch.testing.assert_close(logits[row], expected, rtol=1e-4, atol=1e-4)
-    assert (part.native is None) == (whole.native is None)
 
 
 def test_the_whole_model_goes_on_as_before_by_turns(folder: Path, whole: LoadedModel) -> None:

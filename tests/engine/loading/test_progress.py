@@ -10,20 +10,6 @@ from pathlib import Path
 import pytest
 
 from cluster.engine.loading import progress
-from cluster.engine.loading.progress import read_so_far
-
-SIZES = {"a": 100, "b": 50}
-
-
-def test_reading_only_goes_on_and_a_file_that_was_closed_is_whole() -> None:
-    read = read_so_far({}, {}, SIZES)
-    assert read == {}
-    read = read_so_far(read, {"a": 60}, SIZES)
-    assert read == {"a": 60}
-    # Its pages may be taken back; and a mapping is longer than its file.
-    read = read_so_far(read, {"a": 20, "b": 4096}, SIZES)
-    assert read == {"a": 60, "b": 50}
-    assert read_so_far(read, {}, SIZES) == SIZES
 
 
 def test_what_is_mapped_and_read_is_told(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.core import EMPTY_TREE, TokenTree, token_array
+from cluster.core import TokenTree
 from cluster.engine.cpu import kernels
 from cluster.engine.engine import Engine, Work
 from cluster.errors import ConfigError
@@ -150,12 +150,3 @@ def test_without_a_compiler_it_is_refused_with_the_remedy(
     monkeypatch.setattr(kernels, "load", lambda: None)
     with pytest.raises(ConfigError, match=r"apt install g\+\+"):
         load_engine(llama_folder, reproducible=True)
-
-
-def test_an_empty_tree_is_plain_decoding(engine: Engine) -> None:
-    text = prompt(30)
-    first = rows(run(engine, Work("a", 0, text, EMPTY_TREE)))
-    engine.release("a")
-    second = rows(run(engine, Work("b", 0, text, TokenTree.of(token_array([7]), [-1]))))
-    engine.release("b")
-    assert torch.equal(first[-1], second[-2])

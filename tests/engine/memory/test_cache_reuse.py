@@ -26,12 +26,10 @@ from tests.support.engine.driver import (
     prompt,
     random_tree,
     rows,
-    run_resending,
     some_commit,
 )
 
 TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
-NO_TOKENS = token_array([])
 Make = partial[Checked]
 # No layer has a window, each has, and some have.
 CACHES = [
@@ -70,16 +68,6 @@ def check_most(cached: Checked, num_rows: int, length: int) -> None:
             assert most <= most_pages(num_rows)
 
 
-@pytest.mark.parametrize("max_batch_tokens", [8, 16, 33])
-def test_a_long_prompt_is_served_chunk_by_chunk(make: Make, max_batch_tokens: int) -> None:
-    cached = make(max_batch_tokens=max_batch_tokens)
-    cached.run("a", 0, prompt(200), TREE)
-    check_most(cached, max_batch_tokens + len(TREE), 204)
-    assert cached.engine.cached_len("a") == 200
-    cached.engine.release("a")
-    assert not any(cached.held)
-
-
 def test_long_texts_hold_the_pages_of_their_windows(make: Make) -> None:
     for generator in (None, np.random.default_rng(3)):
         cached = make(max_batch_tokens=16)
@@ -89,22 +77,6 @@ def test_long_texts_hold_the_pages_of_their_windows(make: Make) -> None:
         assert decoder.num_misses == 0
         # Before it retains a path, a sequence holds its tree's slots as well.
         check_most(cached, 1 + (7 if generator else 0), 98)
-        assert not any(cached.held)
-
-
-def test_preempted_requests_still_finish_their_texts(make: Make) -> None:
-    prompts = {f"r{index}": prompt(5 + 13 * index, seed=index) for index in range(6)}
-    limits = {"num_pages": 34, "max_running_sequences": 4, "max_context_len": 140}
-    is_short = "mistral" in str(make.args[0])  # its texts hold the pages of their windows alone
-    if is_short:
-        limits = {"num_pages": 17}
-    for prefix_cache in (True, False):
-        generator = None if prefix_cache and not is_short else np.random.default_rng(2)
-        cached = make(max_batch_tokens=16, prefix_cache=prefix_cache, **limits)
-        texts = cached.texts(prompts, 40)
-        decoder = GreedyDecoder(cached.engine, prompts, 40, generator, texts)
-        assert decoder.run() == texts
-        assert decoder.num_misses > 0
         assert not any(cached.held)
 
 
@@ -153,18 +125,6 @@ def test_a_request_that_opens_again_for_another_tenant_keeps_nothing(cached: Che
     assert cached.engine.last_step.num_prefix_hit_tokens == 20
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False])
-def test_a_prefix_outlives_the_request_that_computed_it(make: Make, prefix_cache: bool) -> None:
-    cached = make(prefix_cache=prefix_cache)
-    cached.run("first", 0, prompt(24))
-    cached.engine.release("first")
-    assert not any(cached.held)
-    assert num_cached(cached.engine) == 6 * len(cached.held) * prefix_cache
-    cached.run("second", 0, prompt(24))
-    # All six pages are there, but the row after the last token is asked for.
-    assert cached.engine.last_step.num_prefix_hit_tokens == 20 * prefix_cache
-
-
 def test_samples_of_one_prompt_share_its_pages_and_part_ways(cached: Checked) -> None:
     names = [f"sample-{index}" for index in range(4)]
     for name in names:
@@ -186,17 +146,6 @@ def test_committed_drafts_enter_the_prefix_cache_and_live_nodes_do_not(cached: C
     assert num_cached(cached.engine) == 3 * len(cached.held)
     cached.run("b", 0, joined(prompt(8), drafts, [11]))
     assert cached.engine.last_step.num_prefix_hit_tokens == 12
-
-
-def test_rollback_continues_from_an_earlier_token(cached: Checked) -> None:
-    text = prompt(30, seed=1)
-    cached.run("a", 0, text)
-    for base_len in (26, 13, 8, 0):
-        context = joined(text[:base_len], prompt(5, seed=base_len))
-        found = rows(run_resending(cached.engine, Work("a", base_len, context[base_len:])))
-        cached.close(found[0], last_logits(cached.oracle, context))
-        assert cached.engine.context_ids("a").tolist() == context.tolist()
-        run_resending(cached.engine, Work("a", base_len, text[base_len:]))
 
 
 def test_a_rollback_to_before_the_window_asks_for_the_text_again(cached: Checked) -> None:
@@ -249,13 +198,6 @@ def test_a_shortage_is_answered_with_what_is_held(cached: Checked) -> None:
     assert cached.engine.cached_len("a") == 10
 
 
-def test_another_prefix_is_answered_with_zero(cached: Checked) -> None:
-    cached.run("a", 0, prompt(10))
-    right, wrong = prefix_hash(prompt(8)), prefix_hash(prompt(8, seed=1))
-    assert cached.run("a", 8, prompt(10), prefix_hash=wrong).have_len == 0
-    assert cached.run("a", 8, prompt(10), prefix_hash=right).logits is not None
-
-
 def test_lost_nodes_are_answered_with_the_whole_context(cached: Checked) -> None:
     text, tree = prompt(10), TokenTree.of([5, 6], [-1, 0])
     cached.run("a", 0, text)
@@ -264,11 +206,6 @@ def test_lost_nodes_are_answered_with_the_whole_context(cached: Checked) -> None
     # Other nodes than these.
     assert cached.run("a", 10, text, tree, num_cached_nodes=1).have_len == 10
     cached.run("a", 10, text, tree)
-
-
-def test_fewer_cached_nodes_than_live_ones_drop_the_rest(cached: Checked) -> None:
-    cached.run("a", 0, prompt(10), TokenTree.of([5, 6, 7], [-1, 0, 0]))
-    cached.run("a", 10, prompt(10), TokenTree.of([5, 8], [-1, 0]), num_cached_nodes=1)
 
 
 def test_retained_paths_of_random_trees_serve_later_rows(make: Make) -> None:
@@ -317,9 +254,3 @@ def test_what_is_no_path_or_no_survivor_is_not_retained(
     with pytest.raises(ProtocolError):
         cached.engine.retain("a", path, keep)
     assert cached.engine.cached_len("a") == 5
-
-
-def test_retaining_for_an_unknown_request_does_nothing(cached: Checked) -> None:
-    cached.engine.retain("nobody", [0])
-    assert cached.engine.cached_len("nobody") == 0
-    assert len(cached.engine.context_ids("nobody")) == 0

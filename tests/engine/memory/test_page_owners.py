@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cluster.config.schema import EngineConfig
-from cluster.core import EMPTY_TOKENS, TokenTree, token_array
+from cluster.core import TokenTree, token_array
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.pages import PagePool
@@ -202,17 +201,6 @@ def write(page_owners: PageOwners, name: str, tokens: Iterable[int]) -> Sequence
     return sequence
 
 
-def test_a_hit_compares_tokens_and_their_whole_prefix() -> None:
-    cache = PrefixCache(page_size=2)
-    first = cache.insert(b"", token_array([1, 2]), [0])
-    second = cache.insert(first.serial, token_array([3, 4]), [1])
-    assert cache.match(b"", token_array([1, 2, 3, 4, 5])) == [first, second]
-    assert cache.match(b"", token_array([1, 2, 3])) == [first]
-    assert cache.match(b"", token_array([3, 4])) == []
-    assert cache.match(second.serial, token_array([1, 2])) == []
-    assert cache.match(b"other", token_array([1, 2, 3])) == []
-
-
 def test_the_least_recently_used_page_goes_first_and_children_before_parents() -> None:
     cache = KVCache([LAYER], [4], 1)
     page_owners = PageOwners(cache, EngineConfig())
@@ -228,40 +216,12 @@ def test_the_least_recently_used_page_goes_first_and_children_before_parents() -
     assert page_owners.adopt_prefix(probe, token_array([3, 4, 9])) == 2
 
 
-def test_evicted_pages_before_the_window_hinder_no_hit() -> None:
-    page_owners = PageOwners(KVCache([replace(LAYER, window=2)], [6], 1), EngineConfig())
-    text = token_array(range(10))
-    write(page_owners, "writer", text.tolist())
-    page_owners.leave("writer")
-    reader = page_owners.enter("reader")
-    assert page_owners.adopt_prefix(reader, token_array([*text, 99])) == 10
-    assert len(reader.tables[0].held_pages) == 2
-    page_owners.check_integrity()
-    # Where a page of the window itself is gone, nothing can be continued from there.
-    page_owners.leave("reader")
-    taker = page_owners.enter("taker")
-    page_owners.reserve(taker, 5)
-    probe = page_owners.enter("probe")
-    assert page_owners.adopt_prefix(probe, token_array([*text, 99])) == 0
-    page_owners.check_integrity()
-
-
 def test_an_entry_gets_its_page_back_from_who_computes_it_again() -> None:
     page_owners = PageOwners(KVCache([replace(LAYER, window=2)], [4], 1), EngineConfig())
     for name in ("first", "second"):
         write(page_owners, name, range(8))
         page_owners.leave(name)
     assert page_owners.pools[0].num_idle == 4
-
-
-def test_a_rollback_keeps_what_the_next_page_stands_below() -> None:
-    """In a window smaller than a page, and with the entries before it evicted."""
-    page_owners = PageOwners(KVCache([replace(LAYER, window=1)], [6], 2), EngineConfig())
-    sequence = write(page_owners, "a", range(7))
-    page_owners.reserve(page_owners.enter("taker"), 2 * page_owners.num_available)
-    page_owners.leave("taker")
-    page_owners.truncate(sequence, 5)
-    write(page_owners, "a", [99])
 
 
 def test_a_sequence_gets_neighbouring_pages_where_it_can() -> None:
@@ -272,37 +232,3 @@ def test_a_sequence_gets_neighbouring_pages_where_it_can() -> None:
     pool.drop(first)
     assert pool.allocate(after=2) == 3
     assert pool.allocate(after=first) == 0
-
-
-def test_moves_may_overlap() -> None:
-    cache = KVCache([LAYER], [2], 4)
-    cache.layers[0][:8, 0, 0, 0] = torch.arange(8.0)
-    cache.move(0, np.array([1, 2, 3]), np.array([0, 1, 2]))
-    assert cache.layers[0][:8, 0, 0, 0].tolist() == [1, 2, 3, 3, 4, 5, 6, 7]
-
-
-def test_layers_of_different_shapes_have_their_own_memory() -> None:
-    wide = LayerSpec(2, 4, torch.float32, torch.device("cpu"))
-    cache = KVCache([LAYER, wide, LAYER], [2], 4)
-    assert [tuple(layer.shape) for layer in cache.layers] == [
-        (12, 2, 1, 1),
-        (12, 2, 2, 4),
-        (12, 2, 1, 1),
-    ]
-    cache.layers[1][3] = 7
-    cache.layers[2][3] = 8
-    cache.move(0, np.array([3]), np.array([5]))
-    assert (float(cache.layers[1][5].sum()), float(cache.layers[2][5].sum())) == (7 * 16, 8 * 2)
-    assert float(cache.layers[0].sum()) == 0
-
-
-@pytest.mark.parametrize("length", [0, 1, 23, 24, 700])
-def test_hashes_agree_whatever_the_length_of_the_delta(length: int) -> None:
-    sequence = Sequence("a", 0, PAGE_SIZE)
-    tokens = token_array(np.random.default_rng(length).integers(0, 50_000, length))
-    sequence.append(tokens[: length // 3])
-    sequence.append(EMPTY_TOKENS)
-    sequence.append(tokens[length // 3 :])
-    for prefix_len in {0, length // 3, length}:
-        assert sequence.hash_at(prefix_len) == prefix_hash(tokens[:prefix_len])
-    assert sequence.tokens.tolist() == tokens.tolist()

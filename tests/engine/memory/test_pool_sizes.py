@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from cluster.config.schema import EngineConfig
-from cluster.core import token_array
 from cluster.engine.memory import pool_sizes
-from cluster.engine.memory.kv_cache import KVCache
-from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.pool_sizes import derive_num_pages
 from cluster.engine.memory.reach import layer_groups
 from cluster.engine.types import LayerSpec
@@ -36,22 +33,6 @@ def in_layers(num_pages: tuple[int, ...], layers: list[LayerSpec]) -> int:
     return sum(pages * len(group.layers) for pages, group in zip(num_pages, groups, strict=True))
 
 
-def num_texts(layers: list[LayerSpec], settings: EngineConfig, length: int) -> int:
-    """How many texts of that length are in the cache before one has to wait."""
-    num_pages = derive_num_pages(settings, layers, length, 0)
-    page_owners = PageOwners(KVCache(layers, num_pages, PAGE_SIZE), settings)
-    for count in range(1000):
-        sequence = page_owners.enter(str(count))
-        while sequence.cached_len < length:
-            stop = min(sequence.cached_len + settings.max_batch_tokens, length)
-            if not page_owners.has_room(sequence, stop):
-                return count
-            page_owners.reserve(sequence, stop)
-            tokens = range(sequence.cached_len, stop)
-            page_owners.commit(sequence, token_array([1 + count, *tokens][: len(tokens)]))
-    raise AssertionError("there is no end of pages")
-
-
 @pytest.mark.parametrize("layers", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("num_pages", [1, 9, 64, 333, 1000, 7000])
 def test_the_division_takes_the_memory_of_as_many_pages_in_every_layer(
@@ -62,32 +43,6 @@ def test_the_division_takes_the_memory_of_as_many_pages_in_every_layer(
     # What is left is less than a page of the full layers.
     more = (found[0] + 1, *found[1:])
     assert in_layers(more, layers) > num_pages * len(layers)
-
-
-def test_in_the_same_memory_there_is_room_for_more_long_texts() -> None:
-    """Four of full attention in all layers; then one layer of six holds whole texts."""
-    num_pages = 4 * 2048 // PAGE_SIZE
-    settings = config(num_pages=num_pages, max_running_sequences=4)
-    assert num_texts([FULL] * 6, settings, 2048) == 4
-    # A text takes 128 pages of one layer and at most 8 + 2 + 3 of the five others, so that of
-    # 3072 there are enough for 15; their last pages and copies not taken leave room for more.
-    assert num_texts(MIXED, config(num_pages=num_pages, max_running_sequences=15), 2048) >= 15
-
-
-@pytest.mark.parametrize("num_running", [1, 2, 5, 12])
-def test_both_kinds_run_out_together_with_the_texts_that_were_configured(
-    num_running: int,
-) -> None:
-    settings = config(max_running_sequences=num_running)
-    wanted = derive_num_pages(settings, MIXED, 2048, 0)
-    full, windowed = wanted
-    # And what is left of a whole number of pages in every layer.
-    assert 0 <= full - num_running * 2048 // PAGE_SIZE < 6
-    # The window, what its first page holds before it, the one for rollbacks, and one for a copy;
-    # once more so many rows as a step has, and a tree.
-    own = WINDOW // PAGE_SIZE + 3
-    assert num_running * own < windowed <= num_running * (own + 1) + 2 * 32 // PAGE_SIZE
-    assert num_texts(MIXED, settings, 2048) == num_running
 
 
 @pytest.mark.parametrize("num_pages", [40, 60, 100, 200])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +33,6 @@ def texts(llama_folder: Path) -> dict[str, list[int]]:
 
 def _prompts() -> dict[str, np.ndarray]:
     return {f"r{index}": prompt(3 + 5 * index, seed=index) for index in range(16)}
-
-
-def test_plenty_of_pages_need_no_preemption(
-    llama_folder: Path, texts: dict[str, list[int]]
-) -> None:
-    decoder = GreedyDecoder(load_engine(llama_folder), _prompts(), 20)
-    assert decoder.run() == texts
-    assert decoder.num_misses == 0
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -243,13 +234,6 @@ def test_releasing_a_pending_work_cancels_it(llama_folder: Path) -> None:
     assert rows(run(engine, Work("a", 0, prompt(5)))).shape[0] == 1
 
 
-def test_a_released_and_resubmitted_request_gets_only_its_new_answer(llama_folder: Path) -> None:
-    engine = load_engine(llama_folder)
-    engine.submit(Work("a", 0, prompt(999)))
-    engine.release("a")
-    assert rows(run(engine, Work("a", 0, prompt(5)))).shape[0] == 1
-
-
 @pytest.mark.parametrize(
     ("work", "remedy"),
     [
@@ -285,24 +269,6 @@ def test_an_empty_work_is_answered_without_rows(llama_folder: Path) -> None:
     engine = load_engine(llama_folder)
     run(engine, Work("a", 0, prompt(5)))
     assert rows(run(engine, Work("a", 5, EMPTY_TOKENS, EMPTY_TREE))).shape == (0, 288)
-
-
-@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding", "mixtral"])
-def test_a_row_does_not_depend_on_its_batch(
-    architecture: str, checkpoint_factory: Callable[..., Path]
-) -> None:
-    """Alone, beside others, in another order, over other pages: equal up to 1e-6."""
-    # Weights as narrow as a trained model's: wide random ones amplify the last bit.
-    folder = checkpoint_factory(architecture, init_std=0.05)
-    work = Work("a", 0, prompt(21), TokenTree.of([5, 6, 7], [-1, 0, -1]))
-    alone = rows(run(load_engine(folder), work))
-    engine = load_engine(folder, max_batch_tokens=512, prefix_cache=False)
-    for index in range(9):
-        engine.submit(Work(f"before-{index}", 0, prompt(3 + 9 * index, seed=index + 1)))
-    engine.submit(work)
-    found = {output.request_id: output for output in engine.step()}
-    scale = float(alone.abs().max())
-    assert float((rows(found["a"]) - alone).abs().max()) <= 1e-6 * scale
 
 
 @pytest.mark.parametrize("num_nodes", [80, 120])

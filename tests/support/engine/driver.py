@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +79,6 @@ def run(engine: Engine, work: Work) -> Output:
             if output.request_id == work.request_id:
                 return output
     raise AssertionError(f"{work.request_id} was never answered")
-
-
-def run_resending(engine: Engine, work: Work) -> Output:
-    """The same where the engine may lack what `work` stands on: then it is sent the whole text."""
-    context = np.concatenate((engine.context_ids(work.request_id)[: work.base_len], work.delta))
-    output = run(engine, work)
-    if output.have_len is None:
-        return output
-    assert output.have_len == 0
-    return run(engine, replace(work, base_len=0, delta=context))
 
 
 def rows(output: Output) -> torch.Tensor:
