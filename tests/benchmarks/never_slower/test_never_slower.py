@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +12,9 @@ import pytest
 
 from benchmarks.never_slower.__main__ import cells_of, setup_of
 from benchmarks.never_slower.drafters import RandomDrafter, SleepingDrafter
-from benchmarks.never_slower.figures import Cell, summarise
+from benchmarks.never_slower.figures import summarise
 from benchmarks.never_slower.report import markdown
-from benchmarks.never_slower.runs import PlainAndRival, PromptSets, elapsed_s, measure
+from benchmarks.never_slower.runs import PlainAndRival, measure
 from benchmarks.replay.along import Recording, replay
 from benchmarks.support.answers import Answer, Law, Result
 from benchmarks.support.processes import PinnedProcess
@@ -62,12 +60,6 @@ def test_an_interval_uses_students_t() -> None:
     assert Interval.of([2.0]) == Interval(2.0, None, None, 1)
 
 
-def test_many_pairs_have_no_narrower_an_interval_than_they_should() -> None:
-    interval = Interval.of([0.0, 2.0] * 100)
-    assert interval.low is not None
-    assert 1.96 / 200**0.5 < 1.0 - interval.low < 2.1 / 200**0.5
-
-
 @pytest.mark.parametrize(
     ("found", "failures"),
     [
@@ -81,16 +73,6 @@ def test_a_stack_is_held_by_its_lower_bound_and_a_cell_by_its_upper_one(
     found: list[float], failures: list[str]
 ) -> None:
     assert summarise(grid(random_1=pairs(*found)))["failures"] == failures
-
-
-def test_a_stacks_mean_varies_by_what_pairs_of_one_cell_differ_in() -> None:
-    cells = grid(random_1=pairs(4.0, 4.0), random_4=pairs(1.0, 1.0))
-    (stack,) = summarise(cells)["stacks"]
-    assert (stack["mean"], stack["low"], stack["count"]) == pytest.approx((2.0, 2.0, 4))
-
-
-def test_the_control_may_be_slow() -> None:
-    assert summarise(grid(control_1=pairs(0.5, 0.5)))["failures"] == []
 
 
 @dataclass
@@ -185,27 +167,6 @@ def test_a_resumed_run_measures_what_is_missing_only(tmp_path: Path) -> None:
     assert diary == []
 
 
-def test_more_pairs_are_added_to_those_that_there_are(tmp_path: Path) -> None:
-    path = tmp_path / "n.json"
-    before = run(path, []).results["normal/code/greedy/1"]
-    after = run(path, [], pairs=5).results["normal/code/greedy/1"]
-    assert after[:3] == before
-    assert len(after) == 5
-
-
-def test_a_stack_that_is_known_well_enough_gets_no_further_pairs(tmp_path: Path) -> None:
-    record = run(tmp_path / "n.json", [], until=0.02, pairs=6)
-    assert list(map(len, record.results.values())) == [2] * 4
-
-
-def test_a_failed_stack_is_recorded_and_the_others_continue(tmp_path: Path) -> None:
-    diary: list[str] = []
-    record = run(tmp_path / "n.json", diary, failing="normal")
-    assert record.failures == {"normal": "out of order"}
-    assert len(record.results["sleeper/code/greedy/1"]) == 3
-    assert diary.count("stop normal") == diary.count("start normal") == 1
-
-
 def test_a_report_has_a_table_per_stack_and_says_what_is_below_the_bar(tmp_path: Path) -> None:
     record = run(tmp_path / "n.json", [])
     document = record.publish(summarise(record.results))
@@ -219,55 +180,6 @@ def test_a_report_has_a_table_per_stack_and_says_what_is_below_the_bar(tmp_path:
     assert "**0.90 (0.90 to 0.90)**" in text
 
 
-def test_a_process_that_is_paused_stands_still_until_it_is_resumed(tmp_path: Path) -> None:
-    echo = [sys.executable, "-u", "-c", "while True: print(input())"]
-    process = PinnedProcess(echo, sorted(os.sched_getaffinity(0)), tmp_path / "echo.log")
-    process.write_line("one")
-    assert process.read_line() == "one"
-    process.pause()
-    used_s = process.cpu_s()
-    process.write_line("two")
-    assert process.cpu_s() == used_s
-    process.resume()
-    assert process.read_line() == "two"
-    process.stop()
-    process.resume()  # it is gone, which is no error
-
-
-def test_the_time_is_from_the_first_submission_to_the_last_token() -> None:
-    first = Answer(1.0, ((2.0, 1), (3.0, 5)), (1,))
-    second = Answer(1.5, ((4.0, 1), (9.0, 5)), (1,))
-    assert elapsed_s(Result((first, second))) == 8.0
-
-
-def test_cells_are_chosen_by_patterns() -> None:
-    found = cells_of(settings(), ["normal", "control"], "normal/prose/*,*/random/greedy/4")
-    assert [cell.key for cell in found] == [
-        "normal/prose/greedy/1",
-        "normal/prose/greedy/4",
-        "normal/random/greedy/4",
-        "control/random/greedy/4",
-    ]
-    assert [Cell.of(cell.key) for cell in found] == found
-    with pytest.raises(ValueError, match="no cell fits"):
-        cells_of(settings(), ["normal"], "prose")
-
-
-def test_no_two_pairs_share_a_random_prompt() -> None:
-    shelf = PromptSets(settings(laws=["greedy", "t1"]), None)
-    seen: set[tuple[int, ...]] = set()
-    count = 0
-    for number in range(3):
-        for law in ("greedy", "t1"):
-            for level in (1, 4):
-                asked = shelf.prompts("random", law, level, number)
-                assert len(asked) == 4
-                count += len(asked)
-                seen.update(prompt.token_ids for prompt in asked)
-    assert len(seen) == count
-    assert max(max(ids) for ids in seen) < 512
-
-
 @pytest.mark.parametrize("stack", ["normal", "random", "pool-sleeper", "control"])
 def test_stacks_are_configurations_of_the_product(stack: str, tmp_path: Path) -> None:
     setup = setup_of(stack, settings(model="models/demo-target"), tmp_path)
@@ -277,19 +189,6 @@ def test_stacks_are_configurations_of_the_product(stack: str, tmp_path: Path) ->
     assert set(setup.drafters) <= set(config.pool) or stack != "pool-sleeper"
     assert config.coordinator.budget == "adaptive"
     assert setup_of(stack, settings(), tmp_path, plain=True).drafters == ()
-
-
-@pytest.mark.parametrize("stack", ["normal", "random"])
-def test_the_target_may_have_cores_of_its_own_and_the_drafters_the_others(
-    stack: str, tmp_path: Path
-) -> None:
-    settled = settings(cores=[0, 1], target_cores=[0], config="configs/pool.yaml")
-    setup = setup_of(stack, settled, tmp_path)
-    assert (setup.target_cores, setup.cores) == ((0,), (1,))
-    config = load(setup.config, setup.overrides).config
-    assert config.target.engine.threads == 1
-    assert set(setup.drafters) <= set(config.pool)
-    assert config.drafters[setup.drafters[0]].placement.cores == (1,)
 
 
 @pytest.mark.parametrize("kind", [RandomDrafter, SleepingDrafter])

@@ -27,13 +27,6 @@ def text() -> RecordedText:
     return RecordedText(6, request.output_ids, "copy", False, {"lookup": trees})
 
 
-def test_the_tree_of_a_position_continues_the_text_up_to_there(text: RecordedText) -> None:
-    tree, survival = text.trees["lookup"].at(0)
-    assert tree.token_ids[:2].tolist() == [3, 4]  # what followed 1, 2 in the prompt
-    assert len(survival) == len(tree)
-    assert text.trees["lookup"].at(1)[0].token_ids[0] == 4
-
-
 def test_a_recording_survives_its_file(text: RecordedText, tmp_path: Path) -> None:
     save(tmp_path / "texts.npz", [text], {"model": "none"})
     (read,) = load(tmp_path / "texts.npz")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -11,14 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scale.paced_target import PacedTarget, text
-from benchmarks.support.by_hand import complete
 from benchmarks.support.processes import PinnedProcess, is_alive
 from benchmarks.support.record import ROOT
-from cluster.config.schema import Config
-from cluster.coordinator.coordinator import Coordinator
-from cluster.core import Request, SamplingParams
-from cluster.rpc.memory import memory_pair
 
 CORE = min(os.sched_getaffinity(0))
 _SAY_AND_WAIT = "import os, sys; print(sorted(os.sched_getaffinity(0)), flush=True); input()"
@@ -80,26 +73,3 @@ def test_a_process_that_ends_early_raises_an_error_with_its_last_output(tmp_path
     with pytest.raises(RuntimeError, match="no such model"):
         process.read_line()
     process.stop()
-
-
-async def test_as_many_requests_run_as_were_asked_for() -> None:
-    coordinator = Coordinator(Config())
-    await coordinator.start()
-    target = PacedTarget(0.001, is_drafted=False)
-    ours, theirs = memory_pair()
-    tasks = [asyncio.create_task(target.serve(theirs))]
-    coordinator.add_target("null", target.describe(16), ours)
-    asking, answering = memory_pair()
-    tasks.append(asyncio.create_task(coordinator.serve(answering)))
-    params = SamplingParams(temperature=0.0, max_tokens=12)
-    requests = [Request(str(i), text(0, 5 + i), params) for i in range(7)]
-    result = await complete(asking, requests, 3)
-    await coordinator.stop()
-    for task in tasks:
-        task.cancel()
-    assert [list(answer.token_ids) for answer in result.answers] == [
-        text(5 + i, 12).tolist() for i in range(7)
-    ]
-    spans = [(answer.submitted_s, answer.events[-1][0]) for answer in result.answers]
-    assert max(sum(begun <= at < ended for begun, ended in spans) for at, _ in spans) == 3
-    assert result.acceptance is None
