@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cluster.core import SamplingParams, SpeculationOptions, token_array
+from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import NotFoundError
 from cluster.local import LLM
 from tests.support.checkpoints import noisy_copy
-from tests.support.engine.adapters import ATTENTION, EVERYTHING, merged_oracle, write_adapter
-from tests.support.engine.driver import generate, load_oracle
+from tests.support.engine.adapters import ATTENTION, EVERYTHING, write_adapter
 from tests.support.local_models import PLAIN, PROMPTS, drafters, drafting, metrics_once
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -43,30 +41,6 @@ def llm(
     engine = replace(config.target.engine, adapters=named)
     with LLM(replace(config, target=replace(config.target, engine=engine))) as running:
         yield running
-
-
-@pytest.mark.parametrize("speculation", [SpeculationOptions(), PLAIN], ids=["drafts", "plain"])
-def test_requests_of_all_adapters_at_once_have_the_texts_of_the_merged_models(
-    llm: LLM, folders: tuple[Path, dict[str, Path]], speculation: SpeculationOptions
-) -> None:
-    base, adapters = folders
-
-    def ask(adapter: str) -> tuple[list[list[int]], int]:
-        completions = llm.generate(
-            PROMPTS, GREEDY, adapter=adapter, speculation=speculation, ignore_eos=True
-        )
-        drafted = sum(each.stats.num_draft_tokens for each in completions)
-        return [each.token_ids for each in completions], drafted
-
-    with ThreadPoolExecutor(4) as pool:
-        found = dict(zip(["", *adapters], pool.map(ask, ["", *adapters]), strict=True))
-    oracles = {"": load_oracle(base)} | {
-        name: merged_oracle(base, folder) for name, folder in adapters.items()
-    }
-    for name, oracle in oracles.items():
-        texts, num_drafted = found[name]
-        assert texts == [generate(oracle, token_array(p), GREEDY.max_tokens) for p in PROMPTS]
-        assert (num_drafted > 0) == speculation.enabled
 
 
 def test_a_seeded_text_is_the_same_with_and_without_drafts(llm: LLM) -> None:

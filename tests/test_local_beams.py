@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from cluster.core import SamplingParams, token_array
 from cluster.errors import RequestError
 from cluster.local import LLM
 from cluster.requests.beam_spec import BeamSpec, EarlyStopping
-from cluster.requests.grammar_spec import GrammarSpec
 from tests.engine.test_beam_search import expected
 from tests.support.engine.driver import load_oracle, prompt
 from tests.support.local_models import PROMPTS, drafters, drafting, hf_greedy, target
@@ -42,27 +40,6 @@ def llm(llama_folder: Path, draft_folder: Path) -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def oracle(llama_folder: Path) -> Any:
     return load_oracle(llama_folder)
-
-
-@pytest.mark.parametrize("early_stopping", [True, False, "never"])
-def test_all_texts_of_all_prompts_are_those_of_transformers(
-    llm: LLM, oracle: Any, early_stopping: EarlyStopping
-) -> None:
-    found = llm.beam_search(PROMPTS, asked(3, early_stopping), ignore_eos=True)
-    num_stopped = 0
-    for ids, completions in zip(PROMPTS, found, strict=True):
-        spec = BeamSpec(3, early_stopping=early_stopping)
-        for one, (text, score) in zip(
-            completions, expected(oracle, token_array(ids), spec, NUM_TOKENS, STOPS), strict=True
-        ):
-            is_stopped = text[-1] in STOPS
-            assert one.token_ids == (text[:-1] if is_stopped else text)
-            assert one.finish_reason.value == ("stop" if is_stopped else "length")
-            assert one.beam is not None
-            assert one.beam.score == pytest.approx(score, abs=1e-4)
-            assert one.beam.logprob == pytest.approx(score * len(text), abs=1e-3)
-            num_stopped += is_stopped
-    assert num_stopped > 0
 
 
 def test_requests_beside_a_search_go_on_with_their_drafts(
@@ -92,35 +69,6 @@ def test_log_probabilities_add_up_to_what_the_texts_are_ranked_by(llm: LLM) -> N
             one.beam.logprob, abs=1e-4
         )
         assert all(len(each.top) == 2 and each.top[0][1] >= each.logprob for each in one.logprobs)
-
-
-def test_the_temperature_changes_nothing_and_generate_returns_the_best(llm: LLM) -> None:
-    found = [
-        llm.generate(PROMPTS, asked(3, temperature=temperature, seed=seed), ignore_eos=True)
-        for temperature, seed in ((0.0, 1), (1.5, 2))
-    ]
-    best = [each[0] for each in llm.beam_search(PROMPTS, asked(3), ignore_eos=True)]
-    for texts in found:
-        assert [one.token_ids for one in texts] == [one.token_ids for one in best]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("presence_penalty", 0.5),
-        ("repetition_penalty", 1.1),
-        ("logit_bias", ((5, 1.0),)),
-        ("min_tokens", 3),
-        ("grammar", GrammarSpec("regex", "a*")),
-        ("n", BeamSpec(65)),
-        ("length_penalty", BeamSpec(2, float("nan"))),
-    ],
-)
-def test_what_a_search_cannot_honour_is_refused_by_name(llm: LLM, field: str, value: Any) -> None:
-    name = "beams" if isinstance(value, BeamSpec) else field
-    with pytest.raises(RequestError) as caught:
-        llm.beam_search(PROMPTS[0], replace(asked(2), **{name: value}))
-    assert caught.value.param == field
 
 
 def test_beams_of_too_many_tokens_are_refused_with_the_remedy(llm: LLM) -> None:

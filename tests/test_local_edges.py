@@ -54,11 +54,3 @@ def test_every_edge_has_a_text_that_no_drafter_changes(
             assert len(after.token_ids) > 0, name
             assert after.token_ids == before.token_ids, name
     assert caplog.text == ""  # no drafter has raised or lied
-
-
-def test_a_temperature_that_is_nothing_is_greedy(llm: LLM) -> None:
-    greedy = SamplingParams(temperature=0.0, max_tokens=24)
-    expected = [each.token_ids for each in llm.generate(PROMPTS, greedy)]
-    for more in ({"min_p": 0.1}, {"top_p": TINY}, {"top_p": 0.9}, {"top_k": 4}, {}):
-        params = SamplingParams(temperature=TINY, seed=1, max_tokens=24, **more)  # type: ignore[arg-type]
-        assert [each.token_ids for each in llm.generate(PROMPTS, params)] == expected

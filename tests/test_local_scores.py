@@ -89,15 +89,6 @@ def test_scores_are_those_of_transformers(
     assert completion.stats.num_steps == -(-(len(text) - 1) // ROWS)
 
 
-def test_a_context_that_the_prefix_cache_holds_changes_no_score(llm: LLM, folder: Path) -> None:
-    text = tokens_of(260, 4)
-    alone = scored(llm, text, num_given=200)
-    again = scored(llm, text, num_given=200)
-    laws = laws_of(folder, text)
-    for completion in (alone, again, scored(llm, text)):
-        check(completion.logprobs, laws, text)
-
-
 def test_scores_beside_texts_that_are_written_are_the_same(llm: LLM, folder: Path) -> None:
     greedy = SamplingParams(temperature=0.0, max_tokens=60)
     prompts = [tokens_of(30, seed) for seed in (5, 6)]

@@ -71,20 +71,6 @@ async def test_a_key_opens_every_door_by_either_header(
         assert (await here.ask(path, headers={"x-api-key": "bob"})).status_code == 200
 
 
-async def test_grpc_asks_for_the_same_keys(tokenizer: Tokenizer, write: Write) -> None:
-    async with place(tokenizer, write(alice={})) as here, here.listening() as (channel, _):
-        models = channel.unary_unary(f"/{GENERATION}/ListModels")
-        empty = generation_pb2.ListModelsRequest().SerializeToString()
-        for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", "alice"),)):
-            refused = models(empty, metadata=metadata)
-            assert await refused.code() is grpc.StatusCode.UNAUTHENTICATED
-        refused = generate(channel, "wrong")
-        assert await refused.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert dict(await refused.trailing_metadata())["drafthouse-code"] == "invalid_api_key"
-        assert await models(empty, metadata=(("authorization", "Bearer alice"),))
-        assert [answer async for answer in generate(channel, "alice")]
-
-
 async def test_grpc_asks_for_a_key_whatever_is_called_and_before_the_message_is_read(
     tokenizer: Tokenizer, write: Write
 ) -> None:

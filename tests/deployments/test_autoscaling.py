@@ -152,16 +152,6 @@ def test_a_noisy_load_makes_nothing_swing_in_five_minutes(
     assert numbers[-1] <= math.ceil(1.5 * mean / PLACES) + 1
 
 
-@pytest.mark.parametrize("period_s", [4.0, 20.0, 60.0])
-def test_a_load_that_comes_and_goes_is_kept_up_with_at_its_peak(
-    period_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = Pool(monkeypatch)
-    pool.run(300, lambda now: 20 if now % period_s >= period_s / 2 else 2)
-    assert len(pool.changes) <= 1, pool.changes
-    assert pool.target == (3 if period_s > 6 else 1), "shorter ones are over before the delay"
-
-
 def test_a_pool_whose_trees_do_not_pay_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool(monkeypatch, price=200.0)
     pool.run(60, lambda now: 24)

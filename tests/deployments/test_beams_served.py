@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 
 from cluster.client import Client, GenerateRequest, SamplingOptions, TokenIds
 from cluster.core import token_array
 from cluster.requests.beam_spec import BeamSpec
 from cluster.rpc.codec import BEAM_SPEC
-from tests.deployments.conftest import MODEL, Served, wait_until
+from tests.deployments.conftest import MODEL, Served
 from tests.engine.test_beam_search import expected
 from tests.support.engine.driver import load_oracle
 
@@ -50,21 +49,3 @@ def test_http_and_grpc_give_the_texts_of_transformers(served: Served) -> None:
     found = {choice.index: choice for choice in piece.choices}
     assert [list(found[index].token_ids) for index in range(3)] == texts
     assert found[0].cumulative_logprob == pytest.approx(choices[0]["cumulative_logprob"], abs=1e-5)
-
-
-@pytest.mark.parametrize("changes", [{"best_of": 16, "max_tokens": 400}, {"max_tokens": 1100}])
-def test_what_only_the_target_can_refuse_is_answered_as_well(
-    served: Served, changes: dict[str, Any]
-) -> None:
-    message = served.api.refusal("/v1/completions", **{**ASKED, **changes})["message"]
-    assert "a search may hold 4096" in message
-    assert "max_tokens" in message
-
-
-def test_a_client_that_goes_away_frees_its_search(served: Served) -> None:
-    search = {"max_tokens": 1000, "stop_token_ids": [], "early_stopping": "never"}
-    with pytest.raises(httpx.ReadTimeout):  # a thousand steps take seconds on any machine
-        httpx.post(
-            f"{served.http}/v1/completions", json={"model": MODEL, **ASKED, **search}, timeout=0.3
-        )
-    wait_until(lambda: served.metric("drafthouse_running_requests") == 0)

@@ -45,18 +45,6 @@ def test_prompts_are_counted_once_each_and_samples_of_one_are_not(
     assert cached(complete(server, [first, second], n=2, seed=1)) == 5 * page_size
 
 
-def test_the_last_token_of_a_prompt_is_always_computed(server: Server, page_size: int) -> None:
-    prompt = [(17 * i) % 200 + 5 for i in range(3 * page_size)]
-    complete(server, prompt)
-    assert cached(complete(server, prompt)) == 2 * page_size
-
-
-def test_a_scored_prompt_is_computed_whole(server: Server, page_size: int) -> None:
-    prompt = [(19 * i) % 200 + 5 for i in range(4 * page_size + 1)]
-    complete(server, prompt)
-    assert cached(complete(server, prompt, prompt_logprobs=0)) == 0
-
-
 def test_the_samples_of_a_scored_prompt_find_it_in_the_cache(
     server: Server, page_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from cluster.core import FinishReason, SamplingParams, TokenEvent, token_array
+from cluster.core import SamplingParams, TokenEvent, token_array
 from cluster.errors import (
     CapacityError,
-    DrafthouseError,
-    RequestError,
     TooLargeError,
     UnavailableError,
 )
@@ -25,11 +23,10 @@ from cluster.messages import EventFrame, Load, SubmitFrame, WorkerDescription
 from cluster.rpc.mailbox import Mailbox
 from cluster.rpc.memory import MemoryLink, memory_pair
 from deployments.ingress.coordinators import Coordinators
-from deployments.ingress.openai_error import error_response
 from deployments.ingress.ticket import Ticket
 from tests.support.coordinator.house import collect, house, request
 from tests.support.coordinator.toys import ToyTarget, plain_text
-from tests.support.deployments.stage import Stage, alone, stage
+from tests.support.deployments.stage import Stage, stage
 
 PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=60)
 
@@ -99,52 +96,6 @@ async def test_without_a_coordinator_a_request_is_answered_unavailable() -> None
             await setting.ingress.submit(request(), asyncio.Event())
 
 
-async def test_closing_a_ticket_frees_the_request_at_the_coordinator() -> None:
-    async with alone() as (ingress, only, toy):
-        toy.gate.clear()
-        ticket, _ = await ask(ingress)
-        await toy.wait_for_frames(1)
-        assert only.coordinator.status()["num_running"] == 1
-        ingress.close(ticket)
-        await only.settle()
-        assert only.coordinator.status()["num_running"] == 0
-
-
-async def test_a_text_that_is_complete_brings_the_last_event_with_statistics() -> None:
-    async with alone() as (ingress, only, toy):
-        toy.gate.clear()
-        ticket, _ = await ask(ingress)
-        await toy.wait_for_frames(1)
-        ingress.end(ticket)
-        await only.settle()
-        last = ticket.take()[-1]
-        assert last.finish_reason is FinishReason.STOP
-        assert last.stats is not None
-
-
-async def test_a_refusal_is_raised_as_its_own_error() -> None:
-    async with alone() as (ingress, *_):
-        arrived = asyncio.Event()
-        ticket = await ingress.submit(request(prompt=[10_000]), arrived)
-        with pytest.raises(RequestError, match="10000"):
-            await read(ticket, arrived)
-
-
-async def test_overload_is_a_capacity_error_before_any_work() -> None:
-    async with alone(max_running_sequences=1, max_queued_requests=0) as (ingress, _, toy):
-        toy.gate.clear()
-        first, arrived = await ask(ingress)
-        await toy.wait_for_frames(1)
-        second, later = await ask(ingress, id="s")
-        with pytest.raises(CapacityError) as caught:
-            await read(second, later)
-        response = error_response(caught.value, "the-id")
-        assert response.status_code == 429
-        assert int(response.headers["retry-after"]) >= 1
-        toy.gate.set()
-        assert await read(first, arrived) == plain_text([1, 2, 3], PARAMS)
-
-
 class NarrowLink(MemoryLink[SubmitFrame, EventFrame]):
     """A link that refuses a frame with a too large item, like gRPC links."""
 
@@ -178,20 +129,6 @@ async def test_a_request_over_the_frame_limit_does_not_affect_others() -> None:
         using.cancel()
         serving.cancel()
         await asyncio.gather(using, serving, return_exceptions=True)
-
-
-async def test_a_prompt_beyond_the_frame_limit_is_refused_before_any_work() -> None:
-    ingress = Coordinators(max_frame_bytes=65536)
-    with pytest.raises(TooLargeError, match="8193 tokens, 8192 fit"):
-        await ingress.submit(request([1] * 8193), asyncio.Event())
-
-
-async def test_an_id_in_use_is_refused() -> None:
-    async with alone() as (ingress, _, toy):
-        toy.gate.clear()
-        await ask(ingress)
-        with pytest.raises(DrafthouseError, match="unique"):
-            await ask(ingress)
 
 
 @pytest.mark.parametrize("is_lost_first", [True, False])

@@ -48,19 +48,6 @@ async def test_a_stream_that_waits_has_its_headers_and_signs_of_life(tokenizer: 
         assert asked.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-async def test_behind_a_server_of_chunks_an_old_client_gets_its_stream_in_one_piece(
-    tokenizer: Tokenizer,
-) -> None:
-    async with held(tokenizer) as here:
-        here.toy.gate.set()
-        asked = ask(here, "1.0")
-        await asked.task
-        start, whole = asked.sent
-        assert dict(start["headers"])[b"content-length"] == b"%d" % len(whole["body"])
-        assert whole["body"].endswith(b"data: [DONE]\n\n")
-        assert not whole.get("more_body")
-
-
 async def test_a_stream_that_queues_is_admitted_and_one_too_many_is_refused(
     tokenizer: Tokenizer,
 ) -> None:

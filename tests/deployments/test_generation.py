@@ -9,7 +9,6 @@ import pytest
 
 from cluster.core import SamplingParams, token_array
 from cluster.errors import CapacityError, RequestError
-from cluster.rpc.generation import ResumedChoice
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
@@ -110,29 +109,6 @@ async def test_many_long_prompts_are_encoded_as_each_would_be(tokenizer: Tokeniz
         assert found == [tokenizer.encode(text).tolist() for text in texts]
 
 
-async def test_equal_prompts_without_a_seed_have_seeds_and_texts_of_their_own(
-    tokenizer: Tokenizer,
-) -> None:
-    async with alone() as (ingress, *_):
-        asked = dataclasses.replace(spec(*[tokens(1, 2, 3)] * 4, params=WARM), seed=None)
-        generation = create(asked, tokenizer, ingress)
-        found = await run_all(generation)
-        seeds = [generation.seed_of(index) for index in range(4)]
-        assert len(set(seeds)) == 4
-        texts = [plain_text([1, 2, 3], dataclasses.replace(WARM, seed=seed)) for seed in seeds]
-        assert [found[index] for index in range(4)] == texts
-
-
-@pytest.mark.parametrize("seed", [0, 2**53 + 1, 2**64 - 1])
-async def test_a_seed_is_reported_as_it_was_sent(tokenizer: Tokenizer, seed: int) -> None:
-    async with alone() as (ingress, *_):
-        asked = dataclasses.replace(spec(tokens(1, 2, 3), params=WARM), seed=seed)
-        generation = create(asked, tokenizer, ingress)
-        found = await run(generation)
-        assert generation.seed_of(0) == seed
-        assert found == plain_text([1, 2, 3], dataclasses.replace(WARM, seed=seed))
-
-
 async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own(
     tokenizer: Tokenizer,
 ) -> None:
@@ -157,22 +133,6 @@ async def test_without_max_tokens_the_default_applies_within_the_context(
             spec(tokens(1, 2, 3), params=params), default_max_tokens=default
         )
         assert len(await run(create(asked, tokenizer, ingress))) == count
-
-
-async def test_a_clients_resumption_does_not_skip_the_queue(tokenizer: Tokenizer) -> None:
-    full = alone(max_running_sequences=1, max_queued_requests=0)
-    async with full as (ingress, _, busy):
-        busy.gate.clear()
-        asked = spec(tokens(1, 2, 3))
-        running = asyncio.create_task(run(create(asked, tokenizer, ingress)))
-        await busy.wait_for_frames(1)
-        resumed = create(asked, tokenizer, ingress)
-        await resumed.start([ResumedChoice(0, token_array([7]))])
-        with pytest.raises(CapacityError, match="max_queued_requests"):
-            await anext(resumed.deltas())
-        resumed.close()
-        busy.gate.set()
-        assert await running == plain_text([1, 2, 3], PARAMS)
 
 
 async def test_a_refused_request_gets_a_retry_delay(tokenizer: Tokenizer) -> None:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
-from typing import Any
 
-import httpx
 import pytest
 
-from cluster.config.http import HttpConfig
-from deployments.ingress.request_scope import RequestScope
 from tests.support.deployments.site import (
     ASK,
     DEADLINE_S,
-    Application,
     check_refused,
     rest,
     site,
@@ -138,18 +132,3 @@ async def test_a_client_that_never_reads_is_cut_off() -> None:
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         async with asyncio.timeout(DEADLINE_S):
             await place.application.is_left.wait()
-
-
-async def asked(headers: dict[str, str], answer: Callable[..., Any]) -> httpx.Response:
-    """An answer behind a server that bounds nothing, as Serve's proxies."""
-    scope = RequestScope(answer, HttpConfig(max_header_bytes=2048), is_logged=False)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(scope)) as client:
-        return await client.get("http://a/", headers=headers)
-
-
-async def test_a_head_that_another_server_let_in_is_refused_as_well() -> None:
-    application = Application().app
-    assert (await asked({"X": "a" * 1000}, application)).text == "here"
-    refused = await asked({"X": "a" * 3000}, application)
-    assert refused.status_code == 431
-    assert refused.json()["error"]["code"] == "headers_too_large"

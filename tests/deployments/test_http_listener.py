@@ -94,18 +94,6 @@ async def answering(where: HttpConfig, drain_s: float) -> AsyncIterator[Answerin
         yield Answering(listener, slow.may_answer, answer)
 
 
-async def test_an_end_waits_for_answers_that_are_under_way(where: HttpConfig) -> None:
-    async with answering(where, 60.0) as under_way:
-        stopping = asyncio.create_task(under_way.listener.stop())
-        await asyncio.sleep(0.3)
-        assert not stopping.done()
-        with pytest.raises(httpx.ConnectError):
-            await httpx.AsyncClient().get(url(where))
-        under_way.released.set()
-        assert (await under_way.answer).text == "late"
-    await asyncio.wait_for(stopping, 10.0)
-
-
 async def test_an_end_does_not_wait_for_ever(where: HttpConfig) -> None:
     async with answering(where, 1.0) as under_way:
         await asyncio.wait_for(under_way.listener.stop(), 10.0)

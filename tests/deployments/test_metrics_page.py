@@ -81,17 +81,3 @@ async def test_a_process_that_does_not_answer_is_absent_and_counted() -> None:
     assert value(whole, "drafthouse_missing_processes", role="coordinator") == 0.0
     assert value(partial, "drafthouse_missing_processes", role="coordinator") == 1.0
     assert value(partial, "drafthouse_missing_processes", role="ingress") == 1.0
-
-
-async def test_it_does_not_matter_which_replica_is_asked() -> None:
-    recorders = {name: Recorder(name, only=INGRESS) for name in ("i-1", "i-2")}
-    for count, recorder in enumerate(recorders.values(), start=1):
-        recorder.add(REJECTED, count, code="x")
-
-    async def page(name: str) -> Series:
-        async def others(timeout_s: float) -> list[bytes]:
-            return [one.render() for one in recorders.values() if one.process != name]
-
-        return read(await metrics_page(recorders[name], {}, others, 1))
-
-    assert await page("i-1") == await page("i-2")

@@ -80,17 +80,6 @@ def test_prompt_logprobs_have_vllms_shape(server: Server) -> None:
             assert one["logprob"] == pytest.approx(float(laws[index, int(other)]), abs=TOLERANCE)
 
 
-def test_a_text_is_the_same_beside_log_probabilities_of_its_prompt(server: Server) -> None:
-    for sampling in ({"temperature": 0}, {"temperature": 0.9, "seed": 7}):
-        asked = {"prompt": PROMPT, "max_tokens": 20, **sampling}
-        plain = complete(server, **asked)["text"]
-        assert complete(server, **asked, prompt_logprobs=1)["text"] == plain
-        speculation = {"enabled": False}
-        assert (
-            complete(server, **asked, prompt_logprobs=1, speculation=speculation)["text"] == plain
-        )
-
-
 def test_a_chat_has_the_log_probabilities_of_its_prompt(server: Server) -> None:
     answer = server.ask(
         "/v1/chat/completions",
@@ -117,22 +106,6 @@ def test_prompts_of_one_token_and_echoes_alone_are_answered(server: Server) -> N
     assert (choice["text"], choice["logprobs"]) == (PROMPT, None)
     choice = complete(server, prompt=[5], max_tokens=2, echo=True, logprobs=0)
     assert len(choice["logprobs"]["tokens"]) == 3
-
-
-def test_a_batch_has_the_scores_of_each_prompt(server: Server) -> None:
-    prompts = ["one fish", "two fish and more", PROMPT]
-    answer = server.ask(
-        "/v1/completions",
-        prompt=prompts,
-        max_tokens=0,
-        echo=True,
-        logprobs=0,
-        return_token_ids=True,
-    )
-    assert [choice["text"] for choice in answer["choices"]] == prompts
-    for choice in answer["choices"]:
-        expected = values_of(server.folder, choice["prompt_token_ids"])
-        assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(expected, abs=TOLERANCE)
 
 
 def test_a_stream_echoes_with_log_probabilities(server: Server) -> None:

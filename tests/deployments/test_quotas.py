@@ -98,14 +98,6 @@ async def test_a_class_has_limits_for_all_keys_together(tokenizer: Tokenizer, wr
         assert await statuses(here, "bob", 1) == [200]
 
 
-async def test_limits_change_while_it_serves(tokenizer: Tokenizer, write: Write) -> None:
-    async with place(tokenizer, write(alice={"requests_per_minute": 1})) as here:
-        assert await statuses(here, "alice", 2) == [200, 429]
-        write(alice={"requests_per_minute": 20})
-        await here.ingress.keys.look()
-        assert await statuses(here, "alice", 1) == [200]
-
-
 async def test_ingress_processes_share_a_limit(tokenizer: Tokenizer, write: Write) -> None:
     config = write(alice={"requests_per_minute": 5})
     config = dataclasses.replace(config, ingress=IngressConfig(replicas=2))

@@ -118,14 +118,3 @@ def test_an_echo_of_token_ids_leaves_out_special_tokens_and_their_width(server: 
         assert choice["text"].startswith("ab")
         *_, last, output = choice["logprobs"]["text_offset"]
         assert (last, output) == (1, 2)
-
-
-def test_a_least_length_beyond_the_context_is_refused_and_a_greatest_is_cut(server: Server) -> None:
-    for count in (512, 2**31 - 1):
-        error = server.refusal("/v1/completions", prompt="x", min_tokens=count)
-        assert error["param"] == "min_tokens"
-        assert "send at most 51" in error["message"]
-    answer = server.ask("/v1/completions", prompt="x", max_tokens=512, min_tokens=510)
-    assert 510 <= answer["usage"]["completion_tokens"] < 512
-    asked = {"prompt": "x y" * 400, "truncate_prompt_tokens": -1, "min_tokens": 500}
-    assert server.ask("/v1/completions", **asked)["usage"]["completion_tokens"] == 500

@@ -114,15 +114,6 @@ async def test_stats_are_the_totals_of_the_metrics(tokenizer: Tokenizer) -> None
     assert stats["missing_processes"] == 0
 
 
-async def test_a_text_that_ends_at_a_stop_string_counts_as_stopped(tokenizer: Tokenizer) -> None:
-    async with served(tokenizer) as here:
-        body = {**GREEDY, "max_tokens": 5}
-        text = (await here.ask(PATH, **body)).json()["choices"][0]["text"]
-        await here.ask(PATH, **body, stop=[text[1:2]])
-        stats = (await get(here, "/stats")).json()
-    assert stats["requests"]["finished"] == {"length": 1, "stop": 1}
-
-
 def test_counts_are_integers_also_where_nothing_was_accepted() -> None:
     recorder = Recorder()
     recorder.add(metrics.NUM_DRAFT_TOKENS, 3, drafter="a", task="default")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.config.parse import parse
-from cluster.core import SamplingParams, token_array
+from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
 from cluster.draft.token_recycling import (

@@ -105,18 +105,6 @@ def test_texts_obey_it_and_no_tree_changes_them(
         assert decode(verifier(), PROMPT, params, drafter, 40) == plain
 
 
-def test_it_follows_the_text_through_lost_caches() -> None:
-    params = LAWS["T1"]
-    plain = decode(verifier(), PROMPT, params, num_tokens=30)
-    engine = ToyEngine(vocab_size=VOCAB_SIZE)
-    target, session = verifier(engine), Session("r", PROMPT, params)
-    for num_tokens in range(3, 31, 3):
-        decode_all(target, [session], [half_right(PROMPT + plain, 1, VOCAB_SIZE)], num_tokens)
-        engine.lose("r")
-    assert session.output[:30] == plain
-    assert session.num_misses > 3
-
-
 def test_others_in_the_batch_are_left_alone() -> None:
     params = LAWS["T1"]
     free = decode(Verifier(ToyEngine(vocab_size=VOCAB_SIZE)), PROMPT, params)

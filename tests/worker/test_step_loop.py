@@ -165,17 +165,6 @@ async def test_a_coordinator_that_reads_nothing_has_its_texts_parked_and_others_
     assert deaf.text() == plain(params=params)
 
 
-async def test_a_cancelled_text_is_freed_and_the_others_go_on() -> None:
-    async with desk_of(opened("gone"), opened("kept", [7, 8])) as desk:
-        await desk.turn()
-        desk.post(cancels=[TextName("gone", 1), TextName("unknown", 1)])
-        await desk.turn()
-        assert len(desk.target.engine.contexts) == 1
-        await desk.run()
-    assert len(desk.text("gone")) == 1
-    assert desk.text("kept") == plain([7, 8])
-
-
 async def test_a_cancel_and_an_opening_in_one_frame_end_the_former_text() -> None:
     async with desk_of(opened()) as desk:
         await desk.turn()
@@ -196,20 +185,6 @@ async def test_a_text_that_the_coordinators_heartbeat_does_not_name_is_freed() -
     assert len(desk.text("lost")) == 1
     assert desk.text("kept") == plain()
     assert other.text("lost") == plain([4, 4])
-
-
-async def test_a_stream_that_ends_frees_its_texts_and_no_others() -> None:
-    async with steps() as target:
-        lost, kept = target.connect(), target.connect()
-        lost.post(opened())
-        kept.post(opened(prompt=[7, 8]))
-        await target.turn()
-        lost.leave()
-        await target.turn()
-        assert [text.stream for text in target.texts.values()] == [kept.stream]
-        assert len(target.engine.contexts) == 1
-        await target.run()
-    assert kept.text() == plain([7, 8])
 
 
 async def test_a_report_says_what_a_step_took_and_to_whom_it_counts_without_verdicts() -> None:

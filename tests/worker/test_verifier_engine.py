@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.core import SamplingParams
 from cluster.engine.engine import Engine
 from cluster.worker.verifier import Verifier
-from tests.support.engine.driver import generate, load_engine, load_oracle, prompt
+from tests.support.engine.driver import load_engine, prompt
 from tests.support.worker.rounds import (
     Drafter,
     Session,
@@ -40,17 +39,6 @@ def drafters_around(text: list[int], vocab_size: int) -> list[Drafter]:
     ]
 
 
-@pytest.mark.parametrize("params", OPTIONS.values(), ids=OPTIONS.keys())
-def test_speculation_does_not_change_the_text(engine: Engine, params: SamplingParams) -> None:
-    verifier = Verifier(engine)
-    plain = decode(verifier, PROMPT, params, num_tokens=NUM_TOKENS + 5)
-
-    for drafter in drafters_around(PROMPT + plain, engine.vocab_size):
-        assert decode(verifier, PROMPT, params, drafter, NUM_TOKENS) == plain[:NUM_TOKENS]
-    engine.check_integrity()
-    assert engine.pages_in_use == 0
-
-
 @pytest.mark.parametrize("architecture", ["qwen3", "mistral-sliding", "mixtral", "starcoder2"])
 @pytest.mark.parametrize("name", ["greedy", "top_p", "everything"])
 def test_other_architectures_keep_their_text_too(
@@ -62,16 +50,6 @@ def test_other_architectures_keep_their_text_too(
 
     for drafter in drafters_around(PROMPT + plain, engine.vocab_size)[1:]:
         assert decode(verifier, PROMPT, OPTIONS[name], drafter, NUM_TOKENS) == plain[:NUM_TOKENS]
-
-
-def test_greedy_text_is_what_transformers_generates(llama_folder: Path, engine: Engine) -> None:
-    expected = generate(load_oracle(llama_folder), prompt(11, seed=3), NUM_TOKENS)
-    verifier = Verifier(engine)
-
-    greedy = OPTIONS["greedy"]
-    assert decode(verifier, PROMPT, greedy, num_tokens=NUM_TOKENS) == expected
-    drafter = half_right(PROMPT + expected, 5, engine.vocab_size)
-    assert decode(verifier, PROMPT, greedy, drafter, NUM_TOKENS) == expected
 
 
 def test_preempted_requests_are_sent_again_and_keep_their_text(
@@ -112,22 +90,3 @@ def test_a_prompt_longer_than_a_step_is_cut_and_answered_once(engine: Engine) ->
     assert 190 <= prefilled <= 200
     assert frames[-1].verdicts[0].context_len == 200
     verifier.release(["long"])
-
-
-def test_a_text_beyond_the_context_limit_is_refused_alone(llama_folder: Path) -> None:
-    engine = load_engine(llama_folder, max_context_len=48)
-    verifier = Verifier(engine)
-    long, good = (
-        Session("long", [5] * 60, OPTIONS["greedy"]),
-        Session("good", PROMPT, OPTIONS["T1"]),
-    )
-
-    verifier.submit([long.item(), good.item()])
-    answers = [verifier.step()]
-    while verifier.has_pending:
-        answers.append(verifier.step())
-
-    assert [name for frame in answers for name in frame.refused] == ["long"]
-    assert [v.request_id for frame in answers for v in frame.verdicts] == ["good"]
-    verifier.release(["good"])
-    assert engine.pages_in_use == 0

@@ -109,16 +109,6 @@ def test_right_drafts_are_accepted_whole() -> None:
     assert all(verdict.path.tolist() == [0, 1, 2, 3, 4] for verdict in session.verdicts)
 
 
-def test_requests_that_wait_for_their_turn_get_the_same_text() -> None:
-    alone = decode(verifier(), PROMPT, OPTIONS["everything"])
-    engine = ToyEngine(vocab_size=VOCAB_SIZE, works_per_step=1)
-    sessions = [Session(f"r{i}", PROMPT, OPTIONS["everything"]) for i in range(3)]
-
-    decode_all(Verifier(engine), sessions, [random_drafts(i, VOCAB_SIZE) for i in range(3)], 20)
-
-    assert [session.output[:20] for session in sessions] == [alone] * 3
-
-
 @pytest.mark.parametrize("params", OPTIONS.values(), ids=OPTIONS.keys())
 def test_a_request_that_moves_to_another_target_goes_on_with_the_same_text(
     params: SamplingParams,

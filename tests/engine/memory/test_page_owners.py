@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
