@@ -8,7 +8,7 @@ import dataclasses
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, SpeculationStats, TokenArray
 from cluster.errors import DeadlineError, DrafthouseError
@@ -23,11 +23,7 @@ from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.logprob_writer import PromptLogprobs, PromptScore
 from deployments.ingress.prompts import max_tokens, prediction_ids, read_prompts, stop_token_ids
 from deployments.ingress.quotas import Use
-from deployments.ingress.request_log import write_line
 from deployments.ingress.spec import GenerationSpec
-
-if TYPE_CHECKING:
-    from deployments.ingress.tracing import RequestSpan
 
 Answer = TypeVar("Answer")
 
@@ -50,7 +46,6 @@ class Generation:
         max_chars_per_token: float,
         *,
         timeout_s: float | None = None,
-        is_logged: bool = False,
         dialect: Dialect | None = None,
         use: Use | None = None,
     ) -> None:
@@ -58,7 +53,7 @@ class Generation:
 
         max_chars_per_token: longer prompts are refused as too long without tokenising them.
         timeout_s: from now on; then `deltas` raises DeadlineError.
-        is_logged: its end has a line in the log.  use: of its key's limits.
+        use: of its key's limits.
         """
         self.id = request_id
         # Clients may choose equal ids; between our processes every request has a unique one.
@@ -84,11 +79,12 @@ class Generation:
         self._timeout_s = timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._alarm: asyncio.TimerHandle | None = None
-        self._is_logged = is_logged
         self._dialect = dialect or Dialect()
         self._use = use
         self.told: ToldRequest | None = None  # what counts it, once it has started
-        self.span: RequestSpan | None = None
+        # Who hears of its tokens as they come, and of its end.
+        self.when_grown: list[Callable[[int], None]] = []
+        self.when_closed: list[Callable[[Generation], None]] = []
 
     def seed_of(self, choice: int) -> int:
         """The seed of the choice, given or drawn."""
@@ -301,8 +297,8 @@ class Generation:
             if pieces:
                 if self.told is not None:
                     self.told.grow(self.tokens)
-                if self.span is not None:
-                    self.span.step(sum(len(piece.token_ids) for piece in pieces))
+                for hear in self.when_grown:
+                    hear(sum(len(piece.token_ids) for piece in pieces))
                 yield pieces
 
     def _take(self) -> list[Delta]:
@@ -347,10 +343,8 @@ class Generation:
             self.told.end(reasons, self.error_code)
         if self._use is not None:
             self._use.leave(Tokens() if self.told is None else self.told.tokens)
-        if self.span is not None:
-            self.span.end(self)
         for one in self._running():
             if one.ticket is not None:
                 self._coordinators.close(one.ticket)
-        if self._is_logged and self.choices:
-            write_line(self)
+        for hear in self.when_closed:
+            hear(self)

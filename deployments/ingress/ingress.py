@@ -32,6 +32,7 @@ from deployments.ingress.keys import ANYBODY, Caller, KeyRing
 from deployments.ingress.metrics_page import AskOthers, answers_of, metrics_page, nobody, stats_of
 from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.quotas import Quotas
+from deployments.ingress.request_log import write_line
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
 from deployments.ingress.tracing import Tracing
 
@@ -235,12 +236,15 @@ class Ingress:
             self.coordinators,
             self.config.ingress.max_chars_per_token,
             timeout_s=timeout_s,
-            is_logged=self.config.ingress.log_requests,
             dialect=self.limits.dialect,
             use=use,
         )
         if self.tracing is not None:
-            generation.span = self.tracing.begin(request_id, spec.task, traceparent)
+            span = self.tracing.begin(request_id, spec.task, traceparent)
+            generation.when_grown.append(span.step)
+            generation.when_closed.append(span.end)
+        if self.config.ingress.log_requests:
+            generation.when_closed.append(write_line)
         try:
             self._draining.watch(generation)
             with spec.names.told():

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
 from cluster.core import FinishReason
 from cluster.logs import UNKNOWN
-
-if TYPE_CHECKING:
-    from deployments.ingress.generation import Generation
+from deployments.ingress.generation import Generation
 
 log = logging.getLogger(__name__)
 
 
 def write_line(generation: Generation) -> None:
-    """Say in the log that a request has ended."""
+    """Say in the log that a request has ended; nothing of one that never began."""
     choices, tokens, stats = generation.choices, generation.tokens, generation.stats
+    if not choices:
+        return
     reasons = {
         choice.finish_reason.value
         if choice.finish_reason

@@ -12,6 +12,7 @@ from cluster.errors import DrafthouseError, RequestError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
+from deployments.ingress.request_log import write_line
 from deployments.ingress.spec import GenerationSpec, Prompt
 from tests.deployments.test_generation import PARAMS, run_all, tokens
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
@@ -29,11 +30,11 @@ def _info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
-def create(
-    prompt: Prompt, tokenizer: Tokenizer, ingress: Coordinators, *, is_logged: bool = True
-) -> Generation:
+def create(prompt: Prompt, tokenizer: Tokenizer, ingress: Coordinators) -> Generation:
     asked = GenerationSpec((prompt,), PARAMS, seed=5, ignore_eos=True, num_choices=2)
-    return Generation("the-id", asked, tokenizer, ingress, 16.0, is_logged=is_logged)
+    generation = Generation("the-id", asked, tokenizer, ingress, 16.0)
+    generation.when_closed.append(write_line)
+    return generation
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[re.Match[str]]:
@@ -69,14 +70,6 @@ async def test_the_line_of_a_refused_text_holds_nothing_of_it(
         assert "xylophone" not in caplog.text
 
 
-async def test_the_switch_keeps_the_log_empty(
-    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with alone() as (ingress, *_):
-        await run_all(create(tokens(1), tokenizer, ingress, is_logged=False))
-        assert lines(caplog) == []
-
-
 async def test_a_client_that_went_and_an_error_are_told_apart(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,7 +99,8 @@ async def test_a_line_says_what_stop_strings_have_left(
         asked = GenerationSpec(
             (tokens(1, 2, 3),), dataclasses.replace(PARAMS), seed=5, ignore_eos=True, stop=(stop,)
         )
-        stopped = Generation("other", asked, tokenizer, ingress, 16.0, is_logged=True)
+        stopped = Generation("other", asked, tokenizer, ingress, 16.0)
+        stopped.when_closed.append(write_line)
         await run_all(stopped)
         line = lines(caplog)[-1]
         assert line.group(1, 8) == ("other", "stop")
