@@ -1,4 +1,5 @@
-"""Products of choices, of which every night tests the whole and each day every two values."""
+"""What every night tests whole, and each day a part of: a night has the profile `nightly`, and runs
+what is marked `hypothesis`."""
 
 from __future__ import annotations
 
@@ -10,16 +11,16 @@ import pytest
 from hypothesis import settings
 
 Test = TypeVar("Test", bound=Callable[..., None])
+IS_NIGHT = settings.get_current_profile_name() == "nightly"
 
 
 def pairwise(**choices: Collection[Any]) -> Callable[[Test], Test]:
     """Parametrises by so few combinations that each value of a choice meets each of every other.
 
-    With the profile `nightly` by all of them; as a test with examples it is one of those that are
-    run every night."""
+    Every night by all of them."""
     values = [list(each) for each in choices.values()]
     left = list(product(*(range(len(each)) for each in values)))
-    chosen = left if settings.get_current_profile_name() == "nightly" else []
+    chosen = left if IS_NIGHT else []
     met: set[tuple[tuple[int, int], ...]] = set()
     while not chosen or len(chosen) < len(left):
         best = max(left, key=lambda each: len(_pairs(each) - met))

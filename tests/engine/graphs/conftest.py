@@ -12,7 +12,7 @@ from tests.support.engine.graphs import FEW_LAYERS
 
 @pytest.fixture(scope="session")
 def small_llama(checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory("llama", **FEW_LAYERS["llama"])
+    return checkpoint_factory("llama", **FEW_LAYERS["llama"] | {"num_hidden_layers": 2})
 
 
 @pytest.fixture

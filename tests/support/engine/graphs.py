@@ -83,7 +83,7 @@ def _growing() -> Steps:
 
 # The interpreter takes 20 ms for each program: an item of a layer's work for one of its key heads.
 FEW_PROGRAMS = {
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 12,
