@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from cluster.config.schema import Config, IngressConfig
 from cluster.errors import DrafthouseError, RequestError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
@@ -16,6 +17,7 @@ from deployments.ingress.request_log import write_line
 from deployments.ingress.spec import GenerationSpec, Prompt
 from tests.deployments.test_generation import PARAMS, run_all, tokens
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
+from tests.support.deployments.place import place
 from tests.support.deployments.stage import alone
 
 SECRET = "quartz xylophone"
@@ -68,6 +70,16 @@ async def test_the_line_of_a_refused_text_holds_nothing_of_it(
         (line,) = lines(caplog)
         assert line.group(8) == "invalid_request_error"
         assert "xylophone" not in caplog.text
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+async def test_the_switch_keeps_the_log_empty(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, *, is_on: bool
+) -> None:
+    async with place(tokenizer, Config(ingress=IngressConfig(log_requests=is_on))) as here:
+        answer = await here.ask("/v1/completions", prompt="a", max_tokens=2)
+        assert answer.status_code == 200
+    assert len(lines(caplog)) == int(is_on)
 
 
 async def test_a_client_that_went_and_an_error_are_told_apart(
