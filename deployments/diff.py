@@ -115,6 +115,9 @@ def _keyed(document: Mapping[str, Any]) -> dict[str, Any]:
         application["deployments"] = _by_name(application.get("deployments") or ())
         for name, options in application["deployments"].items():
             with_options(serve.deployment(_by_name, name=name), options)
+            # Serve has null for what is not set.
+            given = {key: value for key, value in options.items() if value is not None}
+            application["deployments"][name] = given
     return result
 
 

@@ -45,7 +45,7 @@ class Subscription:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._changed = asyncio.Event()
-        self._latest: frozenset[Endpoint] = frozenset()
+        self._latest: frozenset[Endpoint] | None = None
         self._closed = False
 
     def publish(self, endpoints: frozenset[Endpoint]) -> bool:
@@ -62,6 +62,7 @@ class Subscription:
     async def next(self) -> frozenset[Endpoint]:
         await self._changed.wait()
         self._changed.clear()
+        assert self._latest is not None
         return self._latest
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ class Reloaded(Generic[T]):
             value = self._load()
         except ConfigError as error:
             self.fault = error.message
-            log.warning("what was read before stays in use: %s", error.message)
+            log.error("what was read before stays in use: %s", error.message)
         else:
             if stamp != self._stamps():
                 return self._value  # replaced while they were read; the next call reads again

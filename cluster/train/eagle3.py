@@ -56,7 +56,7 @@ class Eagle3Learner(Learner):
         states = batch.tapped(self._columns)[:, :width].flatten(2)
         hidden = head.fuse(states.flatten(0, 1).to(head.fc.weight.dtype))
         positions = torch.arange(width, device=states.device)
-        attention = _ChainAttention(num_rows)
+        attention = _ChainAttention(num_rows, first)
         found: list[torch.Tensor] = []
         for depth in range(self.depth):
             # Rows near the end have no token left to read: what they give is cut away.
@@ -105,10 +105,14 @@ class Eagle3Learner(Learner):
 
 
 class _ChainAttention:
-    """Attention of row t: the first drafts' rows up to t, then its own later ones."""
+    """Attention of row t: the first drafts' rows up to t, then its own later ones.
 
-    def __init__(self, num_rows: int) -> None:
+    first: from the second draft on, the rows begin there.
+    """
+
+    def __init__(self, num_rows: int, first: int) -> None:
         self._num_rows = num_rows
+        self._first = first
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
 
@@ -121,24 +125,28 @@ class _ChainAttention:
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See `LayerPlan`; the rows are those of all conversations, flattened."""
+        shared = query.shape[1] // key.shape[1]
         query, key, value = (
-            each[0].reshape(len(each[0]), self._num_rows, -1, each.shape[-1]).transpose(0, 1)
+            each.reshape(each.shape[1], self._num_rows, -1, each.shape[3]).transpose(0, 1)
             for each in (query, key, value)
         )  # [rows, heads, width, dim]
-        self._keys.append(key)
-        self._values.append(value)
-        width, size = self._keys[0].shape[2], query.shape[2]
-        own = torch.eye(size, dtype=torch.bool, device=query.device)
-        # From the second draft on, the rows are the last ones of the first drafts'.
-        first = own.new_ones(size, width).tril(width - size)
-        result = nn.functional.scaled_dot_product_attention(
-            query,
-            torch.cat(self._keys, dim=2),
-            torch.cat(self._values, dim=2),
-            attn_mask=torch.cat((first, *[own] * (len(self._keys) - 1)), dim=1),
-            scale=options.scaling,
-            enable_gqa=True,
-        )
+        self._keys.append(key.repeat_interleave(shared, dim=1))
+        self._values.append(value.repeat_interleave(shared, dim=1))
+        if len(self._keys) == 1:
+            result = nn.functional.scaled_dot_product_attention(
+                query, self._keys[0], self._values[0], is_causal=True, scale=options.scaling
+            )
+            return result.transpose(1, 2).flatten(0, 1)[None]
+        query = query * options.scaling
+        width = self._keys[0].shape[2]
+        first = query @ self._keys[0].transpose(2, 3)
+        later = torch.ones_like(first[0, 0], dtype=torch.bool).triu(self._first + 1)
+        first = first.masked_fill(later, float("-inf"))
+        own = [(query * each).sum(-1, keepdim=True) for each in self._keys[1:]]
+        scores = torch.softmax(torch.cat([first, *own], dim=-1).float(), dim=-1).to(value.dtype)
+        result = scores[..., :width] @ self._values[0]
+        for index, each in enumerate(self._values[1:]):
+            result = result + scores[..., width + index, None] * each
         return result.transpose(1, 2).flatten(0, 1)[None]
 
 

@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -25,16 +26,21 @@ from cluster.errors import ConfigError, WorkerError
 from deployments.ingress.http_protocol import BoundedProtocol
 
 
+class _Renewed(ssl.SSLContext):
+    """A connection gets the certificate that the files hold when it begins.
+
+    A callback for the client's host name would write a traceback for each that is no ASCII."""
+
+    current: Reloaded[ssl.SSLContext]
+
+    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
+        return self.current.get().wrap_bio(*args, **options)
+
+
 def _reloaded(files: PemFiles) -> ssl.SSLContext:
-    """A server's context; a connection gets the certificate that the files hold when it begins.
-
-    Raises ConfigError for files that cannot be used."""
-    context, current = files.context(), Reloaded(files.paths, files.context)
-
-    def renew(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-        connection.context = current.get()
-
-    context.sni_callback = renew  # called for clients that name no host, too
+    """Raises ConfigError for files that cannot be used."""
+    context = _Renewed(ssl.PROTOCOL_TLS_SERVER)
+    context.current = Reloaded(files.paths, files.context)
     return context
 
 

@@ -41,7 +41,8 @@ class KeyRing:
         self._callers: Mapping[str, tuple[str, Caller]] = {}
         self._classes: Mapping[str, RateLimits] = {}
         self._file: Reloaded[KeysFile] | None = None
-        self._use(config)
+        if self._path:
+            self._use(self._read(config))
 
     @property
     def fault(self) -> str:
@@ -86,19 +87,25 @@ class KeyRing:
 
     async def look(self) -> None:
         """Read the file again if it has changed; one that is wrong leaves the keys as they are."""
-        if self._file is not None:
+        reloaded = self._file
+        if reloaded is not None:
             # A file of thousands of keys takes a second.
-            self._take(await asyncio.to_thread(self._file.get))
+            file = await asyncio.to_thread(reloaded.get)
+            if reloaded is self._file:  # else another configuration's has come meanwhile
+                self._take(file)
 
     async def use(self, config: Config) -> None:
         """Read the file for another configuration, which may have other classes and tasks; raises
         ConfigError, and then nothing has changed."""
-        await asyncio.to_thread(self._use, config)
-
-    def _use(self, config: Config) -> None:
         if self._path:
-            self._file = Reloaded((self._path,), partial(read_keys, config))
-            self._take(self._file.get())
+            self._use(await asyncio.to_thread(self._read, config))
+
+    def _read(self, config: Config) -> Reloaded[KeysFile]:
+        return Reloaded((self._path,), partial(read_keys, config))
+
+    def _use(self, file: Reloaded[KeysFile]) -> None:
+        self._file = file
+        self._take(file.get())
 
     def _take(self, file: KeysFile) -> None:
         if file.classes is self._classes:  # it is the same

@@ -13,7 +13,8 @@ log = logging.getLogger(__name__)
 
 
 def write_line(generation: Generation) -> None:
-    """Say in the log that a request has ended; nothing of one that never began."""
+    """Say in the log that a request has ended; nothing of one that was refused before its
+    samples were made."""
     choices, tokens, stats = generation.choices, generation.tokens, generation.stats
     if not choices:
         return

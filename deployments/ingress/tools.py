@@ -130,7 +130,9 @@ class Function(Body):
 
     def told(self) -> Mapping[str, Any]:
         """The tool as chat templates know it."""
-        own = self.model_dump(include={"name", "description", "strict"}, exclude_unset=True)
+        # Templates write the fields in this order.
+        fields = {"name", "description", "parameters", "strict"}
+        own = self.model_dump(include=fields, exclude_unset=True)
         return {
             "type": "function",
             "function": {**own, "parameters": self.parameters or _NO_PARAMETERS},

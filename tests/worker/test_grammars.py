@@ -98,15 +98,15 @@ async def test_a_prepared_text_is_named_until_the_engine_has_taken_it_in() -> No
     reading = asyncio.ensure_future(reader.read_all(theirs))
     await ours.send(StepFrame((opened("late"),)))
     assert await asyncio.to_thread(mailbox.take, is_busy=False)  # the frame without it
-    (task,) = reader._late.values()
+    (task,) = reader.late.values()
     ready.set()
     (entry,) = await asyncio.to_thread(mailbox.take, is_busy=False) or ()
     assert entry[1] is not None
     assert [each.request_id for each in entry[1].opens] == ["late"]
-    assert reader.late == (TextName("late", 1),)
+    assert list(reader.late) == [TextName("late", 1)]
     while not task.done():
         await asyncio.to_thread(mailbox.take, is_busy=True)
-    assert reader.late == ()
+    assert not reader.late
     await ours.close()
     await reading
 
