@@ -106,8 +106,7 @@ class Coordinator:
 
     async def stop(self) -> None:
         """Cancel every request and leave every worker."""
-        for session_id in list(self._present.sessions):
-            self._table.cancel(session_id)
+        self._table.cancel_all()
         await self._targets.flush()
         await self._links.stop()
         watch, self._watch = self._watch, None

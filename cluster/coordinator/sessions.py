@@ -115,9 +115,17 @@ class SessionTable:
         ones are no error."""
         session = self._present.sessions.get(session_id)
         if session is not None:
-            self.finish(session, reason)
-            session.deliver(session.event(None, reason))
+            self._cancel(session, reason)
             self.admit()
+
+    def cancel_all(self) -> None:
+        """Free everything; nobody gets a place any more."""
+        for session in list(self._present.sessions.values()):
+            self._cancel(session, FinishReason.CANCELLED)
+
+    def _cancel(self, session: Session, reason: FinishReason) -> None:
+        self.finish(session, reason)
+        session.deliver(session.event(None, reason))
 
     def finish(self, session: Session, reason: FinishReason) -> None:
         """Free what is held for `session` here, at its target and at its drafters."""

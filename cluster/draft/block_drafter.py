@@ -34,8 +34,6 @@ class BlockDrafter(HeadDrafter[BlockHead]):
 
     def _draft(self, begun: Sequence[Begun]) -> Sequence[Proposal]:
         requests, sizes, contexts = zip(*begun, strict=True)
-        for request in requests:
-            request.begin()
         texts = [request.text.token_ids for request in requests]
         hidden = block_rows(self._head, texts, contexts, self._head.spec.block_size)
         self._draw(requests, sizes, hidden)
@@ -53,6 +51,8 @@ class BlockDrafter(HeadDrafter[BlockHead]):
         sizes: nodes at most.  hidden: [blocks, drafts, hidden]."""
         head, markov = self._head, self._head.markov_head
         logits = head.lm_head(hidden).float()  # [blocks, drafts, draft_vocab]
+        for request in requests:  # not before: after a failed pass each is asked for alone
+            request.begin()
         last = [int(request.text.token_ids[-1]) for request in requests]
         before = torch.tensor(last, device=hidden.device)
         state = markov.start(len(requests)) if markov is not None else None

@@ -79,16 +79,20 @@ class Stage(Runner):
         self.judges = drafter if isinstance(drafter, Grafting) else None
 
     def follow(self, texts: Sequence[tuple[RequestState, int]]) -> list[Refusal]:
-        """See `Runner`; nothing is said to one that is left alone."""
-        return super().follow(texts) if self.breaker.allows(self._clock()) else []
+        """See `Runner`; nothing is said to one that is left alone, or of texts that it holds."""
+        short = [each for each in texts if not self.holds(each[0])]
+        return super().follow(short) if self.breaker.allows(self._clock()) else []
 
     def trees(self, asked: Sequence[tuple[CascadeRequest, int]]) -> dict[str, Proposal]:
         """Its trees after one slice, of the texts that it holds."""
         held = [each for each in asked if self.holds(each[0])]
-        self.growing.clear()
-        self.follow(held)
-        if not self.growing:
+        if not (held and self.breaker.allows(self._clock())):
             return {}
+        # It is not told again of these: that would count as a success, and resume what was
+        # interrupted.
+        self.growing.clear()
+        for request, num_nodes in held:
+            self._want(request.request_id, request.generation, num_nodes)
         proposals, _ = self.grow({each.request_id: each.text for each, _ in held})
         return {each.request_id: each for each in proposals}
 

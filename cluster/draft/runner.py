@@ -121,7 +121,7 @@ class Runner:
                 held[name] = answer
             if answer.generation != commit.generation:
                 continue  # a late commit of a former owner
-            if have_len == commit.base_len + len(commit.token_ids):
+            if 0 < have_len == commit.base_len + len(commit.token_ids):
                 self._want(name, commit.generation, commit.max_nodes)
         return answers
 

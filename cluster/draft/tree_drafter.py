@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from cluster.core import Commit, Proposal
@@ -72,7 +73,7 @@ class TreeDrafter(CommittedTextDrafter[Request]):
         fits = self._fits_of(request)
         for depth, (node, token) in enumerate(zip((ROOT, *path), token_ids, strict=False)):
             ranking = tree.rankings[node]
-            if ranking is None:
+            if ranking is None or np.isnan(ranking.scores[0]):
                 break
             fits[min(depth, len(fits) - 1)].learn(ranking.scores, ranking.rank_of(token))
         return path

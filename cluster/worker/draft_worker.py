@@ -308,7 +308,10 @@ class DraftWorker:
         runner, offered = self._runner, self._offered.get(name)
         if name not in runner.growing or name not in runner.held:
             return False
-        return offered is None or offered.base_len < runner.held[name].have_len
+        held = runner.held[name]
+        if offered is None or offered.generation != held.generation:
+            return True
+        return offered.base_len != held.have_len
 
     def _grow(self) -> None:
         proposals, refusals = self._runner.grow()

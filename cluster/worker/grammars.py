@@ -93,10 +93,13 @@ class Grammars:
         grammar = self.compiler.compile(spec)
         return ConstrainedText(grammar, spec, self._eos_token_ids, self._vocab_size)
 
-    def prepare(self, opened: Open) -> Awaitable[object] | None:
+    def prepare(self, opened: Open) -> Awaitable[None] | None:
         """Compile the text's grammar beside the steps; returns None if there is nothing to do."""
         spec = opened.params.grammar
         if spec is None or self.compiler.is_ready(spec):
             return None
+        return self._compile(spec)
+
+    async def _compile(self, spec: GrammarSpec) -> None:
         loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._compiling, self.compiler.compile, spec)
+        await loop.run_in_executor(self._compiling, self.compiler.compile, spec)

@@ -82,7 +82,7 @@ async def test_a_grammar_that_is_too_large_is_refused_before_anything_is_queued(
     make: MakeCheck,
 ) -> None:
     with pytest.raises(RequestError, match=r"it is too large: .*max is 2000") as caught:
-        await make().check(wide(2500), ONE)
+        await make(grammar_timeout_s=60).check(wide(2500), ONE)
     assert caught.value.param == "grammar"
 
 

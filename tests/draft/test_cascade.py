@@ -129,6 +129,24 @@ def test_a_stage_that_raises_is_passed_over_and_left_alone_for_a_while() -> None
     assert not drafter.stages[1].breaker.faults
 
 
+class Deaf(Chain):
+    """Cannot be told of one text, beside which another one goes well."""
+
+    def observe(self, commits: Sequence[Commit]) -> list[Observation]:
+        if any(commit.request_id == "b" for commit in commits):
+            raise RuntimeError("a stage's own mistake")
+        return super().observe(commits)
+
+
+def test_a_stage_that_fails_for_one_of_two_texts_is_left_alone_too() -> None:
+    deaf, model = Deaf("deaf", [5], 0.9), Judge("model", [1], 0.9)
+    drafter, authors = cascade_of(deaf, model), (Author([3, 4]), Author([6, 7], request_id="b"))
+    for position in range(8):
+        drafter.observe([author.commit([position]) for author in authors])
+        assert len(drafter.propose([author.task() for author in authors])) == 2
+    assert drafter.stages[0].breaker.faults["refused"] == 3
+
+
 def test_what_a_broken_last_stage_should_have_judged_is_drafted_as_it_is() -> None:
     unsure, broken = Chain("unsure", [5, 6], 0.4), Judge("broken", [1], 0.9)
     broken.fails = True
