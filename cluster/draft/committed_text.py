@@ -241,8 +241,16 @@ def common_len(text: TokenLog, commit: Commit) -> int:
     return commit.base_len + (int(differing[0]) if len(differing) else shared)
 
 
-def commit_of(text: RequestState, known: Observation | None, max_nodes: int) -> Commit:
-    """What a drafter that holds `known` lacks of a text."""
+def commit_of(
+    text: RequestState,
+    max_nodes: int,
+    known: Observation | None,
+    told: Callable[[SamplingParams], SamplingParams],
+) -> Commit:
+    """What a drafter that holds `known` lacks of a text.
+
+    told: gives what it is told of the parameters; asked for a text that opens alone, for it costs
+    more than the rest of a commit."""
     tokens = text.text
     base_len = min(known.have_len, len(tokens)) if known else 0  # it may have been cut since
     opens = base_len == 0 or known is None or known.generation != text.generation
@@ -255,6 +263,6 @@ def commit_of(text: RequestState, known: Observation | None, max_nodes: int) -> 
         text.prompt_len,
         max_nodes,
         text.task,
-        text.params if opens else None,
+        told(text.params) if opens else None,
         text.tenant if opens else b"",
     )

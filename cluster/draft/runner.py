@@ -14,7 +14,7 @@ from operator import index
 from typing import Any, TypeVar
 
 from cluster import metrics
-from cluster.core import Clock, Commit, DraftTask, Observation, Proposal
+from cluster.core import Clock, Commit, DraftTask, Observation, Proposal, SamplingParams
 from cluster.draft import answers as checks
 from cluster.draft.answers import MAX_COUNT, checked_observation, narrowed, reader_of, told_of
 from cluster.draft.base import Drafter, Interruptible
@@ -132,7 +132,7 @@ class Runner:
         short, refused, held = list(texts), list[Refusal](), self.held
         # Twice, for of a text that it has lost it lacks more than it seems.
         for _ in range(2):
-            commits = [commit_of(text, held.get(text.request_id), most) for text, most in short]
+            commits = [commit_of(*each, held.get(each[0].request_id), self._told) for each in short]
             answers = self.tell(commits) if short else []
             refused += [each for each in answers if isinstance(each, Refusal)]
             short = [
@@ -144,6 +144,10 @@ class Runner:
             error = ProtocolError(f"it was sent {len(text.text)} tokens and keeps fewer")
             refused.append(self.refuse(text.request_id, text.generation, error))
         return refused
+
+    def _told(self, params: SamplingParams) -> SamplingParams:
+        """Return what it is told of the parameters when a text opens."""
+        return params
 
     def holds(self, text: RequestState) -> bool:
         """True if the drafter has all of the text, of the present generation."""

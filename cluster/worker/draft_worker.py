@@ -305,13 +305,11 @@ class DraftWorker:
 
     def _is_late(self, name: str) -> bool:
         """True if the tree for the last commit has not begun to arrive, and may still do so."""
-        runner, offered = self._runner, self._offered.get(name)
-        if name not in runner.growing or name not in runner.held:
+        held, offered = self._runner.held.get(name), self._offered.get(name)
+        if held is None or name not in self._runner.growing:
             return False
-        held = runner.held[name]
-        if offered is None or offered.generation != held.generation:
-            return True
-        return offered.base_len != held.have_len
+        now = held.generation, held.have_len
+        return offered is None or (offered.generation, offered.base_len) != now
 
     def _grow(self) -> None:
         proposals, refusals = self._runner.grow()

@@ -52,14 +52,13 @@ def check_models(
         with ConfigError.below(path):
             check_finite(folder)
             own = parts[path.split(".")[1]].options.get("engine")
-            engine = EngineConfig() if own is None else parse(EngineConfig, own)
-            weights = (
-                sum(each.stat().st_size for each in folder.glob("*.safetensors"))
-                if own is None
-                else held(folder, engine).weights
-            )
-            free = free_bytes(resolve_device(device or engine.device))
-            check_room(folder, weights + (0 if own is None else cache_bytes), free)
+            if own is None:
+                engine = EngineConfig()
+                needed = sum(each.stat().st_size for each in folder.glob("*.safetensors"))
+            else:
+                engine = parse(EngineConfig, own)
+                needed = held(folder, engine).weights + cache_bytes
+            check_room(folder, needed, free_bytes(resolve_device(device or engine.device)))
 
 
 def check_room(folder: Path, needed: int, free: int) -> None:

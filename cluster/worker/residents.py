@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import reduce
 
 from cluster import metrics
-from cluster.core import Clock, Proposal
+from cluster.core import Clock, Proposal, SamplingParams
 from cluster.draft.answers import cut
 from cluster.draft.base import Drafter
 from cluster.draft.breaker import CircuitBreaker, has_stalled
@@ -179,19 +179,22 @@ class ResidentDrafter(Runner):
         return len(text.tokens) - (known.have_len if known else 0)
 
     def _view(self, text: TargetText) -> tuple[RequestState, int]:
-        """Return the text as it is told of it, and the nodes that are wanted."""
+        """Return the text and the nodes that are wanted."""
         opened = text.opened
         told = RequestState(
             opened.generation,
             opened.prompt_len,
             opened.task,
-            told_params(text.params, is_believed=self.is_believed),
+            text.params,
             text.tokens,
             tenant=opened.tenant,
             request_id=text.id,
         )
         # No draft can be of use where only one token may follow.
         return told, text.num_wanted(self.member) if text.remaining > 1 else 0
+
+    def _told(self, params: SamplingParams) -> SamplingParams:
+        return told_params(params, is_believed=self.is_believed)
 
     def _decline(self, refusals: Iterable[Refusal]) -> None:
         """Do not tell it of these requests for a while."""
