@@ -63,12 +63,10 @@ test-commands:
 	$(BIN)/python -m pytest $(TRY_AGAIN) -n 2 --dist loadfile -m "not application" --ignore=$(STARTS) tests/deployments
 
 # What `make test` asks of few it asks of many; the matrix of request kinds is whole in both.
-test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 damaged messages, schemathesis, 1,000 slow readers, the counts of 1,000 mixed requests, the matrix, 1,000 examples of every property, all combinations of choices, 5,000 of how answers are cut, 100 faults and an update of four nodes, an hour of mixed load and one of none
-	DRAFTHOUSE_MUTATIONS=10000 $(BIN)/python -m pytest tests/rpc/test_mutated_frames.py $(PYTEST_ARGS)
+test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 damaged messages, schemathesis, 1,000 slow readers, the counts of 1,000 mixed requests, 1,000 examples of every property, every case of which a day takes a part, 100 faults and an update of four nodes, an hour of mixed load and one of none
 	DRAFTHOUSE_MUTATIONS=10000 DRAFTHOUSE_SLOW_READERS=1000 DRAFTHOUSE_COUNTED=1000 $(BIN)/python -m pytest -rP \
 		tests/deployments/test_mutated_requests.py tests/deployments/test_slow_readers.py tests/deployments/test_counted.py $(PYTEST_ARGS)
-	$(BIN)/python -m pytest tests/test_matrix.py $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m hypothesis --hypothesis-profile=nightly \
+	DRAFTHOUSE_MUTATIONS=10000 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --hypothesis-profile=nightly \
 		--ignore=tests/deployments --ignore=tests/nodes $(PYTEST_ARGS)
 	$(BIN)/python -m tests.support.deployments.fuzzed build/fuzz/bin/st
 	DRAFTHOUSE_FAULTS=100 DRAFTHOUSE_FAULTS_RECORD=docs/benchmarks/faults/nodes.json $(BIN)/python -m pytest -rP tests/nodes

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from cluster.draft import breaker
 from tests.support.checkpoints import noisy_copy, tiny_checkpoint
@@ -25,7 +25,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 # A busy machine is no failure: examples take as long as they take.  The parent is Hypothesis's own
 # profile where `CI` is set: equal sources meet equal examples there.
 settings.register_profile(
-    "patient", settings.get_profile(settings.get_current_profile_name()), deadline=None
+    "patient",
+    settings.get_profile(settings.get_current_profile_name()),
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("patient")
 # `make test-nightly` asks for more of what differs between runs.

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import FinishReason
@@ -37,9 +37,6 @@ from tests.support.text.answers import (
     texts_of,
 )
 from tests.support.text.tokenizers_for_tests import byte_level_folder
-
-NUM_EXAMPLES = 5000 if settings.get_current_profile_name() == "nightly" else 100
-many = settings(max_examples=NUM_EXAMPLES, deadline=None)
 
 every_format = pytest.mark.parametrize("name", sorted(FORMATS))
 
@@ -91,7 +88,6 @@ def cut(tokens: list[int], places: list[int]) -> list[list[int]]:
 
 
 @every_format
-@many
 @given(data=st.data())
 def test_any_pieces_of_an_answer_give_the_same_messages(
     name: str,
@@ -113,7 +109,6 @@ def test_any_pieces_of_an_answer_give_the_same_messages(
 
 
 @every_format
-@many
 @given(data=st.data())
 def test_what_is_no_call_stays_text_to_the_byte(name: str, data: st.DataObject) -> None:
     texts = [text for text in texts_of(name) if name != "harmony" or "<|" not in text]
@@ -142,7 +137,6 @@ PROSE = [
 
 
 @pytest.mark.parametrize("name", sorted(set(FORMATS) - {"llama3", "harmony"}))
-@many
 @given(data=st.data())
 def test_text_around_calls_is_kept_but_for_white_space_alone(
     name: str, data: st.DataObject

@@ -15,7 +15,7 @@ from cluster.config.draft_length import DraftLengthConfig
 from cluster.config.schema import CoordinatorConfig
 from cluster.simulate.replay import Adaptive, Simulation
 from cluster.simulate.world import Pool, recorded
-from tests.support.choices import IS_NIGHT
+from tests.support.choices import by_day
 
 SCHEDULES = (
     DraftLengthConfig(kind="constant", num_tokens=2),
@@ -37,8 +37,13 @@ def run(
     return bench.run(Cell(machine, place, behaviour, "greedy", num_sequences))
 
 
-@pytest.mark.parametrize("place", ["resident", "own-2"])
-@pytest.mark.parametrize("num_sequences", [1, 16])
+@pytest.mark.parametrize(
+    ("place", "num_sequences"),
+    by_day(
+        [("resident", 1), ("own-2", 16)],
+        [("resident", 1), ("resident", 16), ("own-2", 1), ("own-2", 16)],
+    ),
+)
 def test_good_drafts_bring_nearly_what_the_best_fixed_budget_brings(
     bench: Bench, place: str, num_sequences: int
 ) -> None:
@@ -65,7 +70,7 @@ def test_fixed_budgets_pay_for_the_models_that_they_ask() -> None:
 
 
 def test_the_same_cell_gives_the_same_twice() -> None:
-    short = Bench(texts(8, 80, agreement=0.7), 1.0)
+    short = Bench(texts(4, 40, agreement=0.7), 0.5)
     first, second = (run(short, "own-2", "mixed", 4) for _ in range(2))
     assert first == second
 
@@ -93,8 +98,7 @@ def test_what_was_learned_makes_a_restart_start_well() -> None:
     assert simulation.run(again, 1.0).speed >= 0.98 * simulation.run(fresh, 1.0).speed
 
 
-@pytest.mark.hypothesis
-@pytest.mark.parametrize("num_sequences", [1, 16] if IS_NIGHT else [16])
+@pytest.mark.parametrize("num_sequences", by_day([16], [1, 16]))
 def test_no_schedule_is_much_faster_than_adaptive(bench: Bench, num_sequences: int) -> None:
     cell = Cell("cpu", "resident", "good", "greedy", num_sequences)
     adaptive = bench.speed(cell, CoordinatorConfig())

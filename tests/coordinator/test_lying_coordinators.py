@@ -13,17 +13,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from cluster.messages import StepFrame
 from cluster.rpc.memory import MemoryLink, memory_pair
+from tests.support.choices import by_day
 from tests.support.coordinator.house import GREEDY, SEEDED, House, house
 from tests.support.coordinator.lying_frames import lying_frames
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd
 
 # Frames for each budget, and what they are to hold in all: texts, cancels, trees, acknowledgements.
-MANY = settings(max_examples=125, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-NUM_ACTS = 500
+MANY = settings(max_examples=by_day(40, 125))
+NUM_ACTS = by_day(150, 500)
 PARAMS = (replace(GREEDY, max_tokens=24), replace(SEEDED, max_tokens=24))
 NUM_PLACES = 6
 NUM_ROWS = 3  # of a step: fewer than there are places

@@ -13,25 +13,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.core import Proposal, SamplingParams
 from cluster.rpc.channel import connect_drafter
 from cluster.rpc.conversations import DRAFTER
 from cluster.rpc.server import serve_worker
-from tests.support.choices import IS_NIGHT
+from tests.support.choices import by_day
 from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
 from tests.support.coordinator.lies import LYING, Lie, lies
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
 from tests.support.rpc.toys import stopping
 
-pytestmark = pytest.mark.hypothesis
 # Five lies each: every night a thousand within a process, and a thousand on a wire.
-NUM_LIES = 1000 if IS_NIGHT else 300
-MANY = settings(
-    max_examples=NUM_LIES // 4, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+NUM_LIES = by_day(120, 1000)
+MANY = settings(max_examples=NUM_LIES // 4)
 PARAMS = (replace(GREEDY, max_tokens=24), replace(SEEDED, max_tokens=24))
 
 

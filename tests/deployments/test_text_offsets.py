@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import EMPTY_TOKENS, token_array
@@ -28,7 +28,6 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Tokenizer.load(FOLDERS[request.param](folder))
 
 
-@settings(deadline=None, max_examples=50)
 @given(text=st.text("ab 日é\n😀", max_size=12))
 def test_every_token_stands_where_its_characters_do(tokenizer: Tokenizer, text: str) -> None:
     token_ids = tokenizer.encode(text, add_special_tokens=False).tolist()

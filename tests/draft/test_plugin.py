@@ -69,9 +69,7 @@ def test_the_pages_drafter_keeps_the_protocol(drafter: DrafterConfig) -> None:
         def make(self) -> Drafter:
             return create("echo", drafter, CONTEXT)
 
-    run_state_machine_as_test(
-        EchoConversation, settings=settings(max_examples=60, stateful_step_count=20)
-    )
+    run_state_machine_as_test(EchoConversation, settings=settings(stateful_step_count=20))
 
 
 def test_the_pages_drafter_makes_answers_faster_and_does_not_change_them(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -21,6 +21,7 @@ from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree_check import check_tree
+from tests.support.choices import by_day
 from tests.support.draft.author import Author, grow, lm_drafter, write
 
 VOCAB = 288
@@ -175,13 +176,8 @@ class Conversation(RuleBasedStateMachine):
 
 
 CONTEXT = DrafterContext("d", MAX_NODES, MAX_REQUESTS)
-FEW = settings(
-    max_examples=15,
-    stateful_step_count=15,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-MANY = settings(FEW, max_examples=60, stateful_step_count=30)
+FEW = settings(max_examples=by_day(8, 60), stateful_step_count=15)
+MANY = settings(max_examples=by_day(25, 250), stateful_step_count=30)
 
 
 class PredictionConversation(Conversation):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -23,9 +23,6 @@ from tests.support.draft.other_vocabulary import letters_tokenizer
 from tests.support.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
 
 DEMO = Path("models/demo-draft")
-MANY = settings(
-    max_examples=10_000 if settings.get_current_profile_name() == "nightly" else 60, deadline=None
-)
 PIECES = (
     "🙂",
     "👩‍👩‍👧",
@@ -89,7 +86,6 @@ def chunks(data: st.DataObject, token_ids: Sequence[int]) -> list[list[int]]:
 
 
 @given(data=st.data())
-@MANY
 def test_what_is_read_has_the_bytes_of_the_text_and_is_only_read_on(
     pair: Pair, data: st.DataObject
 ) -> None:
@@ -118,7 +114,6 @@ def test_what_is_read_has_the_bytes_of_the_text_and_is_only_read_on(
 
 
 @given(data=st.data())
-@settings(MANY, max_examples=30)
 def test_a_shared_token_is_read_as_itself_behind_a_whole_character(
     pair: Pair, data: st.DataObject
 ) -> None:

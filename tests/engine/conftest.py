@@ -8,6 +8,7 @@ import torch
 from cluster.engine.cpu.kernels import Kernels, load
 from tests.support.engine.interpreter import run_python
 from tests.support.engine.native import needs_native
+from tests.support.engine.triton_cases import INTERPRETED
 
 
 @pytest.fixture(scope="module", params=["sdpa", pytest.param("native", marks=needs_native)])
@@ -35,6 +36,6 @@ def several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """Every case's output under Triton's interpreter."""
     path = tmp_path_factory.mktemp("triton") / "outputs.pt"
-    run_python("tests.support.engine.triton_process", str(path))
+    run_python("tests.support.engine.triton_process", str(path), *INTERPRETED)
     found: dict[str, torch.Tensor] = torch.load(path)
     return found

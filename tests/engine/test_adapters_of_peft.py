@@ -12,6 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from cluster.errors import ConfigError
+from tests.support.choices import by_day
 from tests.support.engine.adapters import ATTENTION, EVERYTHING
 from tests.support.engine.driver import (
     GreedyDecoder,
@@ -21,7 +22,7 @@ from tests.support.engine.driver import (
     prompt,
 )
 
-NUM_PROMPTS = 50
+NUM_PROMPTS = by_day(12, 50)
 NUM_TOKENS = 16
 CONFIGS: dict[str, dict[str, Any]] = {
     "everything": {"r": 4, "lora_alpha": 16, "target_modules": list(EVERYTHING)},

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -41,7 +41,6 @@ def test_what_is_written_has_the_same_bytes(vocabulary: TokenBytes, data: bytes)
 
 
 @given(st.binary(max_size=12))
-@settings(max_examples=30)
 def test_unfinished_bytes_are_those_that_a_continuation_can_complete(data: bytes) -> None:
     count = unfinished_len(data)
     whole, rest = data[: len(data) - count], data[len(data) - count :]

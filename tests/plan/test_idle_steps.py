@@ -14,6 +14,7 @@ from cluster.plan.step_choice import StepChoice
 from cluster.plan.texts import Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec.token_log import TokenLog
+from tests.support.choices import by_day
 from tests.support.plan.played import GROUP, LM, STEP_S, SUFFIX, Played
 
 OTHER = Resident(2, "other", False)
@@ -39,7 +40,7 @@ def test_where_no_drafts_pay_most_steps_go_by_a_former_plan(choices: Callable[[]
     before = choices()
     played.run(400, draft_s=5 * STEP_S)
     assert choices() - before < 400 / 6
-    later = played.run(20_000, draft_s=5 * STEP_S)
+    later = played.run(by_day(4_000, 20_000), draft_s=5 * STEP_S)
     assert any(plan.ask.num_nodes for plan in later), "models are still tried"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import (
@@ -40,7 +40,6 @@ ROUND_TRIPS = [
 
 
 @pytest.mark.parametrize(("frame_codec", "strategy"), ROUND_TRIPS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_every_frame_survives_the_wire(
     frame_codec: FrameCodec[Any], strategy: st.SearchStrategy[Any], data: st.DataObject
@@ -52,7 +51,6 @@ def test_every_frame_survives_the_wire(
     assert same(decoded.frame, frame)
 
 
-@settings(max_examples=30, deadline=None)
 @given(description=frames.of(WorkerDescription))
 def test_a_description_survives_the_wire(description: WorkerDescription) -> None:
     assert DESCRIPTION.decode(DESCRIPTION.encode(description)) == description

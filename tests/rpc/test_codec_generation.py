@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from cluster.client.generated import common_pb2, generation_pb2
 from cluster.core import (
@@ -30,7 +30,6 @@ from tests.support.rpc.frames_strategy import same
 from tests.support.rpc.generation_strategy import public_requests
 
 
-@settings(max_examples=100, deadline=None)
 @given(request=public_requests)
 def test_every_public_request_survives_the_wire(request: GenerationRequest) -> None:
     message = generation_pb2.GenerateRequest.FromString(REQUEST.encode(request).SerializeToString())

@@ -20,7 +20,7 @@ from cluster.simulate.report import head, rows, verdict
 from cluster.simulate.settings import Load, Scene, read
 from deployments.cli import main
 from tests.simulate.conftest import written
-from tests.support.choices import IS_NIGHT
+from tests.support.choices import by_day
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _PROGRAM = """
@@ -72,10 +72,9 @@ def test_a_seed_repeats_a_run_and_another_one_does_not(scene: Scene, times: Deco
     assert run(scene, times, load, seed=1) != run(scene, times, load)
 
 
-@pytest.mark.hypothesis
 def test_texts_are_as_fast_as_step_by_step(scene: Scene, times: DecodeTimes) -> None:
     """The bound is what the aggregation may cost; prompts that are read together cost most."""
-    for size in (1, 4, 16) if IS_NIGHT else (4,):
+    for size in by_day((4,), (1, 4, 16)):
         simulation = Simulation(scene.texts, scene.machine, scene.pool(1.0), size)
         stepwise = simulation.run(Adaptive(scene.machine, scene.pool(1.0)), 20.0)
         found = run(scene, times, Load(streams=size), num_targets=1).tokens_per_s

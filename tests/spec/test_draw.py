@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import SamplingParams
@@ -40,7 +40,6 @@ def random_logits(seed: int, rows: int, vocab_size: int, spread: float = 3.0) ->
     return (generator.standard_normal((rows, vocab_size)) * spread).astype(np.float32)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(LAWS, min_size=1, max_size=5),
     st.integers(0, 2**64 - 1),
@@ -66,7 +65,6 @@ def test_the_draw_is_the_argmax_of_scores_over_the_survivors(
         assert int(found.token_ids[row]) in close or border
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(LAWS | st.just(SamplingParams(0.0)), min_size=2, max_size=6), st.integers(0, 999))
 def test_a_rows_draw_does_not_depend_on_its_batch(params: list[SamplingParams], seed: int) -> None:
     logits = random_logits(seed, len(params), 300)
@@ -135,7 +133,6 @@ def test_banned_tokens_are_never_drawn() -> None:
     assert 2 not in drawn(logits, params, [0] * 500).token_ids.tolist()
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.integers(0, 999),
     st.sampled_from([0.3, 1.0, 2.0]),

@@ -17,6 +17,7 @@ from cluster.spec.merge_trees import merge_trees
 from cluster.spec.survival import Calibrator
 from cluster.spec.tree import prune, reroot
 from cluster.spec.verify import walk_draws
+from tests.support.choices import by_day
 from tests.support.spec.toy_law import (
     NUM_SEEDS,
     NUM_TOKENS,
@@ -45,7 +46,7 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module", params=list(SETTINGS), ids=list(SETTINGS))
+@pytest.fixture(scope="module", params=by_day(["T1 top_p 0.8"], [*SETTINGS]))
 def world(request: pytest.FixtureRequest) -> World:
     return make_world(SETTINGS[request.param])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
@@ -37,7 +37,6 @@ def by_definition(
     return adjusted
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(TOKENS, TOKENS, token_trees(max_nodes=6), PENALTIES), min_size=1, max_size=3)
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import SamplingParams
@@ -48,7 +48,6 @@ LAWS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(LAWS, min_size=1, max_size=4),
     st.integers(0, 10_000),
@@ -71,7 +70,6 @@ def test_survivors_equal_the_reference(
 
 
 @given(st.lists(LAWS, min_size=1, max_size=3), st.integers(0, 1000), st.integers(2, 6))
-@settings(max_examples=100, deadline=None)
 def test_equal_logits_stand_or_fall_together(
     params: list[SamplingParams], seed: int, num_levels: int
 ) -> None:
@@ -86,7 +84,6 @@ def test_equal_logits_stand_or_fall_together(
 
 
 @given(st.lists(LAWS, min_size=2, max_size=6), st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
 def test_a_rows_survivors_do_not_depend_on_the_rows_around_it(
     params: list[SamplingParams], seed: int
 ) -> None:

@@ -9,7 +9,7 @@ from weakref import WeakSet
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -54,7 +54,6 @@ def _scaled(kinds: list[str], laws: RowLaws, seed: int, size: int) -> torch.Tens
     return scale(logits, logits.amax(1), laws.temperature)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(LAWS, st.sampled_from(list(ROWS))), min_size=1, max_size=5),
     st.integers(0, 10_000),

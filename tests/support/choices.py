@@ -1,5 +1,4 @@
-"""What every night tests whole, and each day a part of: a night has the profile `nightly`, and runs
-what is marked `hypothesis`."""
+"""What every night tests whole, and each day a part of: a night has the profile `nightly`."""
 
 from __future__ import annotations
 
@@ -11,7 +10,13 @@ import pytest
 from hypothesis import settings
 
 Test = TypeVar("Test", bound=Callable[..., None])
+T = TypeVar("T")
 IS_NIGHT = settings.get_current_profile_name() == "nightly"
+
+
+def by_day(some: T, every: T) -> T:
+    """What a test takes: `some` by day, `every` by night."""
+    return every if IS_NIGHT else some
 
 
 def pairwise(**choices: Collection[Any]) -> Callable[[Test], Test]:
@@ -29,8 +34,7 @@ def pairwise(**choices: Collection[Any]) -> Callable[[Test], Test]:
         met |= _pairs(best)
         chosen.append(best)
     cases = [[own[at] for own, at in zip(values, each, strict=True)] for each in chosen]
-    parametrised = pytest.mark.parametrize(list(choices), cases)
-    return lambda test: pytest.mark.hypothesis(parametrised(test))
+    return pytest.mark.parametrize(list(choices), cases)
 
 
 def _pairs(indices: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import RequestError
@@ -24,7 +24,6 @@ def naive(text: str, stop_strings: list[str]) -> tuple[int, str] | None:
     return end, stop
 
 
-@settings(max_examples=400, deadline=None)
 @given(text=letters, stop_strings=stops, data=st.data())
 def test_matches_equal_a_naive_search_for_any_division_of_the_text(
     text: str, stop_strings: list[str], data: st.DataObject
@@ -41,7 +40,6 @@ def test_matches_equal_a_naive_search_for_any_division_of_the_text(
     assert found == naive(text, stop_strings)
 
 
-@settings(max_examples=200, deadline=None)
 @given(text=letters, stop_strings=stops)
 def test_exactly_the_longest_possible_beginning_is_held_back(
     text: str, stop_strings: list[str]

@@ -12,9 +12,7 @@ from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 
 # The session's tokenizer is immutable, so examples may share it.
-relaxed = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 texts = st.text(alphabet=st.sampled_from("abé日🙂 \n.the"), max_size=30)
 

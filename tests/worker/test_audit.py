@@ -15,13 +15,14 @@ from cluster.core import SamplingParams
 from cluster.engine.engine import Engine
 from cluster.engine.work import Output
 from cluster.requests.redraw import Redraw
+from tests.support.choices import by_day
 from tests.support.engine.adapters import write_adapter
 from tests.support.engine.driver import load_engine, prompt
 from tests.support.worker.steps import Steps, steps
 from tests.support.worker.texts import opened
 
-NUM_TEXTS = 42
-SEEDS = range(20)
+NUM_TEXTS = by_day(12, 42)
+SEEDS = range(by_day(4, 20))
 MAX_TEXTS = 50
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)

@@ -15,7 +15,7 @@ from cluster.messages import TextVerdict
 from cluster.requests.acceptance_law import LAWS, Law
 from cluster.spec.logits_hook import TokenMask
 from cluster.worker.verifier import OpenHook, Verifier
-from tests.support.choices import IS_NIGHT
+from tests.support.choices import by_day
 from tests.support.clock import FakeClock
 from tests.support.draft.toy_lm import ToyLM
 from tests.support.spec.ratio_world import Floats, Ints, hashed, p_value
@@ -24,9 +24,8 @@ from tests.support.worker.steps import steps
 from tests.support.worker.texts import opened
 from tests.support.worker.toy_engine import ToyEngine
 
-pytestmark = pytest.mark.hypothesis
 PASS = 1e-3
-NUM_TEXTS, NUM_TOKENS, AT_ONCE = 2000 if IS_NIGHT else 400, 4, 400
+NUM_TEXTS, NUM_TOKENS, AT_ONCE = by_day(400, 2000), 4, 400
 TARGET, DRAFT = hashed(4, 1), hashed(4, 2)
 RATIO_LAWS = pytest.mark.parametrize("law", LAWS[1:])
 

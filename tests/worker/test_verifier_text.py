@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import SamplingParams
@@ -60,7 +60,6 @@ def test_any_tree_gives_the_text_of_plain_decoding(params: SamplingParams) -> No
         assert decode(verifier(), PROMPT, params, drafter, 40) == plain
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     params=st.builds(
         SamplingParams,

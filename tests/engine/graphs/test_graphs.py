@@ -13,17 +13,20 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from cluster.engine.attention.triton import layout as triton_layout
 from cluster.engine.graphs.capture import Staging
 from cluster.engine.work import Work
+from tests.support.choices import by_day
 from tests.support.engine.captures import Recorder
 from tests.support.engine.driver import prompt
 from tests.support.engine.graphs import (
+    ALL,
     CASES,
     FEW_LAYERS,
+    GEMMA2,
     MIXED,
-    OTHERS,
     answers,
     build,
     check_equal,
@@ -39,12 +42,13 @@ from tests.support.engine.triton_cases import tree_of_size
 @starts_interpreter
 def test_the_interpreted_tests_of_this_folder_pass() -> None:
     files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("graphs", "captures")]
-    assert " passed" in run_python("pytest", "-p", "no:cacheprovider", *files)
+    profile = f"--hypothesis-profile={settings.get_current_profile_name()}"
+    assert " passed" in run_python("pytest", "-p", "no:cacheprovider", profile, *files)
 
 
 @interpreted
 @pytest.mark.usefixtures("many_programs")
-@pytest.mark.parametrize(("architecture", "names"), [("llama", tuple(CASES)), *OTHERS], ids=str)
+@pytest.mark.parametrize(("architecture", "names"), by_day([GEMMA2], [*ALL]), ids=str)
 def test_graphed_steps_give_the_logits_of_eager_ones(
     checkpoint_factory: Callable[..., Path], architecture: str, names: tuple[str, ...]
 ) -> None:

@@ -20,6 +20,7 @@ from cluster.engine.memory.sequence import Sequence
 from cluster.engine.types import LayerSpec
 from cluster.engine.work import Work
 from cluster.spec.token_log import prefix_hash
+from tests.support.choices import by_day
 from tests.support.engine.driver import some_commit
 
 NUM_PAGES, PAGE_SIZE = 16, 2
@@ -186,7 +187,7 @@ def _tree(parents: list[int]) -> TokenTree:
 
 TestResidents = Residents.TestCase
 TestResidents.settings = settings(
-    max_examples=160, stateful_step_count=30, deadline=None, derandomize=True, database=None
+    max_examples=by_day(40, 400), stateful_step_count=30, derandomize=True, database=None
 )
 
 

@@ -14,6 +14,7 @@ from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.reach import layer_groups
 from cluster.engine.work import Work
 from tests.support.checkpoints import SLIDING_WINDOW
+from tests.support.choices import by_day
 from tests.support.engine.checked import Checked
 from tests.support.engine.driver import (
     PAGE_SIZE,
@@ -37,7 +38,7 @@ def folder(checkpoint_factory: Factory) -> Path:
     return checkpoint_factory("mistral-sliding")
 
 
-@pytest.fixture(scope="module", params=["gemma3", "gpt-oss"])
+@pytest.fixture(scope="module", params=by_day(["gemma3"], ["gemma3", "gpt-oss"]))
 def mixed(request: pytest.FixtureRequest, checkpoint_factory: Factory) -> Path:
     """Layers with a window, with full attention, with a window."""
     return checkpoint_factory(request.param)

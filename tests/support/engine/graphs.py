@@ -98,7 +98,7 @@ FEW_LAYERS: dict[str, dict[str, Any]] = {
 MIXED = "a prompt beside a tree and a decoding row"
 CHUNKS = "a prompt of several chunks"
 APART = "a page has other numbers in layers with a window, behind a text whose windows slid"
-OTHERS = (("mistral-sliding", (MIXED,)), ("gemma2", ("cached nodes",)), ("gemma3", (APART,)))
+GEMMA2 = ("gemma2", ("cached nodes",))
 CASES: dict[str, Steps] = {
     "one sequence, its context growing": decoding("a", 14, 4),
     "several sequences, of several widths": [*decoding("abc", 14, 1), *decoding("d", 5, 1)],
@@ -119,3 +119,4 @@ CASES: dict[str, Steps] = {
     CHUNKS: [[Work("a", 0, prompt(40), tree_of_size(3))]],
     APART: [[Work("a", 0, prompt(33))], [Work("b", 0, prompt(12), tree_of_size(4))]],
 }
+ALL = (("llama", tuple(CASES)), ("mistral-sliding", (MIXED,)), GEMMA2, ("gemma3", (APART,)))

@@ -15,6 +15,7 @@ from cluster.spec.draw import DrawRows, FusedDraw, draw
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.sampling import is_truncated, pack
 from cluster.spec.tree import ancestor_mask
+from tests.support.choices import by_day
 from tests.support.engine.driver import random_tree
 
 NUM_SLOTS, PAGE_SIZE = 8192, 16
@@ -142,6 +143,23 @@ CASES = {
     "bfloat16": Case(RAGGED, dtype=torch.bfloat16, num_programs=MANY_PROGRAMS),
     "float16": Case(RAGGED, dtype=torch.float16),
 }
+# Each word of a layout at least once: the interpreter takes a second for most of them.
+INTERPRETED = by_day(
+    [
+        "decoding rows of several lengths",
+        "a tree, keys split",
+        "cached nodes in a window",
+        "several sequences in a window, keys split",
+        "a chunk beside a tree",
+        "padding rows and sinks",
+        "capped scores",
+        "three query heads per key head",
+        "an odd head dimension",
+        "heads too wide for the kernels",
+        "float16",
+    ],
+    [*CASES],
+)
 
 
 @frozen

@@ -1,6 +1,6 @@
 """What the Triton kernels compute, under the interpreter, in a process of its own.
 
-    TRITON_INTERPRET=1 python -m tests.support.engine.triton_process OUT
+    TRITON_INTERPRET=1 python -m tests.support.engine.triton_process OUT CASE...
 
 Triton decides at its first import whether functions are compiled or interpreted.
 """
@@ -33,6 +33,6 @@ def attended(name: str, case: Case) -> dict[str, torch.Tensor]:
 
 if __name__ == "__main__":
     outputs = {f"draw {name}": case.drawn(draw_tokens) for name, case in DRAWS.items()}
-    for name, case in CASES.items():
-        outputs |= attended(name, case)
+    for name in sys.argv[2:]:
+        outputs |= attended(name, CASES[name])
     torch.save(outputs, sys.argv[1])

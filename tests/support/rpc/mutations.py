@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 # How many damaged messages the tests send in all.
-NUM_MUTATIONS = int(os.environ.get("DRAFTHOUSE_MUTATIONS", "600"))
+NUM_MUTATIONS = int(os.environ.get("DRAFTHOUSE_MUTATIONS", "200"))
 # Between the first and the second half of them; if messages were kept, thousands would be more.
 MAX_GROWTH_BYTES = 1024 * 1024
 
