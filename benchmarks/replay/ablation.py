@@ -21,10 +21,9 @@ from unittest.mock import patch
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.replay.ensembles import LEADS
 from benchmarks.replay.grid import Cell, pool_of
 from benchmarks.replay.machines import MACHINES
-from benchmarks.replay.synthetic import KINDS, specialists
+from benchmarks.replay.synthetic import KINDS, Leads, specialists
 from benchmarks.support.options import add_options, parser_of
 from benchmarks.support.record import Record
 from cluster.plan import ensemble, load, standing
@@ -43,6 +42,7 @@ from cluster.spec.survival import Calibrator
 # The time in which a model reads a token of a prompt.
 _READ_S = 0.00003
 _SECONDS, _SECONDS_OF_MANY = 5.0, 20.0
+_LEADS = (Leads(0.8, 0.5), Leads(0.8, 0.5, shares=False), Leads(0.8, 0.5, changes=True))
 
 
 class _Never(Turn):
@@ -132,7 +132,7 @@ def stages(texts: Sequence[RecordedText], models: frozenset[str]) -> Iterator[tu
                         _Stage(own, MACHINES[machine], pool, size, _SECONDS, tuple(MECHANISMS)),
                     )
     for machine in ("cpu", "gpu"):
-        for leads in LEADS:
+        for leads in _LEADS:
             made = specialists(24, leads)
             of = replace(MACHINES[machine], read_s=_READ_S)
             pool = Pool({each: recorded(each) for each in KINDS}, frozenset(KINDS))

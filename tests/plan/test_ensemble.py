@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.replay.ensembles import Oracle, Watched
 from benchmarks.replay.machines import MACHINES
 from benchmarks.replay.synthetic import KINDS, USELESS, Leads, kind_at, specialists
 from cluster.core import TokenTree, token_array
@@ -27,6 +26,7 @@ from cluster.spec.budget import Ask
 from cluster.spec.held_trees import Seen
 from cluster.spec.step_profile import DraftTime
 from cluster.spec.token_log import TokenLog
+from tests.support.plan.asked import Oracle, Watched
 
 GROUP = ("default", False)
 SECONDS = 8.0
