@@ -19,6 +19,7 @@ from cluster.rpc.link import Link
 from cluster.spec.token_log import prefix_hash
 from tests.support.coordinator.toy_law import VOCAB_SIZE, plain_draws, plain_text
 from tests.support.coordinator.toy_target import ToyTarget, target_description
+from tests.support.spec import trees
 
 __all__ = [
     "VOCAB_SIZE",
@@ -60,25 +61,7 @@ def random_tree(seed: int, num_nodes: int = 8) -> Grow:
     """A random tree of random tokens: right now and then, by chance."""
     generator = np.random.default_rng(seed)
 
-    def grow(context: list[int], opened: Commit) -> TokenTree:
-        tokens = generator.integers(0, VOCAB_SIZE, num_nodes).tolist()
-        parents = [int(generator.integers(-1, node)) if node else -1 for node in range(num_nodes)]
-        return _unique(tokens, parents)
-
-    return grow
-
-
-def _unique(tokens: list[int], parents: list[int]) -> TokenTree:
-    """Drop siblings that repeat a token, with all below them."""
-    kept: dict[int, int] = {-1: -1}
-    edges: set[tuple[int, int]] = set()
-    out: list[tuple[int, int]] = []
-    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if parent in kept and (kept[parent], token) not in edges:
-            edges.add((kept[parent], token))
-            kept[node] = len(out)
-            out.append((token, kept[parent]))
-    return TokenTree.of([token for token, _ in out], [parent for _, parent in out])
+    return lambda context, opened: trees.random_tree(generator, VOCAB_SIZE, num_nodes)
 
 
 def oracle_in_a_crowd(seed: int) -> Grow:
@@ -94,7 +77,7 @@ def oracle_in_a_crowd(seed: int) -> Grow:
             tokens.extend(siblings)
             parents.extend([last] * 3)
             last = len(tokens) - 3
-        return _unique(tokens, parents)
+        return trees.dedup(tokens, parents)
 
     return grow
 

@@ -14,7 +14,9 @@ from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.engine.engine import Engine, Output, Work
 from cluster.spec.token_log import prefix_hash
+from cluster.spec.verify import walk_draws
 from tests.support.checkpoints import SLIDING_WINDOW
+from tests.support.spec.trees import paths
 
 PAGE_SIZE = 4
 
@@ -90,10 +92,7 @@ def expected_rows(
     oracle: Any, context: TokenArray, tree: TokenTree, *, first_node: int = 0
 ) -> torch.Tensor:
     """What an engine must say after `context` (where first_node is 0) and at the new nodes."""
-    paths: list[list[int]] = []
-    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
-        paths.append([*(paths[parent] if parent >= 0 else ()), token])
-    wanted = ([[]] if first_node == 0 else []) + paths[first_node:]
+    wanted = ([()] if first_node == 0 else []) + paths(tree)[first_node:]
     return torch.stack([last_logits(oracle, [*context.tolist(), *path]) for path in wanted])
 
 
@@ -207,7 +206,8 @@ class GreedyDecoder:
             self._held[name] = output.have_len
             self._submit(name)
             return
-        path, emitted = _walk(self._trees[name], rows(output).argmax(dim=1).tolist())
+        draws = rows(output).argmax(dim=1).int().numpy()
+        path, emitted = (each.tolist() for each in walk_draws(self._trees[name], draws))
         self.engine.retain(name, path)
         self.num_accepted += len(path)
         self._held[name] = len(self._tokens[name]) + len(path)
@@ -216,20 +216,6 @@ class GreedyDecoder:
             self.engine.release(name)
         else:
             self._submit(name)
-
-
-def _walk(tree: TokenTree, draws: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The accepted path and the emitted tokens.  draws: after the context, then at each node."""
-    children = {
-        (int(parent), int(token)): node
-        for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True))
-    }
-    path: list[int] = []
-    emitted = [draws[0]]
-    while (node := children.get((path[-1] if path else -1, emitted[-1]))) is not None:
-        path.append(node)
-        emitted.append(draws[1 + node])
-    return path, emitted
 
 
 def varied_works() -> list[Work]:

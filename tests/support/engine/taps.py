@@ -14,6 +14,7 @@ from cluster.engine.engine import Engine, Output, Work
 from cluster.engine.work import StepSummary
 from tests.support.engine.checked import oracle_of
 from tests.support.engine.driver import load_engine, run
+from tests.support.spec.trees import paths
 
 FLOAT32_BOUND = 1e-5
 TAPS = (2, 0, 1, -1)
@@ -88,12 +89,8 @@ def expected_nodes(
     oracle: Any, context: TokenArray, tree: TokenTree, taps: Sequence[int]
 ) -> torch.Tensor:
     """[nodes, taps, hidden]: of one plain forward of each path, its last row."""
-    rows: list[torch.Tensor] = []
-    paths: list[list[int]] = []
-    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
-        paths.append([*(paths[parent] if parent >= 0 else ()), token])
-        rows.append(expected_taps(oracle, np.array([*context.tolist(), *paths[-1]]), taps)[-1])
-    return torch.stack(rows)
+    texts = [np.array([*context.tolist(), *path]) for path in paths(tree)]
+    return torch.stack([expected_taps(oracle, text, taps)[-1] for text in texts])
 
 
 def errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

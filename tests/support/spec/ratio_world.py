@@ -12,10 +12,10 @@ from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 from cluster.spec.noise import gumbel
 from cluster.spec.rejection import ACCEPTS, EMITS, try_in_turn, uniforms
+from tests.support.spec import judge
 
 # The judge convicts every wrong rule of its own tests with p < 1e-90.
 NUM_SEEDS = 60_000
@@ -195,14 +195,7 @@ def p_value(target: Floats, tokens: Ints) -> float:
     law = target[0]
     for _ in range(num_tokens - 1):
         law = (law[..., None] * target).reshape(*law.shape, len(target))
-    expected = law.ravel() * num_texts
-    if seen[expected == 0.0].any():
-        return 0.0  # something impossible was emitted
-    rare = expected < 10.0
-    groups = [np.append(each[~rare], each[rare].sum()) for each in (seen, expected)]
-    if groups[1][-1] == 0.0:
-        groups = [each[:-1] for each in groups]
-    return float(stats.chisquare(*groups).pvalue)
+    return judge.p_value(seen, law.ravel() * num_texts)
 
 
 def uniforms_of(step: Step, use: int) -> Floats:

@@ -6,18 +6,19 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree, token_array
+from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter
 from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.rpc.memory import MemoryLink, memory_pair
 from cluster.spec.token_log import prefix_hash
 from cluster.worker.draft_worker import DraftWorker
-from tests.support.draft.author import GREEDY
+from tests.support.draft.author import Author
 
 TEXT = [5, 6, 7, 8, 9, 5, 6, 7]
 DESCRIPTION = WorkerDescription("d-1", "drafter", "toy")
@@ -30,23 +31,14 @@ def lookup(max_requests: int = 8) -> SuffixDrafter:
 
 
 def opening(request_id: str, tokens: Sequence[int], max_nodes: int = 8, **fields: Any) -> Commit:
-    return Commit(
-        request_id,
-        fields.get("generation", 1),
-        0,
-        fields.get("prefix_hash", 0),
-        token_array(tokens),
-        fields.get("prompt_len", len(tokens)),
-        max_nodes,
-        "default",
-        GREEDY,
-    )
+    author = Author(tokens, request_id=request_id, max_nodes=max_nodes)
+    return replace(author.opening(), **fields)
 
 
 def extension(request_id: str, before: Sequence[int], tokens: Sequence[int]) -> Commit:
-    return Commit(
-        request_id, 1, len(before), prefix_hash(before), token_array(tokens), len(before), 8
-    )
+    author = Author(before, request_id=request_id, max_nodes=8)
+    author.opening()
+    return author.commit(tokens)
 
 
 class Peer:
