@@ -1,7 +1,8 @@
 """What KubeRay 1.7 refuses although its schema lets it pass: the operator's own validation, ported.
 
 Source: ray-operator/controllers/ray/utils/validation.go at v1.7.0, as far as it is about a
-RayService.  Every problem is `path: what is wrong; the remedy`.  The last rules are ours.
+RayService and what our manifests say; what has rules that are not ported is a problem itself.
+Every problem is `path: what is wrong; the remedy`.  The last rules are ours.
 """
 
 from __future__ import annotations
@@ -18,11 +19,9 @@ Rule = Callable[[Manifest], Iterator[str]]
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-_DURATION = re.compile(r"(\d+(\.\d+)?(ns|us|ms|s|m|h))+|\d+")
 _MAX_NAME_LEN = 47
 _STRATEGIES = ("None", "NewCluster", "NewClusterWithIncrementalUpgrade")
-_TOKEN_SINCE, _PRIORITY_SINCE = (2, 52), (2, 56)
-_AUTOSCALER_VARIABLE = "RAY_enable_autoscaler_v2"
+_TOKEN_SINCE = (2, 52)
 _EXPLICIT_RESOURCES = {"num-cpus", "num-gpus", "memory", "resources"}
 _TLS_VARIABLES = {"RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"}
 
@@ -39,10 +38,14 @@ def operator_problems(service: Manifest, gates: Iterable[str] = ()) -> list[str]
     ]
 
 
-_GATES = {
-    "networkPolicy": "RayClusterNetworkPolicy",
-    "tlsOptions": "RayClusterMTLS",
-    "historyServerOptions": "RayClusterHistoryServer",
+_GATES = {"tlsOptions": "RayClusterMTLS"}
+# Keys and variables of which the operator refuses some uses, and of which no manifest has any.
+_UNPORTED = {
+    *("priority", "suspend", "restartPolicy", "headService", "networkPolicy", "backend"),
+    *("historyServerOptions", "enableK8sTokenAuth", "redis-username", "redis-password"),
+    *("REDIS_USERNAME", "REDIS_PASSWORD", "RAY_REDIS_ADDRESS", "RAY_enable_autoscaler_v2"),
+    *("KUBERAY_GEN_AUTOSCALER_START_CMD", "ray.io/initializing-timeout", "ray.io/ft-enabled"),
+    "ray.io/external-storage-namespace",
 }
 
 
@@ -77,9 +80,18 @@ def _metadata(service: Manifest) -> Iterator[str]:
             f"metadata.name: {name!r} is no name of a Service; use at most {_MAX_NAME_LEN} small "
             "letters, digits and '-', a letter first"
         )
-    timeout = service["metadata"].get("annotations", {}).get("ray.io/initializing-timeout", "")
-    if timeout and (not _DURATION.fullmatch(timeout) or not re.search("[1-9]", timeout)):
-        yield f"ray.io/initializing-timeout: {timeout!r} is no time above zero; write 30m or 1800"
+    for said in sorted(_UNPORTED.intersection(_said(service))):
+        yield f"{said}: the operator has rules for it; port them, or leave it out"
+
+
+def _said(node: Any) -> Iterator[str]:
+    """All keys, and the names of all variables."""
+    if isinstance(node, dict):
+        yield from (*node, str(node.get("name")))
+        node = list(node.values())
+    if isinstance(node, list):
+        for each in node:
+            yield from _said(each)
 
 
 def _upgrades(service: Manifest) -> Iterator[str]:
@@ -143,71 +155,21 @@ def _replicas(service: Manifest) -> Iterator[str]:
         is_v2 = _autoscaler_is_v2(service)
         if (idle := group.get("idleTimeoutSeconds")) is not None and (idle < 0 or not is_v2):
             yield f"{name}.idleTimeoutSeconds: needs autoscalerOptions.version: v2, and 0 or more"
-        if group.get("priority") and (not is_v2 or _version(service) < _PRIORITY_SINCE):
-            yield f"{name}.priority: needs autoscalerOptions.version: v2 and Ray 2.56; leave it out"
 
 
 def _autoscaler(service: Manifest) -> Iterator[str]:
-    cluster = _cluster(service)
-    options, variables = cluster.get("autoscalerOptions", {}), _variables(cluster["headGroupSpec"])
-    is_scaled = cluster.get("enableInTreeAutoscaling", False)
-    if not is_scaled and variables.get(_AUTOSCALER_VARIABLE) in ("1", "true"):
-        yield f"head: {_AUTOSCALER_VARIABLE} without an autoscaler; set enableInTreeAutoscaling"
-    if options.get("idleTimeoutSeconds", 0) < 0:
+    if _cluster(service).get("autoscalerOptions", {}).get("idleTimeoutSeconds", 0) < 0:
         yield "autoscalerOptions.idleTimeoutSeconds: is negative; use 0 or more"
-    if "KUBERAY_GEN_AUTOSCALER_START_CMD" in {each["name"] for each in options.get("env", ())}:
-        yield "autoscalerOptions.env: KUBERAY_GEN_AUTOSCALER_START_CMD is KubeRay's; remove it"
-    if not is_scaled:
-        return
-    if "version" in options and _AUTOSCALER_VARIABLE in variables:
-        yield f"head: {_AUTOSCALER_VARIABLE} beside autoscalerOptions.version; remove the former"
-    for name, group in groups(service).items():
-        if group.get("suspend"):
-            yield f"{name}.suspend: does not go with an autoscaler; remove it"
-        policy = pod_of(group).get("restartPolicy", "Never")
-        if _autoscaler_is_v2(service) and policy != "Never":
-            yield f"{name}.restartPolicy: must be Never for autoscaler v2; remove {policy}"
-
-
-def _state_in_redis(service: Manifest) -> Iterator[str]:
-    head, options = groups(service)["head"], _cluster(service).get("gcsFaultToleranceOptions")
-    variables, parameters = _variables(head), head.get("rayStartParams", {})
-    annotations = service["metadata"].get("annotations", {})
-    has_annotation = bool(annotations.get("ray.io/ft-enabled"))
-    path = "gcsFaultToleranceOptions"
-    if "redis-username" in parameters or "REDIS_USERNAME" in variables:
-        yield f"head: names Redis's user; use {path}.redisUsername"
-    if options is None:
-        is_on = annotations.get("ray.io/ft-enabled", "").lower() == "true"
-        if "RAY_REDIS_ADDRESS" in variables and not is_on:
-            yield f"head: RAY_REDIS_ADDRESS alone does not tell KubeRay; set {path}.redisAddress"
-        return
-    if has_annotation:
-        yield f"ray.io/ft-enabled: stands beside {path}; remove the annotation"
-    if "redis-password" in parameters or "REDIS_PASSWORD" in variables:
-        yield f"head: has Redis's password; use {path}.redisPassword"
-    if "RAY_REDIS_ADDRESS" in variables:
-        yield f"head: RAY_REDIS_ADDRESS stands beside {path}; use its redisAddress"
-    if annotations.get("ray.io/external-storage-namespace"):
-        yield f"ray.io/external-storage-namespace: use {path}.externalStorageNamespace"
-    if options.get("backend") == "rocksdb":
-        yield f"{path}.backend: rocksdb needs a feature gate that is off; use redis"
-    elif options.get("storage"):
-        yield f"{path}.storage: is rocksdb's; remove it"
 
 
 def _authentication(service: Manifest) -> Iterator[str]:
     options = _cluster(service).get("authOptions", {})
-    if options.get("enableK8sTokenAuth"):
-        yield "authOptions.enableK8sTokenAuth: is refused for a RayService; use mode: token alone"
     if options.get("mode") == "token" and _version(service) < _TOKEN_SINCE:
         yield "rayVersion: is missing or below 2.52, which knows no token; set that of the image"
 
 
 def _managed(service: Manifest) -> Iterator[str]:
     cluster = _cluster(service)
-    if cluster["headGroupSpec"].get("headService", {}).get("metadata", {}).get("name"):
-        yield "headGroupSpec.headService.metadata.name: KubeRay names it; remove the name"
     if not cluster.get("tlsOptions", {}).get("enabled"):
         return
     for name, group in groups(service).items():
@@ -243,7 +205,6 @@ _RULES: tuple[Rule, ...] = (
     _group,
     _replicas,
     _autoscaler,
-    _state_in_redis,
     _authentication,
     _managed,
     _ports,
