@@ -54,26 +54,6 @@ def test_a_drafter_is_in_one_place_and_the_plan_says_why(
     assert ("drafter-a" in text) != is_resident
 
 
-@pytest.mark.parametrize(
-    ("drafter", "message"),
-    [
-        ({"placement": "nowhere"}, "drafters.a.placement: 'nowhere' is not auto or a mapping"),
-        ({"placement": {"with": "me"}}, "drafters.a.placement.with: 'me' is none of"),
-        ({"placement": {"wiht": "target"}}, "placement.wiht: unknown key .did you mean with"),
-        (
-            {"placement": {"with": "target", "num_gpus": 1}},
-            "drafters.a.placement: the drafter runs inside the target",
-        ),
-        ({"placement": {"with": "target"}, "replicas": 2}, "drafters.a.replicas: the drafter runs"),
-        ({"placement": {"with": "target"}, "nice": 5}, "drafters.a.nice: the drafter runs inside"),
-        ({"placement": {"cores": [-1]}}, r"drafters.a.placement.cores\[0\]: -1 is out of range"),
-    ],
-)
-def test_a_placement_that_cannot_be_is_refused(drafter: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        config(drafter)
-
-
 def test_a_resident_reserves_nothing_and_has_no_deployment() -> None:
     resident, pooled = config({}), config({"placement": {"num_cpus": 0.5}})
     assert total_resources(pooled)["CPU"] - total_resources(resident)["CPU"] == 0.5

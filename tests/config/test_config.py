@@ -27,6 +27,7 @@ def test_an_empty_mapping_gives_the_defaults() -> None:
 
 
 def test_values_reach_their_fields() -> None:
+    rule = {"load_from": 8, "class": "interactive", "task": "default", "max_draft_tokens": 2}
     config = parse(
         Config,
         {
@@ -34,6 +35,7 @@ def test_values_reach_their_fields() -> None:
             "target": {"engine": {"model": "m", "dtype": "bfloat16", "threads": 2}},
             "drafters": {"lm": {"kind": "lm", "max_nodes": 8, "options": {"anything": [1, 2]}}},
             "tasks": {"code": ["lm"]},
+            "coordinator": {"draft_length": {"kind": "window", "overrides": [rule]}},
         },
     )
     assert config.model_name == "demo"
@@ -42,6 +44,18 @@ def test_values_reach_their_fields() -> None:
         kind="lm", max_nodes=8, options={"anything": [1, 2]}
     )
     assert config.tasks == {"code": ("lm",)}
+    (found,) = config.coordinator.draft_length.overrides
+    assert (found.latency_class, found.load_from, found.max_draft_tokens) == ("interactive", 8, 2)
+
+
+def test_a_rollout_inside_the_target_or_in_the_pool_is_taken() -> None:
+    new: dict[str, object] = {"kind": "suffix", "rollout": {"replaces": "old"}}
+    for placed, name in (({}, "residents"), ({"placement": {"num_cpus": 1}}, "pool")):
+        config = config_with(drafters={"old": {"kind": "suffix", **placed}, "new": new | placed})
+        config.check()
+        assert getattr(config, name) == ("old", "new")
+        assert config.rollouts["new"].replaces == "old"
+        assert config.rollouts["new"].canary_share == 0.05
 
 
 def test_an_integer_is_accepted_where_a_number_is_asked_for() -> None:
