@@ -9,18 +9,12 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
-from cluster.config.schema import (
-    Config,
-    CoordinatorConfig,
-    DrafterConfig,
-    EngineConfig,
-    TargetConfig,
-)
-from cluster.core import FinishReason, SamplingParams, SpeculationOptions
+from cluster.core import FinishReason, SamplingParams
 from cluster.errors import RequestError
 from cluster.local import LLM
 from cluster.requests.grammar_spec import GrammarSpec
-from tests.support.grammar.specs import FOLDER, SCHEMA, SPECS
+from tests.support.grammar.specs import SCHEMA, SPECS
+from tests.support.matrix import PLAIN, PROMPTS, config
 
 pytestmark = pytest.mark.usefixtures("tireless_residents")
 
@@ -32,38 +26,19 @@ LAWS = {
     "penalties": replace(GREEDY, temperature=0.7, seed=5, repetition_penalty=1.2),
     "min_tokens": replace(GREEDY, min_tokens=20),
 }
-PROMPTS = ["def names():\n    return ", "{", "import json\n\nanimal = "]
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    engine = EngineConfig(
-        model=str(FOLDER),
-        dtype="float32",
-        device="cpu",
-        num_pages=256,
-        max_context_len=256,
-        max_batch_tokens=128,
-        threads=1,
-    )
-    drafters = {
-        "grammar": DrafterConfig(kind="grammar"),
-        "lookup": DrafterConfig(kind="prompt_lookup"),
-        "suffix": DrafterConfig(kind="suffix"),
-    }
-    config = Config(
-        target=TargetConfig(engine=engine, generation_config="none"),
-        drafters=drafters,
-        # A fixed budget verifies drafts in every step; the adaptive one may verify none here.
-        coordinator=CoordinatorConfig(budget="fixed", keep_learned=False),
-    )
-    with LLM(config) as opened:
+    whole = config()
+    drafters = {name: whole.drafters[name] for name in ("grammar", "suffix")}
+    with LLM(replace(whole, drafters=drafters, tasks={})) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("params", LAWS.values(), ids=LAWS)
 def test_answers_are_valid_and_do_not_depend_on_drafts(llm: LLM, params: SamplingParams) -> None:
-    plain = llm.generate(PROMPTS, params, speculation=SpeculationOptions(enabled=False))
+    plain = llm.generate(PROMPTS, params, speculation=PLAIN)
     drafted = llm.generate(PROMPTS, params)
     for one, other in zip(plain, drafted, strict=True):
         assert other.token_ids == one.token_ids

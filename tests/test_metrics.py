@@ -2,20 +2,11 @@ import itertools
 import re
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import metrics
 from cluster.metrics import Metric
 from cluster.metrics.recorder import EVERY_METRIC, Recorder
-
-
-def samples(recorder: Recorder) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    text = recorder.render().decode("utf-8")
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+from tests.support.metrics import enter, page
 
 
 @pytest.mark.parametrize("metric", EVERY_METRIC, ids=lambda metric: metric.name)
@@ -43,21 +34,17 @@ def test_every_metric_can_be_recorded_and_read_back(metric: Metric) -> None:
     recorder = Recorder()
     labels = {name: f"a-{name}" for name in metric.labels}
     vllms = {"model_name": "", "engine": "0"} if metric.name.startswith("vllm:") else {}
-    key = tuple(sorted((labels | vllms).items()))
-    match metric.kind:
-        case "counter":
-            recorder.add(metric, 2.0, **labels)
-            recorder.add(metric, **labels)
-            assert samples(recorder)[f"{metric.name}_total", key] == 3.0
-        case "gauge":
-            recorder.set(metric, 5.0, **labels)
-            recorder.set(metric, 4.0, **labels)
-            assert samples(recorder)[metric.name, key] == 4.0
-        case "histogram":
-            recorder.observe(metric, 0.25, **labels)
-            recorder.observe(metric, 0.5, **labels)
-            assert samples(recorder)[f"{metric.name}_count", key] == 2.0
-            assert samples(recorder)[f"{metric.name}_sum", key] == 0.75
+    values = [value for _, value in sorted((labels | vllms).items())]
+    for number in (1.0, 2.0):
+        enter(recorder, metric, number, **labels)
+    wanted = {
+        "counter": {"_total": 3.0},
+        "gauge": {"": 2.0},
+        "histogram": {"_count": 2.0, "_sum": 3.0},
+    }[metric.kind]
+    found = page(recorder)
+    for suffix, number in wanted.items():
+        assert found[" ".join((metric.name + suffix, *values))] == number
 
 
 def test_a_wrong_label_is_an_error_and_not_a_new_series() -> None:
@@ -68,7 +55,7 @@ def test_a_wrong_label_is_an_error_and_not_a_new_series() -> None:
 def test_two_recorders_share_nothing() -> None:
     one, other = Recorder(), Recorder()
     one.set(metrics.RUNNING, 3.0)
-    assert samples(other)["drafthouse_running_requests", ()] == 0.0
+    assert page(other)["drafthouse_running_requests"] == 0.0
 
 
 def test_a_forgotten_series_is_gone_and_starts_anew() -> None:
@@ -105,10 +92,8 @@ SIZES = {
 def test_there_are_at_most_five_thousand_series() -> None:
     recorder = Recorder("c-1", model_name="m")
     for metric in EVERY_METRIC:
-        enter = {"counter": recorder.add, "gauge": recorder.set, "histogram": recorder.observe}
         values = [[f"{name}-{n}" for n in range(SIZES.get(name, 1))] for name in metric.labels]
         for combination in itertools.product(*values):
-            labels = dict(zip(metric.labels, combination, strict=True))
-            enter[metric.kind](metric, 1.0, **labels)
+            enter(recorder, metric, 1.0, **dict(zip(metric.labels, combination, strict=True)))
     lines = recorder.render().decode().splitlines()
     assert sum(not line.startswith("#") for line in lines) <= 5000

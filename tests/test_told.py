@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.metrics.recorder import Recorder
 from cluster.metrics.told import INGRESS, Tokens, Told, ToldRequest
+from tests.support.clock import FakeClock
+from tests.support.metrics import page
 
 OURS = "drafthouse_requests_total"
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def page(recorder: Recorder) -> dict[str, float]:
-    """Every sample by its name and its labels' values, in the order of their names."""
-    return {
-        " ".join(
-            (sample.name, *(value for _, value in sorted(sample.labels.items())))
-        ): sample.value
-        for family in text_string_to_metric_families(recorder.render().decode())
-        for sample in family.samples
-    }
 
 
 def test_tokens_are_counted_as_they_come_and_once() -> None:
@@ -76,7 +59,7 @@ def test_an_error_before_the_answer_is_a_refusal_and_later_it_is_not() -> None:
 
 
 def test_a_rate_is_of_the_last_ten_full_seconds() -> None:
-    recorder, clock = Recorder(only=INGRESS), Clock()
+    recorder, clock = Recorder(only=INGRESS), FakeClock()
     ToldRequest(Told(recorder, clock), "code", "").grow(Tokens(prompt=30, output=5))
 
     def rates() -> tuple[float, float]:

@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster import metrics
 from cluster.metrics.recorder import EVERY_METRIC, Recorder
 from cluster.metrics.told import COORDINATOR, INGRESS, TARGET
+from tests.support.metrics import enter
 
 LABELS = {"model_name": "a-model", "engine": "c-1"}
 
@@ -63,14 +64,7 @@ def busy() -> Recorder:
     recorder = Recorder("c-1", model_name="a-model")
     for metric in EVERY_METRIC:
         for value in ("1", "2"):
-            labels = dict.fromkeys(metric.labels, value)
-            match metric.kind:
-                case "counter":
-                    recorder.add(metric, 3.0, **labels)
-                case "gauge":
-                    recorder.set(metric, 3.0, **labels)
-                case "histogram":
-                    recorder.observe(metric, 3.0, **labels)
+            enter(recorder, metric, 3.0, **dict.fromkeys(metric.labels, value))
     return recorder
 
 

@@ -87,6 +87,29 @@ def calls(*written: str) -> str:
     return FIRST + "\n".join(written)
 
 
+def _steps(
+    read: str,
+    path: str,
+    edit: str,
+    run: str,
+    edited: tuple[str, str, str] = ("file_path", "old_string", "new_string"),
+    **more: object,
+) -> Callable[[Path], Mapping[int, str]]:
+    """By calls of tools of these names.  path: of what is read; edited: the arguments of an edit;
+    more: arguments of a command."""
+
+    def steps(work: Path) -> Mapping[int, str]:
+        greet, check = (str(work / name) for name in ("greet.py", "check.py"))
+        change = dict(zip(edited, (greet, OLD, NEW), strict=True))
+        return {
+            0: calls(*(call(read, **{path: each}) for each in (greet, check))),
+            2: call(edit, **change),
+            3: call(run, command=COMMAND, **more),
+        }
+
+    return steps
+
+
 def _bin(place: Place, name: str) -> str:
     return str(place.folder / "node_modules" / ".bin" / name)
 
@@ -104,16 +127,6 @@ def _claude(place: Place) -> list[str]:
         "--allowedTools",
         f"Bash({COMMAND})",
     ]
-
-
-def _claude_steps(work: Path) -> dict[int, str]:
-    greet = str(work / "greet.py")
-    check = call("Read", file_path=str(work / "check.py"))
-    return {
-        0: calls(call("Read", file_path=greet), check),
-        2: call("Edit", file_path=greet, old_string=OLD, new_string=NEW),
-        3: call("Bash", command=COMMAND, description="Run the check"),
-    }
 
 
 def _claude_environment(place: Place) -> dict[str, str]:
@@ -180,16 +193,6 @@ def _opencode(place: Place) -> list[str]:
     return [str(found[-1]), "run", TASK]
 
 
-def _opencode_steps(work: Path) -> dict[int, str]:
-    greet = str(work / "greet.py")
-    check = call("read", filePath=str(work / "check.py"))
-    return {
-        0: calls(call("read", filePath=greet), check),
-        2: call("edit", filePath=greet, oldString=OLD, newString=NEW),
-        3: call("bash", command=COMMAND, description="Run the check"),
-    }
-
-
 def _qwen_files(place: Place) -> dict[str, str]:
     settings = {
         "privacy": {"usageStatisticsEnabled": False},
@@ -197,16 +200,6 @@ def _qwen_files(place: Place) -> dict[str, str]:
         "general": {"disableAutoUpdate": True},
     }
     return {".qwen/settings.json": json.dumps(settings, indent=2)}
-
-
-def _qwen_steps(work: Path) -> dict[int, str]:
-    greet = str(work / "greet.py")
-    check = call("read_file", file_path=str(work / "check.py"))
-    return {
-        0: calls(call("read_file", file_path=greet), check),
-        2: call("edit", file_path=greet, old_string=OLD, new_string=NEW),
-        3: call("run_shell_command", command=COMMAND, is_background=False),
-    }
 
 
 def _continue_files(place: Place) -> dict[str, str]:
@@ -224,16 +217,6 @@ models:
     capabilities: [tool_use]
 """
     return {".continue/config.yaml": settings}
-
-
-def _continue_steps(work: Path) -> dict[int, str]:
-    greet = str(work / "greet.py")
-    check = call("Read", filepath=str(work / "check.py"))
-    return {
-        0: calls(call("Read", filepath=greet), check),
-        2: call("Edit", file_path=greet, old_string=OLD, new_string=NEW),
-        3: call("Bash", command=COMMAND),
-    }
 
 
 def _aider(place: Place) -> list[str]:
@@ -311,7 +294,7 @@ AGENTS = (
         "claude-code",
         "@anthropic-ai/claude-code@2.1.197",
         _claude,
-        _claude_steps,
+        _steps("Read", "file_path", "Edit", "Bash", description="Run the check"),
         _claude_environment,
     ),
     Agent(
@@ -331,7 +314,14 @@ AGENTS = (
         "opencode",
         "opencode-ai@1.18.33",
         _opencode,
-        _opencode_steps,
+        _steps(
+            "read",
+            "filePath",
+            "edit",
+            "bash",
+            ("filePath", "oldString", "newString"),
+            description="Run the check",
+        ),
         lambda place: {"OPENCODE_DISABLE_MODELS_FETCH": "1"},
         _opencode_files,
         # Its plug-ins' library, which it does without.  Nothing switches this off.
@@ -341,7 +331,7 @@ AGENTS = (
         "qwen-code",
         "@qwen-code/qwen-code@0.15.10",
         lambda place: [_bin(place, "qwen"), "-p", TASK, "--yolo", "--auth-type", "openai"],
-        _qwen_steps,
+        _steps("read_file", "file_path", "edit", "run_shell_command", is_background=False),
         _openai,
         _qwen_files,
         heeds_no_proxy=False,
@@ -350,7 +340,7 @@ AGENTS = (
         "continue",
         "@continuedev/cli@1.5.47",
         lambda place: [_bin(place, "cn"), "-p", TASK, "--auto"],
-        _continue_steps,
+        _steps("Read", "filepath", "Edit", "Bash"),
         lambda place: {"CONTINUE_CLI_ENABLE_TELEMETRY": "0"},
         _continue_files,
     ),
