@@ -69,9 +69,11 @@ def test_a_module_loads_nothing_that_its_layer_forbids(modules: dict[str, Sequen
 
 IMPORT_AND_SPEAK = """
 import sys
+from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 tokenizer = Tokenizer.load(sys.argv[1])
-tokenizer.encode("a text")
+ids = tokenizer.apply_chat_template([{"role": "user", "content": "a text"}])
+TextStream(tokenizer).push(ids)
 print(*{"torch", "scipy", "transformers.modeling_utils"}.intersection(sys.modules))
 """
 IMPORT_AND_LOOK_UP = """

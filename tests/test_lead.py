@@ -39,18 +39,6 @@ async def leading(target: str, drafter: str | None = None) -> AsyncIterator[Coor
         await coordinator.stop()
 
 
-async def test_text_over_grpc_is_the_targets() -> None:
-    target = await serve_target(ToyTarget())
-    drafter = await serve_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
-    async with leading(target.address, drafter.address) as coordinator:
-        events = await collect(coordinator, request(params=LONG))
-        assert text_of(events) == plain_text([1, 2, 3], LONG)
-        assert events[-1].stats is not None
-        assert events[-1].stats.num_accepted_draft_tokens > 0
-    await target.stop(0)
-    await drafter.stop(0)
-
-
 async def test_a_target_that_restarts_at_its_address_continues_the_text() -> None:
     first = ToyTarget()
     server = await serve_target(first)

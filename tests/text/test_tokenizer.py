@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from transformers import AutoTokenizer
 
 from cluster.errors import ConfigError, RequestError
 from cluster.text.tokenizer import Tokenizer
-from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 SAMPLES = (
     "",
@@ -122,16 +119,3 @@ def test_lone_surrogates_are_a_request_error(tokenizer: Tokenizer) -> None:
 def test_a_folder_without_tokenizer_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         Tokenizer.load(tmp_path)
-
-
-def test_no_torch_is_imported_for_tokenising(tmp_path: Path) -> None:
-    folder = byte_level_folder(tmp_path)
-    program = (
-        "import sys; from cluster.text.tokenizer import Tokenizer; "
-        "from cluster.text.stream import TextStream; "
-        f"tokenizer = Tokenizer.load({str(folder)!r}); "
-        "ids = tokenizer.apply_chat_template([{'role': 'user', 'content': 'hello'}]); "
-        "TextStream(tokenizer).push(ids); print('torch' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.stdout.strip() == "False", result.stderr
