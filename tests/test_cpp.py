@@ -6,7 +6,6 @@ import ctypes
 import logging
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from cluster import cpp
 from cluster.engine.cpu import kernels
 from cluster.errors import ConfigError
 from cluster.spec.native import trees
+from tests.conftest import python
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 needs_x86 = pytest.mark.skipif(
@@ -230,5 +230,4 @@ def test_what_was_compiled_ahead_from_other_sources_is_not_taken(ahead: Path) ->
 
 def test_compiling_ahead_needs_nothing_that_must_be_installed() -> None:
     """The image compiles before it has packages."""
-    command = [sys.executable, "-S", "-c", "import cluster.cpp"]
-    subprocess.run(command, cwd=Path(cpp.__file__).parents[1], check=True)
+    assert python("-S", "-c", "import cluster.cpp").returncode == 0

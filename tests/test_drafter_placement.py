@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from cluster.worker.priority import pin_to_cores
 from deployments.app import build
 from deployments.placement import total_resources
 from deployments.plan import plan
+from tests.conftest import python
 
 
 def config(drafter: dict[str, Any], device: str = "auto") -> Config:
@@ -86,8 +85,7 @@ def test_a_process_is_pinned_with_all_its_threads() -> None:
         "print([sorted(os.sched_getaffinity(int(t))) for t in os.listdir('/proc/self/task')])\n"
         "wait.set()\n"
     )
-    output = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert output.stdout.decode().strip() == str([[core], [core]])
+    assert python("-c", script).stdout.strip() == str([[core], [core]])
 
 
 def test_a_core_that_is_not_there_is_refused() -> None:

@@ -5,7 +5,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -13,9 +12,9 @@ from pathlib import Path
 import grimp
 import pytest
 
+from tests.conftest import REPOSITORY, python
 from tests.support.choices import by_day
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 # A second way to read headers.
 WIDER = [["-march=sapphirerapids"]] if platform.machine() == "x86_64" else []
@@ -61,10 +60,8 @@ for name, forbidden in json.loads(sys.argv[1]):
     ids=["what thinks", "what talks", "what is started"],
 )
 def test_a_module_loads_nothing_that_its_layer_forbids(modules: dict[str, Sequence[str]]) -> None:
-    asked = json.dumps([*modules.items()])
-    command = [sys.executable, "-c", IMPORT_IN_TURN, asked]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert said.split() == []
+    said = python("-c", IMPORT_IN_TURN, json.dumps([*modules.items()]))
+    assert (said.returncode, said.stdout.split()) == (0, []), said.stderr
 
 
 IMPORT_AND_SPEAK = """
@@ -88,9 +85,8 @@ print(*{"torch", "transformers", "scipy", "tokenizers", "ray"}.intersection(sys.
 
 @pytest.mark.parametrize("script", [IMPORT_AND_SPEAK, IMPORT_AND_LOOK_UP], ids=["text", "look-up"])
 def test_what_has_no_model_loads_nothing_that_computes_with_one(script: str) -> None:
-    command = [sys.executable, "-c", script, "models/demo-target"]
-    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY)
-    assert said.stdout.split() == []
+    said = python("-c", script, "models/demo-target")
+    assert (said.returncode, said.stdout.split()) == (0, []), said.stderr
 
 
 @pytest.mark.parametrize("package", ["cluster", "deployments"])

@@ -17,7 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.conftest import REPOSITORY, python
+
 # What pip does, without an environment of its own, for which it would need the network.
 _BUILD = "from setuptools import build_meta; build_meta.build_wheel({!r})"
 
@@ -109,8 +110,7 @@ def first_look(*words: str) -> subprocess.CompletedProcess[str]:
         f"sys.modules.update(dict.fromkeys({missing}))\n"
         "runpy.run_module('deployments.first_look', run_name='__main__')"
     )
-    command = [sys.executable, "-c", program, *words]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    return python("-c", program, *words)
 
 
 @pytest.mark.parametrize(

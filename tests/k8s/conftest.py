@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from cluster.config.file import ServeFile, load
+from tests.support.choices import absent
 from tests.support.k8s.rendering import (
     MANIFESTS,
     REPOSITORY,
     SCHEMAS,
-    absent,
     only,
     rendered,
     with_components,
@@ -52,5 +52,5 @@ def serve_file(service: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 def schema() -> dict[str, Any]:
     path = SCHEMAS / "ray.io_rayservices.yaml"
     if not path.exists():
-        absent("the folder of KubeRay's schemas (../shared/schemas beside the repository)")
+        absent("KubeRay's schemas are not here: ../shared/schemas beside the repository")
     return strict_schema(yaml.safe_load(path.read_text(encoding="utf-8")))

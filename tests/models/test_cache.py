@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 from cluster.errors import ConfigError
 from cluster.models.cache import cache_folder, fill
+from tests.conftest import python
 
 KILLED = """
 import os, sys
@@ -63,8 +62,7 @@ def test_a_failure_leaves_nothing(cache: Path) -> None:
 
 
 def test_a_killed_process_leaves_nothing_that_the_next_one_takes_for_a_model(cache: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(cache / "a")], check=False)
-    assert killed.returncode == 7
+    assert python("-c", KILLED, cache / "a").returncode == 7
     assert not (cache / "a").exists()
     fill(cache / "a", make)
     assert folders(cache) == ["a"]

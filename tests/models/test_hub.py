@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cluster.models.sources import HubSource
+from tests.conftest import python
 from tests.support.models.fake_hub import COMMIT, FakeHub, fake_hub
 
-DEADLINE_S = 60
 RUNS = ("modeling_tiny.py", "tokenization_tiny.py", "training.pt", "more.ckpt", "old.pth")
 SERVE = """
 import sys
@@ -37,16 +35,8 @@ def hub(llama_folder: Path, tmp_path: Path) -> Iterator[FakeHub]:
 
 
 def ran(hub: FakeHub, program: str, model: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_CACHE": str(cache / "hub"), "HF_ENDPOINT": hub.url}
-    environment.pop("HF_HUB_OFFLINE", None)
-    return subprocess.run(
-        [sys.executable, "-c", program, model],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    where = {"HF_HUB_CACHE": str(cache / "hub"), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+    return python("-c", program, model, **where)
 
 
 def test_no_file_that_could_run_is_fetched_and_an_unpinned_model_is_told(

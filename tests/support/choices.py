@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from itertools import combinations, product
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -17,6 +18,13 @@ IS_NIGHT = settings.get_current_profile_name() == "nightly"
 def by_day(some: T, every: T) -> T:
     """What a test takes: `some` by day, `every` by night."""
     return every if IS_NIGHT else some
+
+
+def absent(what: str) -> NoReturn:
+    """Skip the test for want of `what`; where everything must be tested it fails."""
+    if os.environ.get("CI"):
+        pytest.fail(what)
+    pytest.skip(what)
 
 
 def pairwise(**choices: Collection[Any]) -> Callable[[Test], Test]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+
+from tests.conftest import python
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 has_triton = importlib.util.find_spec("triton") is not None
@@ -22,13 +21,6 @@ needs_gpu = pytest.mark.skipif(
 
 def run_python(module: str, *arguments: str, interpret: bool = True) -> str:
     """What the module says when it is run with these words."""
-    process = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=Path(__file__).resolve().parents[3],
-        env={**os.environ, "TRITON_INTERPRET": str(int(interpret))},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
+    process = python("-m", module, *arguments, TRITON_INTERPRET=str(int(interpret)))
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout

@@ -7,10 +7,11 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import pytest
 import yaml
+
+from tests.support.choices import absent
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SCHEMAS = REPOSITORY.parent / "shared" / "schemas"
@@ -35,17 +36,10 @@ COMPONENTS = ("gateway", "learning", "model-hub", "monitoring", "ray-tls")
 Manifest = Mapping[str, Any]
 
 
-def absent(what: str) -> NoReturn:
-    """Skip the test for want of `what`; where everything must be tested it fails."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"{what} is not here")
-    pytest.skip(f"{what} is not here")
-
-
 def rendered(folder: Path) -> list[dict[str, Any]]:
     """Return the objects of a kustomization."""
     if shutil.which("kubectl") is None:
-        absent("kubectl, which renders the manifests,")
+        absent("kubectl, which renders the manifests, is not here")
     output = subprocess.run(
         ["kubectl", "kustomize", str(folder)], check=True, capture_output=True, text=True
     ).stdout

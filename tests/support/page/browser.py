@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
@@ -21,6 +20,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 from cluster.records import frozen
+from tests.support.choices import absent
 
 DEADLINE_S = 120
 _PROGRAMS = ("chromium", "chromedriver")
@@ -51,10 +51,7 @@ def programs() -> tuple[str, str]:
     """Return the browser and its driver; skips the test without them, and fails it in CI."""
     found = [shutil.which(name, path=f"{os.environ['PATH']}:/usr/bin") for name in _PROGRAMS]
     if None in found:
-        missing = f"{' and '.join(_PROGRAMS)} are not both installed"
-        if os.environ.get("CI"):
-            pytest.fail(missing)
-        pytest.skip(missing)
+        absent(f"{' and '.join(_PROGRAMS)} are not both installed")
     return str(found[0]), str(found[1])
 
 
