@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from cluster.draft.recorded import Origin, RecordedAnswer, tenant_name
 from cluster.local import LLM
 from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
 from cluster.requests.tenant import tenant_of
+from tests.support.clock import wait_until
 from tests.support.draft.recording import answers_in
 from tests.support.local_models import (
     GREEDY,
@@ -82,13 +82,6 @@ def test_recording_is_stopped_while_the_target_runs(llama_folder: Path, tmp_path
         llm.reconfigure({"drafters": {"recorder": {"options": options}}})
         llm.generate(PROMPTS[:1], GREEDY)
         wait_until(lambda: len(list(tmp_path.rglob("*.npz"))) == 1)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    given_up_at = time.monotonic() + 60.0
-    while not is_so():
-        assert time.monotonic() < given_up_at
-        time.sleep(0.01)
 
 
 def check_laws(model: torch.nn.Module, answer: RecordedAnswer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
@@ -21,6 +20,7 @@ from cluster.config.schema import (
 )
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.local import LLM
+from tests.support.clock import wait_until
 
 PROMPTS: list[list[int]] = [
     [5, 6, 7, 8, 5, 6, 7],
@@ -116,10 +116,8 @@ def _hf_greedy(
 
 def metrics_once(llm: LLM, are_so: Callable[[str], bool]) -> str:
     """The metrics as soon as they are so: a target tells of its own once a second."""
-    given_up_at = time.monotonic() + 30.0
-    while not are_so(page := llm.metrics()):
-        assert time.monotonic() < given_up_at, page
-    return page
+    wait_until(lambda: are_so(llm.metrics()))
+    return llm.metrics()
 
 
 def has_misses(page: str) -> bool:

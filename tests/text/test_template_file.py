@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from cluster.config.schema import AnswersConfig, Config, EngineConfig, TargetConfig
 from cluster.errors import ConfigError
@@ -16,6 +15,7 @@ from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece
 from deployments.preflight import inspect
+from tests.text.test_chat import with_template
 
 TOOLS_FILE = "configs/templates/smollm2-tools.jinja"
 # HuggingFaceTB/SmolLM2-135M-Instruct's own.
@@ -43,19 +43,13 @@ CHATS = [
 ]
 
 
-def of_text(folder: Path, template: str) -> Tokenizer:
-    pretrained = PreTrainedTokenizerFast.from_pretrained(folder)
-    pretrained.chat_template = template
-    return Tokenizer(pretrained)
-
-
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_without_tools_smollm2s_file_says_what_its_own_template_says(
     folder: Path, chat: list[dict[str, Any]], *, goes_on: bool
 ) -> None:
     ours = Tokenizer.load(folder, chat_template=TOOLS_FILE)
-    expected = of_text(folder, OWN).render_chat(chat, add_generation_prompt=goes_on)
+    expected = with_template(folder, OWN).render_chat(chat, add_generation_prompt=goes_on)
     assert ours.render_chat(chat, add_generation_prompt=goes_on) == expected
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
-from fastapi.responses import StreamingResponse
 
 from benchmarks.spec_bench.client import Asker, Turn
 from benchmarks.spec_bench.plan import OURS, PLAIN, plan
@@ -19,32 +16,14 @@ from benchmarks.spec_bench.questions import Question, limit, load, share_out
 from benchmarks.spec_bench.summary import ratio
 from benchmarks.support.answers import Law
 from deployments.openai_client import OpenAIServer
+from tests.support.deployments.drafting_server import Answer, DraftingServer
 
 GREEDY = Law("greedy", 0.0)
 QUESTIONS = [Question(number, f"kind {number % 3}", ("first", "second")) for number in range(48)]
 
 
-def turn(question_id: int, tokens: int, seconds: float, **fields: Any) -> Turn:
-    values = {
-        "steps": 0,
-        "drafted": 0,
-        "accepted": 0,
-        "category": "qa",
-        "submitted_s": 0.0,
-    } | fields
-    first = values["submitted_s"] + 1.0
-    return Turn.of(
-        {
-            "question_id": question_id,
-            "turn": 0,
-            "first_s": first,
-            "last_s": first + seconds,
-            "num_tokens": tokens,
-            "finish_reason": "stop",
-            "text": "",
-            **values,
-        }
-    )
+def turn(question_id: int, tokens: int, seconds: float) -> Turn:
+    return Turn(question_id, "qa", 0, 0.0, 1.0, 1.0 + seconds, tokens, "stop", "")
 
 
 def test_a_line_that_is_not_a_question_is_named(tmp_path: Path) -> None:
@@ -71,20 +50,8 @@ def test_groups_are_disjoint_and_have_equal_shares_of_every_task() -> None:
 
 
 def test_a_part_of_the_questions_comes_from_all_over_each_category() -> None:
-    assert [question.id for question in limit(QUESTIONS, 4)] == [
-        0,
-        12,
-        24,
-        36,
-        1,
-        13,
-        25,
-        37,
-        2,
-        14,
-        26,
-        38,
-    ]
+    chosen = [question.id for question in limit(QUESTIONS, 4)]
+    assert chosen == [kind + at for kind in range(3) for at in (0, 12, 24, 36)]
     assert len(limit(QUESTIONS, 99)) == 48
     assert limit(QUESTIONS, None) == QUESTIONS
 
@@ -119,43 +86,18 @@ def test_a_ratio_compares_the_same_questions() -> None:
     assert ratio(fast, [turn(7, 5, 1.0)]) is None
 
 
-def chat_server() -> FastAPI:
-    """Repeats what it is asked, in three chunks, and says what it was sent."""
-    app = FastAPI()
-
-    @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> StreamingResponse:
-        body = await request.json()
-
-        async def events() -> AsyncIterator[str]:
-            words = [f"{len(body['messages'])} messages, ", "seed ", str(body.get("seed"))]
-            words += [body["prediction"]] if "prediction" in body else []
-            for word in words:
-                chunk = {"choices": [{"delta": {"content": word}, "finish_reason": None}]}
-                yield f"data: {json.dumps(chunk)}\n\n"
-            last = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
-            yield f"data: {json.dumps(last)}\n\n"
-            statistics = {
-                "num_spec_steps": 2,
-                "num_draft_tokens": 9,
-                "num_accepted_draft_tokens": 4,
-            }
-            counted = {"choices": [], "usage": {"completion_tokens": 3}}
-            yield f"data: {json.dumps(counted)}\n\n"
-            tail = {
-                "choices": [],
-                "usage": {"completion_tokens": 7},
-                "metrics": {"speculative_decoding": statistics},
-            }
-            yield f"data: {json.dumps(tail)}\n\ndata: [DONE]\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-    return app
+def answering(body: dict[str, Any]) -> Answer:
+    """Says what it was sent."""
+    words = ["a"]
+    if "messages" in body:
+        words = [f"{len(body['messages'])} messages, ", f"seed {body.get('seed')}"]
+    statistics = {"num_spec_steps": 2, "num_draft_tokens": 9, "num_accepted_draft_tokens": 4}
+    last = {"usage": {"completion_tokens": 7}, "metrics": {"speculative_decoding": statistics}}
+    return [(word, []) for word in words], last
 
 
 async def test_a_conversation_goes_on_with_its_own_answers_and_a_seed_of_its_own() -> None:
-    transport = httpx.ASGITransport(app=chat_server())
+    transport = httpx.MockTransport(DraftingServer(answering))
     async with OpenAIServer("http://toy", transport=transport) as client:
         asker = Asker(client, "model", Law("t0.7", 0.7), 16)
         ended: list[None] = []
@@ -170,20 +112,12 @@ async def test_a_conversation_goes_on_with_its_own_answers_and_a_seed_of_its_own
 
 
 async def test_a_text_is_continued_to_the_end_with_its_task_where_the_server_is_ours() -> None:
-    asked: list[dict[str, Any]] = []
-    app = FastAPI()
-
-    @app.post("/v1/completions")
-    async def complete(request: Request) -> StreamingResponse:
-        asked.append(await request.json())
-        chunk = {"choices": [{"text": "a"}], "usage": {"completion_tokens": 5}}
-        return StreamingResponse(iter([f"data: {json.dumps(chunk)}\n\n"]))
-
+    server = DraftingServer(answering)
     text = Question(3, "code", prompt=(7, 8), task="code")
-    transport = httpx.ASGITransport(app=app)
+    transport = httpx.MockTransport(server)
     async with OpenAIServer("http://toy", transport=transport) as client:
         for is_ours in (True, False):
             (turn,) = await Asker(client, "m", GREEDY, 5, is_ours=is_ours).ask(text)
-            assert (turn.num_tokens, turn.text, turn.category) == (5, "a", "code")
-    assert [(body["prompt"], body["ignore_eos"]) for body in asked] == 2 * [([7, 8], True)]
-    assert [body.get("metadata") for body in asked] == [{"task": "code"}, None]
+            assert (turn.num_tokens, turn.text, turn.category) == (7, "a", "code")
+    assert [(body["prompt"], body["ignore_eos"]) for body in server.bodies] == 2 * [([7, 8], True)]
+    assert [body.get("metadata") for body in server.bodies] == [{"task": "code"}, None]

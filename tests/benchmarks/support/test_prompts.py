@@ -14,14 +14,11 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(ROOT / "models" / "demo-target")
 
 
-def test_the_same_call_makes_the_same_prompts(tokenizer: PreTrainedTokenizerBase) -> None:
-    assert prompts(25, tokenizer) == prompts(25, tokenizer)
-
-
 def test_the_kinds_take_turns_and_no_prompt_comes_twice(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     made = prompts(150, tokenizer)
+    assert made == prompts(150, tokenizer)
     assert [prompt.kind for prompt in made[:5]] == list(KINDS)
     assert len({prompt.token_ids for prompt in made}) == 150
     assert all(8 <= len(prompt.token_ids) <= 320 for prompt in made)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from cluster.draft.inside import StepRows
 from cluster.draft.recorded import Origin, RecordedAnswer, read_folder
 from cluster.draft.recorder import RecorderDrafter
 from cluster.draft.recorder_options import RecorderOptions
+from tests.support.clock import wait_until
 from tests.support.draft.step_rows import step_rows
 
 PER_TENANT = 100  # ids of the vocabulary that one tenant's texts are made of
@@ -109,8 +109,5 @@ class World:
 
 def answers_in(folder: Path, count: int, origin: Origin) -> list[RecordedAnswer]:
     """Those of a folder, as soon as there are so many: a thread writes them."""
-    given_up_at = time.monotonic() + 60.0
-    while len(list(folder.rglob("*.npz"))) < count:
-        assert time.monotonic() < given_up_at
-        time.sleep(0.01)
+    wait_until(lambda: len(list(folder.rglob("*.npz"))) >= count)
     return read_folder(folder, origin)
