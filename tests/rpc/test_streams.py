@@ -156,7 +156,7 @@ async def test_a_frame_over_the_limit_arrives_in_parts_and_an_item_over_it_is_re
             if len(answered) == len(names):
                 break
         assert sorted(answered) == names
-        with pytest.raises(TooLargeError):
+        with pytest.raises(TooLargeError, match="limit is 8192"):
             await link.send(frame("huge", length=5000))
         await link.send(frame("fine"))
         assert (await anext(aiter(link))).verdicts[0].request_id == "fine"

@@ -9,7 +9,7 @@ import numpy as np
 
 from cluster.core import SamplingParams
 from cluster.worker.verifier import Verifier
-from tests.support.worker.rounds import Session, decode_all, no_drafts
+from tests.support.worker.rounds import Session, decode_all, no_drafts, until_stop
 from tests.support.worker.toy_engine import ToyEngine, hashed_law
 
 VOCAB_SIZE = 32
@@ -47,8 +47,4 @@ def _plain(prompt: tuple[int, ...], params: SamplingParams) -> tuple[Verifier, S
 
 def plain_text(prompt: Sequence[int], params: SamplingParams) -> list[int]:
     """What decoding without any speculation emits, stop tokens excluded."""
-    text = plain_draws(prompt, params, params.max_tokens)
-    for place, token in enumerate(text):
-        if token in params.stop_token_ids and place >= params.min_tokens:
-            return text[:place]
-    return text
+    return until_stop(plain_draws(prompt, params, params.max_tokens), params)

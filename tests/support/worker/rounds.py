@@ -132,6 +132,14 @@ def decode_all(
                 verifier.release([session.request_id])
 
 
+def until_stop(text: list[int], params: SamplingParams) -> list[int]:
+    """The text without its stop token, and what is behind it."""
+    for place, token in enumerate(text):
+        if token in params.stop_token_ids and place >= params.min_tokens:
+            return text[:place]
+    return text
+
+
 def decode(
     verifier: Verifier,
     prompt: Sequence[int],

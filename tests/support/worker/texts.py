@@ -14,7 +14,7 @@ from cluster.core import FinishReason, SamplingParams, TokenTree, token_array
 from cluster.messages import Open, PoolTree, Refusal, TextVerdict, VerdictFrame
 from cluster.spec.token_log import prefix_hash
 from cluster.worker.verifier import Verifier
-from tests.support.worker.rounds import decode
+from tests.support.worker.rounds import decode, until_stop
 from tests.support.worker.toy_engine import VOCAB_SIZE as VOCAB_SIZE
 from tests.support.worker.toy_engine import ToyEngine
 
@@ -72,13 +72,7 @@ def plain(prompt: Sequence[int] = PROMPT, params: SamplingParams = GREEDY) -> li
 @functools.cache
 def _plain(prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
     verifier = Verifier(ToyEngine())
-    text = decode(verifier, prompt, params, num_tokens=params.max_tokens)
-    ends = [
-        place
-        for place, token in enumerate(text)
-        if token in params.stop_token_ids and place >= params.min_tokens
-    ]
-    return text[: ends[0]] if ends else text
+    return until_stop(decode(verifier, prompt, params, num_tokens=params.max_tokens), params)
 
 
 class Told:
