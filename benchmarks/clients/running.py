@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +13,7 @@ from typing import Any
 
 from benchmarks.clients.environments import Environments, Unavailable, version
 from benchmarks.clients.plan import Client, Command, Setting
+from benchmarks.support.processes import run_to_end
 from cluster.records import frozen
 
 # Number of lines at the end of a failed command's output that are shown.
@@ -71,7 +70,7 @@ def rows_of(
 
 def _scripted(client: Client, folder: Path, shown: str, setting: Setting) -> list[Row]:
     words = [str(folder / "python"), str(client.script), setting.url, setting.model]
-    output, status = _run(words, setting.work, client)
+    status, output = _run(words, setting.work, client)
     rows = []
     for line in output.splitlines():
         with contextlib.suppress(ValueError):
@@ -90,7 +89,7 @@ def _scripted(client: Client, folder: Path, shown: str, setting: Setting) -> lis
 def _commanded(client: Client, one: Command, folder: Path, shown: str, setting: Setting) -> Row:
     program, *words = one.words(setting)
     started_at = time.perf_counter()
-    output, status = _run([str(folder / program), *words], setting.work, client)
+    status, output = _run([str(folder / program), *words], setting.work, client)
     row = Row(shown, one.check, "passed", "", round(time.perf_counter() - started_at, 1))
     if status != 0:
         return replace(row, result="failed", note=_end(output, status))
@@ -107,31 +106,10 @@ def _explained(client: Client, row: Row) -> Row:
     return replace(row, note=f"explained: {reason}")
 
 
-def _run(words: Sequence[str], work: Path, client: Client) -> tuple[str, int | None]:
-    """Run a command; returns output and exit status, None if it took too long.
-
-    Everything that it started has ended then."""
+def _run(words: Sequence[str], work: Path, client: Client) -> tuple[int | None, str]:
     work.mkdir(parents=True, exist_ok=True)
-    log = work / "output.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            words,
-            cwd=work,
-            env={**os.environ, **_ENVIRONMENT, **client.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            status: int | None = process.wait(client.timeout_s)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return log.read_text("utf-8", "replace"), status
+    environment = {**os.environ, **_ENVIRONMENT, **client.environment}
+    return run_to_end(words, work, environment, work / "output.log", client.timeout_s)
 
 
 def _end(output: str, status: int | None) -> str:

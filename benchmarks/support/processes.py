@@ -121,6 +121,36 @@ class PinnedProcess:
             time.sleep(0.02)
 
 
+def run_to_end(
+    words: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    log: Path,
+    timeout_s: float,
+) -> tuple[int | None, str]:
+    """Run a command in a folder; returns its exit status, None if it took too long, and its output,
+    which is in the log.  Everything that it started has ended then."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        status: int | None = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(timeout_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return status, log.read_text("utf-8", "replace")
+
+
 def exit_on_sigterm() -> None:
     """Let SIGTERM end this process like any exit, so that what it started is stopped too."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -112,11 +112,11 @@ def _upgraded(**options: object) -> Breakage:
     [
         (
             _set(f"{_CLUSTER}.workerGroupSpec", []),
-            "workerGroupSpec (did you mean workerGroupSpecs?",
+            "'workerGroupSpec' was unexpected",
         ),
         (
             _set(f"{_FIRST}.imagePullPolice", "Always"),
-            "imagePullPolice (did you mean imagePullPolicy?",
+            "'imagePullPolice' was unexpected",
         ),
         (
             _set("spec.rayClusterDeletionDelaySeconds", "900"),
@@ -189,7 +189,7 @@ def test_the_operators_rules_catch_a_broken_manifest(
 @pytest.mark.parametrize(
     ("kind", "breakage", "message"),
     [
-        ("NetworkPolicy", _set("spec.podSelectors", {}), "podSelectors (did you mean podSelector?"),
+        ("NetworkPolicy", _set("spec.podSelectors", {}), "'podSelectors' was unexpected"),
         ("PodDisruptionBudget", _set("spec.minAvailable", [1]), "[1] is not"),
     ],
 )

@@ -1,13 +1,11 @@
-"""The protos follow the style of `buf lint`, and every language can read the public ones."""
+"""The protos follow the style of `buf lint`, which `make check` runs where it is installed, and
+every language can read the public ones."""
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 
-import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 
 from cluster.client.generated import common_pb2, generation_pb2
@@ -101,11 +99,3 @@ def test_names_follow_the_case_convention() -> None:
             assert re.fullmatch(r"([A-Z][a-z0-9]*)+", message.name), message.full_name
             for field in message.fields:
                 assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", field.name), field.full_name
-
-
-@pytest.mark.skipif(shutil.which("buf") is None, reason="buf is not installed")
-def test_buf_lint_passes() -> None:
-    linted = subprocess.run(
-        ["buf", "lint", str(PROTOS)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert linted.returncode == 0, linted.stdout + linted.stderr

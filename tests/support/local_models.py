@@ -21,6 +21,7 @@ from cluster.config.schema import (
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.local import LLM
 from tests.support.clock import wait_until
+from tests.support.engine.tiny import tiny
 
 PROMPTS: list[list[int]] = [
     [5, 6, 7, 8, 5, 6, 7],
@@ -47,14 +48,7 @@ OPTIONS = {
 
 
 def engine(folder: Path, num_pages: int = 256) -> EngineConfig:
-    return EngineConfig(
-        model=str(folder),
-        dtype="float32",
-        device="cpu",
-        num_pages=num_pages,
-        max_context_len=512,
-        max_batch_tokens=128,
-    )
+    return tiny(folder, {}, num_pages=num_pages, max_context_len=512, max_batch_tokens=128)
 
 
 def target(folder: Path, num_pages: int = 256) -> TargetConfig:

@@ -15,19 +15,19 @@ from cluster.config.schema import (
     Config,
     CoordinatorConfig,
     DrafterConfig,
-    EngineConfig,
     TargetConfig,
 )
-from cluster.core import FinishReason, Request, SamplingParams, SpeculationOptions
+from cluster.core import FinishReason, Request, SamplingParams
 from cluster.local import LLM, Completion
 from deployments.ingress.openai_request import Chat
 from tests.deployments.test_openai_request import chat
 from tests.deployments.test_tools import SERVED, tool
+from tests.support import local_models
 from tests.support.draft.other_vocabulary import other_copy
 from tests.support.grammar.specs import FOLDER, SPECS
 
 DRAFT = Path(__file__).resolve().parents[2] / "models" / "demo-draft"
-PLAIN = SpeculationOptions(enabled=False)
+PLAIN = local_models.PLAIN
 LAWS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=32, logprobs=2, seed=9),
     "seeded": SamplingParams(temperature=0.8, max_tokens=32, logprobs=2, seed=9),
@@ -50,27 +50,12 @@ def config(num_pages: int = 256) -> Config:
     """A target with drafters of every sort that may change no text: models that are asked one by
     one, one of another vocabulary, one that is tried in the place of another, look-ups, and a
     recorder."""
-    engine = EngineConfig(
-        model=str(FOLDER),
-        dtype="float32",
-        device="cpu",
-        num_pages=num_pages,
-        page_size=16,
-        max_context_len=512,
-        max_batch_tokens=128,
-        threads=1,
-    )
+    engine = replace(local_models.engine(FOLDER, num_pages), threads=1)
 
     def lm(folder: Path, rollout: RolloutConfig | None = None) -> DrafterConfig:
-        engine = {
-            "model": str(folder),
-            "dtype": "float32",
-            "device": "cpu",
-            "num_pages": 256,
-            "max_context_len": 512,
-            "threads": 1,
-        }
-        return DrafterConfig(kind="lm", options={"engine": engine}, rollout=rollout)
+        known = local_models.drafters(folder)["lm"]
+        options = {"engine": {**known.options["engine"], "threads": 1}}
+        return DrafterConfig(kind="lm", options=options, rollout=rollout)
 
     recorded = {"tenants": "all", "share": 1.0, "folder": f"{_FOLDERS.name}/answers"}
     return Config(

@@ -14,16 +14,10 @@ from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.tool_calls.base import CallPiece, Part, Said
 from cluster.text.tool_calls.registry import FORMATS, format_of
 from tests.support.grammar.specs import compiler
+from tests.support.text.answers import deepseek
 
 ARGUMENTS = {"city": 'Köln "}{"', "days": [1, {"a": "\\"}]}
 WRITTEN = json.dumps(ARGUMENTS)
-BAR, BLOCK = "\uff5c", "\u2581"
-
-
-def deepseek(text: str) -> str:
-    return text.replace("|", BAR).replace("_", BLOCK)
-
-
 Calls = list[tuple[str, Any]]
 TWO: Calls = [("weather", ARGUMENTS), ("time", {})]
 CASES: list[tuple[str, str, str, Calls]] = [

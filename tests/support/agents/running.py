@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socketserver
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 
+from benchmarks.support.processes import run_to_end
 from cluster.config.schema import Config
 from cluster.records import frozen
 from tests.support.agents.exchanges import Exchange, Exchanges
@@ -78,8 +78,12 @@ def run(agent: Agent, folder: Path, root: Path, config: Config | None = None) ->
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             (home / name).write_text(content, "utf-8")
         environment = _environment(home) | (_proxied(proxy) if agent.heeds_no_proxy else {})
-        status, output = _ended(
-            agent.words(place), work, environment | dict(agent.environment(place)), root
+        status, output = run_to_end(
+            agent.words(place),
+            work,
+            environment | dict(agent.environment(place)),
+            root / "output.log",
+            _TIMEOUT_S,
         )
     if agent.asks_anyway:
         elsewhere = [each for each in elsewhere if agent.asks_anyway not in each]
@@ -104,32 +108,6 @@ def _proxied(proxy: str) -> dict[str, str]:
     here = "127.0.0.1,localhost"
     names = {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": here}
     return names | {name.lower(): value for name, value in names.items()}
-
-
-def _ended(
-    words: list[str], work: Path, environment: dict[str, str], root: Path
-) -> tuple[int | None, str]:
-    """Exit status and output of a command; what it started has ended too."""
-    log = root / "output.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            words,
-            cwd=work,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        status: int | None = None
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                status = process.wait(_TIMEOUT_S)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return status, log.read_text("utf-8", "replace")
 
 
 def _is_ended(answer: bytes) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.config.schema import EngineConfig
 from cluster.core import (
     Commit,
     DraftTask,
@@ -21,6 +20,7 @@ from cluster.draft.lm_options import LMOptions
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
 from cluster.worker.verifier import Verifier
+from tests.support.engine.tiny import tiny
 from tests.support.worker.rounds import Session, decode_all, no_drafts
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1000)
@@ -93,14 +93,7 @@ def write(drafter: Drafter, author: Author, token_ids: Sequence[int]) -> Proposa
 
 
 def draft_engine(folder: Path, **settings: Any) -> Engine:
-    defaults: dict[str, Any] = {
-        "dtype": "float32",
-        "device": "cpu",
-        "num_pages": 256,
-        "page_size": 8,
-        "threads": 1,
-    }
-    return Engine.load(EngineConfig(model=str(folder), **{**defaults, **settings}))
+    return Engine.load(tiny(folder, settings, page_size=8, threads=1))
 
 
 def lm_drafter(

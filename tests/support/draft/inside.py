@@ -13,7 +13,6 @@ from cluster.config.schema import (
     Config,
     DrafterConfig,
     DrafterPlacement,
-    EngineConfig,
     TargetConfig,
 )
 from cluster.core import (
@@ -30,6 +29,7 @@ from cluster.draft.inside import StepRows, StepWants
 from cluster.worker.host import EngineHost, load_target_engine
 from cluster.worker.verifier import Verifier
 from tests.support.engine.driver import prompt
+from tests.support.engine.tiny import tiny
 from tests.support.worker.rounds import Session, decode_all
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
@@ -43,16 +43,8 @@ def config_of(target: Path, kind: str, head: Path | None = None, **settings: Any
     options = settings.pop("options", {})
     if head is not None:
         options = {"model": str(head), **options}
-    engine: dict[str, Any] = {
-        "dtype": "float32",
-        "device": "cpu",
-        "page_size": 4,
-        "num_pages": 256,
-        "max_batch_tokens": 64,
-        **settings,
-    }
     return Config(
-        target=TargetConfig(engine=EngineConfig(model=str(target), **engine)),
+        target=TargetConfig(engine=tiny(target, settings, page_size=4, max_batch_tokens=64)),
         drafters={
             "head": DrafterConfig(
                 kind=kind, options=options, placement=DrafterPlacement(host="target")

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.engine.engine import Engine, Output, Work
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.verify import walk_draws
 from tests.support.checkpoints import SLIDING_WINDOW
+from tests.support.engine.tiny import tiny
 from tests.support.spec.trees import paths
 
 PAGE_SIZE = 4
@@ -28,14 +28,7 @@ def most_pages(num_rows: int) -> int:
 
 def load_engine(folder: Path, **settings: Any) -> Engine:
     """A float32 CPU engine with small pages, so that tests cross their borders."""
-    defaults: dict[str, Any] = {
-        "dtype": "float32",
-        "device": "cpu",
-        "page_size": PAGE_SIZE,
-        "num_pages": 256,
-        "max_batch_tokens": 64,
-    }
-    return Engine.load(EngineConfig(model=str(folder), **{**defaults, **settings}))
+    return Engine.load(tiny(folder, settings, page_size=PAGE_SIZE, max_batch_tokens=64))
 
 
 def num_cached(engine: Engine) -> int:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.config.schema import EngineConfig
 from cluster.core import TokenTree
 from cluster.engine.engine import Engine
 from cluster.engine.loading.model import load_model
 from cluster.engine.work import Work
 from tests.support.engine.driver import prompt, rows
 from tests.support.engine.interpreter import IS_INTERPRETED, has_triton
+from tests.support.engine.tiny import tiny
 from tests.support.engine.triton_cases import tree_of_size
 
 interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="runs in a process of its own")
@@ -26,16 +26,8 @@ Steps = Sequence[Sequence[Work]]
 
 
 def build(folder: Path, capture: Any = None, **settings: Any) -> Engine:
-    defaults: dict[str, Any] = {
-        "dtype": "float32",
-        "device": "cpu",
-        "page_size": 4,
-        "num_pages": 256,
-        "max_batch_tokens": 16,
-        "attention": "triton",
-        "cuda_graphs": capture is not None,
-    }
-    config = EngineConfig(model=str(folder), **{**defaults, **settings})
+    own = {"attention": "triton", "cuda_graphs": capture is not None}
+    config = tiny(folder, settings, page_size=4, max_batch_tokens=16, **own)
     return Engine(config, load_model(config), capture=capture)
 
 
