@@ -23,7 +23,7 @@ export class Figures {
       el(
         "div",
         { class: "card" },
-        el("h3", { text: "Tokens per second, of all requests" }),
+        el("h3", { text: "Tokens per second that targets write" }),
         this.chart,
         this.now,
       ),
@@ -61,7 +61,8 @@ export class Figures {
     if (event === "scores") this.showScores();
   }
 
-  // The tokens of a step: one of each text, and the accepted drafts.
+  // The tokens of a step: one of each text, and the accepted drafts.  A target writes more than clients
+  // are told, and usage counts: what stands behind a stop text, and samples that are not chosen.
   count({ at_ms: at, steps }) {
     for (const [ago, , , texts, , nodes, accepted] of Object.values(steps).flat()) {
       const second = Math.floor((at - ago) / 1000);
