@@ -68,6 +68,7 @@ test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 dama
 		tests/deployments/test_mutated_requests.py tests/deployments/test_slow_readers.py tests/deployments/test_counted.py $(PYTEST_ARGS)
 	DRAFTHOUSE_MUTATIONS=10000 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --hypothesis-profile=nightly \
 		--ignore=tests/deployments --ignore=tests/nodes $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --hypothesis-profile=nightly -m application tests/deployments $(PYTEST_ARGS)
 	$(BIN)/python -m tests.support.deployments.fuzzed build/fuzz/bin/st
 	DRAFTHOUSE_FAULTS=100 DRAFTHOUSE_FAULTS_RECORD=docs/benchmarks/faults/nodes.json $(BIN)/python -m pytest -rP tests/nodes
 	DRAFTHOUSE_PAUSE_S=20 $(BIN)/python -m pytest tests/deployments/test_silence.py

@@ -2,8 +2,9 @@
 
 python -m benchmarks.faults.soak --streams 64 --seconds 180 --idle 600
 
-Exits with 1 if there was an error or a warning that its start does not explain, if a request is left over, or if memory, threads or
-descriptors of a process grew after the first third of a phase by more than two percent.
+Exits with 1 if there was an error or a warning that its start does not explain, if a request is
+left over, or if memory, threads or descriptors of a process grew after the first third of a phase
+by more than two percent.
 """
 
 from __future__ import annotations

@@ -16,8 +16,11 @@ from cluster.client import Client, Endpoint, GenerateRequest, InvalidRequestErro
 from deployments.readiness import health
 from deployments.serve_command import asking
 from tests.deployments.conftest import MODEL, Served, arguments, free_ports, wait_until
+from tests.support.choices import by_night
 from tests.support.deployments.place import write_keys
 
+# A second application, behind the proxies.
+pytestmark = by_night
 APPLICATION = "guarded"
 
 

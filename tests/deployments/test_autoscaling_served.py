@@ -14,6 +14,7 @@ import pytest
 
 from cluster.config.applications import POLICY, drafter_deployment
 from tests.deployments.conftest import MODEL, Served, arguments, free_port, wait_until
+from tests.support.choices import by_night
 
 APPLICATION = "scaled"
 NAME = "ngram"
@@ -117,6 +118,7 @@ def controller_log() -> str:
     return "".join(file.read_text("utf-8") for file in logs.glob("controller_*.log"))
 
 
+@by_night
 def test_a_pool_grows_under_load_and_shrinks_when_it_is_over(readers: Readers) -> None:
     readers.start(NUM_TEXTS)
     wait_until(lambda: num_running() == 3)

@@ -13,6 +13,9 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from tests.deployments.conftest import Served, wait_until
+from tests.support.choices import by_day
+
+ALL = ("drafter-lookup", "drafter-lm", "drafter-ngram")
 
 BODY: dict[str, Any] = {
     "prompt": "abc abc abc abc",
@@ -64,7 +67,8 @@ def accepted(served: Served) -> float:
 
 
 @pytest.mark.parametrize(
-    "drafters", [("drafter-lookup",), ("drafter-lm", "drafter-lookup", "drafter-ngram")]
+    "drafters",
+    by_day([ALL[:1]], [ALL[:1], ALL]),
 )
 def test_killed_drafters_cost_only_speed_and_come_back(
     served: Served, undisturbed: str, drafters: tuple[str, ...]

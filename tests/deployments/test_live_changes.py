@@ -23,6 +23,7 @@ from cluster.config.schema import Config
 from cluster.core import token_array
 from cluster.records import frozen
 from tests.deployments.conftest import MODEL, Served, arguments, free_port, places, wait_until
+from tests.support.choices import by_night
 from tests.support.deployments.writers import Writers
 from tests.support.engine.adapters import ATTENTION, merged_oracle, write_adapter
 from tests.support.engine.driver import generate, load_oracle
@@ -194,6 +195,7 @@ def test_streams_survive_every_edit_and_a_wrong_one_leaves_all_as_it_was(
     assert live.served.metric("drafthouse_failovers_total") == 0
 
 
+@by_night
 def test_edits_of_the_pool_touch_no_target(live: Live) -> None:
     before, writers = live.pids(), live.writers()
     drafting = places("drafter-ngram", POOL)[0]["pid"]
@@ -248,6 +250,7 @@ class Reading:
                 self.token_ids += chunk["choices"][0]["token_ids"]
 
 
+@by_night
 def test_the_list_of_adapters_changes_under_a_stream(
     live: Live, long_folder: Path, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from deployments.placement import (
     total_resources,
 )
 from tests.deployments.conftest import DEADLINE_S, free_port, places
+from tests.support.choices import by_night
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -105,6 +106,7 @@ def rehearsed(ray_session: None, served: Any, checkpoint_factory: Callable[..., 
     serve.delete("rehearsal")
 
 
+@by_night
 def test_target_ranks_and_drafters_of_the_8_gpu_configuration_share_no_device(
     rehearsed: Any, served: Any
 ) -> None:

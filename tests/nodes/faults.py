@@ -96,15 +96,5 @@ FAULTS: dict[str, Fault] = {
     "link, both ways": partial(_break_link, False),
 }
 
-# Nine for every day, each kind of part and of fault among them.
-EVERY_DAY = (
-    "SIGKILL ingress",
-    "SIGSTOP coordinator",
-    "SIGKILL target",
-    "SIGSTOP target",
-    "SIGKILL drafter-lookup",
-    "SIGKILL proxy",
-    "SIGKILL controller",
-    "node",
-    "link, one way",
-)
+# Three for every day; each other kind of part and of fault by night.
+EVERY_DAY = ("SIGKILL ingress", "SIGSTOP coordinator", "node")

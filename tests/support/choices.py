@@ -15,6 +15,9 @@ T = TypeVar("T")
 IS_NIGHT = settings.get_current_profile_name() == "nightly"
 
 
+by_night = pytest.mark.skipif(not IS_NIGHT, reason="asked by night")
+
+
 def by_day(some: T, every: T) -> T:
     """What a test takes: `some` by day, `every` by night."""
     return every if IS_NIGHT else some

@@ -25,6 +25,7 @@ from cluster.engine.engine import Engine, Work
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash
 from tests.support.checkpoints import EOS_TOKEN_ID, MAX_POSITIONS
+from tests.support.choices import by_night
 from tests.support.engine.driver import last_logits, load_engine, load_oracle, prompt, rows, run
 from tests.support.engine.native import needs_native
 
@@ -231,6 +232,7 @@ def test_auto_is_the_gpu_where_there_is_one() -> None:
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
+@by_night
 @needs_native
 def test_loading_never_holds_the_weights_three_times(checkpoint_factory: Factory) -> None:
     """The file, the model, and of one layer at a time what becomes of it."""
