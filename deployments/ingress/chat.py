@@ -13,7 +13,7 @@ from pydantic import Field, WithJsonSchema
 from cluster.errors import RequestError
 from cluster.text.chat import text_of, tool_calls_of
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
-from deployments.ingress.api.wording import TEXT_OR_OBJECTS, ignored, refused, unneeded
+from deployments.ingress.api.wording import TEXT_OR_OBJECTS
 from deployments.ingress.fields import encodable, encodable_json, json_kind
 from deployments.ingress.sampling import Sampling
 from deployments.ingress.spec import GenerationSpec, Limits, Message
@@ -57,11 +57,6 @@ class ChatTurn(Body):
     reasoning_content: str | None = supported(
         "the reasoning of an earlier answer, for templates that use it")
     reasoning: str | None = supported("another name of reasoning_content")
-    unserved = (
-        *refused("remove it; only text is served", "audio"),
-        *refused("send tool_calls", "function_call"),
-        *ignored("what an earlier answer declined is no part of a prompt", "refusal"),
-    )
     # fmt: on
 
     def check(self, limits: Any) -> None:
@@ -120,15 +115,6 @@ Turns = Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_MESSAGES)]
 class Harmless(Body):
     """OpenAI's: they affect billing, caching or safety there, never the text."""
 
-    unserved = (
-        *ignored("there is one tier", service_tier=("auto", "default")),
-        *ignored("answers of this endpoint are never kept", store=(False,)),
-        *ignored("not kept", "safety_identifier"),
-        *ignored("prefixes are found by their tokens; see cache_salt", "prompt_cache_key"),
-        *ignored("prefixes are kept as long as there is room", "prompt_cache_retention"),
-        *ignored("prefixes are found by their tokens", "prompt_cache_options"),
-        *unneeded("no moderation is served", "moderation"),
-    )
 
 
 class Answered(ToolUse, Sampling):
@@ -146,11 +132,6 @@ class Conversation(ToolUse):
     add_generation_prompt: bool | None = supported("false = the answer's header is not added")
     continue_final_message: bool = supported("the answer goes on with the last message", False)
     chat_template_kwargs: JsonObject = supported("arguments of the model's template", {})
-    unserved = (
-        *refused("remove it; the tokenizer's own template is used", "chat_template"),
-        *refused("remove it; write them into a message", documents=([],)),
-        *unneeded("only text is served", mm_processor_kwargs=({},), media_io_kwargs=({},)),
-    )
 
     def given(self) -> Iterable[tuple[str, Any]]:
         """Arguments of the model's template."""

@@ -15,7 +15,7 @@ from cluster.core import TokenArray
 from cluster.errors import RequestError
 from cluster.requests.grammar_spec import GrammarSpec
 from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported
-from deployments.ingress.api.wording import Schema, refused, unneeded
+from deployments.ingress.api.wording import Schema
 from deployments.ingress.chat import (
     OF_MESSAGES,
     Answered,
@@ -96,10 +96,6 @@ class Completion(Sampling, Harmless):
     echo: bool = supported("the prompt comes before the text, with logprobs in them too", False)
     best_of: Choices | None = supported(
         "samples per prompt, of which the likeliest n per token are answered with; not for streams")
-    unserved = (
-        *refused("remove it; the model only continues text", suffix=("",)),
-        *refused("remove it; send text or token ids", "prompt_embeds"),
-    )
     # fmt: on
 
     def is_prompt_wanted(self) -> bool:
@@ -145,13 +141,6 @@ class Chat(Conversation, Answered, Harmless):
     top_logprobs: Alternatives | None = supported("alternatives; needs logprobs")
     prediction: Prediction | None = supported(
         "the output that is expected, for drafters of kind prediction")
-    unserved = (
-        *refused("remove it; it belongs to /v1/completions", echo=(False,)),
-        *refused('send ["text"] or remove it', modalities=(["text"],)),
-        *refused("remove it; only text is served", "audio"),
-        *unneeded("not told to the model", verbosity=("medium",)),
-        *unneeded("there is no web search", "web_search_options"),
-    )
     # fmt: on
 
     def length_field(self) -> str:

@@ -16,7 +16,6 @@ from cluster.requests.seeds import asked_seed
 from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
 from cluster.spec.beam_params import MAX_LENGTH_PENALTY
 from deployments.ingress.api.contract import Body, Read, or_text, supported, up_to
-from deployments.ingress.api.wording import ignored, refused, unneeded
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, Prompt
 from deployments.ingress.speculation import Speculation
@@ -80,7 +79,6 @@ class Named(Body):
 class StreamOptions(Body):
     include_usage: bool = supported("a last chunk with the usage", False)
     continuous_usage_stats: bool = supported("with it, every chunk has some", False)
-    unserved = ignored("chunks are never padded", "include_obfuscation")
 
 
 # fmt: off
@@ -157,23 +155,6 @@ class Sampling(Named):
 
     default_max_tokens: ClassVar[int] = 0  # 0 = the server's
     _spec: GenerationSpec
-    unserved = (
-        *ignored("the tokenizers served do not use it", spaces_between_special_tokens=(True,)),
-        *refused("remove it; use logit_bias", allowed_token_ids=([],), bad_words=([],)),
-        *refused("remove it; no code is taken from requests", logits_processors=([],)),
-        *unneeded("use speculation.latency_class", priority=(0,)),
-        *unneeded("send the header X-Request-Id", "request_id"),
-        *refused("send structured_outputs.json", "guided_json"),
-        *refused("send structured_outputs.regex", "guided_regex"),
-        *refused("send structured_outputs.choice", "guided_choice"),
-        *refused("send structured_outputs.grammar", "guided_grammar"),
-        *refused("send structured_outputs.structural_tag", "structural_tag"),
-        *unneeded("llguidance compiles all grammars", "guided_decoding_backend"),
-        *refused("remove it; JSON has single spaces", "guided_whitespace_pattern"),
-        *refused("remove it; caches are not handed over", "kv_transfer_params"),
-        *refused("remove it; use max_tokens or penalties", "repetition_detection"),
-        *ignored("arguments of vLLM's own plug-ins", "vllm_xargs"),
-    )
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], limits: Limits) -> Self:

@@ -11,7 +11,6 @@ from cluster.core import SpeculationOptions
 from cluster.errors import ForbiddenError, RequestError
 from cluster.requests.acceptance_law import REMOVED_LAWS, Law
 from deployments.ingress.api.contract import Body, Read, supported, up_to
-from deployments.ingress.api.wording import refused
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import Limits
 
@@ -58,7 +57,6 @@ class Speculation(Body):
         "on the drafts")
     # fmt: on
 
-    unserved = refused("remove it; use latency_class", "min_tokens_per_s")
 
     def options(self, limits: Limits) -> SpeculationOptions:
         """As coordinators know it."""

@@ -12,7 +12,7 @@ from cluster.grammar.json_schema import lenient
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
-from deployments.ingress.api.wording import TEXT, ignored, joined, refused
+from deployments.ingress.api.wording import TEXT, joined
 from deployments.ingress.fields import encodable, encodable_json, json_kind, shown
 from deployments.ingress.spec import Limits
 
@@ -73,12 +73,6 @@ class StructuredOutputs(_Form):
     choice: _Texts = supported("one of these texts")
     grammar_: _Text = supported("a grammar in Lark, or in GBNF", alias="grammar")
     structural_tag: _ObjectOrText = supported("as in response_format")
-    unserved = (
-        *ignored("JSON always has single spaces", "disable_any_whitespace"),
-        *ignored("nothing falls back", "disable_fallback"),
-        *ignored("the schema says what it allows", "disable_additional_properties"),
-        *refused("remove it; JSON has single spaces", "whitespace_pattern"),
-    )
 
     def check(self, limits: Limits) -> None:
         asked = {self.called(name): getattr(self, name) for name in sorted(self.model_fields_set)}

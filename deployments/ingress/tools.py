@@ -16,7 +16,7 @@ from cluster.text.chat import RESERVED_ARGUMENTS
 from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.base import NAME
 from deployments.ingress.api.contract import REQUIRED, Body, Read, instead, supported
-from deployments.ingress.api.wording import TEXT, refused
+from deployments.ingress.api.wording import TEXT
 from deployments.ingress.fields import encodable_json, shown
 from deployments.ingress.spec import ChatUse, Limits, Message, Prompt
 
@@ -178,11 +178,6 @@ class ToolUse(Body):
     include_reasoning: bool = supported("false = reasoning_content is left out", True)
     # What else the chat template is given.
     _arguments: dict[str, Any] = PrivateAttr(default_factory=dict)
-    unserved = (
-        *refused("send tools", functions=([],)),
-        *refused("send tool_choice", function_call=("none", "auto")),
-        *refused("remove it; send max_tokens", "thinking_token_budget"),
-    )
 
     def check(self, limits: Limits) -> None:
         super().check(limits)

@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from cluster.errors import RequestError
 from cluster.records import frozen, record
+from deployments.ingress.api.unserved import unserved
 from deployments.ingress.api.wording import Rule, Schema, Status, joined, plain, refusal, told_names
 from deployments.ingress.fields import MAX_SHOWN_KEY_LEN, Names, encodable, shown, unknown
 from deployments.ingress.spec import Limits
@@ -28,14 +29,12 @@ REQUIRED: Any = ...
 class Body(BaseModel):
     """An object in a request, or all of it.  A field that is null is absent.
 
-    unserved: fields that are not supported, each with the reason.  hidden: fields of the bases that
-    this body does not have.  is_listed: its fields have rows in docs/api.md.  kinds: the values of
-    `type` that are served, where others are told before what stands beside them, or are left out of
-    a list by a lenient server.
+    hidden: fields of the bases that this body does not have.  is_listed: its fields have rows in
+    docs/api.md.  kinds: the values of `type` that are served, where others are told before what
+    stands beside them, or are left out of a list by a lenient server.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
-    unserved: ClassVar[tuple[Rule, ...]] = ()
     hidden: ClassVar[frozenset[str]] = frozenset()
     is_listed: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = frozenset()
@@ -75,7 +74,7 @@ class Body(BaseModel):
                     below=_body_in(declared.annotation),
                 )
                 found.setdefault(attribute, rule)
-            for rule in vars(base).get("unserved", ()):
+            for rule in unserved(base):
                 found.setdefault(rule.name, rule)
         rules = [rule for attribute, rule in found.items() if attribute not in cls.hidden]
         rules.sort(key=lambda rule: not rule.is_required)

@@ -15,7 +15,7 @@ from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.chat import part_text, text_of
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported
-from deployments.ingress.api.wording import TEXT_OR_OBJECTS, ignored, refused, unneeded
+from deployments.ingress.api.wording import TEXT_OR_OBJECTS
 from deployments.ingress.chat import MAX_MESSAGES, OF_MESSAGES, Answered, TextOrParts, check_call
 from deployments.ingress.fields import encodable, encodable_json, json_kind
 from deployments.ingress.spec import Limits, Message
@@ -156,7 +156,6 @@ class MessagesTool(Function):
     kinds = frozenset({"custom"})
     type: Literal["custom"] | None = supported("custom")
     parameters: JsonObject | None = supported("a JSON schema", alias="input_schema")
-    unserved = ignored("prefixes are found by their tokens", "cache_control")
 
 
 class ToolChoice(Body):
@@ -169,16 +168,11 @@ class ToolChoice(Body):
 class Thinking(Body):
     type: Literal["enabled", "adaptive", "disabled"] = supported(
         "enabled, adaptive or disabled", REQUIRED)
-    unserved = (
-        *ignored("max_tokens bounds all of the output", "budget_tokens"),
-        *ignored("reasoning is answered with as it is", "display"),
-    )
 
 
 class OutputConfig(Body):
     format: FlatFormat | None = supported("its type is json_schema")
     effort: Effort | None = supported(OF_EFFORT, max_length=16)
-    unserved = unneeded("max_tokens bounds the output", "task_budget")
 
 
 class Counted(ToolUse, sampling.Named):
@@ -196,11 +190,6 @@ class Counted(ToolUse, sampling.Named):
         "enabled or adaptive = the reasoning has blocks of its own")
     output_config: OutputConfig | None = supported("what the answer must be")
     output_format: FlatFormat | None = supported("the older name of output_config.format")
-    unserved = (
-        *ignored("prefixes are found by their tokens", "cache_control"),
-        *ignored("there is one speed", speed=("standard",)),
-        *ignored("not kept", "user_profile_id", "workspace_id"),
-    )
     # fmt: on
 
     def choice(self) -> Choice:
@@ -240,14 +229,6 @@ class AnthropicMessages(Counted, Answered):
 
     max_tokens: sampling.PositiveCount = supported(sampling.OF_TOKENS, REQUIRED)
     stop: sampling.StopTexts = supported(sampling.OF_STOP, (), alias="stop_sequences")
-    unserved = (
-        *ignored("there is one tier", service_tier=("auto", "standard_only")),
-        *ignored("there is one place", "inference_geo"),
-        *ignored("see /metrics", "diagnostics"),
-        *refused("remove it; no code is run", "container"),
-        *unneeded("what is sent is the prompt", "context_management"),
-        *unneeded("send functions as tools", mcp_servers=([],)),
-    )
     # fmt: on
 
     def form(self) -> tuple[GrammarSpec | None, str]:

@@ -13,7 +13,7 @@ from cluster.text.json_text import json_or_text
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, or_text, supported
 from deployments.ingress.api.response_store import StoredResponse
-from deployments.ingress.api.wording import TEXT, TEXT_OR_OBJECTS, ignored, refused, unneeded
+from deployments.ingress.api.wording import TEXT, TEXT_OR_OBJECTS
 from deployments.ingress.chat import MAX_MESSAGES, Answered, Harmless, Role, check_call, read_text
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import GenerationSpec, Limits, Message
@@ -74,15 +74,6 @@ class Item(Body):
     # fmt: on
     # As templates read it; reasoning that comes back is no part of a prompt.
     _message: Message | None = None
-    unserved = (
-        *ignored("items are not looked up", "id"),
-        *ignored("items are taken as complete", "status"),
-        *ignored("not told to the model", "phase", "async", "caller", "namespace"),
-        *ignored(
-            "the reasoning of earlier answers is no part of a prompt", "summary",
-            "encrypted_content",
-        ),
-    )
 
     def check(self, limits: Limits) -> None:
         if self.type == "message":
@@ -126,7 +117,6 @@ class ResponseTool(Function):
     hidden = frozenset()
     kinds = frozenset({"function", "custom"})
     type: Literal["function", "custom"] | None = supported("function or custom")
-    unserved = ignored("prefixes are found by their tokens", "cache_control")
 
     def named(self) -> Function:
         if self.type == "custom":
@@ -136,16 +126,10 @@ class ResponseTool(Function):
 
 class Reasoning(Body):
     effort: Effort | None = supported(OF_EFFORT, max_length=16)
-    unserved = (
-        *ignored("reasoning is answered with as it is", "summary", "generate_summary"),
-        *ignored("there is one mode", "mode"),
-        *ignored("the reasoning of earlier answers is no part of a prompt", "context"),
-    )
 
 
 class TextOptions(Body):
     format: FlatFormat | None = supported("its type is text, json_object or json_schema")
-    unserved = ignored("not told to the model", verbosity=("medium",))
 
 
 class Response(Answered, Harmless):
@@ -172,19 +156,6 @@ class Response(Answered, Harmless):
     reasoning: Reasoning | None = supported("how the model reasons")
     text: TextOptions | None = supported("what the answer must be")
     tools: list[ResponseTool] = supported(OF_TOOLS, (), max_length=MAX_TOOLS)  # type: ignore[assignment]
-    unserved = (
-        *ignored("chunks are never padded", "stream_options"),
-        *refused("remove it; wait for the answer, or stream it", background=(False,)),
-        *unneeded("what is sent is the prompt", "context_management"),
-        *refused("remove it; use previous_response_id", "conversation"),
-        *refused("remove it; there are no stored prompts", "prompt"),
-        *refused("remove it; only text is served", "image"),
-        *refused("remove it", "access_programs"),
-        *ignored("it bounds tools that the server runs, and it runs none", "max_tool_calls"),
-        *unneeded("send a shorter input", truncation=("disabled",)),
-        *refused("remove it; it is served by /v1/completions and chat", use_beam_search=(False,)),
-        *refused("remove it; it belongs to beam search", length_penalty=(1, 1.0)),
-    )
     # fmt: on
     _limits: Limits
     # The conversation that it goes on with.

@@ -1,42 +1,22 @@
-"""Paths that other servers have and this one has not, each with the reason that is answered."""
+"""What other servers have and this one has not, as unserved.yaml says it: fields of bodies, and
+paths with the reason that is answered."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from pathlib import Path
 
-_GENERATES = (
-    "this server continues text with one language model: POST /v1/chat/completions, "
-    "/v1/completions, /v1/responses or /v1/messages"
-)
-_STATELESS = "this server keeps nothing beside the answers of /v1/responses; send the whole request"
+import yaml
 
-# By the beginning of the path, after `/v1` or `/v2` if it has that: what it is for elsewhere, and
-# what to do here.
-UNSERVED: Mapping[str, tuple[str, str]] = {
-    "/embeddings": ("embeddings", _GENERATES),
-    "/pooling": ("embeddings", _GENERATES),
-    "/rerank": ("ranking of documents", _GENERATES),
-    "/score": ("scores of pairs of texts", _GENERATES),
-    "/classify": ("classification", _GENERATES),
-    "/moderations": ("moderation", _GENERATES),
-    "/audio": ("speech", _GENERATES),
-    "/realtime": ("speech over a web socket", _GENERATES),
-    "/images": ("images", _GENERATES),
-    "/videos": ("videos", _GENERATES),
-    "/files": ("files", _STATELESS),
-    "/uploads": ("files", _STATELESS),
-    "/batches": ("batches", "send the requests themselves, as many at a time as you like"),
-    "/messages/batches": ("batches", "send the requests themselves, as many at a time as you like"),
-    "/fine_tuning": ("training", "`drafthouse train` makes drafters; the model itself is as it is"),
-    "/evals": ("evaluations", "`drafthouse try` compares an answer with and without drafts"),
-    "/assistants": ("assistants", _STATELESS),
-    "/threads": ("threads of assistants", _STATELESS),
-    "/conversations": ("conversations", _STATELESS),
-    "/vector_stores": ("search in files", _STATELESS),
-    "/containers": ("programs that the model runs", "call your own tools with `tools`"),
-    "/load_lora_adapter": ("adapters", "name them in target.engine.adapters, or in a user_config"),
-    "/unload_lora_adapter": ("adapters", "leave them out of a user_config"),
-}
+from deployments.ingress.api.wording import Rule, Status
+
+_FIELDS, UNSERVED = yaml.safe_load_all(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+
+
+def unserved(body: type) -> Iterator[Rule]:
+    """The fields that this body has elsewhere, without those of its bases."""
+    for name, (status, note, *harmless) in _FIELDS.get(body.__name__, {}).items():
+        yield Rule(name, note, {}, False, Status[status.upper()], (None, *harmless))
 
 
 def reason_of(path: str) -> str:

@@ -7,7 +7,7 @@ import enum
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -118,20 +118,6 @@ class Rule:
     def has_no_effect(self, *, is_lenient: bool) -> bool:
         """True if it is ignored, and not refused, where it asks for something."""
         return self.status is Status.IGNORED or (is_lenient and self.status is Status.UNNEEDED)
-
-
-def _unserved(status: Status) -> Callable[..., tuple[Rule, ...]]:
-    def rules(note: str, *names: str, **harmless: tuple[Any, ...]) -> tuple[Rule, ...]:
-        """Fields with one reason.  harmless: those of which more than null asks for nothing."""
-        fields = dict.fromkeys(names, ()) | harmless
-        return tuple(Rule(name, note, {}, False, status, (None, *fields[name])) for name in fields)
-
-    return rules
-
-
-ignored = _unserved(Status.IGNORED)  # without effect
-refused = _unserved(Status.REFUSED)
-unneeded = _unserved(Status.UNNEEDED)  # not served, and nothing changes where they are ignored
 
 
 def plain(schema: Schema) -> Schema:
