@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -32,27 +32,24 @@ class Delta(ChoiceDelta):
     """New text and tokens of one choice, with what gRPC does not tell.
 
     token_ids: only tokens that belong to the output.  stop: the stop string that ended the text,
-    with FinishReason.STOP.  reasoning, calls: of a chat, which said the reasoning before the text
-    and the text before the calls; has_calls: some came, now or before; is_cut: as of
-    `Reading`.
+    with FinishReason.STOP.  reasoning, call: of a chat, in place of the text: a delta has one part.
+    has_calls: some came, now or before; is_cut: as of `Reading`.
     """
 
     reasoning: str = ""
-    calls: Sequence[CallPiece] = ()
+    call: CallPiece | None = None
     has_calls: bool = False
     is_cut: bool = False
 
     @property
     def says_nothing(self) -> bool:
         """True if there are only tokens, whose text is held back."""
-        return not (self.text or self.reasoning or self.calls or self.finish_reason)
+        return not (self.text or self.reasoning or self.call or self.finish_reason)
 
     @property
     def says_only_text(self) -> bool:
         """True in the middle of an answer: there is text, and nothing else but its tokens."""
-        return bool(
-            self.text and not self.reasoning and not self.calls and self.finish_reason is None
-        )
+        return bool(self.text) and self.finish_reason is None
 
 
 class Choice:
@@ -114,66 +111,31 @@ class Choice:
         self.done, self.finish_reason = reason is not None, reason
         if not text and not kept and reason is None:
             return []
-        *first, last = (
-            [_Told(text=text)]
-            if self.reading.is_plain
-            else _in_order(self.reading.push(text, is_last=reason is not None))
-        )
+        parts = self.reading.push(text, is_last=reason is not None)
+        *first, last = map(_said, parts or [Said("")])
         trace = None if self.ticket is None else self.ticket.trace
-        deltas = [
-            Delta(self.index, one.text, reasoning=one.reasoning, calls=one.calls) for one in first
-        ]
-        deltas.append(
-            Delta(
-                self.index,
-                last.text,
-                event.token_ids[:kept],
-                event.logprobs[:kept],
-                reason,
-                stop,
-                event.draft_sources[:kept],
-                event.beams[0].logprob if event.beams else None,
-                event.draft_steps,
-                trace.num_dropped if trace is not None else 0,
-                last.reasoning,
-                last.calls,
-                self.reading.has_calls,
-                self.reading.is_cut,
-            )
+        end = Delta(
+            self.index,
+            token_ids=event.token_ids[:kept],
+            logprobs=event.logprobs[:kept],
+            finish_reason=reason,
+            stop=stop,
+            draft_sources=event.draft_sources[:kept],
+            cumulative_logprob=event.beams[0].logprob if event.beams else None,
+            draft_steps=event.draft_steps,
+            draft_steps_dropped=trace.num_dropped if trace is not None else 0,
+            has_calls=self.reading.has_calls,
+            is_cut=self.reading.is_cut,
+            **last,
         )
-        return deltas
+        return [*(Delta(self.index, **part) for part in first), end]
 
 
-@dataclass(slots=True)
-class _Told:
-    reasoning: str = ""
-    text: str = ""
-    calls: list[CallPiece] = field(default_factory=list)
-
-
-def _in_order(parts: Sequence[Part]) -> list[_Told]:
-    """`parts`, in as few as keep their order, with one piece of a call at most; at least one."""
-    told = [_Told()]
-    for part in parts:
-        last = told[-1]
-        if isinstance(part, CallPiece):
-            before = last.calls[-1] if last.calls else part
-            if before is part:
-                last.calls.append(part)
-            elif before.index == part.index:
-                whole = before.arguments + part.arguments
-                last.calls[-1] = replace(before, arguments=whole, is_end=part.is_end)
-            else:  # clients read the first entry of a chunk alone
-                told.append(_Told(calls=[part]))
-            continue
-        if last.calls or (part.is_reasoning and last.text):
-            last = _Told()
-            told.append(last)
-        if part.is_reasoning:
-            last.reasoning += part.text
-        else:
-            last.text += part.text
-    return told
+def _said(part: Part) -> dict[str, Any]:
+    """The field of a delta that a part of the answer is."""
+    if isinstance(part, CallPiece):
+        return {"call": part}
+    return {"reasoning" if part.is_reasoning else "text": part.text}
 
 
 def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
@@ -213,11 +175,6 @@ class Reading:
         self._text: TextArgument | None = None  # of the call that is being read
         if use is not None:
             self._reader = dialect.reader(prompt_ids, with_calls=use.reads_calls)
-
-    @property
-    def is_plain(self) -> bool:
-        """True if the text is the answer, as it is."""
-        return self._reader is None
 
     def push(self, text: str, *, is_last: bool) -> list[Part]:
         """What new text brings, in its order; is_last: it is the end of the answer."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from cluster.core import FinishReason
 from cluster.errors import DrafthouseError
-from cluster.text.tool_calls.base import CallPiece
 from deployments.ingress.api.writer import Item, Writer, grow
 from deployments.ingress.choice import Delta
 from deployments.ingress.draft_steps import written
@@ -289,19 +288,12 @@ def whole_message(parts: Sequence[Delta]) -> dict[str, Any]:
 
 def delta_fields(delta: Delta) -> dict[str, Any]:
     """The `delta` of one chunk."""
-    fields: dict[str, Any] = {}
-    if delta.text:
-        fields["content"] = delta.text
-    if delta.reasoning:
-        fields["reasoning_content"] = delta.reasoning
-    if delta.calls:
-        fields["tool_calls"] = [_piece(piece) for piece in delta.calls]
-    return fields
-
-
-def _piece(piece: CallPiece) -> dict[str, Any]:
+    piece = delta.call
+    if piece is None:
+        said = {"content": delta.text, "reasoning_content": delta.reasoning}
+        return {name: text for name, text in said.items() if text}
     item = Item("custom" if piece.is_text else "function", 0, piece.name or "", piece.arguments)
     call = {"index": piece.index, **item.call()}
     if piece.name is None:  # it goes on
         del call["id"], call["type"], call[item.kind]["name"]
-    return call
+    return {"tool_calls": [call]}

@@ -140,13 +140,10 @@ DELTAS = [
     Delta(0, "", reasoning="Let me"),
     Delta(0, "", reasoning=" see."),
     Delta(0, "I ask."),
-    Delta(0, "", calls=(CallPiece(0, "weather"), CallPiece(0, None, '{"city":')), has_calls=True),
-    Delta(
-        0,
-        "",
-        has_calls=True,
-        calls=(CallPiece(0, None, '"Rome"}', is_end=True), CallPiece(1, "time", "{}", is_end=True)),
-    ),
+    Delta(0, call=CallPiece(0, "weather")),
+    Delta(0, call=CallPiece(0, None, '{"city":'), has_calls=True),
+    Delta(0, call=CallPiece(0, None, '"Rome"}', is_end=True), has_calls=True),
+    Delta(0, call=CallPiece(1, "time", "{}", is_end=True), has_calls=True),
     Delta(0, "", finish_reason=FinishReason.STOP, has_calls=True),
 ]
 

@@ -53,21 +53,17 @@ News = Iterator[tuple[str, Item, str]]
 
 def grow(items: list[Item], delta: Delta) -> News:
     """Grow the items of an answer; yields each that has ended, begun or grown, by what."""
-    for kind, text in (("reasoning", delta.reasoning), ("text", delta.text)):
-        if text:
-            yield from _add(items, kind, text)
-    for piece in delta.calls:
-        kind = "custom" if piece.is_text else "function"
-        yield from _add(items, kind, piece.arguments, piece.name)
-        items[-1].is_complete = piece.is_end
-
-
-def _add(items: list[Item], kind: str, text: str, name: str | None = None) -> News:
-    """name: of a call that begins."""
-    if name is not None or not items or items[-1].kind != kind:
+    call, name = delta.call, None
+    kind, text = ("reasoning", delta.reasoning) if delta.reasoning else ("text", delta.text)
+    if call is not None:
+        kind, text, name = "custom" if call.is_text else "function", call.arguments, call.name
+    elif not text:
+        return
+    if name is not None or not items or items[-1].kind != kind:  # it begins
         yield from (("ended", last, "") for last in items[-1:])
         yield "begun", begin(items, kind, name or ""), ""
     items[-1].text += text
+    items[-1].is_complete = call is not None and call.is_end
     yield "grown", items[-1], text
 
 
