@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from cluster.errors import ERRORS
 from cluster.records import frozen
@@ -15,6 +19,8 @@ from deployments.ingress.openai_request import CHAT, COMPLETIONS, DETOKENIZE, TO
 from deployments.ingress.spec import Limits
 from deployments.ingress.usage import STATISTICS_PATH, statistics_schema, times_schema
 
+_DOCUMENT, _PAGES = yaml.safe_load_all(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+
 
 @frozen
 class Page:
@@ -24,77 +30,32 @@ class Page:
     statuses: of answers that are none of the errors.
     """
 
+    method: str
     path: str
     handler: str
     summary: str
     media_type: str = "application/json"
-    method: str = "get"
-    statuses: tuple[str, ...] = ("200",)
+    statuses: Sequence[str] = ("200",)
 
 
-PAGES = (
-    Page(
-        "/", "front", "What this is, its model and its endpoints; for browsers a page", "text/plain"
-    ),
-    Page("/docs", "front", "The same as text, or HTML for browsers", "text/plain"),
-    Page("/v1/models", "models", "The served models"),
-    Page("/v1/models/{model}", "model", "One model"),
-    Page("/v1/responses/{response_id}", "response", "An answer of /v1/responses that is kept"),
-    Page("/v1/responses/{response_id}", "forget_response", "Forget that answer", method="delete"),
-    Page("/ui/about", "about", "The model and its drafters, for the page at /"),
-    Page("/version", "version", "The server's version"),
-    Page("/ping", "ping", "200, for load balancers", ""),
-    Page("/health", "health", "Who serves, and whether that suffices", statuses=("200", "503")),
-    Page("/metrics", "metrics", "Prometheus' metrics", "text/plain"),
-    Page("/stats", "stats", "The most important metrics, as JSON"),
-    Page("/openapi.json", "openapi", "This document"),
-)
-
+PAGES = tuple(Page(*row) for row in _PAGES)
 ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE, DETOKENIZE)
-
-
-_TEXT = {"type": "string"}
-_MESSAGE = {**_TEXT, "description": "the value and the remedy"}
-_PARAM = {"type": ["string", "null"], "description": "the field at fault"}
-_CODE = {**_TEXT, "enum": sorted(one.code for one in ERRORS)}
-
-
-def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "required": [*properties], "properties": properties}
-
-
-_ERROR = _object(
-    {"error": _object({"message": _MESSAGE, "type": _TEXT, "param": _PARAM, "code": _CODE})}
-)
-_OF_MESSAGES = _object({"type": _TEXT, "message": _MESSAGE})
-_MESSAGES_ERROR = _object({"type": {"const": "error"}, "error": _OF_MESSAGES, "request_id": _TEXT})
 _STATISTICS = "SpeculativeDecoding"
 
 
 def openapi(limits: Limits, version: str) -> dict[str, Any]:
     """The document, for one served model and its limits."""
-    paths: dict[str, Any] = {}
+    document: dict[str, Any] = copy.deepcopy(_DOCUMENT)
+    document["info"]["version"] = version
+    schemas, paths = document["components"]["schemas"], document["paths"]
+    schemas[_STATISTICS] = statistics_schema()
+    error = schemas["Error"]["properties"]["error"]["properties"]
+    error["code"]["enum"] = sorted(one.code for one in ERRORS)
     for page in PAGES:
         paths.setdefault(page.path, {})[page.method] = _page(page)
     for endpoint in ENDPOINTS:
         paths[endpoint.path] = {"post": _endpoint(endpoint, limits)}
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Drafthouse",
-            "version": version,
-            "description": "OpenAI's HTTP API, with vLLM's extensions and speculation per request.",
-            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        },
-        "paths": paths,
-        "components": {
-            "schemas": {
-                "Error": _ERROR,
-                "MessagesError": _MESSAGES_ERROR,
-                _STATISTICS: statistics_schema(),
-            }
-        },
-    }
+    return document
 
 
 def _page(page: Page) -> dict[str, Any]:
