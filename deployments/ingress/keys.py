@@ -1,19 +1,31 @@
-"""The clients' keys: whose a key is and what it allows; their file is watched while it serves."""
+"""The clients' keys: whose a key is and what it allows; their file is watched while it serves.
+
+And what callers may have: requests and tokens a minute, and requests at a time, per key and class.
+Each ingress process counts what it admits itself, and admits its share of every limit.  A window of
+a minute begins with the first request in it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Mapping
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from starlette.requests import Request
 
-from cluster.config.access import ClientKey, KeysFile, RateLimits, digest_of
+from cluster import metrics
+from cluster.config.access import ClientKey, RateLimits, digest_of
 from cluster.config.keys import read_keys
 from cluster.config.reloaded import Reloaded
 from cluster.config.schema import Config
-from cluster.errors import ForbiddenError, UnauthenticatedError
+from cluster.errors import CapacityError, ForbiddenError, TooLargeError, UnauthenticatedError
+from cluster.metrics.recorder import Recorder
+from cluster.metrics.told import Tokens
 from cluster.records import frozen
 
 _LOOK_EVERY_S = 1.0
@@ -32,17 +44,35 @@ class Caller:
 ANYBODY = Caller("", ClientKey())
 
 
+@frozen
+class _Keys:
+    """What the file says.  callers: by the digest of a key, with that."""
+
+    callers: Mapping[str, tuple[str, Caller]] = field(default_factory=dict)
+    classes: Mapping[str, RateLimits] = field(default_factory=dict)
+
+
+def _read(config: Config) -> _Keys:
+    file = read_keys(config)
+    callers = {
+        digest: (digest, Caller(name, key))
+        for name, key in file.keys.items()
+        for digest in filter(None, (key.sha256, key.previous_sha256))
+    }
+    return _Keys(callers, file.classes)
+
+
+def _reloaded(config: Config) -> Reloaded[_Keys]:
+    return Reloaded((config.access.keys_file,), partial(_read, config))
+
+
 class KeyRing:
     """The keys of `access.keys_file`, as the file has them now."""
 
     def __init__(self, config: Config) -> None:
         """Read the file; raises ConfigError for one that cannot be used."""
-        self._path = config.access.keys_file
-        self._callers: Mapping[str, tuple[str, Caller]] = {}
-        self._classes: Mapping[str, RateLimits] = {}
-        self._file: Reloaded[KeysFile] | None = None
-        if self._path:
-            self._use(self._read(config))
+        self._file = _reloaded(config) if config.access.keys_file else None
+        self._keys = self._file.get() if self._file else _Keys()
 
     @property
     def fault(self) -> str:
@@ -52,7 +82,7 @@ class KeyRing:
     @property
     def is_open(self) -> bool:
         """True if nobody is asked for a key."""
-        return not self._path
+        return self._file is None
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """Return whose key it is that either header has; raises UnauthenticatedError for
@@ -65,7 +95,7 @@ class KeyRing:
         if not key:
             raise UnauthenticatedError("no API key was sent; send Authorization: Bearer KEY")
         digest = digest_of(key)
-        known, caller = self._callers.get(digest, ("", ANYBODY))
+        known, caller = self._keys.callers.get(digest, ("", ANYBODY))
         # How long the look-up takes tells of digests alone, and of these no key can be found.
         if not hmac.compare_digest(known, digest):
             raise UnauthenticatedError("the API key is not known here; ask the operator for one")
@@ -73,52 +103,34 @@ class KeyRing:
 
     def limits_of_class(self, name: str | None) -> RateLimits:
         """Return the limits of a latency class, for all keys together."""
-        return self._classes.get(name or "", ANYBODY.key)
+        return self._keys.classes.get(name or "", ANYBODY.key)
 
     def status(self) -> dict[str, object]:
         """Return what /health says of the keys."""
-        return {} if self.is_open else {"keys": {"callers": self._names(), "fault": self.fault}}
+        names = sorted({caller.name for _, caller in self._keys.callers.values()})
+        return {} if self.is_open else {"keys": {"callers": names, "fault": self.fault}}
 
     async def watch(self) -> None:
         """Look for ever."""
-        while self._path:
+        while not self.is_open:
             await asyncio.sleep(_LOOK_EVERY_S)
             await self.look()
 
     async def look(self) -> None:
         """Read the file again if it has changed; one that is wrong leaves the keys as they are."""
-        reloaded = self._file
-        if reloaded is not None:
+        file = self._file
+        if file is not None:
             # A file of thousands of keys takes a second.
-            file = await asyncio.to_thread(reloaded.get)
-            if reloaded is self._file:  # else another configuration's has come meanwhile
-                self._take(file)
+            keys = await asyncio.to_thread(file.get)
+            if file is self._file:  # else another configuration's has come meanwhile
+                self._keys = keys
 
     async def use(self, config: Config) -> None:
         """Read the file for another configuration, which may have other classes and tasks; raises
         ConfigError, and then nothing has changed."""
-        if self._path:
-            self._use(await asyncio.to_thread(self._read, config))
-
-    def _read(self, config: Config) -> Reloaded[KeysFile]:
-        return Reloaded((self._path,), partial(read_keys, config))
-
-    def _use(self, file: Reloaded[KeysFile]) -> None:
-        self._file = file
-        self._take(file.get())
-
-    def _take(self, file: KeysFile) -> None:
-        if file.classes is self._classes:  # it is the same
-            return
-        self._callers = {
-            digest: (digest, Caller(name, key))
-            for name, key in file.keys.items()
-            for digest in filter(None, (key.sha256, key.previous_sha256))
-        }
-        self._classes = file.classes
-
-    def _names(self) -> list[str]:
-        return sorted({caller.name for _, caller in self._callers.values()})
+        if self._file is not None:
+            self._file = await asyncio.to_thread(_reloaded, config)
+            self._keys = self._file.get()
 
 
 class Operators:
@@ -152,3 +164,136 @@ class Operators:
         if not self.is_everybody and not self._keys.caller(request.headers).key.admin:
             where = " or ask at access.admin.port" if self._has_port else ""
             raise ForbiddenError(f"this is for operators; send a key with `admin: true`{where}")
+
+
+# Each name is three series; a file may have thousands of keys.
+MAX_NAMES = 100
+# No key can have it.
+OTHER = "(other)"
+
+
+@dataclass(slots=True)
+class _Window:
+    """What was taken in the minute that ends then, by a clock that nobody sets."""
+
+    ends_at: float = -math.inf
+    taken: int = 0
+
+
+@frozen
+class _Account:
+    """Whose limits they are, in words."""
+
+    name: str
+    limits: RateLimits
+
+
+class Quotas:
+    """The counts of one ingress process."""
+
+    def __init__(
+        self,
+        keys: KeyRing,
+        num_processes: int,
+        recorder: Recorder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """num_processes: ingress processes, which share every limit."""
+        self._keys = keys
+        self._recorder = recorder
+        self._clock = clock
+        self.num_processes = num_processes
+        self._windows: defaultdict[tuple[str, str], _Window] = defaultdict(_Window)
+        self.running: Counter[str] = Counter()
+        self._names: set[str] = set()
+
+    def enter(self, caller: Caller, latency_class: str | None) -> Use:
+        """Let a request in; raises CapacityError where its key or its class has had enough."""
+        accounts = (
+            _Account(f"key {caller.name}", caller.key),
+            _Account(f"class {latency_class}", self._keys.limits_of_class(latency_class)),
+        )
+        for account in accounts:
+            self._check_running(account)
+            self.check(account, "requests", 1)
+            self.check(account, "tokens", 1)
+        for account in accounts:
+            self.running[account.name] += 1
+            self.take(account, "requests", 1)
+        return Use(self, accounts, caller.name)
+
+    def count(self, name: str, tokens: Tokens) -> None:
+        """Count a request of a key that has ended; without a name there are no keys."""
+        if not (name and tokens):
+            return
+        if name not in self._names and len(self._names) >= MAX_NAMES:
+            name = OTHER
+        self._names.add(name)
+        for kind, count in tokens.items():
+            self._recorder.add(metrics.KEY_TOKENS, count, key=name, kind=kind)
+
+    def take(self, account: _Account, what: str, amount: int) -> None:
+        """Count what a request has used."""
+        self._window(account, what).taken += amount
+
+    def _check_running(self, account: _Account) -> None:
+        limit = account.limits.concurrent_requests
+        if limit and self.running[account.name] >= self._share_of(limit):
+            raise CapacityError(
+                f"{account.name}: its share of {limit} requests at a time is under way; ask again "
+                "when one is over"
+            )
+
+    def check(self, account: _Account, what: str, amount: int) -> None:
+        """Raise CapacityError or TooLargeError where so much does not fit."""
+        limit: int = getattr(account.limits, f"{what}_per_minute")
+        if not limit:
+            return
+        share, window = self._share_of(limit), self._window(account, what)
+        if amount > share:
+            raise TooLargeError(
+                f"{account.name}: the prompt has {amount} tokens, and its share of {limit} tokens "
+                f"a minute is {share}; shorten it"
+            )
+        if window.taken + amount <= share:
+            return
+        wait_s = max(window.ends_at - self._clock(), 1.0)
+        raise CapacityError(
+            f"{account.name}: its share of {limit} {what} a minute is used up; ask again in "
+            f"{wait_s:.0f} s",
+            retry_after_s=wait_s,
+        )
+
+    def _window(self, account: _Account, what: str) -> _Window:
+        """The present one, which begins with the first request in it."""
+        window, now = self._windows[account.name, what], self._clock()
+        if window.ends_at <= now:
+            window.ends_at, window.taken = now + 60.0, 0  # a minute
+        return window
+
+    def _share_of(self, limit: int) -> int:
+        return -(-limit // self.num_processes)
+
+
+class Use:
+    """What one request has of its key's and its class's limits, until it leaves."""
+
+    def __init__(self, quotas: Quotas, accounts: Sequence[_Account], name: str) -> None:
+        """name: of the key."""
+        self._quotas = quotas
+        self._accounts = accounts
+        self._name = name
+
+    def take_tokens(self, num_tokens: int) -> None:
+        """Count the tokens of its prompts; raises CapacityError where they do not fit."""
+        for account in self._accounts:
+            self._quotas.check(account, "tokens", num_tokens)
+        for account in self._accounts:
+            self._quotas.take(account, "tokens", num_tokens)
+
+    def leave(self, tokens: Tokens) -> None:
+        """It is over, and has used so much."""
+        self._quotas.count(self._name, tokens)
+        for account in self._accounts:
+            self._quotas.running[account.name] -= 1
+            self._quotas.take(account, "tokens", tokens["output"])

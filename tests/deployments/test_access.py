@@ -23,8 +23,7 @@ from cluster.config.schema import Config, HttpConfig, IngressConfig
 from cluster.errors import ConfigError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.http import create_admin_app
-from deployments.ingress.keys import KeyRing
-from deployments.ingress.quotas import OTHER
+from deployments.ingress.keys import OTHER, KeyRing
 from deployments.ingress.servicers import GENERATION
 from tests.support.deployments.place import BODIES, generate, place
 

@@ -149,7 +149,7 @@ async def test_classes_and_limits_change_under_the_keys(tokenizer: Tokenizer, wr
 async def test_tokens_are_counted_under_the_names_of_keys(
     tokenizer: Tokenizer, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.ingress.quotas.MAX_NAMES", 2)
+    monkeypatch.setattr("deployments.ingress.keys.MAX_NAMES", 2)
     async with place(tokenizer, write(a={}, b={}, c={}, d={})) as here:
         used = Counter[tuple[str, str]]()
         for key in ("a", "b", "a", "c", "d"):
