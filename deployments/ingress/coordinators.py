@@ -7,7 +7,6 @@ already have.  The text does not depend on the coordinator, so the client only s
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Mapping
 
@@ -20,12 +19,9 @@ from deployments.ingress.ticket import CoordinatorStream, Peer, Ticket
 
 log = logging.getLogger(__name__)
 
-# How long a request waits for a coordinator to connect before it is answered with 503.
-DEFAULT_CONNECT_TIMEOUT_S = 30.0
 _RESUME_PAUSE_S = 0.05
 # Coordinators say every second that they are there.  Looks are counted, not time: when the ingress
 # itself was stopped, it has heard nobody meanwhile, and that counts as one look.
-DEFAULT_SILENCE_S = 3.0
 _NUM_LOOKS = 12
 # Upper bound for the bytes of a request on the wire besides its tokens: parameters, biases, names.
 _ENVELOPE_BYTES = 32 * 1024
@@ -36,21 +32,20 @@ class Coordinators:
 
     def __init__(
         self,
-        connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
+        connect_timeout_s: float = 30.0,
         max_frame_bytes: int = MAX_FRAME_BYTES,
-        silence_s: float = DEFAULT_SILENCE_S,
+        silence_s: float = 3.0,
     ) -> None:
-        """silence_s: a coordinator that says nothing for so long is left."""
+        """connect_timeout_s: how long a request waits for a coordinator before it is answered 503.
+        silence_s: a coordinator that says nothing for so long is left."""
         self._connect_timeout_s = connect_timeout_s
         self._silence_s = silence_s
         self._max_prompt_len = (max_frame_bytes - _ENVELOPE_BYTES) // 4  # a token has four bytes
         self._peers: dict[str, Peer] = {}
-        self._joined = asyncio.Event()
         self._changed = asyncio.Event()
         self._resumptions: set[asyncio.Task[None]] = set()
-        # Of the adapters that requests may ask for, by name what coordinators call them; None until
-        # one has said it.
-        self.adapters: Mapping[str, str] | None = None
+        # Of the adapters that requests may ask for, by name what coordinators call them.
+        self.adapters: Mapping[str, str] = {}
 
     @property
     def is_connected(self) -> bool:
@@ -64,7 +59,6 @@ class Coordinators:
         them elsewhere."""
         peer = Peer(peer_id, description, link)
         self._peers[peer_id] = peer
-        self._joined.set()
         self.announce()
         try:
             await run_until_first_ends(self._read(peer), self._write(peer), self._watch(peer))
@@ -75,8 +69,6 @@ class Coordinators:
 
     def _lose(self, peer: Peer) -> None:
         del self._peers[peer.id]
-        if not self._peers:
-            self._joined.clear()
         self._update_adapters()
         self.announce()
         for ticket in list(peer.tickets.values()):
@@ -153,7 +145,8 @@ class Coordinators:
             return
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                await self._joined.wait()
+                while not self._peers:
+                    await self._changed.wait()
         except TimeoutError:
             raise UnavailableError(
                 f"no coordinator answered within {self._connect_timeout_s:g} s; try again later"
@@ -189,31 +182,22 @@ class Coordinators:
             ticket.fail(error)
 
     async def _write(self, peer: Peer) -> None:
-        """Send everything that is ready in one frame, repeatedly."""
+        """Send everything that is ready, repeatedly; a request that is too large ends alone."""
         while True:
             await peer.wake.wait()
             peer.wake.clear()
             ready = {name: tuple(each) for name, each in peer.outbox.items()}
             peer.outbox.clear()
-            await self._send(peer, SubmitFrame(**ready))
-
-    async def _send(self, peer: Peer, frame: SubmitFrame) -> None:
-        try:
-            await peer.link.send(frame)
-            return
-        except TooLargeError:
-            # Nothing of the frame was sent.  One request is at fault; the others must keep their
-            # stream.
-            pass
-        for request in frame.requests:
-            try:
-                await peer.link.send(SubmitFrame((request,)))
-            except TooLargeError as error:
-                ticket = peer.tickets.pop(request.id, None)
-                if ticket is not None:
-                    ticket.peer = None
-                    ticket.fail(error)
-        await peer.link.send(dataclasses.replace(frame, requests=()))
+            for request in ready.pop("requests", ()):
+                try:
+                    await peer.link.send(SubmitFrame((request,)))
+                except TooLargeError as error:
+                    ticket = peer.tickets.pop(request.id, None)
+                    if ticket is not None:
+                        ticket.peer = None
+                        ticket.fail(error)
+            if ready:
+                await peer.link.send(SubmitFrame(**ready))
 
     async def _watch(self, peer: Peer) -> None:
         """Return when the coordinator has said nothing for too long."""

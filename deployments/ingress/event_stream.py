@@ -83,7 +83,7 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
 
 
-async def answered(generation: Generation, writer: Writer[Any]) -> Events:
+async def answered(generation: Generation, writer: Writer) -> Events:
     """Yield the events of an admitted generation."""
     try:
         yield writer.opening()

@@ -20,9 +20,9 @@ from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.choice import Choice, Delta, Reading, combined, skips_specials
 from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.keys import Use
 from deployments.ingress.logprob_writer import PromptLogprobs, PromptScore
 from deployments.ingress.prompts import max_tokens, prediction_ids, read_prompts, stop_token_ids
-from deployments.ingress.quotas import Use
 from deployments.ingress.spec import GenerationSpec
 
 Answer = TypeVar("Answer")
@@ -69,7 +69,6 @@ class Generation:
         self._news = asyncio.Event()
         self.choices: list[Choice] = []
         self._scores: list[PromptScore] = []  # one per prompt, where they are asked for
-        self._is_waiting = False  # for them
         # Seconds of time.monotonic.
         self.arrived_at = time.monotonic()
         self.first_token_at: float | None = None
@@ -122,11 +121,6 @@ class Generation:
         num_top: of each so many alternatives at most, None = all."""
         found = self._scores[choice // self.spec.num_choices].logprobs if self._scores else ()
         return [one and dataclasses.replace(one, top=one.top[:num_top]) for one in found]
-
-    @property
-    def num_prompt_logprobs(self) -> int:
-        """How many values `prompt_logprobs` of all prompts has, alternatives included."""
-        return sum(1 + len(one.top) for each in self._scores for one in each.logprobs if one)
 
     @property
     def is_over(self) -> bool:
@@ -187,10 +181,7 @@ class Generation:
                         )
                     )
                 self._open(index, request, resumed.get(index))
-        self._is_waiting = bool(self._scores) or spec.is_prompt_only
-        if self._is_waiting:
-            self._news.set()  # nothing may ever arrive
-        else:
+        if not self._scores:
             await self._submit()
 
     def _open(self, index: int, request: Request, resumption: ResumedChoice | None) -> None:
@@ -214,7 +205,7 @@ class Generation:
 
     async def _submit(self) -> None:
         for choice in self.choices:
-            if choice.done:
+            if choice.done or choice.ticket is not None or self.spec.is_prompt_only:
                 continue
             if choice.rank and choice.request.params.beams is not None:
                 # One search finds all texts.
@@ -226,29 +217,25 @@ class Generation:
                 self.error_code = error.code
                 raise
 
-    async def _begin(self) -> list[Delta]:
-        """Submit the samples once all prompts are scored; returns the ends of those without any."""
-        if not all(self._noted(score.take) for score in self._scores):
-            return []
-        self._is_waiting = False
-        if self.spec.is_prompt_only:
-            return [choice.end() for choice in self.choices if not choice.done]
+    async def _scored(self) -> None:
+        """Submit the samples once all prompts are scored."""
+        if not self._scores:
+            return
+        while not all(self._noted(score.take) for score in self._scores):
+            await self._wait()
         for choice in self.choices:
             # The score before it was admitted: it need not queue again.
             choice.request = dataclasses.replace(choice.request, was_admitted=True)
         await self._submit()
-        return []
 
     async def admitted(self) -> None:
         """Wait until every choice is admitted; raises the error of one that is refused."""
+        await self._scored()
         while not all(
-            one.ticket is None or self._noted(one.ticket.is_admitted) for one in self._running()
+            one.ticket is None or self._noted(one.ticket.is_admitted) for one in self.choices
         ):
             await self._wait()
         self._news.set()  # `deltas` has not seen it
-
-    def _running(self) -> list[Choice | PromptScore]:
-        return [*self.choices, *self._scores]
 
     def _noted(self, ask: Callable[[], Answer]) -> Answer:
         """Return what `ask` does; an error that ends the request is said in its line of the log."""
@@ -288,10 +275,14 @@ class Generation:
 
         Raises the error of the first choice that fails.
         """
-        while not self.is_over:
-            await self._wait()
-            pieces = await self._begin() if self._is_waiting else []
-            pieces += self._take()
+        await self._scored()
+        pieces: list[Delta] = []
+        if self.spec.is_prompt_only:
+            pieces = [choice.end() for choice in self.choices if not choice.done]
+        while pieces or not self.is_over:
+            if not pieces:
+                await self._wait()
+                pieces = self._take()
             if self.is_over:
                 await self._wait_for_last_events()
             if pieces:
@@ -300,6 +291,7 @@ class Generation:
                 for hear in self.when_grown:
                     hear(sum(len(piece.token_ids) for piece in pieces))
                 yield pieces
+                pieces = []
 
     def _take(self) -> list[Delta]:
         pieces: list[Delta] = []
@@ -343,8 +335,8 @@ class Generation:
             self.told.end(reasons, self.error_code)
         if self._use is not None:
             self._use.leave(Tokens() if self.told is None else self.told.tokens)
-        for one in self._running():
-            if one.ticket is not None:
-                self._coordinators.close(one.ticket)
+        for ticket in [each.ticket for each in self.choices] + [one.ticket for one in self._scores]:
+            if ticket is not None:
+                self._coordinators.close(ticket)
         for hear in self.when_closed:
             hear(self)

@@ -82,7 +82,7 @@ class GrpcApi:
             self._ingress.count_refusal(error)
             raise
         try:
-            is_over, model = False, request.model or self._ingress.limits.model_name
+            is_over, model = False, request.model or self._ingress.config.model_name
             async for deltas in generation.deltas():
                 is_over = generation.is_over
                 yield _response(model, generation, deltas, is_last=is_over)
@@ -93,12 +93,10 @@ class GrpcApi:
 
     @_answering(pb.ListModelsRequest)
     async def ListModels(self, message: pb.ListModelsRequest) -> pb.ListModelsResponse:
-        limits = self._ingress.limits
+        limits, own = self._ingress.limits, self._ingress.config.model_name
         most = self._ingress.coordinators.max_context_len
         models = [
-            Model(
-                name, limits.model_name, limits.model_name if limits.adapter_of(name) else "", most
-            )
+            Model(name, own, own if limits.adapter_of(name) else "", most)
             for name in limits.model_names
         ]
         return pb.ListModelsResponse(models=map(MODEL.encode, models))

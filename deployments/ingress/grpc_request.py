@@ -19,7 +19,6 @@ from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.chat import OF_MESSAGES, Turns
 from deployments.ingress.fields import Names, shown
 from deployments.ingress.openai_request import check_range
-from deployments.ingress.prompts import with_prediction
 from deployments.ingress.sampling import Alternatives, Sampling
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
 from deployments.ingress.structured import KINDS, grammar_of
@@ -96,15 +95,17 @@ def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
         if request.resume:
             reason = "a beam search has nothing to resume; send the request without it"
             raise RequestError.at("resume", reason)
-        if not call.n <= width <= limits.max_choices:
-            remedy = f"send n={call.n} to {limits.max_choices}"
+        most = limits.config.ingress.max_choices
+        if not call.n <= width <= most:
+            remedy = f"send n={call.n} to {most}"
             raise RequestError.at("sampling.beam_search.num_beams", f"{width}; {remedy}")
+    call._expected = request.prediction
     spec = call.generation(limits, (prompt,), call.logprobs, num_samples=width)
     grammar = request.sampling.grammar
     if grammar is not None:
         params = dataclasses.replace(spec.params, grammar=_grammar(grammar))
         spec = dataclasses.replace(spec, params=params, grammar_field=_GRAMMAR)
-    return with_prediction(spec, request.prediction, limits)
+    return spec
 
 
 def _value(request: Any, path: str) -> Any:

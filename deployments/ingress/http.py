@@ -1,4 +1,4 @@
-"""The HTTP API: every path with its endpoint, in one FastAPI application."""
+"""The HTTP API: every path with its endpoint, in one application."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import BaseRoute, Match, Route
 
 from cluster.errors import ContextLengthError, DrafthouseError, NotFoundError, RequestError
 from cluster.records import frozen
 from deployments.ingress.api.contract import Endpoint
-from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
+from deployments.ingress.api.messages import MESSAGES
 from deployments.ingress.api.messages import error_body as messages_error
 from deployments.ingress.api.messages_writer import MessagesWriter
 from deployments.ingress.api.pages import Pages
@@ -35,7 +36,7 @@ from deployments.ingress.generation import Generation
 from deployments.ingress.http_protocol import AT_ONCE
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import ANYBODY, Operators
-from deployments.ingress.openai_error import ErrorBody, error_body, error_response, hidden
+from deployments.ingress.openai_error import error_body, error_response, hidden
 from deployments.ingress.openai_request import CHAT, COMPLETIONS
 from deployments.ingress.openai_response import Answer
 from deployments.ingress.request_scope import (
@@ -51,8 +52,6 @@ from deployments.ingress.request_scope import (
 from deployments.ingress.sampling import Sampling
 from deployments.page.routes import PageFiles
 
-# Encoding this many takes about two milliseconds.
-_INLINE_LOGPROBS = 512
 EVENTS = "/ui/events"
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -63,13 +62,11 @@ class Face:
     """One endpoint that generates.
 
     answer_id: of the answer, from that of the HTTP request.  write: makes the answer's writer.
-    error: writes what goes wrong.
     """
 
     endpoint: Endpoint
     answer_id: Callable[[str], str]
-    write: Callable[[Any, Generation, str], Writer[Any]]
-    error: ErrorBody = error_body
+    write: Callable[[Any, Generation, str], Writer]
 
 
 FACES = (
@@ -77,67 +74,57 @@ FACES = (
     Face(CHAT, "chatcmpl-{}".format, Answer),
     # A client chooses its requests' ids, and whoever knows an answer's may read it.
     Face(RESPONSES, lambda _: f"resp_{uuid.uuid4().hex}", ResponseWriter),
-    Face(MESSAGES, "msg_{}".format, MessagesWriter, messages_error),
+    Face(MESSAGES, "msg_{}".format, MessagesWriter),
 )
 
 
-def create_app(ingress: Ingress) -> FastAPI:
+def create_app(ingress: Ingress) -> Starlette:
     """Build the application."""
-    api, app = ingress.config.api, _empty_app()
-    pages = Pages(ingress, int(time.time()), Operators(ingress.config, ingress.keys))
-    files = PageFiles() if ingress.config.ui.is_served(ingress.config.http) else None
-    for method, path, page in pages.routes():
-        endpoint = answering(ingress, path, page)
+    config = ingress.config
+    pages = Pages(ingress, int(time.time()), Operators(config, ingress.keys))
+    files = PageFiles() if config.ui.is_served(config.http) else None
+    routes: list[BaseRoute] = []
+    handlers = pages.routes()
+    handlers += [("POST", face.endpoint.path, partial(_generate, ingress, face)) for face in FACES]
+    for method, path, handler in handlers:
+        endpoint = answering(ingress, path, handler)
         if files is not None and path == "/":
             endpoint = files.before(endpoint)
-        app.add_route(path, endpoint, methods=[method])
+        routes.append(Route(path, endpoint, methods=[method]))
     if files is not None:
-        app.routes.append(files.route())
-        app.add_route(EVENTS, answering(ingress, EVENTS, pages.events), methods=["GET"])
-    counted = answering(ingress, COUNT_TOKENS.path, pages.count_tokens, messages_error)
-    app.add_route(COUNT_TOKENS.path, counted, methods=["POST"])
-    for face in FACES:
-        path = face.endpoint.path
-        generate = answering(ingress, path, partial(_generate, ingress, face), face.error)
-        app.add_route(path, generate, methods=["POST"])
-    if api.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(api.cors_origins),
-            allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
-            allow_headers=["*"],
-            expose_headers=[REQUEST_ID, TIMEOUT, "Retry-After", "Warning"],
-        )
-    config = ingress.config
-    guard = BrowserGuard(config.http, api.cors_origins)
-    is_logged = config.ingress.log_requests
-    app.add_middleware(RequestScope, config.http, is_logged=is_logged, check=guard.check)
-    return app
+        routes += [files.route(), Route(EVENTS, answering(ingress, EVENTS, pages.events))]
+    origins = config.api.cors_origins
+    guard, is_logged = BrowserGuard(config.http, origins), config.ingress.log_requests
+    scope = Middleware(RequestScope, config.http, is_logged=is_logged, check=guard.check)
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
+        allow_headers=["*"],
+        expose_headers=[REQUEST_ID, TIMEOUT, "Retry-After", "Warning"],
+    )
+    return _app(routes, [scope, cors] if origins else [scope])
 
 
-def create_admin_app(ingress: Ingress) -> FastAPI:
+def create_admin_app(ingress: Ingress) -> Starlette:
     """Build the application of `access.admin.port`: it tells everybody how the server does."""
-    app = _empty_app()
-    pages = Pages(ingress, 0, Operators.everybody())
-    for method, path, page in pages.routes():
-        if path in SILENT:
-            app.add_route(path, answering(ingress, path, page), methods=[method])
-    app.add_middleware(RequestScope, ingress.config.http, is_logged=False)
-    return app
+    routes = [
+        Route(path, answering(ingress, path, handler), methods=[method])
+        for method, path, handler in Pages(ingress, 0, Operators.everybody()).routes()
+        if path in SILENT
+    ]
+    return _app(routes, [Middleware(RequestScope, ingress.config.http, is_logged=False)])
 
 
-def _empty_app() -> FastAPI:
-    # /openapi.json is our own: FastAPI knows nothing of the bodies.
-    app = FastAPI(title="Drafthouse", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    return app
+def _app(routes: Sequence[BaseRoute], middleware: Sequence[Middleware]) -> Starlette:
+    handlers = {HTTPException: _on_http_exception}
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
 
-def answering(
-    ingress: Ingress, path: str, handler: Handler, body: ErrorBody = error_body
-) -> Handler:
+def answering(ingress: Ingress, path: str, handler: Handler) -> Handler:
     """Wrap `handler` so that it knows who asks, and every error becomes an answer in the endpoint's
     format."""
+    body = messages_error if path.startswith(MESSAGES.path) else error_body
 
     async def answer(request: Request) -> Response:
         request_id = request_id_of(request)
@@ -192,7 +179,11 @@ async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
         if asked.stream:
             told = writer.opening() + writer.chunks(collected) + writer.closing()
             return Response(told, media_type="text/event-stream", headers=headers)
-        body = await _whole(writer, collected, generation.num_prompt_logprobs)
+        # Many log-probabilities take a while to write.
+        params, scored = asked.spec.params, asked.spec.prompt_logprobs
+        is_short = params.logprobs is None and scored is None
+        whole = partial(writer.whole, collected)
+        body = whole() if is_short else await asyncio.to_thread(whole)
         return Response(body, media_type="application/json", headers=headers)
     finally:
         if not is_streaming:
@@ -220,16 +211,6 @@ def _failed_stream(
 
 async def _all_deltas(generation: Generation) -> list[Delta]:
     return [delta async for deltas in generation.deltas() for delta in deltas]
-
-
-async def _whole(writer: Writer[Any], deltas: Sequence[Delta], num_prompt_logprobs: int) -> bytes:
-    """Encode the whole answer, in another thread if it has many log-probabilities."""
-    num_logprobs = num_prompt_logprobs + sum(
-        1 + len(one.top) for delta in deltas for one in delta.logprobs
-    )
-    if num_logprobs <= _INLINE_LOGPROBS:
-        return writer.whole(deltas)
-    return await asyncio.to_thread(writer.whole, deltas)
 
 
 def _allowed(request: Request) -> str:

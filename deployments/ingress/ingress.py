@@ -28,10 +28,9 @@ from deployments.ingress.draining import Draining
 from deployments.ingress.event_stream import Watchers
 from deployments.ingress.generation import Generation
 from deployments.ingress.grammar_check import GrammarCheck
-from deployments.ingress.keys import ANYBODY, Caller, KeyRing
+from deployments.ingress.keys import ANYBODY, Caller, KeyRing, Quotas
 from deployments.ingress.metrics_page import AskOthers, answers_of, metrics_page, nobody, stats_of
 from deployments.ingress.prompts import check_lengths, encode_all
-from deployments.ingress.quotas import Quotas
 from deployments.ingress.request_log import write_line
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
 from deployments.ingress.tracing import Tracing
@@ -69,56 +68,26 @@ class Ingress:
         self.coordinators = Coordinators(
             max_frame_bytes=settings.max_frame_bytes, silence_s=settings.target_silence_s
         )
+        # Until a coordinator says what the targets serve.
+        self.coordinators.adapters = {name: name for name in config.target.engine.adapters}
         self._links: dict[str, CoordinatorLink] = {}
         self._draining = Draining()
         self.watchers = Watchers(self._links, self.coordinators, self._draining)
         url, name = config.ingress.traces_url, config.model_name
         self.tracing = Tracing.to(url, name) if url else None
         self._grammars = GrammarCheck(tokenizer, config.answers)
-        self._dialect = dialect_of(
-            tokenizer, config.answers.tool_parser, config.answers.reasoning_parser
-        )
-        self._defaults = defaults
-        self.store = ResponseStore(config.api.max_stored_responses, config.api.max_stored_bytes)
-        # Until a coordinator says what the targets serve.
-        self._limits = self._limits_by(
-            config, {name: name for name in config.target.engine.adapters}
+        self._limits = Limits(
+            config,
+            tokenizer.vocab_size,
+            dialect=dialect_of(
+                tokenizer, config.answers.tool_parser, config.answers.reasoning_parser
+            ),
+            defaults=defaults,
+            store=ResponseStore(config.api.max_stored_responses, config.api.max_stored_bytes),
         )
         self._refused = ""
         self._connections: Connections[CoordinatorLink] = Connections(
             "coordinator", endpoints, self._connect, self._use
-        )
-
-    def _limits_by(self, config: Config, adapters: Mapping[str, str]) -> Limits:
-        limits, settings, defaults = config.ingress, config.coordinator, self._defaults
-        return Limits(
-            model_name=config.model_name,
-            predictors=frozenset(
-                name for name, drafter in config.drafters.items() if drafter.kind == "prediction"
-            ),
-            drafters_of=config.tasks,
-            aliases=config.api.served_model_names,
-            drafters=config.on_their_own,
-            tasks=tuple(config.tasks),
-            vocab_size=self.tokenizer.vocab_size,
-            max_choices=limits.max_choices,
-            max_sequences=min(
-                limits.max_sequences_per_request,
-                settings.max_running_sequences + settings.max_queued_requests,
-            ),
-            max_logprobs=limits.max_logprobs,
-            max_stop_strings=limits.max_stop_strings,
-            max_draft_tokens=settings.max_draft_tokens,
-            latency_classes=config.public_latency_classes,
-            segments=limits.segments,
-            laws=settings.laws,
-            compatibility=config.api.compatibility,
-            dialect=self._dialect,
-            adapters=adapters,
-            store=self.store,
-            defaults=dataclasses.replace(
-                defaults, max_tokens=limits.default_max_tokens or defaults.max_tokens
-            ),
         )
 
     async def use(self, config: Config) -> None:
@@ -129,7 +98,7 @@ class Ingress:
         await self.keys.use(config)
         self.config, self._refused = config, ""
         self._quotas.num_processes = config.ingress.replicas
-        self._limits = self._limits_by(config, self._limits.adapters)
+        self._limits = dataclasses.replace(self._limits, config=config)
 
     def refuse_config(self, reason: str) -> None:
         """Report that a change of the configuration was refused, until one is not."""
@@ -138,26 +107,11 @@ class Ingress:
     @property
     def limits(self) -> Limits:
         """With the adapters that are served now: they may change at any time."""
-        adapters = self.coordinators.adapters
-        if adapters is not None and adapters is not self._limits.adapters:
-            self._limits = dataclasses.replace(self._limits, adapters=adapters)
-        return self._limits
+        return dataclasses.replace(self._limits, adapters=self.coordinators.adapters)
 
     def limits_of(self, caller: Caller, segment: str = "") -> Limits:
         """Return the limits of a key's request.  segment: what its header says."""
-        limits, key = self.limits, caller.key
-        limits = dataclasses.replace(limits, segment=key.segment or segment)
-        if self.keys.is_open:
-            return limits
-        classes = limits.latency_classes if key.classes is None else key.classes
-        return dataclasses.replace(
-            limits,
-            latency_classes=classes,
-            withheld_classes=tuple(self.config.coordinator.latency_classes),
-            owner=caller.name,
-            default_class=key.default_class,
-            default_task=key.default_task,
-        )
+        return dataclasses.replace(self.limits, caller=caller, segment=segment)
 
     def start(self) -> None:
         """Start connecting to the coordinators, and watching the file of keys."""
@@ -236,13 +190,11 @@ class Ingress:
             self.coordinators,
             self.config.ingress.max_chars_per_token,
             timeout_s=timeout_s,
-            dialect=self.limits.dialect,
+            dialect=self._limits.dialect,
             use=use,
         )
         if self.tracing is not None:
-            span = self.tracing.begin(request_id, spec.task, traceparent)
-            generation.when_grown.append(span.step)
-            generation.when_closed.append(span.end)
+            self.tracing.follow(generation, traceparent)
         if self.config.ingress.log_requests:
             generation.when_closed.append(write_line)
         try:

@@ -14,11 +14,6 @@ from deployments.ingress.ticket import Ticket
 PromptLogprobs = Sequence[TokenLogprob | None]
 
 
-def most(*counts: int | None) -> int | None:
-    """The largest number of alternatives that is asked for; None where none is."""
-    return max((count for count in counts if count is not None), default=None)
-
-
 class PromptScore:
     """Of one prompt.  ticket: None = it has one token, of which nothing can be said."""
 
@@ -34,7 +29,6 @@ class PromptScore:
         prompt_ids = sample.prompt_ids
         given = tuple(prompt_ids[1:].tolist())
         if not given:
-            arrived.set()  # there is nothing to wait for
             return cls(None)
         request = Request(
             id=f"{sample.id}-prompt",

@@ -25,8 +25,6 @@ from deployments.ingress.chat import (
     Turns,
 )
 from deployments.ingress.fields import encodable, json_kind, shown
-from deployments.ingress.logprob_writer import most
-from deployments.ingress.prompts import with_prediction
 from deployments.ingress.sampling import (
     OF_MODEL,
     Alternatives,
@@ -122,7 +120,9 @@ class Completion(Sampling, Harmless):
         if best_of > self.n and not self.use_beam_search and logprobs is None:
             logprobs = 0
         spec = self.generation(limits, self.prompt, logprobs, num_samples=best_of)
-        told = most(self.prompt_logprobs, self.logprobs if self.echo else None)
+        if not self.echo or self.logprobs is None:
+            return spec
+        told = max(self.prompt_logprobs or 0, self.logprobs)
         return dataclasses.replace(spec, prompt_logprobs=told)
 
 
@@ -143,11 +143,14 @@ class Chat(Conversation, Answered, Harmless):
         "the output that is expected, for drafters of kind prediction")
     # fmt: on
 
-    def length_field(self) -> str:
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+    def length(self) -> tuple[str, int | None]:
+        asked = self.max_completion_tokens
+        return super().length() if asked is None else ("max_completion_tokens", asked)
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
+        if self.prediction is not None:
+            self._expected = self.prediction.content
         top = self.top_logprobs
         if top is not None and not self.logprobs:
             raise self.wrong("top_logprobs", f"{top} needs logprobs; send logprobs: true")
@@ -155,9 +158,6 @@ class Chat(Conversation, Answered, Harmless):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def asked(self, limits: Limits) -> GenerationSpec:
-        spec, expected = super().asked(limits), self.prediction
-        return spec if expected is None else with_prediction(spec, expected.content, limits)
 
 
 class _MayName(Body):

@@ -22,8 +22,10 @@ from deployments.ingress.usage import metrics, usage
 DONE = b"data: [DONE]\n\n"
 
 
-class Answer(Writer[Chat | Completion]):
+class Answer(Writer):
     """Collects or streams the deltas of one generation in the format that its client asked for."""
+
+    _request: Chat | Completion
 
     def __init__(self, *what: Any) -> None:
         super().__init__(*what)
@@ -31,8 +33,13 @@ class Answer(Writer[Chat | Completion]):
         self._is_chat = isinstance(request, Chat)
         self._echoes = isinstance(request, Completion) and request.echo
         self._options = request.stream_options or StreamOptions()
+        self._usage_is_continuous = (
+            self._options.include_usage and self._options.continuous_usage_stats
+        )
         self._shows_logprobs = request.num_logprobs() is not None
-        count = len(request.spec.prompts) * request.spec.num_choices
+        self._echoes_logprobs = self._echoes and self._shows_logprobs
+        self._spec = spec = request.spec
+        count = len(spec.prompts) * spec.num_choices
         self._writers = [
             self._logprob_writer(index) if self._shows_logprobs else None for index in range(count)
         ]
@@ -43,19 +50,17 @@ class Answer(Writer[Chat | Completion]):
             self._shows_logprobs
             or self._usage_is_continuous
             or request.return_token_ids
-            or request.spec.speculation.return_draft_sources
-            or request.spec.speculation.return_draft_trees
+            or spec.speculation.return_draft_sources
+            or spec.speculation.return_draft_trees
         )
         self._frames: dict[int, tuple[str, str]] = {}
 
     def _logprob_writer(self, choice: int) -> LogprobWriter:
         offsets = None
         if not self._is_chat:
-            spec = self._request.spec
-            prompt_ids = self._generation.prompt_ids[choice // spec.num_choices]
-            offsets = TextOffsets(
-                self._tokenizer, prompt_ids, skip_special_tokens=spec.skip_special_tokens
-            )
+            prompt_ids = self._generation.prompt_ids[choice // self._spec.num_choices]
+            specials = self._spec.skip_special_tokens
+            offsets = TextOffsets(self._tokenizer, prompt_ids, skip_special_tokens=specials)
         names_ids = self._request.return_tokens_as_token_ids
         return LogprobWriter(self._tokenizer, offsets, names_token_ids=names_ids)
 
@@ -89,7 +94,7 @@ class Answer(Writer[Chat | Completion]):
 
     def _kept(self, collected: Sequence[Sequence[Delta]]) -> list[int]:
         """The samples that are answered with: all, or the likeliest of each prompt."""
-        count, kept = self._request.spec.num_choices, self._request.n
+        count, kept = self._spec.num_choices, self._request.n
         samples = range(len(collected))
         if kept == count:
             return list(samples)
@@ -131,9 +136,9 @@ class Answer(Writer[Chat | Completion]):
             choice["stop_reason"] = last.stop
         if last.cumulative_logprob is not None:
             choice["cumulative_logprob"] = last.cumulative_logprob
-        if request.spec.speculation.return_draft_sources:
+        if self._spec.speculation.return_draft_sources:
             choice["draft_sources"] = [one for part in parts for one in self._sources(part)]
-        if request.spec.speculation.return_draft_trees:
+        if self._spec.speculation.return_draft_trees:
             steps = (step for part in parts for step in part.draft_steps)
             choice["draft_steps"] = [written(step, self._tokenizer) for step in steps]
             if last.draft_steps_dropped:
@@ -157,28 +162,24 @@ class Answer(Writer[Chat | Completion]):
         ]
 
     def _prompt_ids(self, choice: int) -> list[int]:
-        number = choice // self._request.spec.num_choices
+        number = choice // self._spec.num_choices
         ids: list[int] = self._generation.prompt_ids[number].tolist()
         return ids
 
     def _echoed(self, choice: int) -> str:
         if not self._echoes:
             return ""
-        number = choice // self._request.spec.num_choices
-        text = self._request.spec.prompts[number].text
+        number = choice // self._spec.num_choices
+        text = self._spec.prompts[number].text
         if text is not None and not self._generation.is_cut[number]:
             return text
         # Special tokens of a text are those that it has itself: what a tokenizer adds was cut off.
         return self._tokenizer.decode(self._prompt_ids(choice), skip_special_tokens=text is None)
 
-    @property
-    def _echoes_logprobs(self) -> bool:
-        return self._echoes and self._shows_logprobs
-
     def _echoed_logprobs(self, choice: int, writer: LogprobWriter) -> dict[str, Any]:
         if not self._echoes_logprobs:
             return {}
-        num_top = self._request.spec.params.logprobs or 0
+        num_top = self._spec.params.logprobs or 0
         logprobs = self._generation.prompt_logprobs(choice, num_top)
         return writer.write_prompt(self._prompt_ids(choice), logprobs, self._echoed(choice))
 
@@ -250,10 +251,6 @@ class Answer(Writer[Chat | Completion]):
 
     def _event(self, choices: Sequence[dict[str, Any]], more: Mapping[str, Any]) -> bytes:
         return f"data: {self._written(choices, more, '.chunk')}\n\n".encode()
-
-    @property
-    def _usage_is_continuous(self) -> bool:
-        return self._options.include_usage and self._options.continuous_usage_stats
 
     def _statistics(self) -> dict[str, Any]:
         return {"metrics": metrics(self._generation)}

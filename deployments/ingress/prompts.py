@@ -4,7 +4,6 @@ what a request's prompts and output may be, once the prompts have tokens."""
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -14,18 +13,10 @@ from cluster.core import SpeculationStats, TokenArray
 from cluster.errors import ContextLengthError, RequestError
 from cluster.spec.params import MAX_PREDICTION_TOKENS
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.spec import GenerationSpec, Limits, Message, Prompt
+from deployments.ingress.spec import GenerationSpec, Message, Prompt
 
 # Encoding this much text takes about two milliseconds; more is encoded in another thread.
 _INLINE_CHARACTERS = 8192
-
-
-def with_prediction(spec: GenerationSpec, text: str, limits: Limits) -> GenerationSpec:
-    """`spec` with the output that its client expects."""
-    if not text:
-        return spec
-    names = limits.predictors_of(spec.task, spec.speculation)
-    return dataclasses.replace(spec, prediction=text, prediction_drafters=names)
 
 
 async def prediction_ids(
@@ -39,13 +30,9 @@ async def prediction_ids(
     if not text or not spec.prediction_drafters:
         return ()
     _check_prediction(len(text), "characters", int(MAX_PREDICTION_TOKENS * max_chars_per_token))
-
-    def encode() -> tuple[int, ...]:
-        return tuple(tokenizer.encode(text, add_special_tokens=False).tolist())
-
-    found = encode() if len(text) <= _INLINE_CHARACTERS else await asyncio.to_thread(encode)
+    (found,) = await encode_all([Prompt(text=text)], tokenizer, add_special_tokens=False)
     _check_prediction(len(found), "tokens", MAX_PREDICTION_TOKENS)
-    return found
+    return tuple(found.tolist())
 
 
 def _check_prediction(count: int, what: str, limit: int) -> None:

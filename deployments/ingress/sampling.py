@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -22,6 +22,8 @@ from deployments.ingress.speculation import Speculation
 from deployments.ingress.structured import ResponseFormat, StructuredOutputs
 
 MAX_NAME_LEN = 256
+_PENALTIES: Sequence[str] = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+_OF_DRAWS = ("temperature", "top_p", "top_k", "min_p")
 
 
 def check_model(model: str, limits: Limits, name: str = "model") -> str:
@@ -52,11 +54,14 @@ LengthPenalty = Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PEN
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 PositiveCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
 AtLeastMinusOne = Annotated[int, Field(ge=-1, le=2**31 - 1)]
-Choices = Annotated[int, Field(ge=1), up_to("max_choices")]
-Alternatives = Annotated[int, Field(ge=0), up_to("max_logprobs")]
+# vLLM's clients send -1 for our 0: keep every token.
+TopK = Annotated[AtLeastMinusOne, Read(lambda count, _: max(count, 0))]
+Choices = Annotated[int, Field(ge=1), up_to("config.ingress.max_choices")]
+Alternatives = Annotated[int, Field(ge=0), up_to("config.ingress.max_logprobs")]
 TokenId = Annotated[int, Field(ge=0), up_to("max_token_id")]
 StopTexts = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=256)]], up_to("max_stop_strings")
+    list[Annotated[str, Field(min_length=1, max_length=256)]],
+    up_to("config.ingress.max_stop_strings"),
 ]
 OF_MODEL = "a name that /v1/models lists"
 OF_NO_MODEL = f"{OF_MODEL}; where one model is served, a lenient server needs none"
@@ -73,7 +78,7 @@ class Named(Body):
         super().check(limits)
         if not self.model and (limits.adapters or not limits.is_lenient):
             raise self.wrong("model", f"missing; send {OF_MODEL}")
-        self.model = self.model or limits.model_name
+        self.model = self.model or limits.config.model_name
 
 
 class StreamOptions(Body):
@@ -91,7 +96,7 @@ class Sampling(Named):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = supported("0 = greedy")
     top_p: Annotated[float, Field(gt=0, le=1)] | None = supported(
         "nucleus sampling; for greedy decoding send temperature 0")
-    top_k: AtLeastMinusOne | None = supported("candidates kept; 0 and -1 = all")
+    top_k: TopK | None = supported("candidates kept; 0 and -1 = all")
     min_p: Share | None = supported("least probability, relative to the greatest")
     presence_penalty: Penalty = supported("counts output tokens", 0.0)
     frequency_penalty: Penalty = supported("counts output tokens", 0.0)
@@ -155,6 +160,7 @@ class Sampling(Named):
 
     default_max_tokens: ClassVar[int] = 0  # 0 = the server's
     _spec: GenerationSpec
+    _expected: str = ""  # what its client expects the output to be
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], limits: Limits) -> Self:
@@ -172,6 +178,10 @@ class Sampling(Named):
         """What it asks for."""
         raise NotImplementedError
 
+    def length(self) -> tuple[str, int | None]:
+        """The field that bounds the output, and its value."""
+        return "max_tokens", self.max_tokens
+
     def num_logprobs(self) -> int | None:
         """How many alternatives the answer shows of each token; None = no log-probabilities."""
         return None
@@ -183,7 +193,7 @@ class Sampling(Named):
             self.ignore("stream_options", reason, limits)
         if self.prompt_logprobs is not None and self.stream:
             raise self.wrong("prompt_logprobs", "not for streams, as in vLLM; send stream: false")
-        length, most = self.length_field(), getattr(self, self.length_field())
+        length, most = self.length()
         if most == 0 and not self.is_prompt_wanted():
             remedy = "send prompt_logprobs with it, or at least 1"
             raise self.wrong(length, f"0 asks for nothing; {remedy}")
@@ -208,7 +218,7 @@ class Sampling(Named):
 
     def tenant(self, limits: Limits) -> bytes:
         """Whose earlier texts may help it."""
-        return tenant_of(self.cache_salt, limits.owner)
+        return tenant_of(self.cache_salt, limits.caller.name)
 
     def is_prompt_wanted(self) -> bool:
         """True if the answer tells of the prompt, so that it need have no text."""
@@ -256,23 +266,25 @@ class Sampling(Named):
             limit = f"{limits.max_sequences} (ingress.max_sequences_per_request)"
             name = "prompt" if len(prompts) > 1 else "n"
             raise RequestError.at(name, f"{said}, the limit is {limit}; send fewer")
-        defaults, most = limits.defaults, getattr(self, self.length_field())
+        defaults, (_, most) = limits.defaults, self.length()
         grammar, grammar_field = self._grammar(use)
+        task = limits.task_class(self.metadata.get("task") or limits.caller.key.default_task)
         # What only shapes a draw (temperature, seed, ...) has no effect with a search, as in vLLM;
         # and drafts have no place in it.
-        law, speculation = SamplingParams(temperature=0.0), SpeculationOptions(enabled=False)
+        kept = defaults.repetition_penalty
+        law = SamplingParams(temperature=0.0, repetition_penalty=kept)
+        speculation, named = SpeculationOptions(enabled=False), _PENALTIES
         if not self.use_beam_search:
-            law = self._law(defaults)
+            law, named = defaults, (*_PENALTIES, *_OF_DRAWS)
             speculation = dataclasses.replace(
                 self.speculation.options(limits),
                 return_draft_sources=self.return_draft_sources,
                 return_draft_trees=self.return_draft_trees,
             )
+        given = {name: getattr(self, name) for name in named}
         params = dataclasses.replace(
             law,
-            presence_penalty=self.presence_penalty + 0.0,
-            frequency_penalty=self.frequency_penalty + 0.0,
-            repetition_penalty=_given(self.repetition_penalty, defaults.repetition_penalty),
+            **{name: value + 0 for name, value in given.items() if value is not None},  # -0.0 is 0
             logit_bias=tuple(sorted({int(k): v + 0.0 for k, v in self.logit_bias.items()}.items())),
             max_tokens=most or 0,
             min_tokens=self.min_tokens,
@@ -288,16 +300,20 @@ class Sampling(Named):
             params=params,
             seed=asked_seed(self.seed),
             num_choices=self.n if self.use_beam_search else num_samples,
-            default_max_tokens=self.default_max_tokens or defaults.max_tokens,
+            default_max_tokens=self.default_max_tokens
+            or limits.config.ingress.default_max_tokens
+            or defaults.max_tokens,
             stop=tuple(self.stop),
             include_stop=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             ignore_eos=self.ignore_eos,
             add_special_tokens=self.add_special_tokens,
-            task=limits.task_class(self.metadata.get("task") or limits.default_task),
+            task=task,
             segment=limits.segment_of(self.metadata.get("segment", ""), self.user or ""),
             speculation=speculation,
+            prediction=self._expected,
+            prediction_drafters=limits.predictors_of(task, speculation) if self._expected else (),
             tenant=self.tenant(limits),
             chat=use,
             adapter=limits.adapter_of(self.model),
@@ -305,16 +321,3 @@ class Sampling(Named):
             is_prompt_only=most == 0,
             grammar_field=grammar_field,
         )
-
-    def _law(self, defaults: SamplingParams) -> SamplingParams:
-        return SamplingParams(
-            temperature=_given(self.temperature, defaults.temperature),
-            top_p=_given(self.top_p, defaults.top_p),
-            # vLLM's clients send -1 for our 0: keep every token.
-            top_k=max(defaults.top_k if self.top_k is None else self.top_k, 0),
-            min_p=_given(self.min_p, defaults.min_p),
-        )
-
-
-def _given(value: float | None, default: float) -> float:
-    return (default if value is None else value) + 0.0  # -0.0 is 0

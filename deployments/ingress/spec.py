@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, Literal
+from typing import Any
 
-from cluster.config.schema import OTHER_SEGMENT
-from cluster.core import SamplingParams, SpeculationOptions, TokenArray
+from cluster.config.schema import OTHER_SEGMENT, Config
+from cluster.core import DEFAULT_TASK, SamplingParams, SpeculationOptions, TokenArray
 from cluster.records import frozen, record
-from cluster.requests.acceptance_law import Law
 from cluster.requests.grammar_spec import GrammarSpec
 from cluster.requests.tenant import DEFAULT_TENANT
 from cluster.text.dialect import Dialect
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.fields import Names
+from deployments.ingress.keys import ANYBODY, Caller
 
-Compatibility = Literal["strict", "lenient"]
 Message = Mapping[str, Any]  # as chat templates read them; content is a text, "" for none
 
 
@@ -105,61 +104,50 @@ class GenerationSpec:
 
 @frozen
 class Limits:
-    """The ingress's limits and defaults, from the configuration and the loaded model.
+    """What a request may ask for, by the configuration, the loaded model and the key it came with.
 
-    max_sequences: limit on prompts times samples of one request.
-    dialect: how the model writes its reasoning and its tool calls.
-    latency_classes, laws: those that requests may use.  withheld_classes: those of other keys.
-    owner: the name of the key, "" = anybody's; default_class, default_task: of its requests.
-    segments: that requests may belong to; segment: what key or header say of this one.
-    predictors: names of the drafters that draft from a request's prediction; drafters_of: those
-    that serve a task class, where it is not all.
-    aliases, compatibility: `api.served_model_names` and `api.compatibility`.
-    logged: names of fields without effect that the log has.
-    store: of answers that a conversation may go on after.
-    adapters: names that `model` may have beside model_name, to what coordinators call them.
+    segment: what its header says.  adapters: names that `model` may have beside the model's, to
+    what coordinators call them.  dialect: how the model writes its reasoning and its tool calls.
     defaults: for parameters that a request does not give; max_tokens 0 = the rest of the context.
+    store: of answers that a conversation may go on after.
+    logged: names of fields without effect that the log has.
     """
 
-    model_name: str
-    drafters: tuple[str, ...]
-    tasks: tuple[str, ...]
+    config: Config
     vocab_size: int
-    max_choices: int
-    max_sequences: int
-    max_logprobs: int
-    max_stop_strings: int
-    max_draft_tokens: int
-    latency_classes: tuple[str, ...]
-    withheld_classes: tuple[str, ...] = ()
-    owner: str = ""
-    default_class: str = ""
-    default_task: str = ""
-    segments: tuple[str, ...] = ()
+    caller: Caller = ANYBODY
     segment: str = ""
-    laws: tuple[Law, ...] = ("coupled",)
-    predictors: frozenset[str] = frozenset()
-    drafters_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    aliases: tuple[str, ...] = ()
-    compatibility: Compatibility = "lenient"
-    logged: set[str] = field(default_factory=set, compare=False)
-    store: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0), compare=False)
-    dialect: Dialect = field(default_factory=Dialect)
     adapters: Mapping[str, str] = field(default_factory=dict)
+    dialect: Dialect = field(default_factory=Dialect)
     defaults: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=0))
+    store: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0))
+    logged: set[str] = field(default_factory=set)
 
     @property
     def is_lenient(self) -> bool:
-        return self.compatibility == "lenient"
+        return self.config.api.compatibility == "lenient"
 
     @property
     def max_token_id(self) -> int:
         return self.vocab_size - 1
 
     @property
+    def max_sequences(self) -> int:
+        """Of one request: prompts times samples."""
+        shared = self.config.coordinator
+        room = shared.max_running_sequences + shared.max_queued_requests
+        return min(self.config.ingress.max_sequences_per_request, room)
+
+    @property
+    def latency_classes(self) -> tuple[str, ...]:
+        """Those that it may name."""
+        own = self.caller.key.classes
+        return self.config.public_latency_classes if own is None else own
+
+    @property
     def model_names(self) -> tuple[str, ...]:
         """Every name that requests may use: the model, its aliases, its adapters."""
-        return (self.model_name, *self.aliases, *self.adapters)
+        return (self.config.model_name, *self.config.api.served_model_names, *self.adapters)
 
     def adapter_of(self, model: str) -> str:
         """The adapter that a served model's name stands for, "" for the model itself."""
@@ -169,10 +157,10 @@ class Limits:
         """The drafters that draft from the prediction of a request."""
         if not speculation.enabled or speculation.max_draft_tokens == 0:
             return ()
-        names = speculation.drafters
+        names, known = speculation.drafters, self.config.drafters
         if names is None:
-            names = self.drafters_of.get(task, self.drafters_of.get("default", self.drafters))
-        return tuple(name for name in names if name in self.predictors)
+            names = self.config.drafters_of(task)
+        return tuple(name for name in names if known[name].kind == "prediction")
 
     def task_class(self, name: str) -> str:
         """`name` if it is configured, else the default class.
@@ -180,10 +168,11 @@ class Limits:
         Unknown names must not become labels of the metrics: clients could create any number of
         series.
         """
-        return name if name in self.tasks else "default"
+        return name if name in self.config.tasks else DEFAULT_TASK
 
     def segment_of(self, *names: str) -> str:
         """The segment of a request: what key or header say, else the first of `names` that is not
         empty.  Unknown ones are `other`, as with task classes; "" where none are configured."""
-        name = next(filter(None, (self.segment, *names)), "")
-        return name if name in self.segments else OTHER_SEGMENT if self.segments else ""
+        known = self.config.ingress.segments
+        name = next(filter(None, (self.caller.key.segment, self.segment, *names)), "")
+        return name if name in known else OTHER_SEGMENT if known else ""

@@ -24,10 +24,10 @@ def _open(name: str, allowed: Sequence[str], setting: str) -> str:
 
 
 def _latency_class(name: str, limits: Limits) -> str:
-    allowed = limits.latency_classes
-    if name in limits.withheld_classes and name not in allowed:
+    allowed, owner = limits.latency_classes, limits.caller.name
+    if owner and name in limits.config.coordinator.latency_classes and name not in allowed:
         known = ", ".join(allowed) or "none"
-        reason = f"the key {limits.owner} may not use {name}; it may use: {known}"
+        reason = f"the key {owner} may not use {name}; it may use: {known}"
         raise ForbiddenError.at("", reason)
     return name and _open(name, allowed, "ingress.public_latency_classes")
 
@@ -35,20 +35,22 @@ def _latency_class(name: str, limits: Limits) -> str:
 def _law(name: str, limits: Limits) -> str:
     if name in REMOVED_LAWS:
         raise RequestError.at("", f"{name} is gone; {REMOVED_LAWS[name]}")
-    return name and _open(name, limits.laws, "coordinator.laws")
+    return name and _open(name, limits.config.coordinator.laws, "coordinator.laws")
 
 
 Drafter = Annotated[
-    str, Field(max_length=256), Read(lambda name, limits: _open(name, limits.drafters, "drafters"))
+    str,
+    Field(max_length=256),
+    Read(lambda name, limits: _open(name, limits.config.on_their_own, "drafters")),
 ]
+DraftTokens = Annotated[int, Field(ge=0), up_to("config.coordinator.max_draft_tokens")]
 LawName = Annotated[str, Field(max_length=64), Read(_law)]
 
 
 # fmt: off
 class Speculation(Body):
     enabled: bool = supported("false = plain decoding", True)
-    max_draft_tokens: Annotated[int, Field(ge=0), up_to("max_draft_tokens")] | None = supported(
-        "draft tokens checked per step, at most")
+    max_draft_tokens: DraftTokens | None = supported("draft tokens checked per step, at most")
     drafters: list[Drafter] | None = supported("names of those that may help", max_length=64)
     latency_class: Annotated[str, Field(max_length=64), Read(_latency_class)] | None = supported(
         "one of ingress.public_latency_classes")
@@ -64,6 +66,6 @@ class Speculation(Body):
             enabled=self.enabled,
             max_draft_tokens=self.max_draft_tokens,
             drafters=None if self.drafters is None else tuple(dict.fromkeys(self.drafters)),
-            latency_class=self.latency_class or limits.default_class or None,
+            latency_class=self.latency_class or limits.caller.key.default_class or None,
             law=cast("Law | None", self.law or None),
         )

@@ -89,17 +89,11 @@ class Function(Body):
     parameters: JsonObject | None = supported("a JSON schema")
     strict: bool = supported("calls obey the schema", False)
     format: JsonObject | None = supported(OF_FORMAT)
-    # Whether it stands for a custom tool.
-    _is_custom: bool = False
+    is_custom: ClassVar[bool] = False  # then its calls are one text each
 
     def named(self) -> Function:
         """What is called."""
         return self
-
-    @property
-    def is_custom(self) -> bool:
-        """Whether its calls are one text each."""
-        return self._is_custom
 
     def custom(self) -> Function:
         """A custom tool as models know it: a function of one text."""
@@ -108,7 +102,7 @@ class Function(Body):
         told = "the whole input, as it is"
         if isinstance(grammar, dict) and "definition" in grammar:
             told += f"; it obeys this grammar:\n{grammar['definition']}"
-        function = Function.model_construct(
+        return _OfText.model_construct(
             name=self.name,
             description=self.description or "",
             parameters={
@@ -118,8 +112,6 @@ class Function(Body):
                 "additionalProperties": False,
             },
         )
-        function._is_custom = True
-        return function
 
     def arguments(self, *, is_held: bool) -> Mapping[str, Any]:
         """The schema that a call obeys.  is_held: even if the tool is not strict."""
@@ -137,6 +129,10 @@ class Function(Body):
             "type": "function",
             "function": {**own, "parameters": self.parameters or _NO_PARAMETERS},
         }
+
+
+class _OfText(Function):
+    is_custom = True
 
 
 class Custom(Function):

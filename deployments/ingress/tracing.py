@@ -6,6 +6,7 @@ costs nothing.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ConfigError
@@ -47,8 +48,8 @@ class Tracing:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
         return cls(provider, model_name)
 
-    def begin(self, request_id: str, task: str, traceparent: str) -> RequestSpan:
-        """Begin the span of a request, below the client's own if it names one."""
+    def follow(self, generation: Generation, traceparent: str) -> None:
+        """Make the span of a request, below the client's own if it names one."""
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -58,39 +59,34 @@ class Tracing:
             parent,
             SpanKind.SERVER,
             {
-                "gen_ai.request.id": request_id,
+                "gen_ai.request.id": generation.id,
                 "gen_ai.response.model": self._model_name,
-                "drafthouse.task": task,
+                "drafthouse.task": generation.spec.task,
             },
         )
-        return RequestSpan(span)
+
+        def step(num_tokens: int) -> None:
+            span.add_event("step", {"num_tokens": num_tokens})
+
+        generation.when_grown.append(step)
+        generation.when_closed.append(partial(_end, span))
 
     def stop(self) -> None:
         """Send what there still is."""
         self._provider.shutdown()
 
 
-class RequestSpan:
-    """The span of one request."""
-
-    def __init__(self, span: Span) -> None:
-        self._span = span
-
-    def step(self, num_tokens: int) -> None:
-        """Note that so many tokens have come."""
-        self._span.add_event("step", {"num_tokens": num_tokens})
-
-    def end(self, generation: Generation) -> None:
-        """End it with its request."""
-        stats = generation.stats
-        attributes: dict[str, Any] = {
-            "gen_ai.usage.prompt_tokens": generation.num_prompt_tokens,
-            "gen_ai.usage.completion_tokens": generation.num_output_tokens,
-            "drafthouse.num_draft_tokens": stats.num_draft_tokens,
-            "drafthouse.num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
-        }
-        for name, value in times(generation).items():
-            if name in _TIMES and value is not None:
-                attributes[_TIMES[name]] = value / 1000.0
-        self._span.set_attributes(attributes)
-        self._span.end()
+def _end(span: Span, generation: Generation) -> None:
+    """End it with its request."""
+    stats = generation.stats
+    attributes: dict[str, Any] = {
+        "gen_ai.usage.prompt_tokens": generation.num_prompt_tokens,
+        "gen_ai.usage.completion_tokens": generation.num_output_tokens,
+        "drafthouse.num_draft_tokens": stats.num_draft_tokens,
+        "drafthouse.num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
+    }
+    for name, value in times(generation).items():
+        if name in _TIMES and value is not None:
+            attributes[_TIMES[name]] = value / 1000.0
+    span.set_attributes(attributes)
+    span.end()

@@ -112,13 +112,13 @@ def about(ingress: Ingress, version: str) -> Handler:
     """Return the endpoint that tells the page whom it talks to."""
 
     async def tell(request: Request) -> Response:
-        config, limits = ingress.config, ingress.limits
+        config = ingress.config
         return JSONResponse(
             {
                 "version": version,
-                "model": limits.model_name,
-                "models": limits.model_names,
-                "drafters": {name: config.drafters[name].kind for name in limits.drafters},
+                "model": config.model_name,
+                "models": ingress.limits.model_names,
+                "drafters": {name: config.drafters[name].kind for name in config.on_their_own},
                 "tasks": config.tasks,
                 "max_model_len": ingress.coordinators.max_context_len or None,
                 "idle_because": dict(MEANINGS),

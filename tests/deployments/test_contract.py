@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from openapi_spec_validator import validate
 
+from cluster.config.schema import ApiConfig
 from cluster.errors import RequestError
 from deployments.ingress.api.contract import Endpoint
 from deployments.ingress.api.messages import (
@@ -33,9 +34,14 @@ from deployments.ingress.openai_request import (
 )
 from deployments.ingress.spec import Limits
 from docs.tools import api
-from tests.deployments.test_openai_request import LIMITS, chat, completion, refused
-
-LENIENT = dataclasses.replace(LIMITS, compatibility="lenient")
+from tests.deployments.test_openai_request import (
+    CONFIG,
+    LENIENT,
+    LIMITS,
+    chat,
+    completion,
+    refused,
+)
 
 
 def parse_for_prompt(body: Any) -> Callable[..., Any]:
@@ -64,6 +70,7 @@ NEEDS: Mapping[str, dict[str, Any]] = {
     "max_tokens": {"prompt_logprobs": 0},
     "max_completion_tokens": {"prompt_logprobs": 0},
     "thinking": {"thinking": {"type": "enabled"}},
+    "prediction": {"prediction": {"type": "content", "content": "x"}},
 }
 ALL_RULES = [
     pytest.param(endpoint, rule, id=f"{endpoint.path} {rule.name}")
@@ -154,7 +161,7 @@ def test_a_field_without_effect_has_one_line_of_the_log(caplog: pytest.LogCaptur
     with caplog.at_level("INFO"):
         for _ in range(3):
             assert Chat.parse(chat(messages=turns), limits).ignored == ("messages[].mood",)
-            Chat.parse(chat(temprature=1), dataclasses.replace(limits, owner="another"))
+            Chat.parse(chat(temprature=1), dataclasses.replace(limits, segment="another"))
         # A client may invent any number of names.
         for number in range(2000):
             Chat.parse(chat(**{f"made\nup{number}": 1}), limits)
@@ -177,6 +184,31 @@ def test_the_warning_holds_no_more_of_a_name_than_a_header_may() -> None:
     header = warning_header(["a\r\nb: c", "é", "input[].id"])["Warning"]
     assert header == '299 drafthouse "fields without effect: a??b??c, ?, input[].id"'
     assert warning_header(["x"] * 20)["Warning"].endswith('x and 4 more"')
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "rule"),
+    [each for each in ALL_RULES if each.values[1].is_required],  # type: ignore[union-attr]
+)
+def test_a_required_field_is_missed_by_name(endpoint: Endpoint, rule: Rule) -> None:
+    body = body_with(endpoint, rule.name, None)
+    assert refused(parse, endpoint, body).param == shown(rule.name)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
+def test_the_required_fields_suffice(endpoint: Endpoint) -> None:
+    needed = {rule.name for rule in endpoint.rules if rule.is_required} | {"prompt"}  # or messages
+    parse(endpoint, {k: v for k, v in PARSERS[endpoint][0].items() if k in needed}, LENIENT)
+
+
+@pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if "model" in PARSERS[one][0]])
+def test_a_body_needs_no_model_where_one_is_served(endpoint: Endpoint) -> None:
+    body = {key: value for key, value in PARSERS[endpoint][0].items() if key != "model"}
+    other = dataclasses.replace(CONFIG, api=ApiConfig(served_model_names=("other",)))
+    named = parse(endpoint, body, dataclasses.replace(LENIENT, config=other))
+    assert getattr(named, "model", "demo") == "demo"
+    for limits in (LIMITS, dataclasses.replace(LENIENT, adapters={"poems": "poems"})):
+        assert refused(parse, endpoint, body, limits).param == "model"
 
 
 def bounds(schema: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
@@ -226,7 +258,7 @@ def test_the_openapi_document_is_one() -> None:
     validate(document)
     schema = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
     fields = schema["application/json"]["schema"]["properties"]
-    assert fields["n"]["anyOf"][0]["maximum"] == LIMITS.max_choices
+    assert fields["n"]["anyOf"][0]["maximum"] == LIMITS.config.ingress.max_choices
     assert fields["suffix"]["enum"] == [None, ""]
 
 

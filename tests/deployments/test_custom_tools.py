@@ -28,12 +28,10 @@ from deployments.ingress.generation import Generation
 from deployments.ingress.openai_request import Chat
 from deployments.ingress.openai_response import delta_fields, finish_reason, whole_message
 from deployments.ingress.spec import ChatUse, GenerationSpec
-from tests.deployments.test_openai_request import LIMITS, chat
+from tests.deployments.test_openai_request import LENIENT, LIMITS, chat
 from tests.support.text.answers import asked, read_text, streamed
 
-SERVED = dataclasses.replace(
-    LIMITS, dialect=Dialect(FORMATS["hermes"], template="{{ tools }}"), compatibility="lenient"
-)
+SERVED = dataclasses.replace(LENIENT, dialect=Dialect(FORMATS["hermes"], template="{{ tools }}"))
 PATCH = '*** Begin\n+é "東京" 🙂\\d\t/\n*** End'
 GRAMMAR = {"syntax": "lark", "definition": 'start: "x"'}
 FLAT = {"type": "custom", "name": "patch", "description": "d"}

@@ -18,11 +18,12 @@ from deployments.ingress.api.response_request import RESPONSES
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import CHAT
 from tests.deployments.test_contract import PARSERS, parse
+from tests.deployments.test_openai_request import LENIENT as PLAIN
 from tests.deployments.test_openai_request import LIMITS, refused
 from tests.deployments.test_wrong_fields import at
 
 STRICT = dataclasses.replace(LIMITS, dialect=Dialect(FORMATS["hermes"], template="{{ tools }}"))
-LENIENT = dataclasses.replace(STRICT, compatibility="lenient")
+LENIENT = dataclasses.replace(STRICT, config=PLAIN.config)
 FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 OF_CHAT = {"type": "function", "function": {"name": "f"}}
 OF_MESSAGES = {"name": "f", "input_schema": {"type": "object"}, "defer_loading": True}

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from cluster.config.parse import parse
+from cluster.config.schema import ApiConfig, Config
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
 from cluster.requests.acceptance_law import Law
@@ -20,20 +22,28 @@ from deployments.ingress.openai_request import Chat, Completion
 from deployments.ingress.spec import Limits
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
-LIMITS = Limits(
-    model_name="demo",
-    drafters=("lm", "lookup"),
-    tasks=("default", "code"),
-    vocab_size=100,
-    max_choices=4,
-    max_sequences=8,
-    max_logprobs=5,
-    max_stop_strings=2,
-    max_draft_tokens=16,
-    latency_classes=("throughput",),
-    laws=("coupled", "rejection"),
-    compatibility="strict",
+CONFIG = parse(
+    Config,
+    {
+        "model_name": "demo",
+        "drafters": {"lm": {"kind": "ngram"}, "lookup": {"kind": "ngram"}},
+        "tasks": {"default": ["lm", "lookup"], "code": ["lm", "lookup"]},
+        "coordinator": {
+            "max_draft_tokens": 16,
+            "latency_classes": {"throughput": 1.0},
+            "laws": ["coupled", "rejection"],
+        },
+        "ingress": {
+            "max_choices": 4,
+            "max_sequences_per_request": 8,
+            "max_logprobs": 5,
+            "max_stop_strings": 2,
+        },
+        "api": {"compatibility": "strict"},
+    },
 )
+LIMITS = Limits(CONFIG, 100)
+LENIENT = dataclasses.replace(LIMITS, config=dataclasses.replace(CONFIG, api=ApiConfig()))
 
 
 def completion(**fields: Any) -> dict[str, Any]:
@@ -234,7 +244,8 @@ def test_a_request_may_name_a_law_that_is_open_to_requests(
 
 
 def test_the_sequences_of_one_request_are_limited() -> None:
-    narrow = dataclasses.replace(LIMITS, max_sequences=3)
+    few = dataclasses.replace(CONFIG.ingress, max_sequences_per_request=3)
+    narrow = dataclasses.replace(LIMITS, config=dataclasses.replace(CONFIG, ingress=few))
     Completion.parse(completion(prompt=["a"] * 3), narrow)
     for prompt, n, param in ((["a"] * 4, 1, "prompt"), (["a"] * 2, 2, "prompt"), ("a", 4, "n")):
         with pytest.raises(RequestError, match="max_sequences_per_request") as caught:

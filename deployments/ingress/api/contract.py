@@ -11,6 +11,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cache
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
@@ -99,18 +100,12 @@ class Body(BaseModel):
         """What the body calls a field."""
         return cls.model_fields[attribute].alias or attribute
 
-    def length_field(self) -> str:
-        """The field that bounds the output, of a body that has one."""
-        return "max_tokens"
-
     def names(self, messages: str = "", places: Sequence[str] = ()) -> Names:
         """What the body calls its fields, for errors that come later.
 
         messages: the field with a conversation, and where each message of the prompt stands."""
         fields = type(self).model_fields
         own = {name: field.alias for name, field in fields.items() if field.alias is not None}
-        if (length := self.length_field()) in fields:
-            own["max_tokens"] = self.called(length)
         conversation = {"messages": messages, "prompt": messages} if messages else {}
         own |= {f"messages[{number}]": place for number, place in enumerate(places)}
         return Names({**own, **conversation})
@@ -261,10 +256,10 @@ class Read:
 
 
 def up_to(limit: str) -> Read:
-    """The greatest value, or the most items, by the name that `Limits` has for it."""
+    """The greatest value, or the most items, by its path in `Limits`."""
 
     def read(value: Any, limits: Limits) -> Any:
-        most, is_list = getattr(limits, limit), isinstance(value, list)
+        most, is_list = attrgetter(limit)(limits), isinstance(value, list)
         if (len(value) if is_list else value) > most:
             what = f"{len(value)} items" if is_list else f"{shown(value)} is out of range"
             raise RequestError.at("", f"{what}; send at most {most}")

@@ -25,8 +25,10 @@ _BLOCKS: dict[str, tuple[dict[str, str], str, str]] = {
 }
 
 
-class MessagesWriter(ItemWriter[AnthropicMessages]):
+class MessagesWriter(ItemWriter):
     """Writes one answer: whole, or as the events of a stream."""
+
+    _request: AnthropicMessages
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         self.chunks(deltas)

@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from cluster.errors import ForbiddenError, UnauthenticatedError
-from deployments.ingress.api.messages import Counted
+from deployments.ingress.api.contract import Body
+from deployments.ingress.api.messages import COUNT_TOKENS, Counted
 from deployments.ingress.api.openapi import ENDPOINTS, PAGES, openapi
 from deployments.ingress.api.wording import warning_header
 from deployments.ingress.body import read_object
@@ -21,13 +22,11 @@ from deployments.ingress.keys import Operators
 from deployments.ingress.metrics_page import seen_by
 from deployments.ingress.openai_request import DETOKENIZE, TOKENIZE, Detokenize, Tokenize
 from deployments.ingress.sampling import check_model
-from deployments.ingress.spec import Limits, Prompt
-from deployments.ingress.tools import ToolUse
+from deployments.ingress.spec import Limits
 from deployments.page.routes import about, wants_html
 
 Handler = Callable[[Request], Awaitable[Response]]
-T = TypeVar("T")
-Told = TypeVar("Told", bound=ToolUse)
+Asked = TypeVar("Asked", bound=Body)
 
 # An adapter is a name as well, and there may be many.
 _MAX_NAMES = 8
@@ -46,7 +45,7 @@ class Pages:
         self.about = about(ingress, _VERSION)
 
     def routes(self) -> list[tuple[str, str, Handler]]:
-        """Every method and path with its handler, except count_tokens, whose errors differ."""
+        """Every method and path with its handler."""
         return [
             # An adapter's name may have slashes.
             *(
@@ -59,6 +58,7 @@ class Pages:
             ),
             ("POST", TOKENIZE.path, self.tokenize),
             ("POST", DETOKENIZE.path, self.detokenize),
+            ("POST", COUNT_TOKENS.path, self.count_tokens),
         ]
 
     async def front(self, request: Request) -> Response:
@@ -75,14 +75,14 @@ class Pages:
 
     def _card(self, name: str) -> dict[str, Any]:
         """Of the model, or of an adapter, whose parent the model is."""
-        limits = self._ingress.limits
+        own = self._ingress.config.model_name
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "drafthouse",
-            "root": limits.model_name,
-            "parent": limits.model_name if limits.adapter_of(name) else None,
+            "root": own,
+            "parent": own if self._ingress.limits.adapter_of(name) else None,
             "max_model_len": self._max_model_len(),
         }
 
@@ -90,13 +90,13 @@ class Pages:
         return self._ingress.coordinators.max_context_len or None
 
     async def response(self, request: Request) -> Response:
-        store, response_id = self._ingress.store, request.path_params["response_id"]
+        store, response_id = self._ingress.limits.store, request.path_params["response_id"]
         found = store.get(response_id, request.state.caller.name, "response_id")
         return JSONResponse(found.body)
 
     async def forget_response(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
-        self._ingress.store.drop(response_id, request.state.caller.name, "response_id")
+        self._ingress.limits.store.drop(response_id, request.state.caller.name, "response_id")
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     async def version(self, request: Request) -> Response:
@@ -144,7 +144,8 @@ class Pages:
     async def tokenize(self, request: Request) -> Response:
         """vLLM's /tokenize: the tokens of a text, or of a conversation."""
         ingress = self._ingress
-        asked, prompt = await self._read(request, _prompted(Tokenize))
+        asked = await self._read(request, Tokenize)
+        prompt, _ = asked.prompt_of(ingress.limits)
         token_ids = await ingress.tokenize(prompt, add_special_tokens=asked.add_special_tokens)
         strings = None
         if asked.return_token_strs:
@@ -161,30 +162,21 @@ class Pages:
 
     async def count_tokens(self, request: Request) -> Response:
         """Anthropic's: how many tokens /v1/messages would read."""
-        asked, prompt = await self._read(request, _prompted(Counted))
+        asked = await self._read(request, Counted)
+        prompt, _ = asked.prompt_of(self._ingress.limits)
         count = len(await self._ingress.tokenize(prompt))
         return JSONResponse({"input_tokens": count}, headers=warning_header(asked.ignored))
 
     async def detokenize(self, request: Request) -> Response:
         """vLLM's /detokenize: the text of tokens, special ones included."""
-        asked = await self._read(request, Detokenize.read)
+        asked = await self._read(request, Detokenize)
         return JSONResponse({"prompt": await self._ingress.detokenize(asked.tokens)})
 
-    async def _read(self, request: Request, parse: Callable[[dict[str, Any], Limits], T]) -> T:
+    async def _read(self, request: Request, body: type[Asked]) -> Asked:
         ingress = self._ingress
         return await read_object(
-            request, ingress.config.ingress, lambda values: parse(values, ingress.limits)
+            request, ingress.config.ingress, lambda values: body.read(values, ingress.limits)
         )
-
-
-def _prompted(body: type[Told]) -> Callable[[dict[str, Any], Limits], tuple[Told, Prompt]]:
-    """Reads a body, and its prompt."""
-
-    def read(values: dict[str, Any], limits: Limits) -> tuple[Told, Prompt]:
-        asked = body.read(values, limits)
-        return asked, asked.prompt_of(limits)[0]
-
-    return read
 
 
 def front_page(request: Request, limits: Limits, version: str) -> Response:

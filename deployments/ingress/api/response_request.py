@@ -184,7 +184,7 @@ class Response(Answered, Harmless):
     def asked(self, limits: Limits) -> GenerationSpec:
         self._limits, earlier = limits, self.previous_response_id
         if earlier:
-            found = limits.store.get(earlier, limits.owner, "previous_response_id")
+            found = limits.store.get(earlier, limits.caller.name, "previous_response_id")
             self._earlier = found.messages
         return super().asked(limits)
 
@@ -203,7 +203,7 @@ class Response(Answered, Harmless):
         """Keep its answer, if that is wanted.  message: what it says, for who goes on with it."""
         if self.store:
             said = [told for place, told in self.said() if place != "instructions"]
-            kept = StoredResponse(body, (*said, message), self._limits.owner)
+            kept = StoredResponse(body, (*said, message), self._limits.caller.name)
             self._limits.store.put(kept)
 
     def repeated(self) -> Mapping[str, Any]:

@@ -31,18 +31,19 @@ class ResponseStore:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._stored: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
-        self.num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        # Long answers are written, and kept, in other threads.
+        return sum(size for _, size in tuple(self._stored.values()))
 
     def put(self, response: StoredResponse) -> None:
         """Keep it, as long as there is room."""
         size = len(json.dumps(response.body)) + len(json.dumps(response.messages))
-        if size > self._max_bytes:
-            return
-        self._stored[response.body["id"]] = (response, size)
-        self.num_bytes += size
+        if size <= self._max_bytes:
+            self._stored[response.body["id"]] = (response, size)
         while len(self._stored) > self._max_responses or self.num_bytes > self._max_bytes:
-            _, (_, freed) = self._stored.popitem(last=False)
-            self.num_bytes -= freed
+            self._stored.popitem(last=False)
 
     def get(self, response_id: str, owner: str, param: str) -> StoredResponse:
         """Raises NotFoundError, naming `param`, for one that is not kept, or not for that owner."""
@@ -58,5 +59,4 @@ class ResponseStore:
     def drop(self, response_id: str, owner: str, param: str) -> None:
         """Forget one; raises NotFoundError as `get` does."""
         self.get(response_id, owner, param)
-        _, size = self._stored.pop(response_id)
-        self.num_bytes -= size
+        del self._stored[response_id]

@@ -29,8 +29,10 @@ _TYPES = {
 }
 
 
-class ResponseWriter(ItemWriter[Response]):
+class ResponseWriter(ItemWriter):
     """One answer; it is kept when it has ended, if its request wants that."""
+
+    _request: Response
 
     def __init__(self, *what: Any) -> None:
         super().__init__(*what)

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from pydantic import ValidationError
@@ -98,7 +99,7 @@ class Rule:
     """One field, by its name in the body.
 
     note: what it does, why it has no effect, or the remedy.  schema: JSON Schema of a supported
-    value; a string as bound names an attribute of `Limits`.  below: what its value, or each
+    value; a string as bound is a path in `Limits`.  below: what its value, or each
     element of it, is.  harmless: values of a field that is not supported which ask for nothing.
     """
 
@@ -141,7 +142,7 @@ def resolved(schema: Schema, limits: object) -> dict[str, Any]:
 
     def known(one: dict[str, Any]) -> dict[str, Any]:
         names = {key for key in _BOUNDS & one.keys() if isinstance(one[key], str)}
-        return one | {key: getattr(limits, one[key]) for key in names}
+        return one | {key: attrgetter(one[key])(limits) for key in names}
 
     return dict(json.loads(json.dumps(schema), object_hook=known))
 
@@ -168,7 +169,7 @@ def described(schema: Schema) -> str:
 
 def _bound(value: Any) -> str:
     if isinstance(value, str):
-        return f"`{value}`"
+        return f"`{value.rpartition('.')[2]}`"
     return f"{int(value) if value == int(value) else value:,}".replace(",", " ")
 
 

@@ -8,14 +8,11 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from cluster.errors import DrafthouseError
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
-from deployments.ingress.sampling import Sampling
-
-Asked = TypeVar("Asked", bound=Sampling)
 
 
 @dataclass(slots=True)
@@ -73,10 +70,10 @@ def begin(items: list[Item], kind: str, name: str = "") -> Item:
     return items[-1]
 
 
-class Writer(Generic[Asked]):
+class Writer:
     """Writes one answer in the format of one endpoint: `whole`, or the others in their order."""
 
-    def __init__(self, request: Asked, generation: Generation, request_id: str) -> None:
+    def __init__(self, request: Any, generation: Generation, request_id: str) -> None:
         self._request = request
         self._generation = generation
         self._tokenizer = generation.tokenizer
@@ -104,7 +101,7 @@ class Writer(Generic[Asked]):
         raise NotImplementedError
 
 
-class ItemWriter(Writer[Asked]):
+class ItemWriter(Writer):
     """Writes an answer that is told item by item."""
 
     def __init__(self, *what: Any) -> None:
