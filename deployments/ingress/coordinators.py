@@ -157,10 +157,6 @@ class Coordinators:
             self._peers.values(),
             key=lambda one: (one.id in ticket.refused_by, not one.load.seats, one.num_in_hand),
         )
-        if ticket.wire_id in peer.tickets:
-            raise DrafthouseError(
-                f"request id {ticket.wire_id} is already in use; ids must be unique"
-            )
         ticket.peer = peer
         peer.tickets[ticket.wire_id] = ticket
         peer.tell(requests=request)

@@ -6,7 +6,6 @@ Nobody else could continue these streams: their clients are connected to this pr
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import weakref
 
@@ -49,10 +48,11 @@ class Draining:
         await self._closed_within(LAST_WORDS_S)
 
     async def _closed_within(self, limit_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                for each in self._running():  # none is added meanwhile
-                    await each.closed.wait()
+        waiting = [asyncio.ensure_future(each.closed.wait()) for each in self._running()]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=limit_s)
+            for one in late:
+                one.cancel()
 
     def _running(self) -> list[Generation]:
         return [each for each in self._known if not each.closed.is_set()]

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from cluster.errors import DrafthouseError, UnavailableError
+from cluster.rpc.duplex import run_until_first_ends
 from deployments.ingress.api.writer import Writer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.draining import Draining
@@ -100,17 +101,15 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
 
     receive: of a request whose body has been read.
     """
-    gone = asyncio.ensure_future(_until_disconnected(receive))
-    working = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait((gone, working), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        for task in (gone, working):
-            task.cancel()
-        await asyncio.gather(gone, working, return_exceptions=True)
+    found: list[Result] = []
+
+    async def working() -> None:
+        found.append(await work)
+
+    await run_until_first_ends(_until_disconnected(receive), working())
+    if not found:
+        raise ClientDisconnect
+    return found[0]
 
 
 async def _until_disconnected(receive: Receive) -> None:

@@ -111,8 +111,7 @@ class Ticket:
 
     def fail(self, error: DrafthouseError) -> None:
         self._error = error
-        self.finished = True
-        self._signal.set()
+        self.end()
 
     def end(self) -> None:
         """End the request: no more events will arrive, not even statistics."""
