@@ -31,10 +31,6 @@ class Names:
             known = known[: max(known.rfind("."), known.rfind("["), 0)]
         return self.own[known] + path[len(known) :] if known else path
 
-    def also(self, **known: str) -> Names:
-        """With more fields, each by its path as the parsers know it; "" for one that is nowhere."""
-        return Names({**self.own, **{key: self.of(path) for key, path in known.items() if path}})
-
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
         """RequestErrors that are raised inside name the body's field."""

@@ -99,7 +99,8 @@ class GenerationSpec:
     @property
     def names(self) -> Names:
         """What its body calls the fields that an error may name."""
-        return self.prompts[0].names.also(grammar=self.grammar_field)
+        names, place = self.prompts[0].names, self.grammar_field
+        return Names({**names.own, "grammar": names.of(place)}) if place else names
 
 
 @frozen
