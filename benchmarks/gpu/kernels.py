@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.core import SamplingParams, TokenTree, token_array
+from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
 from cluster.engine.attention.backends import create_backend
 from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.attention.seam import AttentionBackend
@@ -19,8 +19,7 @@ from cluster.engine.schedule.batch import Batch, Pick, build_batch
 from cluster.engine.types import AttentionOptions
 from cluster.engine.work import Work
 from cluster.records import frozen
-from cluster.spec.draw import DrawRows, Draws, FusedDraw, draw
-from cluster.spec.noise_torch import NoiseRows
+from cluster.spec.draw import DrawRows, FusedDraw, draw
 from cluster.spec.sampling import pack
 from cluster.worker.verifier import fused_draw
 
@@ -112,14 +111,14 @@ def draw_row(num_rows: int, vocab_size: int, device: torch.device) -> dict[str, 
         np.zeros(num_rows, dtype=np.int64),
     )
 
-    def call(fused: FusedDraw | None) -> Callable[[], Draws]:
-        return lambda: draw(logits, rows, NoiseRows(vocab_size, device), fused)
+    def call(fused: FusedDraw | None) -> Callable[[], TokenArray]:
+        return lambda: draw(logits, rows, fused)
 
     own, reference = call(fused_draw(device, vocab_size)), call(None)
     return {
         "rows": num_rows,
         "vocab": vocab_size,
-        "different_tokens": int((own().token_ids != reference().token_ids).sum()),
+        "different_tokens": int((own() != reference()).sum()),
         "us": seconds(own, device, repeats=20) * 1e6,
         "reference_us": seconds(reference, device, repeats=5) * 1e6,
     }

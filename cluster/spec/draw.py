@@ -11,7 +11,7 @@ import torch
 from cluster.core import TokenArray
 from cluster.records import record
 from cluster.spec.noise import gumbel
-from cluster.spec.noise_torch import NoiseRows, Triple
+from cluster.spec.noise_torch import Triple, gumbel_rows
 from cluster.spec.sampling import (
     WORKSPACE_BYTES,
     RowLaws,
@@ -52,23 +52,9 @@ class DrawRows:
             self.streams[rows],
         )
 
-    def triples(self) -> list[Triple]:
-        """(seed, position, stream) of each row."""
-        return list(
-            zip(self.seeds.tolist(), self.positions.tolist(), self.streams.tolist(), strict=True)
-        )
-
-
-@record
-class Draws:
-    """The draws of some rows.
-
-    token_ids: int32[rows].  valid: bool[rows], False where the row's logits have no finite
-    maximum (NaN, infinite, or everything banned): such a row has no law to draw from.
-    """
-
-    token_ids: TokenArray
-    valid: npt.NDArray[np.bool_]
+    def triples(self) -> tuple[list[int], list[int], list[int]]:
+        """Seeds, positions and streams."""
+        return self.seeds.tolist(), self.positions.tolist(), self.streams.tolist()
 
 
 class FusedDraw(Protocol):
@@ -91,10 +77,11 @@ class FusedDraw(Protocol):
         ...
 
 
-def draw(
-    logits: torch.Tensor, rows: DrawRows | None, noise: NoiseRows, fused: FusedDraw | None = None
-) -> Draws:
-    """Draw one token per row; equal scores go to the lowest token id.
+def draw(logits: torch.Tensor, rows: DrawRows | None, fused: FusedDraw | None = None) -> TokenArray:
+    """Draw one token per row, int32[rows]; equal scores go to the lowest token id.
+
+    -1: the row's logits have no finite maximum (NaN, infinite, or everything banned), so there is
+    no law to draw from.
 
     logits: float32[rows, vocab] after penalties, bias and bans; not changed.  rows: None when
     every row is greedy, which then costs one pass and one transfer.  fused: a faster equivalent.
@@ -104,22 +91,20 @@ def draw(
     if rows is not None:
         sampled = np.flatnonzero(rows.packed[:, 0] > 0.0)
         if len(sampled) == len(token_ids):
-            token_ids = _draw_sampled(logits, maxima, rows, noise, fused)
+            token_ids = _draw_sampled(logits, maxima, rows, fused)
         elif len(sampled):
             index = torch.from_numpy(sampled).to(logits.device)
             token_ids[index] = _draw_sampled(
-                logits[index], maxima[index], rows.take(sampled), noise, fused
+                logits[index], maxima[index], rows.take(sampled), fused
             )
-    # Both results travel in one transfer.
-    both = torch.stack((token_ids, torch.isfinite(maxima).long())).cpu().numpy()
-    return Draws(both[0].astype(np.int32), both[1].astype(np.bool_))
+    drawn: TokenArray = token_ids.where(torch.isfinite(maxima), -1).int().cpu().numpy()
+    return drawn
 
 
 def _draw_sampled(
     logits: torch.Tensor,
     maxima: torch.Tensor,
     rows: DrawRows,
-    noise: NoiseRows,
     fused: FusedDraw | None,
 ) -> torch.Tensor:
     """Draw at rows of positive temperature: int64[rows]."""
@@ -129,12 +114,12 @@ def _draw_sampled(
         return fused(logits, maxima, laws.temperature, None, rows)
     scaled = scale(logits, maxima, laws.temperature)  # [rows, vocab]
     if not is_truncated:
-        return _draw_full(scaled, None, rows, noise)
+        return _draw_full(scaled, None, rows)
     found = survivors(scaled, laws)
     if fused is not None:
         return fused(logits, maxima, laws.temperature, found.cutoffs, rows)
     if logits.device.type != "cpu":
-        return _draw_full(scaled, found.cutoffs, rows, noise)
+        return _draw_full(scaled, found.cutoffs, rows)
     complete = found.complete.numpy()
     if complete.all():
         return torch.from_numpy(_draw_among(found, rows))
@@ -145,7 +130,7 @@ def _draw_sampled(
         among = _draw_among(found.take(few_index), rows.take(few))
         token_ids[few_index] = torch.from_numpy(among)
     cutoffs = found.cutoffs[many_index]
-    token_ids[many_index] = _draw_full(scaled[many_index], cutoffs, rows.take(many), noise)
+    token_ids[many_index] = _draw_full(scaled[many_index], cutoffs, rows.take(many))
     return token_ids
 
 
@@ -170,17 +155,15 @@ def winner_among(
     return int(token_ids[(scores + gumbel(seed, position, token_ids, stream)).argmax()])
 
 
-def _draw_full(
-    scaled: torch.Tensor, cutoffs: torch.Tensor | None, rows: DrawRows, noise: NoiseRows
-) -> torch.Tensor:
-    scores = noise.fetch(rows.triples()).add_(scaled)  # [rows, vocab]
+def _draw_full(scaled: torch.Tensor, cutoffs: torch.Tensor | None, rows: DrawRows) -> torch.Tensor:
+    scores = gumbel_rows(*rows.triples(), scaled.shape[1], scaled.device).add_(scaled)
     if cutoffs is not None:
         scores.masked_fill_(scaled < cutoffs.unsqueeze(1), -torch.inf)
     return scores.max(dim=1).indices
 
 
 def _draw_among(found: Survivors, rows: DrawRows) -> Indices:
-    """Draw at rows whose few survivors are known: only these need noise."""
+    """Draw at rows whose survivors are all known: only these need noise."""
     values, token_ids = found.values.numpy(), found.token_ids.numpy()
     alive = values >= found.cutoffs.numpy()[:, None]
     row, column = np.nonzero(alive)

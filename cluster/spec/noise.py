@@ -7,6 +7,7 @@ same integers on any device; committed test vectors hold both to it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,6 +31,8 @@ _MASK = np.uint64(MASK32)
 
 # Elements per pass: the six working arrays of a pass stay within the second-level cache.
 _CHUNK = 4096
+# Rows of a whole vocabulary that are kept: 25 MB of 50,000 tokens, 130 MB of 256,000.
+_MAX_KEPT = 128
 
 
 def split_seeds(seeds: npt.ArrayLike) -> tuple[Words, Words]:
@@ -88,12 +91,23 @@ def gumbel_rows(
     seeds: Sequence[int], positions: Sequence[int], streams: Sequence[int], vocab_size: int
 ) -> FloatArray:
     """Noise over the whole vocabulary: float32[rows, vocab_size], one row per triple."""
-    noise = np.empty((len(seeds), vocab_size), dtype=np.float32)
+    triples = zip(seeds, positions, streams, strict=True)
+    return np.stack([gumbel_row(*triple, vocab_size) for triple in triples])
+
+
+@functools.lru_cache(_MAX_KEPT)
+def gumbel_row(seed: int, position: int, stream: int, vocab_size: int) -> FloatArray:
+    """Noise over the whole vocabulary, float32[vocab_size]; it is kept, so only to be read.
+
+    Nodes at one depth of a tree have the same row, and so do the deeper ones of a step and the
+    first ones of the next.
+    """
     token_ids = np.arange(vocab_size, dtype=np.uint64)
-    for row, triple in enumerate(zip(seeds, positions, streams, strict=True)):
-        for start in range(0, vocab_size, _CHUNK):
-            part = slice(start, start + _CHUNK)
-            noise[row, part] = gumbel(triple[0], triple[1], token_ids[part], triple[2])
+    noise = np.empty(vocab_size, dtype=np.float32)
+    for start in range(0, vocab_size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        noise[part] = gumbel(seed, position, token_ids[part], stream)
+    noise.setflags(write=False)
     return noise
 
 

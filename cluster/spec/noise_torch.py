@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -86,46 +85,3 @@ def gumbel_of_words(words: torch.Tensor) -> torch.Tensor:
     """Philox words as Gumbel noise: float64 until the last step, then float32."""
     uniform = (words.to(torch.float64) + 0.5) * 2.0**-32
     return -torch.log(-torch.log1p(-uniform)).to(torch.float32)
-
-
-class NoiseRows:
-    """Remembers noise rows, so that each (seed, position, stream) is computed once.
-
-    The deeper rows of a step's tree have the same output positions as the first rows of the next
-    step's tree.  The least recently used rows are dropped first.
-    max_bytes: limit for the memory of the remembered rows.
-    """
-
-    def __init__(self, vocab_size: int, device: torch.device, max_bytes: int = 128 * 2**20) -> None:
-        self.vocab_size = vocab_size
-        self.device = device
-        self._max_rows = max(max_bytes // (4 * vocab_size), 1)
-        self._rows: OrderedDict[Triple, torch.Tensor] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def fetch(self, triples: Sequence[Triple]) -> torch.Tensor:
-        """float32[len(triples), vocab_size]; missing rows are computed in one call."""
-        missing = [triple for triple in dict.fromkeys(triples) if triple not in self._rows]
-        computed: dict[Triple, torch.Tensor] = {}
-        if missing:
-            seeds, positions, streams = zip(*missing, strict=True)
-            block = gumbel_rows(seeds, positions, streams, self.vocab_size, self.device)
-            computed = dict(zip(missing, block.unbind(0), strict=True))
-        known = [triple for triple in triples if triple not in computed]
-        rows = torch.stack(
-            [computed[t] if t in computed else self._rows[t] for t in triples]
-        )  # [rows, vocab]
-        for triple in known:
-            self._rows.move_to_end(triple)
-        if len(missing) <= self._max_rows:  # more of them would displace each other
-            self._remember(computed)
-        return rows
-
-    def _remember(self, computed: dict[Triple, torch.Tensor]) -> None:
-        while len(self._rows) + len(computed) > self._max_rows:
-            self._rows.popitem(last=False)
-        for triple, row in computed.items():
-            # A copy: a view would keep the whole block for as long as any of its rows.
-            self._rows[triple] = row.clone()

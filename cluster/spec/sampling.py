@@ -17,7 +17,7 @@ described by one number, its cutoff.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -29,16 +29,15 @@ from cluster.records import record
 NUM_CANDIDATES = 64
 # On a GPU more of them cost little, and a row that they do not settle costs many passes.
 _NUM_CANDIDATES_ON_GPU = 512
-# The number of logits whose masses are computed at once, which bounds the extra memory.
-_ENTRIES_AT_ONCE = 2**22
-# Extra bytes per logit: masses and weights in int64, float32, int32 and the bits of comparisons.
-_BYTES_PER_ENTRY = 32
+# The number of logits that are sorted, or whose masses are computed, at once: this bounds the extra
+# memory.
+_ENTRIES_AT_ONCE = 2**21
+# Extra bytes per logit: a sort with its indices, or masses and their sums in 64 bits.
+_BYTES_PER_ENTRY = 64
 WORKSPACE_BYTES = _ENTRIES_AT_ONCE * _BYTES_PER_ENTRY
 # A power of two, so that float32 numbers are multiplied exactly.  The sum over a vocabulary of at
 # most 2^20 tokens is below 2^63, and its total rounding error is below 2^-23 of the greatest mass.
 _MASS_UNITS = float(2**43)
-# The bits of a float32 without its sign, and the bits of infinity.
-_MAGNITUDE, _INFINITE = 0x7FFFFFFF, 0x7F800000
 
 
 @record
@@ -124,24 +123,14 @@ class Survivors:
         )
 
 
-def survivors(scaled: torch.Tensor, laws: RowLaws) -> Survivors:
-    """Truncate every row of `scaled` (float32[rows, vocab], maximum 0) by its own law."""
-    if scaled.device.type == "cpu":
-        return select(scaled, laws, NUM_CANDIDATES, sorted_cutoffs)
-    return select(scaled, laws, _NUM_CANDIDATES_ON_GPU, searched_cutoffs)
+def survivors(scaled: torch.Tensor, laws: RowLaws, num_candidates: int | None = None) -> Survivors:
+    """Truncate every row of `scaled` (float32[rows, vocab], maximum 0) by its own law.
 
-
-def select(
-    scaled: torch.Tensor,
-    laws: RowLaws,
-    num_candidates: int,
-    exactly: Callable[[torch.Tensor, RowLaws], torch.Tensor],
-) -> Survivors:
-    """Find the survivors of each row.  The greatest logits settle most rows; the cutoffs of the
-    others are found by `exactly`.
-
-    The result is the same for every number of candidates.
+    The greatest logits settle most rows; the others are sorted.  num_candidates: so many of the
+    greatest, None = as suits the device; the result is the same for every number.
     """
+    if num_candidates is None:
+        num_candidates = NUM_CANDIDATES if scaled.device.type == "cpu" else _NUM_CANDIDATES_ON_GPU
     values, token_ids = scaled.topk(min(num_candidates, scaled.shape[1]), dim=1)
     cutoffs = _cutoffs(values, scaled, laws)
     # A kept last value means that more may follow: a longer nucleus, or ties with it.
@@ -151,57 +140,16 @@ def select(
     rest = torch.nonzero(~complete).squeeze(1)
     rows_at_once = max(_ENTRIES_AT_ONCE // scaled.shape[1], 1)
     for rows in torch.split(rest, rows_at_once) if len(rest) else ():
-        cutoffs[rows] = exactly(scaled[rows], laws.take(rows))
+        cutoffs[rows] = sorted_cutoffs(scaled[rows], laws.take(rows))
     return Survivors(cutoffs, values, token_ids, complete)
 
 
 def sorted_cutoffs(scaled: torch.Tensor, laws: RowLaws) -> torch.Tensor:
-    """Find the cutoffs of rows on a CPU by sorting each row: float32[rows]."""
-    # NumPy's vectorised sort is several times faster than torch's.
-    ascending = np.sort(scaled.numpy(), axis=1)
-    return _cutoffs(torch.from_numpy(ascending[:, ::-1].copy()), scaled, laws)
-
-
-def searched_cutoffs(scaled: torch.Tensor, laws: RowLaws) -> torch.Tensor:
-    """Find the cutoffs by bisection over all numbers that a cutoff can be: float32[rows].
-
-    It takes 31 passes but stores nothing.  A sort of a whole vocabulary would store indices, a
-    copy, and the sums of every candidate's mass.
-    """
-    # Among numbers of one sign, the order of their bits is the order of their magnitudes.
-    magnitudes = scaled.view(torch.int32) & _MAGNITUDE
-    vocab_size = scaled.shape[1]
-    bounds = laws.min_cutoff.view(torch.int32) & _MAGNITUDE
-    counted = (laws.top_k > 0) & (laws.top_k < vocab_size)
-    if bool(counted.any()):
-        kth = _first_reaching(magnitudes, None, laws.top_k.clamp(1, vocab_size).double())
-        bounds = torch.where(counted, torch.minimum(kth, bounds), bounds)
-    nucleus = laws.top_p < 1.0
-    if bool(nucleus.any()):
-        masses = _masses(scaled).masked_fill_(magnitudes > bounds.unsqueeze(1), 0)
-        smallest = _first_reaching(magnitudes, masses, laws.top_p * masses.sum(dim=1).double())
-        bounds = torch.where(nucleus, torch.minimum(smallest, bounds), bounds)
-    return -bounds.view(torch.float32)
-
-
-def _first_reaching(
-    magnitudes: torch.Tensor, weights: torch.Tensor | None, amounts: torch.Tensor
-) -> torch.Tensor:
-    """Return the least magnitude up to which the sum of a row's weights reaches its amount:
-    int32[rows].
-
-    weights: int64[rows, vocab], None = 1 each.  amounts: float64[rows].
-    """
-    low = torch.zeros_like(magnitudes[:, 0])
-    high = torch.full_like(low, _INFINITE)
-    for _ in range(_INFINITE.bit_length()):
-        middle = low + (high - low) // 2
-        within = magnitudes <= middle.unsqueeze(1)
-        reached = within.sum(dim=1) if weights is None else (weights * within).sum(dim=1)
-        enough = reached.double() >= amounts
-        high = torch.where(enough, middle, high)
-        low = torch.where(enough, low, torch.minimum(middle + 1, high))
-    return high
+    """Find the cutoffs of rows by sorting each row: float32[rows]."""
+    if scaled.device.type == "cpu":  # NumPy's vectorised sort is several times faster than torch's
+        ascending = np.sort(scaled.numpy(), axis=1)
+        return _cutoffs(torch.from_numpy(ascending[:, ::-1].copy()), scaled, laws)
+    return _cutoffs(scaled.sort(dim=1, descending=True).values, scaled, laws)
 
 
 def _cutoffs(values: torch.Tensor, scaled: torch.Tensor, laws: RowLaws) -> torch.Tensor:

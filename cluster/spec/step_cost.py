@@ -8,31 +8,7 @@ import numpy as np
 
 # From 2 on an edge is at most half as large again as the one before; kernels' costs jump at such
 # sizes.
-EDGES: tuple[int, ...] = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    6,
-    8,
-    12,
-    16,
-    24,
-    32,
-    48,
-    64,
-    96,
-    128,
-    192,
-    256,
-    384,
-    512,
-    768,
-    1024,
-    1536,
-    2048,
-)
+EDGES: tuple[int, ...] = (0, 1, *(base << power for power in range(10) for base in (2, 3)), 2048)
 NODE_EDGES = np.array(EDGES)
 # Numbers of nodes of a sequence that residents may be asked for, and for which acceptance is known.
 DRAFT_LENGTHS = NODE_EDGES[(NODE_EDGES >= 1) & (NODE_EDGES <= 32)]
@@ -40,15 +16,7 @@ DRAFT_LENGTHS = NODE_EDGES[(NODE_EDGES >= 1) & (NODE_EDGES <= 32)]
 # the time of that turn is no measurement of drafting.
 MAX_COMMIT = int(DRAFT_LENGTHS[-1]) + 1
 
-# For each count up to the last edge, the index of the smallest edge that is not below it.
-_PLACES = tuple(bisect.bisect_left(EDGES, count) for count in range(EDGES[-1] + 1))
-
-
-def place(count: int) -> int:
-    """Return the index of the smallest edge that is not below `count`."""
-    return _PLACES[count] if count < len(_PLACES) else len(EDGES) - 1
-
 
 def bucket(count: int) -> int:
     """Return the smallest edge that is not below `count`, or the last edge if all are below."""
-    return EDGES[place(count)]
+    return EDGES[min(bisect.bisect_left(EDGES, count), len(EDGES) - 1)]

@@ -10,16 +10,16 @@ from cluster.requests.acceptance_law import NO_LAWS
 from cluster.spec.forest import Floats
 from cluster.spec.rejection import walk_in_turn
 from cluster.spec.sampling import RowLaws, scale, survivors
-from cluster.worker.target_sequence import Evaluated, adjusted, no_law
+from cluster.worker.target_sequence import TargetSequence, adjusted, no_law
 
 
-def walk_by_ratio(entry: Evaluated) -> tuple[TokenArray, TokenArray]:
+def walk_by_ratio(sequence: TargetSequence) -> tuple[TokenArray, TokenArray]:
     """Return (path, token_ids) as `cluster.spec.verify.walk_draws` does.
 
     Only the rows that the walk comes to are made probabilities.  Raises WorkerError for broken
     logits, and what the sequence's own hook raises.
     """
-    sequence, logits = entry.sequence, adjusted(entry)
+    logits = adjusted(sequence)
     if sequence.failure is not None:
         raise sequence.failure
     params, text = sequence.params, sequence.text
@@ -44,4 +44,4 @@ def walk_by_ratio(entry: Evaluated) -> tuple[TokenArray, TokenArray]:
         return np.asarray(weights / weights.sum(dtype=np.float64), dtype=np.float64)
 
     key = (sequence.seed, params.stream, text.output_len)
-    return walk_in_turn(entry.tree, drawn, law_of, key)
+    return walk_in_turn(sequence.tree, drawn, law_of, key)

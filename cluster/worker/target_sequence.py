@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,11 +17,12 @@ from cluster.requests.redraw import Redraw
 from cluster.spec.draw import DrawRows, FusedDraw, Indices, draw, winner_among
 from cluster.spec.gap import gap_of
 from cluster.spec.logits_hook import LogitsHook, TokenMask, forbid
-from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from cluster.spec.sampling import is_truncated, pack
 from cluster.spec.tree import depths
 from cluster.worker.texts import TargetText
+
+NO_LOGITS = torch.empty(0)
 
 
 class TargetSequence:
@@ -31,6 +31,9 @@ class TargetSequence:
     is_pending: the engine has not answered its work yet.  tree: the nodes of that work, which are
     those that the hook allows.  kept: their places in the tree that was submitted, None = all.
     search: the beam search, if the text is one.  redraws: of an audit, in the present step.
+    logits: float32[n + 1, vocab] of the step's rows, the root's first; start: the first of these
+    rows among those of the batch; mask: the tokens that its hook allows at each of them, None = all
+    tokens, or the request has failed and its draws are not used.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class TargetSequence:
         self.packed = pack(params)
         self.truncated = is_truncated(params)
         self.is_pending = False
+        self.logits, self.start = NO_LOGITS, 0
+        self.mask: TokenMask | None = None
         self.tree = EMPTY_TREE
         self.kept: TokenArray | None = None
         self.search: BeamRun | None = None
@@ -86,6 +91,24 @@ class TargetSequence:
         self.tree = TokenTree(tree.token_ids[kept], places[tree.parents[kept]])
 
     @property
+    def rows(self) -> slice:
+        return slice(self.start, self.start + len(self.logits))
+
+    @property
+    def positions(self) -> Indices:
+        """Output position of the draw at each row."""
+        positions = np.zeros(len(self.tree) + 1, dtype=np.int64)
+        positions[1:] = depths(self.tree.parents)
+        return positions + self.text.output_len
+
+    def ask_hook(self) -> None:
+        """Take the mask from the hook."""
+        try:
+            self.mask = None if self.hook is None else self.hook.masks()
+        except RequestError as error:
+            self.failure = error
+
+    @property
     def counts(self) -> Counts:
         """Occurrences in the text so far."""
         tokens = self.text.tokens
@@ -98,88 +121,50 @@ class TargetSequence:
         return self._counts
 
 
-@dataclass(slots=True, eq=False)
-class Evaluated:
-    """A sequence whose tree was evaluated: logits float32[n + 1, vocab], the root's row first.
-
-    start: its first row among those of the batch.  mask: the tokens that its hook allows at each of
-    its rows; None = all tokens, or the request has failed and its draws are not used.
-    """
-
-    sequence: TargetSequence
-    logits: torch.Tensor
-    start: int = 0
-    mask: TokenMask | None = None
-
-    @property
-    def tree(self) -> TokenTree:
-        return self.sequence.tree
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.start, self.start + len(self.logits))
-
-    @property
-    def positions(self) -> Indices:
-        """Output position of the draw at each row."""
-        positions = np.zeros(len(self.tree) + 1, dtype=np.int64)
-        positions[1:] = depths(self.tree.parents)
-        return positions + self.sequence.text.output_len
-
-    def ask_hook(self) -> None:
-        """Take the mask from the sequence's hook."""
-        try:
-            self.mask = None if self.sequence.hook is None else self.sequence.hook.masks()
-        except RequestError as error:
-            self.sequence.failure = error
-
-
 def draw_all(
-    batch: Sequence[Evaluated],
-    noise: NoiseRows,
+    batch: Sequence[TargetSequence],
     native: DrawKernels | None = None,
     fused: FusedDraw | None = None,
 ) -> list[TokenArray | None]:
-    """Return the target's draws of each entry, int32[n + 1]; -1 for a row without a valid law.
+    """Return the target's draws of each sequence, int32[n + 1]; -1 for a row without a valid law.
 
-    None: the entry's law of acceptance draws nothing beforehand (`cluster.worker.ratio_walk`).
+    None: the sequence's law of acceptance draws nothing beforehand (`cluster.worker.ratio_walk`).
 
     native: faster draws for logits on the CPU; fused: for logits on a GPU.  The draws are the same
     without them.  If a sequence's output is given, its tokens replace the draws.
     """
     start = 0
-    coupled = [entry for entry in batch if entry.sequence.params.is_coupled]
-    for entry in coupled:
-        entry.start, start = start, start + len(entry.logits)
-        entry.ask_hook()
-    token_ids = _draw_all(coupled, noise, native, fused) if coupled else EMPTY_TOKENS
+    coupled = [each for each in batch if each.params.is_coupled]
+    for each in coupled:
+        each.start, start = start, start + len(each.logits)
+        each.ask_hook()
+    token_ids = _draw_all(coupled, native, fused) if coupled else EMPTY_TOKENS
     return [
-        _forced(entry, token_ids[entry.rows]) if entry.sequence.params.is_coupled else None
-        for entry in batch
+        _forced(each, token_ids[each.rows]) if each.params.is_coupled else None for each in batch
     ]
 
 
-def _forced(entry: Evaluated, draws: TokenArray) -> TokenArray:
-    given = entry.sequence.text.forced
+def _forced(sequence: TargetSequence, draws: TokenArray) -> TokenArray:
+    given = sequence.text.forced
     if not len(given):
         return draws
-    positions = entry.positions
+    positions = sequence.positions
     # A row without a valid law has no log-probabilities either, so it fails as in other sequences.
     rows = np.flatnonzero((positions < len(given)) & (draws >= 0))
     wanted = given[positions[rows]]
-    if entry.sequence.text.opened.is_audit:
-        entry.sequence.redraws = _redraws(entry, rows[draws[rows] != wanted], draws)
+    if sequence.text.opened.is_audit:
+        sequence.redraws = _redraws(sequence, rows[draws[rows] != wanted], draws)
     draws[rows] = wanted
     return draws
 
 
-def _redraws(entry: Evaluated, rows: Indices, draws: TokenArray) -> tuple[Redraw, ...]:
+def _redraws(sequence: TargetSequence, rows: Indices, draws: TokenArray) -> tuple[Redraw, ...]:
     """Return what is drawn at rows whose given token is another one."""
     if not len(rows):
         return ()
-    sequence, given = entry.sequence, entry.sequence.text.forced
-    logits, params, found = adjusted(entry), sequence.params, []
-    for row, position in zip(rows.tolist(), entry.positions[rows].tolist(), strict=True):
+    given, params, found = sequence.text.forced, sequence.params, []
+    logits = adjusted(sequence)
+    for row, position in zip(rows.tolist(), sequence.positions[rows].tolist(), strict=True):
         drawn = int(draws[row])
         triple = (sequence.seed, position, params.stream)
         gap = gap_of(logits[row], drawn, int(given[position]), params, triple)
@@ -188,35 +173,34 @@ def _redraws(entry: Evaluated, rows: Indices, draws: TokenArray) -> tuple[Redraw
 
 
 def _draw_all(
-    batch: Sequence[Evaluated],
-    noise: NoiseRows,
+    batch: Sequence[TargetSequence],
     native: DrawKernels | None,
     fused: FusedDraw | None,
 ) -> TokenArray:
-    is_adjusted = any(_is_adjusted(entry.sequence) for entry in batch)
-    if any(e.sequence.truncated and e.sequence.params.temperature > 0.0 for e in batch):
+    is_adjusted, masks = any(map(_is_adjusted, batch)), [each.mask for each in batch]
+    if any(each.truncated and each.params.temperature > 0.0 for each in batch):
         native = None
+    own = [each.logits for each in batch]
     if native is not None and not is_adjusted:
-        return _draw_natively(batch, native)
-    logits = batch[0].logits if len(batch) == 1 else torch.cat([e.logits for e in batch])
-    if is_adjusted or any(entry.mask is not None for entry in batch):
+        return _draw_natively(batch, own, masks, native)
+    logits = own[0] if len(batch) == 1 else torch.cat(own)
+    if is_adjusted or any(mask is not None for mask in masks):
         # The engine's tensors stay as they are: log-probabilities are those of the raw law.
         logits = logits.clone() if len(batch) == 1 else logits
         _adjust(logits, batch)
     if native is not None:
-        adjusted = [Evaluated(e.sequence, logits[e.rows], e.start) for e in batch]
-        return _draw_natively(adjusted, native)
-    draws = draw(logits, _draw_rows(batch), noise, fused)
-    return np.where(draws.valid, draws.token_ids, np.int32(-1))
+        rows = [logits[each.rows] for each in batch]
+        return _draw_natively(batch, rows, [None] * len(batch), native)
+    return draw(logits, _draw_rows(batch), fused)
 
 
-def adjusted(entry: Evaluated) -> torch.Tensor:
-    """Return an entry's logits after bias, penalties, bans and the mask of its hook."""
-    entry.ask_hook()
-    if entry.mask is None and not _is_adjusted(entry.sequence):
-        return entry.logits
-    logits = entry.logits.clone()
-    _adjust(logits, [entry])
+def adjusted(sequence: TargetSequence) -> torch.Tensor:
+    """Return a sequence's logits after bias, penalties, bans and the mask of its hook."""
+    sequence.ask_hook()
+    if sequence.mask is None and not _is_adjusted(sequence):
+        return sequence.logits
+    logits, sequence.start = sequence.logits.clone(), 0
+    _adjust(logits, [sequence])
     return logits
 
 
@@ -228,54 +212,59 @@ def no_law(num_tokens: int) -> WorkerError:
     )
 
 
-def _draw_natively(batch: Sequence[Evaluated], native: DrawKernels) -> TokenArray:
-    """Draw at all rows; no law may truncate."""
-    rows = [entry.logits.contiguous() for entry in batch]
+def _draw_natively(
+    batch: Sequence[TargetSequence],
+    logits: Sequence[torch.Tensor],
+    masks: Sequence[TokenMask | None],
+    native: DrawKernels,
+) -> TokenArray:
+    """Draw at all rows; no law may truncate.  logits, masks: of each sequence."""
+    rows = [each.contiguous() for each in logits]
     shares = [
         DrawShare(
             row.data_ptr(),
-            entry.tree.parents.tobytes(),
-            len(entry.tree) + 1,
-            entry.sequence.seed,
-            entry.sequence.text.output_len,
-            entry.sequence.params.stream,
-            entry.sequence.params.temperature,
-            None if entry.mask is None else entry.mask.ctypes.data,
+            each.tree.parents.tobytes(),
+            len(each.tree) + 1,
+            each.seed,
+            each.text.output_len,
+            each.params.stream,
+            each.params.temperature,
+            None if mask is None else mask.ctypes.data,
         )
-        for entry, row in zip(batch, rows, strict=True)
+        for each, row, mask in zip(batch, rows, masks, strict=True)
     ]
     winners = native.draw(shares, rows[0].shape[1])
     for row, candidates in winners.close:
         index = bisect.bisect_right(batch, row, key=operator.attrgetter("start")) - 1
-        entry = batch[index]
-        inner, params = row - entry.start, entry.sequence.params
-        among = _allowed(entry, inner) if candidates is None else candidates
-        triple = (entry.sequence.seed, int(entry.positions[inner]), params.stream)
-        winners.token_ids[row] = winner_among(rows[index][inner], among, params.temperature, triple)
+        sequence = batch[index]
+        inner, params, values = row - sequence.start, sequence.params, rows[index]
+        among = candidates
+        if among is None:
+            among = _allowed(masks[index], inner, values.shape[1])
+        triple = (sequence.seed, int(sequence.positions[inner]), params.stream)
+        winners.token_ids[row] = winner_among(values[inner], among, params.temperature, triple)
     return winners.token_ids
 
 
-def _allowed(entry: Evaluated, row: int) -> Indices:
-    """The tokens that may be drawn at a row of an entry, ascending."""
-    vocab_size = entry.logits.shape[1]
-    if entry.mask is None:
+def _allowed(mask: TokenMask | None, row: int, vocab_size: int) -> Indices:
+    """The tokens that may be drawn at a row of a sequence, ascending."""
+    if mask is None:
         return np.arange(vocab_size)
-    bits = np.unpackbits(entry.mask[row].view(np.uint8), count=vocab_size, bitorder="little")
+    bits = np.unpackbits(mask[row].view(np.uint8), count=vocab_size, bitorder="little")
     return np.flatnonzero(bits)
 
 
-def _draw_rows(batch: Sequence[Evaluated]) -> DrawRows | None:
+def _draw_rows(batch: Sequence[TargetSequence]) -> DrawRows | None:
     """Return the inputs of the rows' draws; None if all are greedy."""
-    sequences = [entry.sequence for entry in batch]
-    if all(sequence.params.temperature == 0.0 for sequence in sequences):
+    if all(each.params.temperature == 0.0 for each in batch):
         return None
-    sizes = [len(entry.logits) for entry in batch]
+    sizes = [len(each.logits) for each in batch]
     return DrawRows(
-        packed=np.repeat(np.array([s.packed for s in sequences]), sizes, axis=0),
-        truncated=np.repeat(np.array([s.truncated for s in sequences]), sizes),
-        seeds=np.repeat(np.array([s.seed for s in sequences], dtype=np.uint64), sizes),
-        positions=np.concatenate([entry.positions for entry in batch]),
-        streams=np.repeat(np.array([s.params.stream for s in sequences]), sizes),
+        packed=np.repeat(np.array([each.packed for each in batch]), sizes, axis=0),
+        truncated=np.repeat(np.array([each.truncated for each in batch]), sizes),
+        seeds=np.repeat(np.array([each.seed for each in batch], dtype=np.uint64), sizes),
+        positions=np.concatenate([each.positions for each in batch]),
+        streams=np.repeat(np.array([each.params.stream for each in batch]), sizes),
     )
 
 
@@ -287,24 +276,21 @@ def _is_adjusted(sequence: TargetSequence) -> bool:
     )
 
 
-def _adjust(logits: torch.Tensor, batch: Sequence[Evaluated]) -> None:
+def _adjust(logits: torch.Tensor, batch: Sequence[TargetSequence]) -> None:
     """Bias, penalties, bans and masks, in place and in the order `cluster.spec.sampling` states."""
-    for entry in batch:
-        if entry.sequence.bias is not None:
-            entry.sequence.bias.apply(logits[entry.rows])
+    for each in batch:
+        if each.bias is not None:
+            each.bias.apply(logits[each.rows])
     penalised = [
-        PenalisedRows(
-            entry.start, entry.rows.stop, entry.sequence.counts, entry.sequence.params, entry.tree
-        )
-        for entry in batch
-        if entry.sequence.params.has_penalties
+        PenalisedRows(each.start, each.rows.stop, each.counts, each.params, each.tree)
+        for each in batch
+        if each.params.has_penalties
     ]
     if penalised:
         penalise(logits, penalised)
-    for entry in batch:
-        banned = entry.sequence.banned
-        if banned is not None:
-            early = np.flatnonzero(entry.positions < entry.sequence.params.min_tokens)
-            ban(logits, (early + entry.start).tolist(), banned)
-        if entry.mask is not None:
-            forbid(logits[entry.rows], entry.mask, may_be_banned=banned is not None)
+    for each in batch:
+        if each.banned is not None:
+            early = np.flatnonzero(each.positions < each.params.min_tokens)
+            ban(logits, (early + each.start).tolist(), each.banned)
+        if each.mask is not None:
+            forbid(logits[each.rows], each.mask, may_be_banned=each.banned is not None)

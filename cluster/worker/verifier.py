@@ -27,13 +27,12 @@ from cluster.records import record
 from cluster.spec.draw import FusedDraw
 from cluster.spec.logits_hook import LogitsHook
 from cluster.spec.logprobs import token_logprobs
-from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.tree_check import are_sound, check_tree
 from cluster.spec.verify import walk_draws
 from cluster.worker.beams import beam_verdict, open_search
 from cluster.worker.ratio_walk import walk_by_ratio
 from cluster.worker.step_rows import Answered, rows_of_step
-from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all, no_law
+from cluster.worker.target_sequence import NO_LOGITS, TargetSequence, draw_all, no_law
 from cluster.worker.texts import TargetText
 
 if TYPE_CHECKING:
@@ -79,7 +78,6 @@ class Verifier:
         self._engine, self.pace = engine, engine.pace
         self._open_hook = open_hook
         self._clock = clock
-        self._noise = NoiseRows(engine.vocab_size, engine.device)
         native = kernels.load() if engine.device.type == "cpu" else None
         self._native = None if native is None else native.draws
         self._fused = fused_draw(engine.device, engine.vocab_size)
@@ -130,7 +128,7 @@ class Verifier:
         started_at = self._clock()
         self.last_rows, self._num_beam_rows = (), 0
         outputs: list[Output] = []
-        batch: list[Evaluated] = []
+        batch: list[TargetSequence] = []
         verdicts: list[Verdict] = []
         missed: list[str] = []
         refused: dict[str, DrafthouseError] = {}
@@ -142,24 +140,27 @@ class Verifier:
                 self._search(sequence, output, verdicts, refused)
             elif output.logits is not None:
                 outputs.append(output)
-                batch.append(Evaluated(sequence, output.logits))
+                batch.append(sequence)
+                sequence.logits = output.logits
             elif output.error is not None:
                 refused[name] = output.error
             else:
                 sequence.text.held_len = output.have_len or 0
                 missed.append(name)
         answered: list[Answered] = []
-        draws = draw_all(batch, self._noise, self._native, self._fused) if batch else []
-        for entry, output, drawn in zip(batch, outputs, draws, strict=True):
+        draws = draw_all(batch, self._native, self._fused) if batch else []
+        for sequence, output, drawn in zip(batch, outputs, draws, strict=True):
             try:
-                verdict = self._conclude(entry, drawn, output.num_cached)
+                verdict = self._conclude(sequence, drawn, output.num_cached)
             except (WorkerError, RequestError) as error:
                 refused[output.request_id] = error
                 continue
-            answered.append((entry.sequence, output, verdict))
-            if entry.sequence.kept is not None:
-                verdict = replace(verdict, path=entry.sequence.kept[verdict.path])
+            answered.append((sequence, output, verdict))
+            if sequence.kept is not None:
+                verdict = replace(verdict, path=sequence.kept[verdict.path])
             verdicts.append(verdict)
+        for sequence in batch:
+            sequence.logits = NO_LOGITS  # nobody is to keep a step's rows in memory
         self.release(refused)
         report = self._report(started_at, batch, answered)
         taps = self._engine.last_step.taps
@@ -200,21 +201,23 @@ class Verifier:
             sequence.search = open_search(text, beams, adapter, engine)
         return sequence
 
-    def _conclude(self, entry: Evaluated, draws: TokenArray | None, num_cached: int) -> Verdict:
+    def _conclude(
+        self, sequence: TargetSequence, draws: TokenArray | None, num_cached: int
+    ) -> Verdict:
         """Walk the tree, keep the accepted nodes' KV, and return the verdict.  Raises WorkerError
         for broken logits, RequestError if the request's own hook cannot go on."""
-        sequence, text = entry.sequence, entry.sequence.text
+        text = sequence.text
         if sequence.failure is not None:
             raise sequence.failure
         path, token_ids = (
-            walk_by_ratio(entry) if draws is None else walk_draws(sequence.tree, draws)
+            walk_by_ratio(sequence) if draws is None else walk_draws(sequence.tree, draws)
         )
         context_len = len(text.tokens)
         if token_ids[-1] < 0:
             raise no_law(context_len + len(path))
         self._engine.retain(text.id, path.tolist())
         text.held_len = context_len + len(path)
-        logprobs = _logprobs(entry, path, token_ids)
+        logprobs = _logprobs(sequence, path, token_ids)
         return Verdict(
             text.id,
             context_len,
@@ -249,11 +252,11 @@ class Verifier:
         self.release([text.id])
 
     def _report(
-        self, started_at: float, batch: Sequence[Evaluated], answered: Sequence[Answered]
+        self, started_at: float, batch: Sequence[TargetSequence], answered: Sequence[Answered]
     ) -> StepReport:
         engine = self._engine
         # A given output is read as a prompt is, in rows of its own.
-        drawn = [entry for entry in batch if not entry.sequence.text.is_scored]
+        drawn = [each for each in batch if not each.text.is_scored]
         num_tokens = Counter[bool]()  # whether they were drawn
         for sequence, _, verdict in answered:
             num_tokens[not sequence.text.is_scored] += len(verdict.token_ids)
@@ -261,7 +264,7 @@ class Verifier:
             step_time_s=self._clock() - started_at,
             forward_time_s=engine.last_step.forward_time_s,
             num_sequences=len(drawn),
-            num_nodes=sum(len(entry.tree) for entry in drawn),
+            num_nodes=sum(len(each.tree) for each in drawn),
             num_rows=engine.last_step.num_rows,
             num_prompt_tokens=engine.last_step.num_prompt_rows + num_tokens[False],
             # Beams' rows make a step as long as a chunk's.
@@ -289,10 +292,11 @@ def fused_draw(device: torch.device, vocab_size: int) -> FusedDraw | None:
 
 
 def _logprobs(
-    entry: Evaluated, path: TokenArray, token_ids: TokenArray
+    sequence: TargetSequence, path: TokenArray, token_ids: TokenArray
 ) -> tuple[TokenLogprob, ...]:
-    num_top = entry.sequence.params.logprobs
+    num_top = sequence.params.logprobs
     if num_top is None:
         return ()
+    logits = sequence.logits
     rows = torch.from_numpy(np.concatenate(([0], path + 1)).astype(np.int64))
-    return token_logprobs(entry.logits[rows.to(entry.logits.device)], token_ids, num_top)
+    return token_logprobs(logits[rows.to(logits.device)], token_ids, num_top)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cluster.spec.noise import gumbel, gumbel_rows, philox, split_seeds
-from cluster.spec.noise_torch import NoiseRows, gumbel_of_words, gumbel_rows_eager, philox_words
+from cluster.spec.noise import gumbel, gumbel_row, gumbel_rows, philox, split_seeds
+from cluster.spec.noise_torch import gumbel_of_words, gumbel_rows_eager, philox_words
 from cluster.spec.noise_torch import gumbel_rows as gumbel_rows_torch
 
 CPU = torch.device("cpu")
@@ -116,58 +116,18 @@ def test_each_coordinate_gives_independent_noise(changed: str) -> None:
     assert abs(np.corrcoef(one, other)[0, 1]) < 4 / np.sqrt(len(token_ids))
 
 
-def test_remembered_rows_equal_computed_ones_even_when_memory_is_too_small() -> None:
-    noise = NoiseRows(vocab_size=100, device=CPU, max_bytes=3 * 4 * 100)
-    triples = [(1, 0, 0), (1, 1, 0), (2, 0, 0), (1, 0, 0), (1, 2, 1), (9, 9, 0)]
-
-    noise.fetch(triples[:2])
-    noise.fetch(triples[3:])
-    fetched = noise.fetch(triples)
-    again = noise.fetch(triples)
-
-    seeds, positions, streams = zip(*triples, strict=True)
-    expected = gumbel_rows_torch(seeds, positions, streams, 100, CPU)
-    assert torch.equal(fetched, expected)
-    assert torch.equal(again, expected)
-    assert len(noise) == 3
-
-
-def test_rows_that_were_not_used_for_longest_go_first() -> None:
-    noise = NoiseRows(vocab_size=100, device=CPU, max_bytes=3 * 4 * 100 + 399)
-
-    noise.fetch([(1, 0, 0), (2, 0, 0), (3, 0, 0)])
-    assert list(noise._rows) == [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
-    noise.fetch([(1, 0, 0)])
-    noise.fetch([(4, 0, 0)])
-    assert list(noise._rows) == [(3, 0, 0), (1, 0, 0), (4, 0, 0)]
-    noise.fetch([(seed, 0, 0) for seed in range(5, 9)])
-    assert list(noise._rows) == [(3, 0, 0), (1, 0, 0), (4, 0, 0)], "four would push each other out"
+def test_a_row_that_is_kept_is_not_changed_by_who_asked_for_it() -> None:
+    before = gumbel_row(1, 0, 0, 10).copy()
+    gumbel_rows_torch([1, 1], [0, 0], [0, 0], 10, CPU).zero_()
+    assert np.array_equal(gumbel_row(1, 0, 0, 10), before)
+    with pytest.raises(ValueError, match="read-only"):
+        gumbel_row(1, 0, 0, 10)[0] = 0.0
 
 
 def test_noise_for_another_device_is_made_there() -> None:
     # The meta device computes nothing, but what is made elsewhere is seen.
     rows = gumbel_rows_torch([1, 2], [0, 0], [0, 0], 10, torch.device("meta"))
     assert (rows.device.type, rows.dtype, rows.shape) == ("meta", torch.float32, (2, 10))
-
-
-def test_changing_a_fetched_block_does_not_change_what_is_remembered() -> None:
-    noise = NoiseRows(vocab_size=10, device=CPU)
-    before = noise.fetch([(1, 0, 0)]).clone()
-
-    noise.fetch([(1, 0, 0)]).zero_()
-
-    assert torch.equal(noise.fetch([(1, 0, 0)]), before)
-
-
-def test_remembered_rows_keep_no_more_memory_than_allowed() -> None:
-    noise = NoiseRows(vocab_size=100, device=CPU, max_bytes=8 * 4 * 100)
-
-    for position in range(0, 60, 6):
-        noise.fetch([(1, position + i, 0) for i in range(6)])
-    noise.fetch([(2, position, 0) for position in range(20)])
-
-    kept = {row.untyped_storage().data_ptr(): row.untyped_storage() for row in noise._rows.values()}
-    assert 0 < sum(storage.nbytes() for storage in kept.values()) <= 8 * 4 * 100
 
 
 class LargestTensor(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""Finding a law's border: by a sort, among the greatest, by a search; the same to the bit."""
+"""Finding a law's border: by a sort, or among the greatest; the same to the bit."""
 
 from __future__ import annotations
 
@@ -16,15 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from cluster.core import SamplingParams
 from cluster.spec.draw import drawing_bytes
-from cluster.spec.sampling import (
-    WORKSPACE_BYTES,
-    RowLaws,
-    scale,
-    searched_cutoffs,
-    select,
-    sorted_cutoffs,
-    survivors,
-)
+from cluster.spec.sampling import WORKSPACE_BYTES, RowLaws, scale, sorted_cutoffs, survivors
 
 CPU = torch.device("cpu")
 
@@ -68,26 +60,12 @@ def test_every_way_to_find_the_survivors_finds_the_same(
     expected = scaled >= sorted_cutoffs(scaled, laws).unsqueeze(1)
     assert expected.any(dim=1).all()
 
-    searched = scaled >= searched_cutoffs(scaled, laws).unsqueeze(1)
-    assert torch.equal(searched, expected)
-    for exactly in (sorted_cutoffs, searched_cutoffs):
-        found = select(scaled, laws, num_candidates, exactly)
-        alive = scaled >= found.cutoffs.unsqueeze(1)
-        assert torch.equal(alive, expected)
-        # Where a row's candidates are complete they are all of its survivors.
-        kept = (found.values >= found.cutoffs.unsqueeze(1)).sum(dim=1)
-        assert torch.equal(kept[found.complete], alive.sum(dim=1)[found.complete])
-
-
-def test_a_whole_vocabularys_survivors_do_not_depend_on_the_way() -> None:
-    params = [SamplingParams(1.0, top_p=p, top_k=k) for p in (0.3, 0.9, 0.999) for k in (0, 5000)]
-    laws = RowLaws.of(params, CPU)
-    scaled = _scaled(["smooth"] * len(params), laws, 1, 50_257)
-
-    by_search = select(scaled, laws, 512, searched_cutoffs)
-
-    expected = scaled >= survivors(scaled, laws).cutoffs.unsqueeze(1)
-    assert torch.equal(scaled >= by_search.cutoffs.unsqueeze(1), expected)
+    found = survivors(scaled, laws, num_candidates)
+    alive = scaled >= found.cutoffs.unsqueeze(1)
+    assert torch.equal(alive, expected)
+    # Where a row's candidates are complete they are all of its survivors.
+    kept = (found.values >= found.cutoffs.unsqueeze(1)).sum(dim=1)
+    assert torch.equal(kept[found.complete], alive.sum(dim=1)[found.complete])
 
 
 class _Peak(TorchDispatchMode):
@@ -119,13 +97,13 @@ class _Peak(TorchDispatchMode):
 @pytest.mark.parametrize("top_p", [0.9, 1.0])
 def test_a_selection_takes_no_more_memory_than_a_draw_is_said_to(top_p: float) -> None:
     num_rows, vocab_size = 70, 100_000
-    # So flat that every row needs the search.
+    # So flat that every row is sorted.
     params = [SamplingParams(100.0, top_p=top_p, top_k=50_000)] * num_rows
     laws = RowLaws.of(params, CPU)
     logits = torch.randn((num_rows, vocab_size), generator=torch.Generator().manual_seed(1))
 
     with _Peak() as memory:
-        found = select(scale(logits, logits.amax(1), laws.temperature), laws, 512, searched_cutoffs)
+        found = survivors(scale(logits, logits.amax(1), laws.temperature), laws, 512)
         assert not found.complete.any()
 
     of_scaled = logits.nbytes

@@ -15,8 +15,7 @@ from cluster.messages import Open
 from cluster.spec.logits_hook import TokenMask
 from cluster.spec.logprobs import top_tokens
 from cluster.spec.noise import gumbel, gumbel_rows
-from cluster.spec.noise_torch import NoiseRows
-from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
+from cluster.worker.target_sequence import TargetSequence, draw_all
 from cluster.worker.texts import TargetText
 from tests.support.choices import pairwise
 
@@ -27,7 +26,7 @@ CPU = torch.device("cpu")
 
 def evaluated(
     params: SamplingParams, logits: torch.Tensor, parents: list[int] | None = None, output: int = 0
-) -> Evaluated:
+) -> TargetSequence:
     """logits: float32[rows, vocab] of a context with `output` tokens of its own, and a tree."""
     if parents is None:
         parents = list(range(-1, len(logits) - 2))
@@ -36,12 +35,12 @@ def evaluated(
     text = TargetText("a", Open("a", 0, context, 0, 3, params, 0))
     sequence = TargetSequence(text, logits.shape[1], CPU)
     sequence.tree = tree
-    return Evaluated(sequence, logits)
+    sequence.logits = logits
+    return sequence
 
 
-def assert_equal_draws(kernels: Kernels, batch: list[Evaluated]) -> None:
-    noise = NoiseRows(batch[0].logits.shape[1], CPU)
-    expected, found = draw_all(batch, noise), draw_all(batch, noise, kernels.draws)
+def assert_equal_draws(kernels: Kernels, batch: list[TargetSequence]) -> None:
+    expected, found = draw_all(batch), draw_all(batch, kernels.draws)
     assert [each.tolist() for each in found] == [each.tolist() for each in expected]
 
 
@@ -65,7 +64,7 @@ def test_draws_are_those_of_the_whole_noise(
         parents = [-1, 0, 0, -1, 3, 4, 2, 0]
         batch.append(evaluated(params, logits, parents, int(generator.integers(5000))))
     assert_equal_draws(kernels, batch)
-    found = draw_all(batch, NoiseRows(vocab_size, CPU), kernels.draws)
+    found = draw_all(batch, kernels.draws)
     assert all(each[[3, 4, 6]].tolist() == [-1, -1, -1] for each in found)
 
 
@@ -82,8 +81,7 @@ def test_what_is_done_to_the_logits_before_the_draw_is_done(
         SamplingParams(temperature, seed=5, min_tokens=9, stop_token_ids=(3, 4)),
     ]
     assert_equal_draws(kernels, [evaluated(params, logits) for params in (plain, *adjusted)])
-    noise = NoiseRows(50, CPU)
-    assert draw_all([evaluated(adjusted[0], logits)], noise, kernels.draws)[0].tolist() == [7] * 5
+    assert draw_all([evaluated(adjusted[0], logits)], kernels.draws)[0].tolist() == [7] * 5
     assert torch.equal(logits, untouched)
 
 
@@ -122,11 +120,11 @@ def test_masked_draws_are_those_of_the_masked_law(
     logits[4, 0] = torch.nan
     params = SamplingParams(temperature, seed=5)
     masked = evaluated(params, logits)
-    masked.sequence.hook = Fixed(allowed)
+    masked.hook = Fixed(allowed)
     untouched = logits.clone()
     batch = [masked, evaluated(params, logits), evaluated(replace(params, seed=6), logits)]
     assert_equal_draws(kernels, batch)
-    found = draw_all(batch, NoiseRows(vocab_size, CPU), kernels.draws)[0].tolist()
+    found = draw_all(batch, kernels.draws)[0].tolist()
     assert allowed[0, found[0]]
     assert found[1] == vocab_size - 1
     assert found[3] == found[4] == -1
@@ -141,7 +139,7 @@ def test_laws_that_truncate_are_drawn_as_before(kernels: Kernels) -> None:
     assert_equal_draws(kernels, [evaluated(SamplingParams(0.0, top_p=0.5), logits)])
 
 
-def near_ties(num_rows: int, vocab_size: int) -> Evaluated:
+def near_ties(num_rows: int, vocab_size: int) -> TargetSequence:
     """Logits that undo the noise but for a rounding error: everybody may win."""
     exact = gumbel_rows([3] * num_rows, range(num_rows), [0] * num_rows, vocab_size)
     return evaluated(SamplingParams(1.0, seed=3), torch.from_numpy(-exact))

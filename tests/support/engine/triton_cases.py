@@ -12,7 +12,6 @@ from cluster.engine.types import AttentionOptions
 from cluster.engine.work import Work
 from cluster.records import frozen, record
 from cluster.spec.draw import DrawRows, FusedDraw, draw
-from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.sampling import is_truncated, pack
 from cluster.spec.tree import ancestor_mask
 from tests.support.choices import by_day
@@ -184,8 +183,7 @@ class DrawCase:
             np.arange(rows) * 1000,
             np.arange(rows) % 3,
         )
-        noise = NoiseRows(self.vocab_size, logits.device)
-        return torch.from_numpy(draw(logits, draws, noise, fused).token_ids.astype(np.int64))
+        return torch.from_numpy(draw(logits, draws, fused).astype(np.int64))
 
 
 DRAWS = {

@@ -17,7 +17,6 @@ import torch
 from cluster.core import SamplingParams, TokenTree
 from cluster.spec.draw import DrawRows, draw
 from cluster.spec.noise import gumbel
-from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.sampling import is_truncated, pack
 from tests.support.spec import judge
 
@@ -88,10 +87,9 @@ def make_world(params: SamplingParams) -> World:
             positions=np.tile([len(context) for context in CONTEXTS], NUM_SEEDS),
             streams=np.zeros(num_rows, dtype=np.int64),
         ),
-        NoiseRows(VOCAB_SIZE, torch.device("cpu")),
     )
     noise = gumbel(seeds[:, None, None], np.arange(NUM_TOKENS)[:, None], np.arange(VOCAB_SIZE), 0)
-    return World(params, drawn.token_ids.reshape(NUM_SEEDS, len(CONTEXTS)), noise)
+    return World(params, drawn.reshape(NUM_SEEDS, len(CONTEXTS)), noise)
 
 
 Drafter = Callable[[World, int, Context], TokenTree]
