@@ -27,13 +27,15 @@ log = logging.getLogger(__name__)
 # Often enough that a process which is killed loses little; a write takes milliseconds.
 _INTERVAL_S = 60.0
 _NUM_DIGEST_CHARS = 16
+# Another number begins anew: for records that say something else in the same form.
+_FORM = 7
 
 
 def learned_file(config: Config, target: WorkerDescription, version: str, whose: str) -> Path:
     """Where the record of this deployment and this kind of target is kept; whose: each process that
     learns has a file of its own."""
     depends_on = {
-        "version": version,
+        "version": [version, _FORM],
         "target": [target.model_hash, target.devices, target.native_build, target.max_batch_tokens],
         "engine": asdict(config.target.engine),
         "drafters": {name: asdict(drafter) for name, drafter in config.drafters.items()},
@@ -88,8 +90,11 @@ def keep(
         return None
     path = learned_file(config, target, importlib.metadata.version("drafthouse"), whose)
     state = read(path)
-    if state is not None:
-        restore(state)
+    try:
+        if state is not None:
+            restore(state)
+    except (ValueError, TypeError, LookupError) as error:
+        log.warning("what was learned before is of another form, and left aside: %s", error)
     return asyncio.create_task(write_forever(path, export))
 
 

@@ -58,19 +58,6 @@ def test_two_recorders_share_nothing() -> None:
     assert page(other)["drafthouse_running_requests"] == 0.0
 
 
-def test_a_forgotten_series_is_gone_and_starts_anew() -> None:
-    recorder = Recorder()
-    recorder.set(metrics.DEFICIT, 2.0, target="a")
-    recorder.set(metrics.DEFICIT, 3.0, target="b")
-    for _ in range(2):
-        recorder.forget(metrics.DEFICIT, target="a")
-        assert b'target="a"' not in recorder.render()
-    recorder.set(metrics.DEFICIT, 5.0, target="a")
-    rendered = recorder.render().decode()
-    assert f'{metrics.DEFICIT.name}{{target="a"}} 5.0' in rendered
-    assert f'{metrics.DEFICIT.name}{{target="b"}} 3.0' in rendered
-
-
 # What metrics can have at most, beside 32 segments and `other`, five drafters and ten tasks.
 SIZES = {
     "segment": 33,

@@ -55,6 +55,7 @@ from cluster.messages import (
 from cluster.metrics.recorder import Recorder, readable, side_by_side
 from cluster.metrics.told import COORDINATOR, TARGET
 from cluster.plan.autoscaling import WAITING, WORTH, Statistics
+from cluster.plan.fence import Fence
 from cluster.rpc.link import Link
 
 log = logging.getLogger(__name__)
@@ -77,10 +78,10 @@ class Coordinator:
         self.recorder = recorder or Recorder(only=COORDINATOR, model_name=config.model_name)
         self._id = worker_id or uuid.uuid4().hex[:12]
         present = self._present = Present(config, self.recorder, clock)
-        self._rendering = present.fence.section("metrics")
+        self._rendering = Fence(self.recorder, "metrics")
         self._links = Links()
         self._adapters = AdapterNews()
-        self._scores = PoolScores.of(config)
+        self._scores = PoolScores(config)
         self._pool = DrafterPool(present, self._scores)
         self._table = SessionTable(present, self._pool)
         self._targets = TargetLinks(present, self._table, self._pool, self._links, self._adapters)
@@ -119,11 +120,9 @@ class Coordinator:
         return self._scores.export()
 
     def restore_learned(self, state: Mapping[str, Any]) -> None:
-        """Begin with what `export_learned` gave; a record of another form is left aside."""
-        try:
-            self._scores.restore(state)
-        except (ValueError, TypeError, LookupError) as error:
-            log.warning("what was learned before is of another form, and left aside: %s", error)
+        """Begin with what `export_learned` gave; raises for a record of another form, as
+        `cluster.plan.scores` does."""
+        self._scores.restore(state)
 
     def use(self, config: Config) -> None:
         """Go on with other values of the keys of `cluster.config.live`; what runs keeps its own."""
@@ -149,7 +148,7 @@ class Coordinator:
         """
         self.remove_target(target_id)
         check_target(description, (seat.description for seat in self._seats))
-        for replica in list(self._pool.replicas):
+        for replica in list(self._pool):
             try:
                 check_drafter(replica.description, description)
             except ProtocolError as error:
@@ -157,7 +156,7 @@ class Coordinator:
                 self.remove_drafter(replica.name, replica.id)
         for name, reason in description.refused.items():
             self.refuse_drafter(name, reason)
-        for each in (description, *(replica.description for replica in self._pool.replicas)):
+        for each in (description, *(replica.description for replica in self._pool)):
             note_foreign(each, description, self.recorder)
         task = self._targets.add(target_id, description, link)
         self._pool.warn_of_shared()
@@ -189,7 +188,7 @@ class Coordinator:
             replica,
             f"drafter name={name} id={replica_id}",
             lambda: self._read_proposals(replica),
-            lambda failed: self._pool.remove(replica, failed=failed),
+            lambda failed: self._pool.leave(replica, failed=failed),
         )
 
     def refuse_drafter(self, name: str, reason: str) -> None:
@@ -200,9 +199,9 @@ class Coordinator:
 
     def remove_drafter(self, name: str, replica_id: str) -> None:
         """Stop using a drafter replica; an unknown one is no error."""
-        for replica in list(self._pool.replicas):
+        for replica in list(self._pool):
             if (replica.name, replica.id) == (name, replica_id):
-                self._pool.remove(replica, failed=False)
+                self._pool.leave(replica, failed=False)
                 self._links.close(replica)
 
     # Requests
@@ -243,7 +242,7 @@ class Coordinator:
         self._present.events.settle()
         waiting = self._pool.num_waiting()
         worth = self._series.worth(self._present.clock(), self._scores.acceptance)
-        names = {replica.name for replica in self._pool.replicas}
+        names = {replica.name for replica in self._pool}
         return {name: {WAITING: waiting[name], WORTH: worth[name]} for name in names}
 
     async def serve(self, link: Link[EventFrame, SubmitFrame]) -> None:
@@ -260,7 +259,7 @@ class Coordinator:
         self._present.events.settle()
         with self._rendering:
             self._scores.record(self.recorder)
-        record_moment(self._present, self._pool.replicas, self._adapters.current)
+        record_moment(self._present, self._pool, self._adapters.current)
         pages = [self.recorder.render()]
         for seat in self._seats:
             with self._rendering:
@@ -269,7 +268,7 @@ class Coordinator:
 
     def status(self) -> dict[str, Any]:
         """A plain picture of the moment, for debugging and benchmarks."""
-        seats, replicas = self._seats, self._pool.replicas
+        seats, replicas = self._seats, self._pool
         left_alone = {each.name for each in replicas} - replicas.usable()
         left_alone.update(*(seat.left_alone() for seat in seats))
         return {

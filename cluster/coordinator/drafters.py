@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 
 from cluster import metrics
 from cluster.coordinator.pool_scores import POOL_NODES, PoolScores
 from cluster.coordinator.present import Asked, Present
-from cluster.coordinator.replica import DrafterLink, DrafterReplica, DrafterReplicas, Subscription
+from cluster.coordinator.replica import DrafterLink, DrafterReplica, Subscription
 from cluster.coordinator.session import Session
 from cluster.core import Observation, Proposal
+from cluster.draft.breaker import CircuitBreaker
+from cluster.draft.once_a_minute import OnceAMinute
 from cluster.messages import PoolTree, ProposalFrame, Refusal, WorkerDescription
+from cluster.plan.fence import Fence
 from cluster.plan.offers import gather, look_at
 from cluster.spec.tree import prune
 from cluster.spec.tree_check import problem_in_text, problems_of_proposals
@@ -27,57 +30,78 @@ log = logging.getLogger(__name__)
 _MAX_SHORTAGES = 8
 
 
-class DrafterPool:
-    """Replicas by drafter name.  A session sticks to one replica per name while that one lives."""
+class DrafterPool(list[DrafterReplica]):
+    """All replicas.  A session sticks to one per drafter while that one lives.
+
+    seen: names of drafters that were here at some time.
+    """
 
     def __init__(self, present: Present, scores: PoolScores) -> None:
+        super().__init__()
         self._present = present
         self._scores = scores
         self._renewed: dict[str, Session] = {}  # those with a tree that their target has not got
         self._num_merges = 0
-        self._merging = present.fence.section("pool trees")
-        self._num_changes = scores.roster.num_changes  # of the roster, as the sessions follow it
-        self.replicas = DrafterReplicas(present)
+        self._merging = Fence(present.recorder, "pool trees")
+        self.seen: set[str] = set()
+        self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._said = OnceAMinute()
+        # By drafter, replica and model; one that a replica's former life opened stays open.
+        self.breakers: dict[tuple[str, str, str], CircuitBreaker] = {}
         self._warned: set[str] = set()  # drafters that were said to take the target's time
-        self._committing = present.fence.section("commits")
+        self._committing = Fence(present.recorder, "commits")
 
     def add(
         self, name: str, replica_id: str, description: WorkerDescription, link: DrafterLink
     ) -> DrafterReplica:
-        """Take a replica into the pool.  Of several with different models the last one counts."""
+        """Take a replica into the pool, with the breaker of its former life with the same model.
+        Of several with different models the last one counts."""
         sessions = self._present.sessions.values()
         if self._scores.meet(name, description.model_hash):
             for session in sessions:
                 session.text.forget(name)
-        replica = self.replicas.add(name, replica_id, description, link)
+        config = self._present.config.coordinator
+        breaker = self.breakers.setdefault(
+            (name, replica_id, description.model_hash),
+            CircuitBreaker(config.breaker_failures, config.breaker_reset_s),
+        )
+        most, clock = config.max_frame_tokens, self._present.clock
+        replica = DrafterReplica(name, replica_id, description, link, breaker, most, clock)
+        self.append(replica)
+        self.seen.add(name)
         for session in sessions:
             if session.target is not None and name in session.text.names:
                 self.commit(session)
         return replica
 
-    def remove(self, replica: DrafterReplica, *, failed: bool) -> None:
-        """Take a replica out; its sessions go to others."""
-        if not self.replicas.drop(replica, failed=failed):
+    def leave(self, replica: DrafterReplica, *, failed: bool) -> None:
+        """Take a replica out, if it is there; its sessions go to others."""
+        if replica not in self:
             return
-        if not any(each.name == replica.name for each in self.replicas):
+        self.remove(replica)
+        if failed:
+            self._count_failure(replica, "link")
+        # Under new ids each start would leave a breaker behind.
+        now, live = self._present.clock(), [each.breaker for each in self]
+        for key, breaker in list(self.breakers.items()):
+            if breaker not in live and breaker.is_history(now):
+                del self.breakers[key]
+        if not any(each.name == replica.name for each in self):
             self._scores.roster.left(replica.name)
         self._move(replica)
 
     def tick(self) -> None:
         """Free sessions of replicas that have stopped answering, and follow the roster."""
-        for replica in self.replicas:
+        for replica in self:
             if not replica.subscriptions or not replica.is_stalled:
                 continue
-            other = self.replicas.pick(replica.name, besides=replica)
+            other = self.pick(replica.name, besides=replica)
             if other is not None and not other.is_stalled:
-                self.replicas.count_fault(replica.name, "stalled")
+                self._count_fault(replica.name, "stalled")
                 self._move(replica)
         roster = self._scores.roster
-        roster.note_faults(self.replicas.faults())
-        if self._num_changes != roster.num_changes:
-            self._num_changes = roster.num_changes
-            for session in self._present.sessions.values():
-                roster.drop_trees(session.text)
+        roster.note_faults(self.faults())
+        roster.follow(each.text for each in self._present.sessions.values())
 
     def commit(self, session: Session) -> None:
         """Let the pool drafters of `session` know its tokens.  Returns at once.
@@ -86,34 +110,31 @@ class DrafterPool:
         after the first token, which would come later by the time they take.
         """
         with self._committing:
-            self._commit(session)
-
-    def _commit(self, session: Session) -> None:
-        target, text = session.target, session.text
-        inside = target.residents if target is not None else ()
-        num_texts = len(target.sessions) if target is not None else 1
-        for name in self._scores.roster.asked(text):
-            if name in inside:
-                continue
-            own: Subscription | None = session.subscriptions.get(name)
-            own = own or self._subscribe(session, name)
-            if own is None:
-                continue
-            replica = own.replica
-            is_shared = replica.shares_devices(target)
-            if not session.has_answered and is_shared:
-                continue
-            lag = self._scores.commit_lag(text, name, num_texts, is_shared=is_shared)
-            num_unsent = len(session.tokens) - own.sent_len
-            if own.generation == session.generation and num_unsent < lag:
-                continue
-            is_model = bool(replica.description.model_hash)
-            own.max_nodes = self._scores.ask(text, num_texts, is_model=is_model)
-            is_hit = text.has_tree_left(name) if session.has_answered else None
-            self._present.events.post(
-                Asked(name, text.group, session.request.task, own.max_nodes, is_hit)
-            )
-            replica.mark(own)
+            target, text = session.target, session.text
+            inside = target.residents if target is not None else ()
+            num_texts = len(target.sessions) if target is not None else 1
+            for name in self._scores.roster.asked(text):
+                if name in inside:
+                    continue
+                own: Subscription | None = session.subscriptions.get(name)
+                own = own or self._subscribe(session, name)
+                if own is None:
+                    continue
+                replica = own.replica
+                is_shared = replica.shares_devices(target)
+                if not session.has_answered and is_shared:
+                    continue
+                lag = self._scores.commit_lag(text, name, num_texts, is_shared=is_shared)
+                num_unsent = len(session.tokens) - own.sent_len
+                if own.generation == session.generation and num_unsent < lag:
+                    continue
+                is_model = bool(replica.description.model_hash)
+                own.max_nodes = self._scores.ask(text, num_texts, is_model=is_model)
+                is_hit = text.has_tree_left(name) if session.has_answered else None
+                self._present.events.post(
+                    Asked(name, text.group, session.request.task, own.max_nodes, is_hit)
+                )
+                replica.mark(own)
 
     def release(self, session: Session) -> None:
         """The session is over; its drafters free what they hold of it."""
@@ -122,7 +143,7 @@ class DrafterPool:
 
     def num_waiting(self) -> Counter[str]:
         """Count by drafter the texts that run and for which its replicas have no room."""
-        full = {replica.name for replica in self.replicas if not replica.has_room()}
+        full = {replica.name for replica in self if not replica.has_room()}
         return Counter(
             name
             for session in self._present.sessions.values()
@@ -130,6 +151,26 @@ class DrafterPool:
             for name in session.text.names
             if name in full and name not in session.subscriptions
         )
+
+    def faults(self) -> dict[str, dict[str, int]]:
+        """Return the number of faults by the drafter's name and by reason."""
+        return {name: dict(counts) for name, counts in self._faults.items()}
+
+    def usable(self) -> set[str]:
+        """Names of the drafters of which a replica may be used at present, or one in a target."""
+        found = {each.name for each in self if each.is_usable}
+        for seat in self._present.seats.values():
+            found |= {*seat.residents}.difference(seat.left_alone())
+        return found
+
+    def pick(self, name: str, besides: DrafterReplica | None = None) -> DrafterReplica | None:
+        """The least loaded replica that may be used; one that owes an answer only at need."""
+        usable = [
+            each
+            for each in self
+            if each.name == name and each is not besides and each.is_usable and each.has_room()
+        ]
+        return min(usable, key=lambda each: (each.is_stalled, each.num_held), default=None)
 
     def receive(self, replica: DrafterReplica, frame: ProposalFrame) -> None:
         """Take in one frame: keep newest trees, send again what is missing, count faults."""
@@ -151,7 +192,7 @@ class DrafterPool:
         """Say of drafters that they take the target's time, once of each, where the configuration
         does not say, by `nice`, that they stand back."""
         config, seats = self._present.config, self._present.seats.values()
-        for replica in self.replicas:
+        for replica in self:
             name, drafter = replica.name, config.drafters.get(replica.name)
             if drafter is not None and (
                 drafter.nice > 0
@@ -227,7 +268,7 @@ class DrafterPool:
 
     def _subscribe(self, session: Session, name: str) -> Subscription | None:
         now = self._present.clock()
-        replica = None if now < session.declined.get(name, now) else self.replicas.pick(name)
+        replica = None if now < session.declined.get(name, now) else self.pick(name)
         return None if replica is None else replica.subscribe(session)
 
     def _detach_all(self, replica: DrafterReplica) -> list[Session]:
@@ -236,8 +277,33 @@ class DrafterPool:
             replica.forget(session)
         return sessions
 
+    def _count_fault(self, name: str, why: str) -> None:
+        """Count a fault that says nothing of what comes next."""
+        self._present.recorder.add(metrics.DRAFTER_FAULTS, drafter=name, why=why)
+        self._faults[name][why] += 1
+
+    def _count_failure(self, replica: DrafterReplica, why: str, told: str = "") -> bool:
+        """Count a fault.  True when the replica is to be left alone from now on.
+
+        told: what the log is to say of it."""
+        now = self._present.clock()
+        self._count_fault(replica.name, why)
+        is_open = replica.breaker.record_failure(why, now)
+        key = (replica.name, replica.id, why, is_open)
+        if (told or is_open) and (count := self._said.is_due(key, now)):
+            log.warning(
+                "drafter at fault name=%s id=%s why=%s times=%d%s%s",
+                replica.name,
+                replica.id,
+                why,
+                count,
+                ", left alone for a while" if is_open else "",
+                told and f": {told}",
+            )
+        return is_open
+
     def _record_fault(self, replica: DrafterReplica, why: str, told: str) -> None:
-        if self.replicas.record_fault(replica, why, told):
+        if self._count_failure(replica, why, told):
             self._detach_all(replica)
 
     def _observe(self, replica: DrafterReplica, observation: Observation) -> None:

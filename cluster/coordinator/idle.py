@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections import Counter
 
-from cluster.records import frozen
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec import statistics
 
@@ -42,22 +41,6 @@ MEANINGS: dict[str, str] = {
 }
 
 
-@frozen
-class Availability:
-    """Of the drafters that may serve a request, how many there are.
-
-    num_usable: connected, and not left alone after faults.  num_refused: refused because they do
-    not fit the model.  num_seen: connected at some time since the coordinator started, uptime_s
-    ago.
-    """
-
-    num_configured: int = 0
-    num_usable: int = 0
-    num_refused: int = 0
-    num_seen: int = 0
-    uptime_s: float = 0.0
-
-
 _REASONS = {
     PlainWhy.NO_DRAFTS: IdleReason.NO_DRAFTS,
     PlainWhy.GUARD: IdleReason.PAUSED,
@@ -70,17 +53,30 @@ _REASONS = {
 
 
 def idle_reason(
-    *, is_enabled: bool, drafters: Availability, steps: Counter[PlainWhy]
+    *,
+    is_enabled: bool,
+    num_configured: int,
+    num_refused: int,
+    num_usable: int,
+    num_seen: int,
+    uptime_s: float,
+    steps: Counter[PlainWhy],
 ) -> IdleReason:
     """Return what kept a request from having a speculative step; of several things, the one that
-    did so in most steps.  steps: its plain steps that could have had drafts, by why."""
+    did so in most steps.
+
+    num_configured: drafters that may serve it.  num_refused: of those, the ones that were refused
+    because they do not fit the model; num_usable: connected, and not left alone after faults;
+    num_seen: connected at some time since the coordinator started, uptime_s ago.
+    steps: its plain steps that could have had drafts, by why.
+    """
     if not is_enabled:
         return IdleReason.DISABLED
-    if drafters.num_refused >= drafters.num_configured:
+    if num_refused >= num_configured:
         return IdleReason.NO_DRAFTER_FOR_MODEL
-    if not drafters.num_usable:
+    if not num_usable:
         # Those that are not there may still come.
-        are_loading = not drafters.num_seen and drafters.uptime_s < _LOADING_S
+        are_loading = not num_seen and uptime_s < _LOADING_S
         return IdleReason.WARMING_UP if are_loading else IdleReason.DRAFTERS_DOWN
     why, reason = max(_REASONS.items(), key=lambda each: steps[each[0]])
     return reason if steps[why] else IdleReason.TOO_SHORT

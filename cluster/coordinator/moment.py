@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterable
 
 from cluster import metrics
+from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.present import Present
-from cluster.coordinator.replica import DrafterReplica, DrafterReplicas
+from cluster.coordinator.replica import DrafterReplica
 from cluster.coordinator.targets import TargetSeat
 from cluster.messages import AdapterList
 from cluster.metrics import vllm_metrics
@@ -20,20 +21,22 @@ _CLEARED = (
     metrics.BREAKERS_OPEN,
     metrics.DRAFTER_AGE,
     metrics.DRAFTER_REQUESTS,
+    metrics.ENGINE,
+    metrics.ENGINE_FALLBACKS,
+    metrics.KV_PAGES_IN_USE,
+    metrics.KV_PAGES_TOTAL,
     vllm_metrics.CACHE_CONFIG,
     vllm_metrics.LORA_REQUESTS,
 )
 
 
-def drafter_states(present: Present, replicas: DrafterReplicas) -> list[dict[str, object]]:
+def drafter_states(present: Present, replicas: DrafterPool) -> list[dict[str, object]]:
     """The pool's replicas, and the residents of each target."""
     residents = (one for seat in present.seats.values() for one in seat.resident_states())
     return [*(replica.status() for replica in replicas), *residents]
 
 
-def record_moment(
-    present: Present, replicas: DrafterReplicas, adapters: AdapterList | None
-) -> None:
+def record_moment(present: Present, replicas: DrafterPool, adapters: AdapterList | None) -> None:
     """Set the gauges that are counted only when somebody asks.  adapters: that are served."""
     for metric in _CLEARED:
         present.recorder.clear(metric)
@@ -42,7 +45,7 @@ def record_moment(
     _record_texts(present, adapters)
 
 
-def _record_drafters(present: Present, replicas: DrafterReplicas) -> None:
+def _record_drafters(present: Present, replicas: DrafterPool) -> None:
     gauge, states = present.recorder.set, drafter_states(present, replicas)
     for name in replicas.seen:
         own = [each for each in states if each["name"] == name]
@@ -99,9 +102,6 @@ def _record_texts(present: Present, adapters: AdapterList | None) -> None:
 
 def record_workers(recorder: Recorder, workers: Iterable[Worker]) -> None:
     """Export the engines and the pages of those that are here."""
-    gauges = metrics.ENGINE, metrics.ENGINE_FALLBACKS, metrics.KV_PAGES_IN_USE
-    for gauge in (*gauges, metrics.KV_PAGES_TOTAL):
-        recorder.clear(gauge)
     for each in workers:
         own = {"role": each.description.role, "worker": each.id}
         if each.pages is not None:

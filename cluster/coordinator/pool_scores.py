@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from cluster.config.schema import Config
 from cluster.coordinator.present import Answered
@@ -18,20 +17,14 @@ _POOL_NODES_OF_ALL = 512
 # Steps without a verified draft after which a drafter is told less.
 _UNUSED_STEPS = 8
 _MAX_LAG = 64  # tokens that a pool drafter may lack: they are read in one commit later
-_STATE_VERSION = 5  # of what `export` gives
 
 
 class PoolScores(DraftScores):
     """Only the coordinator sees these drafters' trees, so it keeps their calibration."""
 
-    def __init__(self, *, is_adaptive: bool, roster: Roster | None = None) -> None:
-        super().__init__(roster)
-        self.is_adaptive = is_adaptive
-
-    @classmethod
-    def of(cls, config: Config) -> PoolScores:
-        is_adaptive = config.coordinator.budget == "adaptive"
-        return cls(is_adaptive=is_adaptive, roster=Roster.of(config, config.pool))
+    def __init__(self, config: Config) -> None:
+        super().__init__(Roster(max_faults=config.coordinator.breaker_failures))
+        self.use(config)
 
     def use(self, config: Config) -> None:
         """Go on by another configuration; what was learned stays."""
@@ -67,13 +60,3 @@ class PoolScores(DraftScores):
             self.score(
                 [each.session.text for each in answers if each.session.is_over is ends], ends=ends
             )
-
-    def export(self) -> dict[str, Any]:
-        """Return what was learned, as one small record of plain values."""
-        return {"version": _STATE_VERSION, **super().export()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `export` gave; ValueError where it is of another version or form."""
-        if state.get("version") != _STATE_VERSION:
-            raise ValueError(f"a record of version {state.get('version')}, not {_STATE_VERSION}")
-        super().restore(state)

@@ -70,14 +70,14 @@ class Stepped:
 class Events:
     """Keeps what happens for its listeners; one that fails hurts nobody else."""
 
-    def __init__(self, fence: Fence) -> None:
-        self._fence = fence
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._listeners: list[tuple[type[Any], Any, Callable[[Any], None]]] = []
         self._happened: defaultdict[type[Any], list[Any]] = defaultdict(list)
 
     def listen(self, kind: type[E], part: str, hear: Callable[[Sequence[E]], None]) -> None:
         """Let `hear` be told of all events of a kind.  part: its name in the metric of failures."""
-        self._listeners.append((kind, self._fence.section(part), hear))
+        self._listeners.append((kind, Fence(self._recorder, part), hear))
 
     def post(self, event: object) -> None:
         self._happened[type(event)].append(event)
@@ -104,9 +104,7 @@ class Present:
     seats: dict[str, TargetSeat] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     refused: dict[str, str] = field(default_factory=dict)
-    fence: Fence = field(init=False)
     events: Events = field(init=False)
 
     def __post_init__(self) -> None:
-        self.fence = Fence(self.recorder)
-        self.events = Events(self.fence)
+        self.events = Events(self.recorder)

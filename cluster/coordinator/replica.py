@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections import deque
 from dataclasses import dataclass, field
 
-from cluster import metrics
-from cluster.coordinator.idle import Availability
-from cluster.coordinator.present import Present
 from cluster.coordinator.session import Seat, Session
 from cluster.core import Clock, Commit, Observation, Proposal
 from cluster.draft.breaker import CircuitBreaker
-from cluster.draft.once_a_minute import OnceAMinute
 from cluster.draft.told import told_params
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.rpc.duplex import Outbox
 from cluster.rpc.link import Link
-
-log = logging.getLogger(__name__)
 
 DrafterLink = Link[CommitFrame, ProposalFrame]
 
@@ -193,107 +185,3 @@ class DrafterReplica(Outbox[CommitFrame]):
         if commits and self.unanswered_since is None:
             self.unanswered_since = self._clock()
         return CommitFrame(tuple(commits), released) if commits or released else None
-
-
-class DrafterReplicas(list[DrafterReplica]):
-    """All replicas.  seen: names of drafters that were here at some time."""
-
-    def __init__(self, present: Present) -> None:
-        super().__init__()
-        self._present = present
-        self.seen: set[str] = set()
-        self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._said = OnceAMinute()
-        # By drafter, replica and model; one that a replica's former life opened stays open.
-        self.breakers: dict[tuple[str, str, str], CircuitBreaker] = {}
-
-    def add(
-        self, name: str, replica_id: str, description: WorkerDescription, link: DrafterLink
-    ) -> DrafterReplica:
-        """Take a replica in, with the breaker of its former life with the same model."""
-        config = self._present.config.coordinator
-        breaker = self.breakers.setdefault(
-            (name, replica_id, description.model_hash),
-            CircuitBreaker(config.breaker_failures, config.breaker_reset_s),
-        )
-        replica = DrafterReplica(
-            name,
-            replica_id,
-            description,
-            link,
-            breaker,
-            config.max_frame_tokens,
-            self._present.clock,
-        )
-        self.append(replica)
-        self.seen.add(name)
-        return replica
-
-    def drop(self, replica: DrafterReplica, *, failed: bool) -> bool:
-        """False when it was not there any more."""
-        if replica not in self:
-            return False
-        self.remove(replica)
-        if failed:
-            self.record_fault(replica, "link")
-        # Under new ids each start would leave a breaker behind.
-        now, live = self._present.clock(), [each.breaker for each in self]
-        for key, breaker in list(self.breakers.items()):
-            if breaker not in live and breaker.is_history(now):
-                del self.breakers[key]
-        return True
-
-    def count_fault(self, name: str, why: str) -> None:
-        """Count a fault that says nothing of what comes next."""
-        self._present.recorder.add(metrics.DRAFTER_FAULTS, drafter=name, why=why)
-        self._faults[name][why] += 1
-
-    def record_fault(self, replica: DrafterReplica, why: str, told: str = "") -> bool:
-        """Count a fault.  True when the replica is to be left alone from now on.
-
-        told: what the log is to say of it."""
-        now = self._present.clock()
-        self.count_fault(replica.name, why)
-        is_open = replica.breaker.record_failure(why, now)
-        key = (replica.name, replica.id, why, is_open)
-        if (told or is_open) and (count := self._said.is_due(key, now)):
-            log.warning(
-                "drafter at fault name=%s id=%s why=%s times=%d%s%s",
-                replica.name,
-                replica.id,
-                why,
-                count,
-                ", left alone for a while" if is_open else "",
-                told and f": {told}",
-            )
-        return is_open
-
-    def faults(self) -> dict[str, dict[str, int]]:
-        """Return the number of faults by the drafter's name and by reason."""
-        return {name: dict(counts) for name, counts in self._faults.items()}
-
-    def usable(self) -> set[str]:
-        """Names of the drafters of which a replica may be used at present."""
-        return {each.name for each in self if each.is_usable}
-
-    def pick(self, name: str, besides: DrafterReplica | None = None) -> DrafterReplica | None:
-        """The least loaded replica that may be used; one that owes an answer only at need."""
-        usable = [
-            each
-            for each in self
-            if each.name == name and each is not besides and each.is_usable and each.has_room()
-        ]
-        return min(usable, key=lambda each: (each.is_stalled, each.num_held), default=None)
-
-    def availability(self, names: Sequence[str], uptime_s: float) -> Availability:
-        """Count the drafters of `names` that could serve a request now."""
-        usable = self.usable()
-        for seat in self._present.seats.values():
-            usable |= {*seat.residents}.difference(seat.left_alone())
-        return Availability(
-            num_configured=len(names),
-            num_usable=len(usable.intersection(names)),
-            num_refused=len(self._present.refused.keys() & set(names)),
-            num_seen=len(self.seen.intersection(names)),
-            uptime_s=uptime_s,
-        )

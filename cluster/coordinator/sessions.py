@@ -213,12 +213,15 @@ class SessionTable:
 
     def _idle_reason(self, session: Session) -> IdleReason:
         config = self._present.config
-        names = allowed_drafters(config, session.request)
+        names, pool = {*allowed_drafters(config, session.request)}, self._pool
         has_some = bool(names) or not config.drafters
-        uptime_s = self._present.clock() - self._started_at
         return idle_reason(
             is_enabled=session.text.max_draft_tokens > 0 and has_some,
-            drafters=self._pool.replicas.availability(names, uptime_s),
+            num_configured=len(names),
+            num_refused=len(names & self._present.refused.keys()),
+            num_usable=len(names & pool.usable()),
+            num_seen=len(names & pool.seen),
+            uptime_s=self._present.clock() - self._started_at,
             steps=session.plain_steps,
         )
 

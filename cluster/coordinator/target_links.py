@@ -30,6 +30,7 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
+from cluster.plan.fence import Fence
 from cluster.rpc.link import Link
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class TargetLinks:
         self._pool = pool
         self._links = links
         self._adapters = adapters
-        self._statistics = present.fence.section("statistics")
+        self._statistics = Fence(present.recorder, "statistics")
         self._looked_at = self._beaten_at = present.clock()
 
     def add(
@@ -70,7 +71,7 @@ class TargetLinks:
         max_frame_tokens = self._present.config.coordinator.max_frame_tokens
         seat = TargetSeat(target_id, description, link, max_frame_tokens)
         self._present.seats[target_id] = seat
-        self._pool.replicas.seen.update(seat.residents)
+        self._pool.seen.update(seat.residents)
         self._update()
         log.info("target joined id=%s model=%s", target_id, description.model_hash[:12])
         self._table.admit()

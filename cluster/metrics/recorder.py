@@ -64,12 +64,6 @@ class Recorder(Collector):
         """Add one observation to a histogram."""
         self._child(metric, labels).observe(value)
 
-    def forget(self, metric: Metric, **labels: str) -> None:
-        """Drop one labelled child, whose drafter or worker is gone."""
-        values = tuple(labels[name] for name in metric.labels)
-        self._children.pop((metric.name, *values), None)
-        self._series[metric.name].remove(*values)
-
     def clear(self, metric: Metric) -> None:
         """Drop all labelled children of a metric that is told anew at every scrape."""
         for key in [key for key in self._children if key[0] == metric.name]:

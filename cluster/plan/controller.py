@@ -2,7 +2,7 @@
 
     plan()   before a step: the trees at hand, priced; nodes per text, and nodes to draft after it
     learn()  after a step: the time that it took and the tokens that it brought
-    score()  beside a step: how many nodes of each held tree would have been accepted
+    scores   beside a step: how many nodes of each held tree would have been accepted
 
 One price decides about verifying and drafting (`cluster.spec.budget`, `cluster.plan.arms`).  Two
 more things can turn drafting off: the guard, once speculation has lost as much as it may, and the
@@ -22,7 +22,7 @@ from cluster.plan.draft_length import DraftLength
 from cluster.plan.ensemble import Ensemble
 from cluster.plan.in_flight import Moment, Plan, Round
 from cluster.plan.load import TargetModel
-from cluster.plan.offers import Offers, gather, in_flight_of, look_at, plain_items
+from cluster.plan.offers import Offers, gather, in_flight_of, look_at
 from cluster.plan.resident import EVERYONE
 from cluster.plan.scores import DraftScores
 from cluster.plan.step_choice import StepChoice
@@ -35,8 +35,6 @@ from cluster.spec.native import trees as native
 from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.survival import claimed_conditionals
 from cluster.spec.tree import depths
-
-_STATE_VERSION = 6  # of the record that `export` returns
 
 
 class Controller:
@@ -107,15 +105,15 @@ class Controller:
         load.num_new += evidence.RECENT * (num_new - load.num_new)
         if not any(caps):
             load.asked, self._idle = NO_DRAFTS, None
-            return Plan(plain_items(texts))
+            return Plan.plain(texts)
         if offers is None and not moment.residents:
             load.asked = NO_DRAFTS  # there is nothing to choose, and nobody to ask
-            return Plan(plain_items(texts), why=PlainWhy.NO_DRAFTS)
+            return Plan.plain(texts, PlainWhy.NO_DRAFTS)
         if offers is None and self._idle and self._idle.holds(texts, caps, moment):
-            return Plan(plain_items(texts), why=self._idle.why)
+            return Plan.plain(texts, self._idle.why)
         weights = np.array([self._weight(text) for text in texts])
         if self.target.steps.estimate(1, 0) is None:  # the first steps measure a step's time
-            return Plan(plain_items(texts), why=PlainWhy.UNMEASURED)
+            return Plan.plain(texts, PlainWhy.UNMEASURED)
         choice = StepChoice(self.target, self.acceptance, load, texts, caps, moment, weights)
         plan = choice.plan(offers)
         load.asked = plan.ask
@@ -199,25 +197,15 @@ class Controller:
         for turn in done.turns:
             target.drafting[turn.drafter].learn(turn)
 
-    def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
-        """Score the trees of `texts` whose outcome is known by now; ends: the texts are over."""
-        self.scores.score(texts, ends=ends)
-
     def export(self) -> dict[str, Any]:
         """Return what was learned as a small record of plain values, to keep beside the model."""
-        return {
-            "version": _STATE_VERSION,
-            **self.scores.export(),
-            "costs": self.target.export(),
-        }
+        return {**self.scores.export(), "costs": self.target.export()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a result of `export` for the same model on the same hardware.
 
-        Raises ValueError for a record of another version or form.
+        Raises ValueError, TypeError or LookupError for a record of another form.
         """
-        if state.get("version") != _STATE_VERSION:
-            raise ValueError(f"a record of version {state.get('version')}, not {_STATE_VERSION}")
         self.scores.restore(state)
         self.target.restore(state["costs"])
 
@@ -232,7 +220,7 @@ def _plan_fixed(
     """Plan as many of the best nodes as each text may have, whatever they cost."""
     drafted = Ask(max(caps)) if moment.residents else NO_DRAFTS
     if offers is None:
-        return Plan(plain_items(texts), drafted, PlainWhy.NO_DRAFTS)
+        return Plan.plain(texts, PlainWhy.NO_DRAFTS, drafted)
     forest = offers.forest
     nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
     chosen = nodes[ranks < np.array(caps, dtype=np.int64)[forest.owners]]

@@ -9,6 +9,7 @@ so beside the best one of the batch another is asked only if it pays.  The other
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 
 import numpy as np
 
@@ -63,13 +64,13 @@ class Ensemble:
         rate: float,
     ) -> None:
         """rate: weighted tokens per second."""
-        self._target, self._acceptance, self._rate = target, acceptance, rate
+        self._target, self._rate = target, rate
         self._look_ups = [each for each in residents if each.is_look_up]
         self.models = [each for each in residents if not each.is_look_up]
         self.model_bits = sum(each.bit for each in self.models)
         # Asked for again and again within a step.
-        self._known_priors: dict[Group, list[float]] = {}
-        self._known_s: dict[tuple[str, int], float] = {}
+        self._priors = cache(partial(_priors, acceptance, self.models))
+        self._seconds = cache(partial(_seconds, target))
 
     def look_ups(self, texts: Sequence[Text]) -> list[int]:
         """Return the mask of each text's look-ups."""
@@ -119,7 +120,7 @@ class Ensemble:
         spent_s = 0.0
         counts = [sum(mask & model.bit > 0 for mask in masks) for model in self.models]
         for place, text in enumerate(texts):
-            priors = self._priors(text)
+            priors = self._priors(text.group)
             hopeful = _HOPEFUL_SHARE * max(priors)
             for number, model in enumerate(self.models):
                 if model.bit & masks[place] or not text.may_ask(model.name):
@@ -139,20 +140,6 @@ class Ensemble:
                     break
         return spent_s
 
-    def _priors(self, text: Text) -> list[float]:
-        """Return what each model is worth in such texts; one that is new, as much as the best."""
-        found = self._known_priors.get(text.group)
-        if found is not None:
-            return found
-        scores = [self._acceptance.known(each.name, text.group) for each in self.models]
-        weights = [score.weight() for score in scores]
-        best = max(weights)
-        found = self._known_priors[text.group] = [
-            best + (weight - best) * score.num_trees / (score.num_trees + evidence.FIRST_TRIES)
-            for weight, score in zip(weights, scores, strict=True)
-        ]
-        return found
-
     def _may_draft(self, model: Resident, text: Text) -> bool:
         """True if its drafts for the text may be verified."""
         if not text.shadows:
@@ -168,7 +155,7 @@ class Ensemble:
             weight * standing.expected(each.name, place, prior)
             if self._may_draft(each, text)
             else -np.inf
-            for each, prior in zip(self.models, self._priors(text), strict=True)
+            for each, prior in zip(self.models, self._priors(text.group), strict=True)
         ]
 
     def _price_of_reading(self, model: Resident, text: Text) -> float:
@@ -208,10 +195,19 @@ class Ensemble:
             return -np.inf, picks
         return float(most[most > -np.inf].sum()) - self._rate * spent_s, picks
 
-    def _seconds(self, model: Resident, num_texts: int) -> float:
-        """Return the seconds of a turn; 0 if none was measured."""
-        key = model.name, num_texts
-        if key not in self._known_s:
-            found = self._target.drafting[model.name].seconds(num_texts) if num_texts else None
-            self._known_s[key] = 0.0 if found is None else float(found[_SIZE])
-        return self._known_s[key]
+
+def _priors(acceptance: AcceptanceModel, models: Sequence[Resident], group: Group) -> list[float]:
+    """Return what each model is worth in such texts; one that is new, as much as the best."""
+    scores = [acceptance.known(each.name, group) for each in models]
+    weights = [score.weight() for score in scores]
+    best = max(weights)
+    return [
+        best + (weight - best) * score.num_trees / (score.num_trees + evidence.FIRST_TRIES)
+        for weight, score in zip(weights, scores, strict=True)
+    ]
+
+
+def _seconds(target: TargetModel, model: Resident, num_texts: int) -> float:
+    """Return the seconds of a turn; 0 if none was measured."""
+    found = target.drafting[model.name].seconds(num_texts) if num_texts else None
+    return 0.0 if found is None else float(found[_SIZE])

@@ -16,43 +16,29 @@ from cluster.metrics.recorder import Recorder
 log = logging.getLogger(__name__)
 
 
-class Fence:
-    """Counts and logs the exceptions that are raised within its sections."""
+class Fence(AbstractContextManager[Any]):
+    """A context that suppresses, counts and logs an exception of its block.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._num_failures: dict[str, int] = {}
+    It may be entered any number of times, because it keeps no state of the block that it guards.
+    """
 
-    def section(self, part: str) -> AbstractContextManager[Any]:
-        """Return a context that suppresses, counts and logs an exception of its block.
-
-        part: its name in the metric.  The context may be entered any number of times.
-        """
-        return _Section(self, part)
-
-    def failed(self, part: str, error: Exception) -> None:
-        """Count a failure.  Only each doubling of the count is logged: every round may fail."""
-        count = self._num_failures[part] = self._num_failures.get(part, 0) + 1
-        self._recorder.add(metrics.BOOKKEEPING_FAULTS, part=part)
-        if count & (count - 1) == 0:
-            log.error(
-                "bookkeeping failed part=%s times=%d; rounds go on without it",
-                part,
-                count,
-                exc_info=error,
-            )
-
-
-class _Section(AbstractContextManager[Any]):
-    """A section that many rounds reuse, because it keeps no state of the block that it guards."""
-
-    def __init__(self, fence: Fence, part: str) -> None:
-        self._fence = fence
-        self._part = part
+    def __init__(self, recorder: Recorder, part: str) -> None:
+        """part: its name in the metric."""
+        self._recorder, self._part = recorder, part
+        self._num_failures = 0
 
     def __exit__(self, *raised: Any) -> bool:
+        """Only each doubling of the count is logged: every round may fail."""
         _, error, _ = raised
         if not isinstance(error, Exception):
             return False
-        self._fence.failed(self._part, error)
+        self._num_failures = count = self._num_failures + 1
+        self._recorder.add(metrics.BOOKKEEPING_FAULTS, part=self._part)
+        if count & (count - 1) == 0:
+            log.error(
+                "bookkeeping failed part=%s times=%d; rounds go on without it",
+                self._part,
+                count,
+                exc_info=error,
+            )
         return True

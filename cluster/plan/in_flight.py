@@ -63,6 +63,17 @@ class Plan:
     why: PlainWhy = PlainWhy.NONE
     masks: Sequence[int] = ()
 
+    @classmethod
+    def plain(
+        cls,
+        texts: Sequence[Text],
+        why: PlainWhy = PlainWhy.NONE,
+        ask: Ask = NO_DRAFTS,
+        masks: Sequence[int] = (),
+    ) -> Plan:
+        """Return the plan of a step without drafts."""
+        return cls([PLAIN] * len(texts), ask, why, masks)
+
 
 @record
 class Round:

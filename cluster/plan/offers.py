@@ -146,15 +146,10 @@ def _note(rows: Sequence[tuple[Text, str, Held]], found: MergedTrees) -> None:
         held.calibrated = found.calibrated[nodes]
 
 
-def plain_items(texts: Sequence[Text]) -> list[InFlight]:
-    """Return items without drafts for these texts."""
-    return [PLAIN] * len(texts)
-
-
 def in_flight_of(texts: Sequence[Text], offers: Offers, nodes: Indices) -> list[InFlight]:
     """Return an item for each text, with its nodes among the chosen ones."""
     if len(nodes) == 0:
-        return plain_items(texts)
+        return [PLAIN] * len(texts)
     is_chosen = np.zeros(offers.forest.num_nodes, dtype=np.bool_)
     is_chosen[nodes] = True
     chosen = offers.keep(is_chosen)

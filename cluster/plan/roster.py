@@ -19,7 +19,7 @@ import enum
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cluster import metrics
@@ -55,10 +55,7 @@ def lot_of(request_id: str) -> float:
 
 
 class Roster:
-    """All drafters of a target, or of the pool, as far as not all of them simply serve.
-
-    num_changes: of phases so far; whoever keeps what follows from roles looks at it.
-    """
+    """All drafters of a target, or of the pool, as far as not all of them simply serve."""
 
     def __init__(
         self,
@@ -68,7 +65,6 @@ class Roster:
     ) -> None:
         """shadows: names of drafters that are scored and never verified.  max_faults: so many bring
         a candidate down."""
-        self.num_changes = 0
         self._max_faults = max_faults
         self._rollouts, self._shadows = rollouts or {}, shadows
         self._here: set[str] = set()
@@ -93,7 +89,7 @@ class Roster:
 
     def _follow(self) -> None:
         """Let drafters draft by the rollouts and by the weights that they have now."""
-        self.num_changes += 1
+        self._has_changed = True  # since the texts were told of roles
         self._by_name: dict[str, tuple[Candidate, int]] = {}
         self._candidates: list[Candidate] = []
         for name, rollout in self._rollouts.items():
@@ -108,7 +104,7 @@ class Roster:
         return self._known[key]
 
     def _note(self, candidate: Candidate) -> None:
-        self.num_changes += 1
+        self._has_changed = True
         self._changed[candidate.name, candidate.phase] += 1
 
     def met(self, name: str, model_hash: str) -> None:
@@ -157,10 +153,16 @@ class Roster:
             if name in text.shadows
         }
 
-    def drop_trees(self, text: Text) -> None:
-        """Drop the trees whose drafters may have another role now."""
-        for name in self._by_name:
-            text.held.pop(name, None)
+    def follow(self, texts: Iterable[Text]) -> None:
+        """If roles have changed since the last call, tell these texts, which are all, and drop the
+        trees whose drafters may have another one now."""
+        if not self._has_changed:
+            return
+        self._has_changed = False
+        for text in texts:
+            self.assign(text)
+            for name in self._by_name:
+                text.held.pop(name, None)
 
     def trials(self, text: Text) -> Iterator[Trial]:
         """Yield the trials of a text in which both drafters were asked for their newest trees."""
@@ -238,7 +240,7 @@ class Roster:
             candidate = self._candidate(key)
             if not candidate.num_places:
                 candidate.restore(each)
-        self.num_changes += 1
+        self._has_changed = True
 
 
 def _in_sample(candidate: Candidate, text: Text) -> bool:

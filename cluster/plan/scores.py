@@ -27,7 +27,7 @@ class DraftScores:
 
     def keep_newest(self, text: Text, drafter: str, proposal: Proposal) -> HeldTree | None:
         """Hold a drafter's newest tree; returns None if a newer one has overtaken it."""
-        held = text.keep_newest(drafter, proposal)
+        held = text.keep_newest(drafter, proposal.base_len, proposal.tree, proposal.survival)
         if held is not None:
             held.is_shadow = self.roster.role(drafter, text) is Role.SHADOW
             for trial in self.roster.trials(text):

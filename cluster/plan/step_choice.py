@@ -12,7 +12,7 @@ from cluster.plan.arms import SIZES
 from cluster.plan.ensemble import Ensemble, draft_s
 from cluster.plan.in_flight import Moment, Plan
 from cluster.plan.load import Load, TargetModel
-from cluster.plan.offers import Offers, in_flight_of, plain_items
+from cluster.plan.offers import Offers, in_flight_of
 from cluster.plan.texts import Text
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec import evidence
@@ -104,7 +104,7 @@ class StepChoice:
             if 0.0 < self.needed_s < math.inf:
                 self.why = PlainWhy.GUARD
             load.promised = 0.0, load.arm
-            return Plan(plain_items(self.texts), ask, self.why, masks)
+            return Plan.plain(self.texts, self.why, ask, masks)
         nodes, gains = self._ranking(offers)
         why, num_nodes = self._choose(gains, draft_s)
         nodes = nodes[:num_nodes]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from cluster.core import FloatArray, Proposal, TokenTree
+from cluster.core import FloatArray, TokenTree
 from cluster.plan.resident import EVERYONE, Resident
 from cluster.plan.standing import Standing
 from cluster.plan.trials import Trial
@@ -160,14 +160,14 @@ class Text:
         """Note that a round has brought num_tokens tokens."""
         self.tokens_per_step += evidence.RECENT * (max(num_tokens, 1) - self.tokens_per_step)
 
-    def keep_newest(self, drafter: str, proposal: Proposal) -> HeldTree | None:
+    def keep_newest(
+        self, drafter: str, base_len: int, tree: TokenTree, survival: FloatArray
+    ) -> HeldTree | None:
         """Hold a drafter's newest tree; returns None if a newer one has overtaken it."""
         former = self.held.get(drafter)
-        length = proposal.base_len
-        if former is not None and length < former.proposed_len:
+        if former is not None and base_len < former.proposed_len:
             return None
-        held = HeldTree(length, length, proposal.tree, proposal.survival, laws=proposal.laws)
-        self.held[drafter] = held
+        held = self.held[drafter] = HeldTree(base_len, base_len, tree, survival)
         return held
 
     def forget(self, drafter: str) -> None:

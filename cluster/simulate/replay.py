@@ -273,7 +273,7 @@ class Adaptive:
         self.controller.learn(done)
         for ends in (False, True):
             over = [own.text for own in batch if (own.remaining == 0) is ends]
-            self.controller.score(over, ends=ends)
+            self.controller.scores.score(over, ends=ends)
 
     def _offer(self, own: Playing, now: float) -> None:
         grown = {name: growing.at(own.recorded, now) for name, growing in own.growing.items()}

@@ -153,8 +153,6 @@ class Growing:
     def at(self, text: RecordedText, now: float) -> Offer:
         """Return the nodes that it has grown so far."""
         count = self.num_nodes(now)
-        if count == 0:
-            return NOTHING
         if count not in self.known:
             self.known[count] = self.source.best(text, self.position, count)
         return self.known[count]

@@ -16,12 +16,3 @@ def owners(sources: Sequence[int], order: Sequence[int]) -> list[int]:
         if bits not in known:
             known[bits] = next((place for place in order if bits >> place & 1), -1)
     return [known[bits] for bits in sources]
-
-
-def counts(numbers: Sequence[int], length: int) -> tuple[int, ...]:
-    """Count how often each number in [0, length) occurs in `numbers`."""
-    found = [0] * length
-    for number in numbers:
-        if 0 <= number < length:
-            found[number] += 1
-    return tuple(found)

@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from cluster import logs
 from cluster.config.addresses import free_port
@@ -22,7 +23,7 @@ from cluster.config.file import load
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
 from cluster.options import whole
-from cluster.rpc.server import serve_drafter, serve_target
+from cluster.rpc.server import RunningServer, serve_drafter, serve_target
 from cluster.rpc.standalone import LOG_FORMAT, add_options, exit_code, run_until_signal
 from cluster.rpc.trust import trust_of
 from cluster.worker.build import build_target, follow_target, load_drafter, load_target
@@ -72,22 +73,16 @@ async def _target(config: Config, arguments: argparse.Namespace) -> None:
         if config.residents:
             shorten_switch_interval()
         freeze_gc()
-        worker.start()
         try:
-            server = await serve_target(
+            await _serve(
                 worker,
-                arguments.host,
-                arguments.port,
-                max_frame_bytes=config.coordinator.max_frame_bytes,
-                trust=trust_of(config.data_plane, "target"),
-            )
-            await run_until_signal(
-                server,
+                serve_target,
                 "target",
                 lambda: worker.healthy and all(rank.returncode is None for rank in ranks),
+                config,
+                arguments,
             )
         finally:
-            await asyncio.to_thread(worker.stop)
             engine.close()
 
 
@@ -95,16 +90,29 @@ async def _draft(config: Config, arguments: argparse.Namespace) -> None:
     name = arguments.name
     config.check_in_pool(name)
     worker = await asyncio.to_thread(load_drafter, config, name)
+    told = f"drafter {name}"
+    await _serve(worker, serve_drafter, told, lambda: worker.is_healthy, config, arguments)
+
+
+async def _serve(
+    worker: Any,
+    serve: Callable[..., Awaitable[RunningServer]],
+    role: str,
+    is_healthy: Callable[[], bool],
+    config: Config,
+    arguments: argparse.Namespace,
+) -> None:
+    """Start a worker, serve it until a signal comes, and stop it."""
     worker.start()
     try:
-        server = await serve_drafter(
+        server = await serve(
             worker,
             arguments.host,
             arguments.port,
             max_frame_bytes=config.coordinator.max_frame_bytes,
-            trust=trust_of(config.data_plane, "drafter"),
+            trust=trust_of(config.data_plane, role.partition(" ")[0]),
         )
-        await run_until_signal(server, f"drafter {name}", lambda: worker.is_healthy)
+        await run_until_signal(server, role, is_healthy)
     finally:
         await asyncio.to_thread(worker.stop)
 

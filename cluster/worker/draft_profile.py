@@ -39,19 +39,15 @@ def profile_drafting(
     vocab_size: int,
     max_sequences: int,
     clock: Clock = time.perf_counter,
-    *,
-    names: Sequence[str] | None = None,
 ) -> tuple[DraftTime, ...]:
     """Return the times of residents' turns after steps of up to max_sequences sequences, whose
     texts the target draws; empty if there are no residents or the measurement fails.
 
-    names: of the residents that draft for these texts, None = all.
     The measurement ends with the first turn after a second.
     """
     found: list[DraftTime] = []
     deadline = clock() + _MAX_S
-    names = residents.names if names is None else names
-    bench = _Bench(verifier, residents, vocab_size, names)
+    bench = _Bench(verifier, residents, vocab_size)
     sizes = [each for each in _SEQUENCES if each <= max_sequences]
     try:
         members = [each.member for each in residents]
@@ -95,7 +91,7 @@ def _begin_afresh(residents: Residents, *, keeps_stalls: bool) -> None:
 def plain_turn_s(verifier: Verifier, vocab_size: int, clock: Clock = time.perf_counter) -> float:
     """Return the time of a plain step of one text, with all that belongs to it: the median of many,
     for a step of serving is not always the fastest one."""
-    bench = _Bench(verifier, Residents(()), vocab_size, ())
+    bench = _Bench(verifier, Residents(()), vocab_size)
     times_s = []
     try:
         bench.open(1, _PROMPT_LEN)
@@ -111,13 +107,10 @@ def plain_turn_s(verifier: Verifier, vocab_size: int, clock: Clock = time.perf_c
 class _Bench:
     """Several texts that are decoded at once."""
 
-    def __init__(
-        self, verifier: Verifier, residents: Residents, vocab_size: int, names: Sequence[str]
-    ) -> None:
+    def __init__(self, verifier: Verifier, residents: Residents, vocab_size: int) -> None:
         self._verifier = verifier
         self._residents = residents
         self._vocab_size = vocab_size
-        self._names = names
         self._numbers = itertools.count()
         self._texts: dict[str, TargetText] = {}
 
@@ -129,7 +122,7 @@ class _Bench:
             params = SamplingParams(temperature=1.0, seed=number + 1, max_tokens=1 << 20)
             tokens = token_array((number + np.arange(prompt_len)) % self._vocab_size)
             name = f"draft-profile-{number}"
-            self._texts[name] = measured_text(name, tokens, params, self._names)
+            self._texts[name] = measured_text(name, tokens, params, self._residents.names)
 
     def release(self) -> None:
         request_ids = list(self._texts)

@@ -245,8 +245,8 @@ class DraftWorker:
     async def _read(self, lease: DraftLease, link: DraftLink) -> None:
         async for frame in link:
             lease.check_read()
-            await lease.frame_handed()
             self._hand(lease, frame)
+            await lease.frame_handed(self._mailbox)
 
     def _hand(self, lease: DraftLease, frame: CommitFrame | None) -> None:
         self._mailbox.put(lease, frame)

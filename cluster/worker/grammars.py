@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from cluster.core import TokenArray, TokenTree
 from cluster.errors import RequestError
 from cluster.grammar.compiler import GrammarCompiler
+from cluster.grammar.library import Grammar
 from cluster.grammar.mask import MaskRow, mask_words
 from cluster.grammar.text import ConstrainedText
 from cluster.messages import Open
@@ -93,13 +93,9 @@ class Grammars:
         grammar = self.compiler.compile(spec)
         return ConstrainedText(grammar, spec, self._eos_token_ids, self._vocab_size)
 
-    def prepare(self, opened: Open) -> Awaitable[None] | None:
+    def prepare(self, opened: Open) -> Future[Grammar] | None:
         """Compile the text's grammar beside the steps; returns None if there is nothing to do."""
         spec = opened.params.grammar
         if spec is None or self.compiler.is_ready(spec):
             return None
-        return self._compile(spec)
-
-    async def _compile(self, spec: GrammarSpec) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._compiling, self.compiler.compile, spec)
+        return self._compiling.submit(self.compiler.compile, spec)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future
 from dataclasses import replace
@@ -56,8 +56,8 @@ class LinkEnd:
         self._error: WorkerError | None = None
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()  # there is something to send
-        self._room = asyncio.Semaphore(MAX_BACKLOG)
-        self._num_taken = 0  # by the thread, and not said yet
+        self.is_behind = False  # the thread has as many frames to take as may wait
+        self._num_handed = 0  # frames
 
     def take(self) -> Iterable[Any]:
         """Return the frames to send now, which are unread no more."""
@@ -88,26 +88,14 @@ class LinkEnd:
         if len(self._unread) > self.max_unread:
             raise CapacityError(f"{len(self._unread)} {self.what} are unread; read what is sent")
 
-    @property
-    def is_behind(self) -> bool:
-        """True while the thread has as many frames to take as may wait."""
-        return self._room.locked()
-
-    async def frame_handed(self) -> None:
-        """Wait until the thread has caught up with the frames that it was handed."""
-        await self._room.acquire()
-
-    def frames_taken(self, count: int) -> None:
-        """Make room for as many frames more; called by the thread."""
-        self._num_taken += count
-        # Said now and then only: a call to the event loop wakes it up.
-        if self._num_taken >= MAX_BACKLOG // 2:
-            self._call_soon(self._make_room, self._num_taken)
-            self._num_taken = 0
-
-    def _make_room(self, count: int) -> None:
-        for _ in range(count):
-            self._room.release()
+    async def frame_handed(self, mail: ThreadMail[Any, Any]) -> None:
+        """Wait now and then until the thread has taken all frames that were put so far; to be
+        called after each."""
+        self._num_handed += 1
+        if self._num_handed % MAX_BACKLOG == 0:
+            self.is_behind = True
+            await asyncio.wait({asyncio.wrap_future(mail.call(lambda: None))})
+            self.is_behind = False
 
     def inside(self, request_id: str) -> str:
         """The name of a request inside the worker."""
@@ -122,9 +110,7 @@ class LinkEnd:
 
 
 class ThreadMail(Generic[Sender, Frame]):
-    """Mail for the thread: frames of coordinators, and calls to make there.
-
-    A link waits for `frame_handed` before each frame that it puts."""
+    """Mail for the thread: frames of coordinators, and calls to make there."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -180,8 +166,6 @@ class ThreadMail(Generic[Sender, Frame]):
             self._calls.clear()
         for _, call in calls:
             call()
-        for sender, count in Counter(sender for sender, frame in mail if frame is not None).items():
-            sender.frames_taken(count)
         return mail
 
 
@@ -201,6 +185,7 @@ class TargetStream(LinkEnd):
         self._frames = deque[VerdictFrame]()
         super().__init__(number, self._frames)
         self.is_over = False
+        self.is_heard = False  # since the watch over silence looked
         self.serial = 0
         self.acknowledged = 0
         self.heard = 0

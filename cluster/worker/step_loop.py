@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cluster import metrics
 from cluster.core import Clock
-from cluster.errors import WorkerError
 from cluster.messages import StepReport, TextVerdict, VerdictFrame, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.metrics.told import TARGET
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
-from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
+from cluster.plan.in_flight import InFlight, Moment, Plan, Round
 from cluster.requests.acceptance_law import NO_LAWS
 from cluster.requests.plain_why import PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
@@ -100,13 +99,19 @@ class StepLoop:
         self._clock = clock
         for drafter in residents:
             controller.scores.meet(drafter.name, drafter.model.model_hash)
-        fence = Fence(self.recorder)
         self.texts = TextKeeper(
-            verifier, residents, controller, description, max_draft_tokens, self.recorder, fence
+            verifier,
+            residents,
+            controller,
+            description,
+            max_draft_tokens,
+            self.recorder,
+            self.mailbox,
         )
         self.streams = self.texts.streams
-        self._planning, self._learning = fence.section("planning"), fence.section("rounds")
-        self._scoring = fence.section("scores")
+        self._planning, self._learning, self._scoring = (
+            Fence(self.recorder, part) for part in ("planning", "rounds", "scores")
+        )
         self._coming = Step()
 
     def run(self) -> None:
@@ -130,14 +135,9 @@ class StepLoop:
             self._coming.former_at = 0.0
 
     @property
-    def broken(self) -> WorkerError | None:
-        """The error after which the engine cannot be used any more; None = it can."""
-        return self.texts.broken
-
-    @property
     def has_work(self) -> bool:
         """True if a text is ready or the engine has unfinished work."""
-        if self.broken is not None:
+        if self.texts.broken is not None:
             return False
         return self._verifier.has_pending or any(text.is_ready for text in self.texts.values())
 
@@ -161,7 +161,7 @@ class StepLoop:
             if text.end is not None:
                 self.texts.drop(text)
         with self._scoring:
-            self._controller.score([text for text in answered if text.end is None])
+            self._controller.scores.score([text for text in answered if text.end is None])
         settled_s = self._clock() - drafted_at
         self._coming = Step(step.began_at, step.plan.ask, drafted, settled_s)
 
@@ -205,7 +205,7 @@ class StepLoop:
         for text in decoding:
             text.held.clear()
             text.ask = NO_DRAFTS
-        return Plan([PLAIN] * len(decoding), why=PlainWhy.FAULT)
+        return Plan.plain(decoding, PlainWhy.FAULT)
 
     def _verify(self, batch: Sequence[TargetText]) -> Stepped | None:
         """Make the engine's step; returns None if there is none, or it failed and is contained."""
@@ -306,7 +306,3 @@ class StepLoop:
             each.record(recorder, self._worker_id)
         in_use, total = self.streams.pages = self._verifier.pages
         return StepReport(pages_in_use=in_use, pages_total=total), state
-
-    def export_learned(self) -> Mapping[str, Any]:
-        """Return what the control loop has learned as plain values."""
-        return self._controller.export()

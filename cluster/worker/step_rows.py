@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from cluster.core import EMPTY_TOKENS, Verdict
+from cluster.core import EMPTY_TOKENS, EMPTY_TREE, Verdict
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.draft.told import params_beside_rows
 from cluster.engine.taps import Taps
@@ -30,55 +30,45 @@ def rows_of_step(
     """
     if wants == WANTS_NOTHING:
         return []
-    found = [_answered(wants, taps, *each) for each in answered if not each[0].text.opened.is_audit]
-    places = {each.request_id: each for each in taps.sequences} if taps is not None else {}
-    for sequence in sequences:
-        text, opened = sequence.text, sequence.text.opened
-        place = places.get(text.id)
-        if taps is None or place is None or not place.num_context:
-            continue
-        if not sequence.is_pending or sequence.search is not None or opened.is_audit:
-            continue
-        first, count = place.first_position, place.num_context
-        found.append(
-            StepRows(
-                text.id,
-                opened.generation,
-                opened.task,
-                opened.tenant,
-                first,
-                text.tokens.since(first, first + count),
-                count,
-                EMPTY_TOKENS,
-                EMPTY_TOKENS,
-                None,
-                taps.rows[place.start : place.stop],
-            )
-        )
-    return found
+    found = [_rows(wants, taps, *each) for each in answered]
+    found += [_rows(wants, taps, each) for each in sequences if each.is_pending]
+    return [rows for rows in found if rows is not None]
 
 
-def _answered(
-    wants: StepWants, taps: Taps | None, sequence: TargetSequence, output: Output, verdict: Verdict
-) -> StepRows:
+def _rows(
+    wants: StepWants,
+    taps: Taps | None,
+    sequence: TargetSequence,
+    output: Output | None = None,
+    verdict: Verdict | None = None,
+) -> StepRows | None:
+    """Return the rows of one sequence, None if it has none to tell.  verdict: None = its prompt is
+    still being read."""
     text, opened, tree = sequence.text, sequence.text.opened, sequence.tree
     tapped = None if taps is None else taps.of(text.id)
     first, num_context = len(text.tokens) - 1, 1
     if tapped is not None:
         first, num_context = tapped[0].first_position, tapped[0].num_context
+    if opened.is_audit:
+        return None
+    if verdict is None:
+        if tapped is None or not num_context or sequence.search is not None:
+            return None
+        tree = EMPTY_TREE
+    path = EMPTY_TOKENS if verdict is None else verdict.path
     return StepRows(
         text.id,
         opened.generation,
         opened.task,
         opened.tenant,
         first,
-        np.concatenate((text.tokens.since(first), tree.token_ids)),
+        np.concatenate((text.tokens.since(first, first + num_context), tree.token_ids)),
         num_context,
         tree.parents,
-        verdict.path,
-        int(verdict.token_ids[-1]),
+        path,
+        None if verdict is None else int(verdict.token_ids[-1]),
         None if tapped is None else tapped[1],
-        output.top if wants.num_top else None,
+        output.top if output is not None and wants.num_top else None,
         params_beside_rows(text.params),
         opened.adapter,
     )

@@ -6,36 +6,27 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cluster.config.schema import Config, CoordinatorConfig
 from cluster.errors import WorkerError
-from cluster.messages import (
-    AdapterList,
-    Heartbeat,
-    Open,
-    StepFrame,
-    TextName,
-    VerdictFrame,
-    WorkerDescription,
-)
+from cluster.messages import AdapterList, Heartbeat, StepFrame, VerdictFrame, WorkerDescription
 from cluster.models.engine_state import EngineState
 from cluster.plan import autoscaling
 from cluster.plan.controller import Controller
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.worker.mailbox import Mailbox, TargetStream
+from cluster.worker.mailbox import TargetStream
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
+from cluster.worker.text_keeper import Prepare
 from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
 
 TargetLink = Link[VerdictFrame, StepFrame]
-# Returns the work that must precede a text, which runs beside the steps; None = there is none.
-Prepare = Callable[[Open], Awaitable[object] | None]
 
 # The interval at which a coordinator is told which of its texts are here.  It is short enough that
 # several missing ones in a row mean silence, and long enough to cost nothing.
@@ -70,8 +61,8 @@ class TargetWorker:
         self._description = description
         self._controller = controller
         self._silence_s, self._heartbeat_s = silence_s, heartbeat_s
-        self._prepare = prepare
         loop = StepLoop(verifier, residents, controller, description, max_draft_tokens)
+        loop.texts.prepare = prepare
         self._loop, self._mailbox, self._texts = loop, loop.mailbox, loop.texts
         self.streams, self.recorder = loop.streams, loop.recorder
         self._thread = threading.Thread(target=self._loop.run, name="target-engine", daemon=True)
@@ -123,48 +114,52 @@ class TargetWorker:
     @property
     def healthy(self) -> bool:
         """False when the engine cannot be used any more; then this process must be replaced."""
-        return self._loop.broken is None and self._thread.is_alive()
+        return self._texts.broken is None and self._thread.is_alive()
 
     def restore_learned(self, state: Mapping[str, Any]) -> None:
-        """Continue from a result of `export_learned`; call it before `start`.  A record of another
-        form is ignored."""
-        try:
-            self._controller.restore(state)
-        except (ValueError, TypeError, LookupError) as error:
-            log.warning("what was learned before is of another form, and left aside: %s", error)
+        """Continue from a result of `export_learned`; call it before `start`.  Raises for a record
+        of another form, as `Controller.restore` does."""
+        self._controller.restore(state)
 
     async def export_learned(self) -> Mapping[str, Any]:
         """Return what the control loop has learned as one record of plain values."""
-        return await asyncio.wrap_future(self._mailbox.call(self._loop.export_learned))
+        return await asyncio.wrap_future(self._mailbox.call(self._controller.export))
 
     async def serve(self, link: TargetLink) -> None:
         """Serve one link until it ends; then free everything it has created.
 
         Raises WorkerError when the engine is broken, so that the peer goes elsewhere at once.
         """
-        if self._loop.broken is not None:
-            raise self._loop.broken
+        if self._texts.broken is not None:
+            raise self._texts.broken
         stream = self.streams.open()
-        reader = _Reader(stream, self._mailbox, self._prepare)
         try:
             await run_until_first_ends(
-                reader.read_all(link),
+                self._read_all(stream, link),
                 stream.send_forever(link),
-                self._beat(stream, reader),
+                self._beat(stream),
                 self._report(stream),
-                self._watch(reader),
+                self._watch(stream),
             )
         except WorkerError as error:
-            if self._loop.broken is not None:
+            if self._texts.broken is not None:
                 raise
             log.info("target link broke: %s", error.message)
         finally:
-            reader.close()
             self.streams.close(stream)
             self._mailbox.put(stream, None)
             await link.close()
 
-    async def _beat(self, stream: TargetStream, reader: _Reader) -> None:
+    async def _read_all(self, stream: TargetStream, link: TargetLink) -> None:
+        """Hand the frames of a link to the engine thread."""
+        async for frame in link:
+            stream.is_heard = True
+            acknowledged = min(frame.acknowledged, stream.serial)
+            stream.acknowledged = max(stream.acknowledged, acknowledged)
+            self._mailbox.put(stream, frame)
+            await stream.frame_handed(self._mailbox)
+
+    async def _beat(self, stream: TargetStream) -> None:
         """Tell the coordinator again and again which of its texts are here.
 
         This runs on the event loop and waits for nothing but time, because the engine thread may
@@ -172,9 +167,9 @@ class TargetWorker:
         while True:
             await asyncio.sleep(self._heartbeat_s)
             stream.check_read()
-            heard = stream.heard
-            names = (*self._texts.names(stream), *reader.late)
-            stream.post(VerdictFrame(heartbeat=Heartbeat(names, heard), load=self.streams.load))
+            heard = stream.heard  # before the names, which so have all that was heard
+            beat = Heartbeat(self._texts.names(stream), heard)
+            stream.post(VerdictFrame(heartbeat=beat, load=self.streams.load))
 
     async def _report(self, stream: TargetStream) -> None:
         """Tell the coordinator that counts of the target's own metrics, between two steps."""
@@ -186,73 +181,15 @@ class TargetWorker:
                 page = await asyncio.to_thread(self.recorder.render)
                 stream.post(VerdictFrame(report=report, status=status, page=page))
 
-    async def _watch(self, reader: _Reader) -> None:
+    async def _watch(self, stream: TargetStream) -> None:
         """Return when the coordinator has fallen silent."""
         num_quiet = 0
         while num_quiet < _NUM_LOOKS:
-            reader.is_heard = False
+            stream.is_heard = False
             await asyncio.sleep(self._silence_s / _NUM_LOOKS)
             # While the engine thread has not caught up, nobody listens.
-            is_heard = reader.is_heard or reader.stream.is_behind
+            is_heard = stream.is_heard or stream.is_behind
             num_quiet = 0 if is_heard else num_quiet + 1
         log.warning(
             "a coordinator has said nothing for %.1f s; its texts are freed", self._silence_s
         )
-
-
-class _Reader:
-    """Hands the frames of one link to the engine thread.  late: texts still in preparation, or
-    on their way to the engine."""
-
-    def __init__(self, stream: TargetStream, mailbox: Mailbox, prepare: Prepare) -> None:
-        self.stream = stream
-        self._mailbox = mailbox
-        self._prepare = prepare
-        self.late: dict[TextName, asyncio.Task[None]] = {}
-        self.is_heard = False  # since the watch looked
-
-    async def read_all(self, link: TargetLink) -> None:
-        async for frame in link:
-            self.is_heard = True
-            self.stream.acknowledged = max(
-                self.stream.acknowledged, min(frame.acknowledged, self.stream.serial)
-            )
-            await self.stream.frame_handed()
-            self._mailbox.put(self.stream, self._without_late(frame))
-
-    def close(self) -> None:
-        for task in self.late.values():
-            task.cancel()
-
-    def _without_late(self, frame: StepFrame) -> StepFrame:
-        """Return `frame` without the texts that must be prepared; they are opened later."""
-        for late in list(self.late):
-            if any(
-                late.request_id == name.request_id and late.generation <= name.generation
-                for name in frame.cancels
-            ):
-                self.late.pop(late).cancel()
-        opens = []
-        for opened in frame.opens:
-            work = self._prepare(opened)
-            if work is None:
-                opens.append(opened)
-                continue
-            name = TextName(opened.request_id, opened.generation)
-            self.late[name] = asyncio.ensure_future(self._open_late(name, opened, work))
-        if len(opens) == len(frame.opens):
-            return frame
-        return replace(frame, opens=tuple(opens))
-
-    async def _open_late(self, name: TextName, opened: Open, work: Awaitable[object]) -> None:
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001 - opening the text raises it again
-            log.debug("a text could not be prepared: %s", type(error).__name__)
-        await self.stream.frame_handed()
-        self._mailbox.put(self.stream, StepFrame((opened,)))
-        # It is named until the engine has it, or the coordinator would take it for lost: the first
-        # call may be made right before the frame is applied.
-        for _ in range(2):
-            await asyncio.wrap_future(self._mailbox.call(lambda: None))
-        self.late.pop(name, None)

@@ -6,8 +6,10 @@ It also contains a step that raises: its texts run again one by one, and one tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 from cluster import metrics
 from cluster.errors import CapacityError, DrafthouseError, ProtocolError, RequestError, WorkerError
@@ -15,15 +17,18 @@ from cluster.messages import Open, PoolTree, Refusal, TextName, VerdictFrame, Wo
 from cluster.metrics.recorder import Recorder
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
-from cluster.plan.texts import POOL, HeldTree
+from cluster.plan.texts import POOL
 from cluster.spec.params import check_params
 from cluster.spec.tree_check import problem_of_tree
-from cluster.worker.mailbox import Mail, TargetStream, TargetStreams
+from cluster.worker.mailbox import Mail, Mailbox, TargetStream, TargetStreams
 from cluster.worker.residents import Residents
 from cluster.worker.texts import TargetText
 from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
+
+# Returns the work that must precede a text, which runs beside the steps; None = there is none.
+Prepare = Callable[[Open], Future[Any] | None]
 
 # If the engine forgets a text so often without a verdict in between, the text is given up.
 _MAX_MISSES_IN_A_ROW = 16
@@ -34,6 +39,7 @@ _MAX_RAISED_ALONE = 3
 class TextKeeper(dict[str, TargetText]):
     """All texts, by their names inside the worker.  Engine thread only, but for `names`.
 
+    prepare: texts wait for what it gives; if that fails, their first step meets the same error.
     broken: the error after which the engine cannot be used any more, None = it can.
     """
 
@@ -45,9 +51,11 @@ class TextKeeper(dict[str, TargetText]):
         description: WorkerDescription,
         max_draft_tokens: int,
         recorder: Recorder,
-        fence: Fence,
+        mailbox: Mailbox,
     ) -> None:
         super().__init__()
+        self.prepare: Prepare = lambda opened: None
+        self._mailbox = mailbox
         self.streams = TargetStreams(description.max_running_sequences, self)
         self.vocab_size = description.vocab_size
         self.max_draft_tokens = max_draft_tokens
@@ -56,9 +64,8 @@ class TextKeeper(dict[str, TargetText]):
         self._residents = residents
         self._controller = controller
         self._recorder = recorder
-        self._scoring = fence.section("scores")
+        self._scoring = Fence(recorder, "scores")
         self._roster = controller.scores.roster
-        self._num_changes = self._roster.num_changes  # of the roster, as the texts follow it
         self._convicted: set[str] = set()  # names that raised alone; they begin as suspects
         self.raised_alone: set[str] = set()  # names of texts, since the last good step
 
@@ -109,7 +116,7 @@ class TextKeeper(dict[str, TargetText]):
                 stream.is_plain = frame.heartbeat.is_plain
             # Last, because a frame counts as heard only once its texts are here.
             stream.heard = max(stream.heard, frame.serial)
-        self._follow_changes()
+        self._roster.follow(self.values())
 
     def _end(self, stream: TargetStream) -> None:
         for text in self.of(stream):
@@ -140,9 +147,11 @@ class TextKeeper(dict[str, TargetText]):
             self._refuse(stream, opened, error)
             return
         if former is not None:
-            self._verifier.release([name])
-            self._residents.release([name])
+            self._free(former)
         self[name], text.stream = text, stream
+        text.preparation = work = self.prepare(opened)
+        if work is not None:  # a thread that waits is told when the text is ready
+            work.add_done_callback(lambda _: self._mailbox.call(lambda: None))
         text.max_draft_tokens = min(max(opened.max_draft_tokens, 0), self.max_draft_tokens)
         text.suspect = name in self._convicted
         self._roster.assign(text)
@@ -178,35 +187,33 @@ class TextKeeper(dict[str, TargetText]):
         text = self.get(stream.inside(mail.request_id))
         if text is None or text.opened.generation != mail.generation:
             return
-        tokens, former = text.tokens, text.held.get(POOL)
+        tokens = text.tokens
         if (
             not 0 < mail.base_len <= len(tokens)
             or tokens.hash_at(mail.base_len) != mail.prefix_hash
-            or (former is not None and former.proposed_len > mail.base_len)
             or not _is_sound(mail, len(text.names), self.vocab_size)
         ):
             return
-        text.held[POOL] = HeldTree(
-            mail.base_len, mail.base_len, mail.tree, mail.survival, sources=mail.sources
-        )
+        held = text.keep_newest(POOL, mail.base_len, mail.tree, mail.survival)
+        if held is None:
+            return
+        held.sources = mail.sources
         text.weights.update(
             (name, weight) for name, weight in zip(text.names, mail.weights, strict=False) if weight
         )
 
-    def _follow_changes(self) -> None:
-        if self._num_changes != self._roster.num_changes:
-            self._num_changes = self._roster.num_changes
-            for text in self.values():
-                self._roster.assign(text)
-                self._roster.drop_trees(text)
-
     def drop(self, text: TargetText) -> None:
         """Free all state of a text."""
         self.pop(text.id, None)
+        self._free(text)
+        with self._scoring:
+            self._controller.scores.score([text], ends=True)
+
+    def _free(self, text: TargetText) -> None:
         self._verifier.release([text.id])
         self._residents.release([text.id])
-        with self._scoring:
-            self._controller.score([text], ends=True)
+        if text.preparation is not None:
+            text.preparation.cancel()
 
     def end(self, text: TargetText, error: DrafthouseError) -> None:
         """Stop running a text, and tell the coordinator why."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from cluster.core import (
     EMPTY_TREE,
@@ -23,7 +25,7 @@ from cluster.requests.draft_step import DraftStep
 from cluster.requests.plain_why import PlainWhy
 from cluster.requests.tenant import PROFILE_TENANT
 from cluster.spec.acceptance import group_of
-from cluster.spec.credit import counts, owners
+from cluster.spec.credit import owners
 from cluster.spec.ending import cut
 from cluster.spec.token_log import TokenLog
 from cluster.worker.mailbox import TargetStream
@@ -44,7 +46,8 @@ class TargetText(Text):
     verifies; None = the text is not in a step.  laws: of these nodes.  held_len: the tokens that
     the engine holds of it; the verifier notes them.  suspect: a step with it raised; it runs alone
     and without drafts until such a step succeeds.  chosen_at: when the step began for which the
-    nodes in flight were chosen; None = it was not decoding then.
+    nodes in flight were chosen; None = it was not decoding then.  preparation: the work that comes
+    before its first step, None = there is none.
     """
 
     stream: TargetStream
@@ -64,6 +67,7 @@ class TargetText(Text):
         self.laws: Laws = NO_LAWS
         self.held_len = 0
         self.suspect = False
+        self.preparation: Future[Any] | None = None
         self.chosen_at: float | None = None
         self.answered_at = 0.0  # when the last step began that had a verdict for it
         self.num_misses = 0  # cache misses since the last verdict
@@ -86,7 +90,8 @@ class TargetText(Text):
     @property
     def is_ready(self) -> bool:
         """True if it may join the next step."""
-        return self.in_flight is None and not self.stream.is_parked
+        is_prepared = self.preparation is None or self.preparation.done()
+        return self.in_flight is None and is_prepared and not self.stream.is_parked
 
     @property
     def is_decoding(self) -> bool:
@@ -183,7 +188,7 @@ class TargetText(Text):
             tuple([owned[node] for node in path.tolist()]) if num_nodes else (),
             num_nodes,
             _verified(sources, num_names) if num_nodes else (),
-            counts(owned, num_names) if num_nodes else (),
+            tuple(map(owned.count, range(num_names))) if num_nodes else (),
             why,
             self.end,
             verdict.logprobs if verdict.beams else verdict.logprobs[:num_kept],

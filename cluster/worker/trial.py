@@ -18,7 +18,7 @@ from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from cluster.records import frozen
 from cluster.spec.speedup import MeasuredCosts
-from cluster.worker.draft_profile import plain_turn_s, profile_drafting
+from cluster.worker.draft_profile import plain_turn_s
 from cluster.worker.host import load_target_engine
 from cluster.worker.target_parts import TargetParts
 
@@ -56,13 +56,6 @@ def try_here(config: Config, task: str) -> Trial:
         parts = TargetParts(engine, config)
         residents = parts.residents
         timed = [name for name in residents.names if name in config.drafters_of(task)]
-        draft_times = profile_drafting(
-            parts.verifier,
-            residents,
-            engine.vocab_size,
-            config.target.engine.max_running_sequences,
-            names=timed,
-        )
         if parts.profile is None:
             raise ConfigError.at("target.engine.model", "its steps cannot be timed here")
         ready = _in_use(device) - before
@@ -71,7 +64,7 @@ def try_here(config: Config, task: str) -> Trial:
         profiles = [each.profile_steps() for each in models if isinstance(each, Engine)]
         costs = MeasuredCosts(
             parts.profile,
-            draft_times,
+            [each for each in parts.draft_times if each.drafter in timed],
             [each for each in profiles if each is not None],
             max(plain_turn_s(parts.verifier, engine.vocab_size) - parts.profile.times_s[0], 0.0),
         )

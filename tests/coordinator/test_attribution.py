@@ -11,7 +11,6 @@ from cluster.core import token_array
 from cluster.messages import TextVerdict
 from cluster.metrics import Metric
 from cluster.metrics.recorder import Recorder
-from cluster.plan.fence import Fence
 from tests.support.coordinator.house import request
 
 NAMES = ("a", "b")
@@ -41,7 +40,7 @@ def verdict(
 
 def credited(*verdicts: TextVerdict) -> Recorder:
     recorder = Recorder()
-    series = Series(recorder, Events(Fence(recorder)))
+    series = Series(recorder, Events(recorder))
     for each in verdicts:
         series.credit(request(task="code"), NAMES, each)
     return recorder

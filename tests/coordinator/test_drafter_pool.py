@@ -288,7 +288,7 @@ async def test_replicas_that_came_and_went_are_forgotten_in_time() -> None:
             link = stage.add_drafter(ToyDrafter("a", oracle_chain()), f"life-{life}")
             link.sever()
             await stage.settle(20)
-        assert [replica_id for _, replica_id, _ in stage.coordinator._pool.replicas.breakers] == [
+        assert [replica_id for _, replica_id, _ in stage.coordinator._pool.breakers] == [
             "life-4",
             "life-5",
         ]

@@ -34,7 +34,7 @@ from tests.support.worker.residents import GreedyOracle, resident
 PARTS = [
     (Controller, "plan"),
     (Controller, "learn"),
-    (Controller, "score"),
+    (DraftScores, "score"),
     (Controller, "first_ask"),
     (DraftScores, "record"),
     (Arm, "learn"),
@@ -101,7 +101,7 @@ async def test_what_failed_is_counted_and_the_drafts_go_on(
 
 
 def test_failures_are_logged_at_each_doubling(caplog: pytest.LogCaptureFixture) -> None:
-    section = Fence(Recorder()).section("sums")
+    section = Fence(Recorder(), "sums")
 
     with caplog.at_level(logging.ERROR):
         for _ in range(100):
@@ -112,7 +112,7 @@ def test_failures_are_logged_at_each_doubling(caplog: pytest.LogCaptureFixture) 
 
 
 def test_what_is_no_failure_passes_the_fence() -> None:
-    section = Fence(Recorder()).section("sums")
+    section = Fence(Recorder(), "sums")
 
     with pytest.raises(asyncio.CancelledError), section:
         raise asyncio.CancelledError

@@ -6,27 +6,28 @@ from collections import Counter
 
 import pytest
 
-from cluster.coordinator.idle import MEANINGS, Availability, IdleReason, idle_reason
+from cluster.coordinator.idle import MEANINGS, IdleReason, idle_reason
 from cluster.requests.plain_why import PlainWhy
 
-THERE = Availability(num_configured=2, num_usable=1, num_seen=1)
+NOTHING = dict.fromkeys(("num_configured", "num_refused", "num_usable", "num_seen", "uptime_s"), 0)
+THERE = NOTHING | {"num_configured": 2, "num_usable": 1, "num_seen": 1}
 
 
 @pytest.mark.parametrize(
     ("drafters", "expected"),
     [
-        (Availability(), "no_drafter_for_model"),
-        (Availability(num_configured=2, num_refused=2), "no_drafter_for_model"),
-        (Availability(num_configured=2, num_refused=1), "warming_up"),
-        (Availability(num_configured=2, uptime_s=60.0), "warming_up"),
-        (Availability(num_configured=2, uptime_s=180.0), "drafters_down"),
-        (Availability(num_configured=2, num_refused=1, uptime_s=180.0), "drafters_down"),
-        (Availability(num_configured=2, num_seen=1), "drafters_down"),
-        (Availability(num_configured=2, num_seen=1, num_refused=1), "drafters_down"),
+        ({}, "no_drafter_for_model"),
+        ({"num_configured": 2, "num_refused": 2}, "no_drafter_for_model"),
+        ({"num_configured": 2, "num_refused": 1}, "warming_up"),
+        ({"num_configured": 2, "uptime_s": 60}, "warming_up"),
+        ({"num_configured": 2, "uptime_s": 180}, "drafters_down"),
+        ({"num_configured": 2, "num_refused": 1, "uptime_s": 180}, "drafters_down"),
+        ({"num_configured": 2, "num_seen": 1}, "drafters_down"),
+        ({"num_configured": 2, "num_seen": 1, "num_refused": 1}, "drafters_down"),
     ],
 )
-def test_without_a_drafter_that_is_why(drafters: Availability, expected: str) -> None:
-    assert idle_reason(is_enabled=True, drafters=drafters, steps=Counter()) == expected
+def test_without_a_drafter_that_is_why(drafters: dict[str, int], expected: str) -> None:
+    assert idle_reason(is_enabled=True, steps=Counter(), **NOTHING | drafters) == expected
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_with_drafters_it_is_what_happened_in_most_steps(
             PlainWhy.NO_DRAFTS: no_drafts,
         }
     )
-    assert idle_reason(is_enabled=True, drafters=THERE, steps=steps) == expected
+    assert idle_reason(is_enabled=True, steps=steps, **THERE) == expected
 
 
 def test_every_reason_has_a_meaning_of_its_own() -> None:
@@ -59,4 +60,4 @@ def test_every_reason_has_a_meaning_of_its_own() -> None:
 
 def test_a_request_that_wants_no_drafts_has_none_for_that_reason_alone() -> None:
     steps = Counter({PlainWhy.GUARD: 5})
-    assert idle_reason(is_enabled=False, drafters=Availability(), steps=steps) == "disabled"
+    assert idle_reason(is_enabled=False, steps=steps, **NOTHING) == "disabled"

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from cluster.config.schema import Config, CoordinatorConfig
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.core import TokenTree, token_array
 from cluster.plan.texts import Text
@@ -14,6 +15,7 @@ from cluster.spec.held_trees import Seen
 from cluster.spec.token_log import TokenLog
 
 GROUP = ("default", False)
+FIXED = Config(coordinator=CoordinatorConfig(budget="fixed"))
 
 
 def text() -> Text:
@@ -29,7 +31,7 @@ def text() -> Text:
 def test_drafters_hear_of_every_step_while_theirs_are_verified_and_of_fewer_else(
     num_texts: int, is_shared: bool, lag: int
 ) -> None:
-    scores, own = PoolScores(is_adaptive=True), text()
+    scores, own = PoolScores(Config()), text()
     for _ in range(8):
         assert scores.commit_lag(own, "a", num_texts, is_shared=is_shared) == 1
         own.stepped(("b",))
@@ -39,22 +41,22 @@ def test_drafters_hear_of_every_step_while_theirs_are_verified_and_of_fewer_else
         own.stepped(("b",))
     found = scores.commit_lag(own, "a", num_texts, is_shared=is_shared)
     assert found == (64 if is_shared else lag)
-    fixed = PoolScores(is_adaptive=False)
+    fixed = PoolScores(FIXED)
     assert fixed.commit_lag(own, "a", num_texts, is_shared=is_shared) == 1
 
 
 def test_look_ups_are_asked_for_less_of_each_text_in_a_crowd_and_models_are_not() -> None:
-    scores, own = PoolScores(is_adaptive=True), text()
+    scores, own = PoolScores(Config()), text()
     asked = [scores.ask(own, count, is_model=False) for count in (0, 1, 16, 10_000)]
     assert asked == [64, 64, 32, 1]
     assert scores.ask(own, 10_000, is_model=True) == 64
-    assert PoolScores(is_adaptive=False).ask(own, 10_000, is_model=False) == 64
+    assert PoolScores(FIXED).ask(own, 10_000, is_model=False) == 64
     own.max_draft_tokens = 0
     assert scores.ask(own, 1, is_model=True) == scores.ask(own, 1, is_model=False) == 0
 
 
 def test_what_was_learned_outlives_a_restart() -> None:
-    before, after, own = PoolScores(is_adaptive=True), PoolScores(is_adaptive=True), text()
+    before, after, own = PoolScores(Config()), PoolScores(Config()), text()
     tree, survival = TokenTree.chain([1, 1]), np.array([0.9, 0.8], np.float32)
     for _ in range(30):
         own.seen.append(Seen.of("a", GROUP, len(own.tokens), tree, survival))
@@ -63,9 +65,3 @@ def test_what_was_learned_outlives_a_restart() -> None:
     after.restore(json.loads(json.dumps(before.export())))
     assert before.acceptance.score("a", GROUP).num_trees > 20
     assert after.acceptance.table() == before.acceptance.table() != []
-
-
-@pytest.mark.parametrize("state", [{}, {"version": 0}])
-def test_a_record_of_another_version_is_refused(state: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="a record of version"):
-        PoolScores(is_adaptive=True).restore(state)

@@ -16,7 +16,7 @@ LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seede
 def staged(stage: House, phase: str) -> dict[str, ToyDrafter]:
     """Let drafter `b` be in that phase."""
     known = {"b@": {"phase": phase, "places": 0, "lead": [0.0] * 20}}
-    stage.coordinator.restore_learned({"version": 5, "scores": [], "rollouts": known})
+    stage.coordinator.restore_learned({"scores": [], "rollouts": known})
     stage.add_target(ToyTarget())
     drafters = {name: ToyDrafter(name, oracle_chain()) for name in ("a", "b")}
     for each in drafters.values():

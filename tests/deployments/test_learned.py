@@ -1,6 +1,7 @@
 """What the control loop has learned outlives the process, and never harms the next one."""
 
 import asyncio
+import importlib.metadata
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,11 +54,14 @@ def test_a_damaged_file_is_as_none(path: Path, text: str) -> None:
     assert learned.read(path) is None
 
 
-@pytest.mark.parametrize("state", [{}, {"version": 0}, {"version": 1, "scores": [[1]]}])
-def test_a_record_of_another_form_is_left_aside(
-    state: dict[str, object], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("state", [{}, {"scores": 3}, {"scores": [[1]]}])
+async def test_a_record_of_another_form_is_left_aside(
+    path: Path, state: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    Coordinator(Config()).restore_learned(state)
+    version, coordinator = importlib.metadata.version("drafthouse"), Coordinator(Config())
+    learned.write(learned.learned_file(Config(), TARGET, version, "target"), state)
+    restore, export = coordinator.restore_learned, coordinator.export_learned
+    await learned.end(learned.keep(Config(), TARGET, "target", restore, export))
     assert "left aside" in caplog.text
 
 

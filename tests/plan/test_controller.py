@@ -225,11 +225,6 @@ def test_what_was_learned_outlives_a_restart() -> None:
     assert wasted[0] < wasted[1]
 
 
-def test_a_record_of_another_version_is_refused() -> None:
-    with pytest.raises(ValueError, match="version 0"):
-        Controller(CoordinatorConfig()).restore({"version": 0})
-
-
 def test_a_new_task_goes_by_what_a_drafter_is_worth_for_others() -> None:
     acceptance = Controller(CoordinatorConfig()).acceptance
     for _ in range(50):

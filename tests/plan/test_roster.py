@@ -11,13 +11,13 @@ import pytest
 
 from cluster.config.rollout import RolloutConfig
 from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
-from cluster.core import Proposal, TokenTree, token_array
+from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Proposal, TokenTree, token_array
 from cluster.plan.candidate import Candidate, Phase
 from cluster.plan.lead import SIZE, Stretch, lead_of, moments
 from cluster.plan.resident import Resident
 from cluster.plan.roster import Role, Roster, lot_of
 from cluster.plan.scores import DraftScores
-from cluster.plan.texts import Text
+from cluster.plan.texts import HeldTree, Text
 from cluster.plan.trials import Trial
 from cluster.spec.budget import Ask
 from cluster.spec.token_log import TokenLog
@@ -163,9 +163,13 @@ def test_the_former_serves_where_the_candidate_cannot() -> None:
 
 def test_other_weights_begin_anew_and_the_same_ones_go_on() -> None:
     own = active()
-    before = own.num_changes
+    told = text()
+    own.follow([told])
     own.met("new", "two")
-    assert own.num_changes == before + 1
+    told.held["new"] = told.held["other"] = HeldTree(1, 1, EMPTY_TREE, EMPTY_FLOATS)
+    for _ in range(2):
+        own.follow([told])
+        assert (told.shadows, [*told.held]) == ({"new"}, ["other"])
     assert own.role("new", text()) is Role.SHADOW
     own.met("new", "one")
     assert own.role("new", text(0.9)) is Role.SERVES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +15,7 @@ from cluster.errors import CapacityError, RequestError
 from cluster.grammar.compiler import GrammarCompiler
 from cluster.messages import Open, StepFrame, TextName
 from cluster.requests.grammar_spec import GrammarSpec
-from cluster.rpc.memory import memory_pair
 from cluster.worker.grammars import Grammars
-from cluster.worker.mailbox import Mailbox, TargetStream
-from cluster.worker.target import _Reader
 from tests.support.worker.rounds import Session
 from tests.support.worker.stage import Stage, stage, worker_of
 from tests.support.worker.texts import GREEDY, opened, plain
@@ -86,31 +84,6 @@ async def test_a_text_that_waits_is_named_in_heartbeats_and_another_links_gramma
     ]
 
 
-async def test_a_prepared_text_is_named_until_the_engine_has_taken_it_in() -> None:
-    """The engine may be in a long step when it comes."""
-    ready, mailbox = asyncio.Event(), Mailbox()
-
-    async def prepared() -> None:
-        await ready.wait()
-
-    reader = _Reader(TargetStream(1), mailbox, lambda each: prepared())
-    ours, theirs = memory_pair()
-    reading = asyncio.ensure_future(reader.read_all(theirs))
-    await ours.send(StepFrame((opened("late"),)))
-    assert await asyncio.to_thread(mailbox.take, is_busy=False)  # the frame without it
-    (task,) = reader.late.values()
-    ready.set()
-    (entry,) = await asyncio.to_thread(mailbox.take, is_busy=False) or ()
-    assert entry[1] is not None
-    assert [each.request_id for each in entry[1].opens] == ["late"]
-    assert list(reader.late) == [TextName("late", 1)]
-    while not task.done():
-        await asyncio.to_thread(mailbox.take, is_busy=True)
-    assert not reader.late
-    await ours.close()
-    await reading
-
-
 @pytest.mark.parametrize("cancelled", [1, 5])
 async def test_a_text_that_is_cancelled_meanwhile_does_not_come(
     cancelled: int, built: Stage, backend: Waiting
@@ -156,7 +129,7 @@ async def test_a_bad_grammar_comes_through_to_be_refused_when_its_text_is_opened
     work = grammars.prepare(bad)
     assert work is not None
     with pytest.raises(RequestError, match="no grammar"):
-        await work
+        work.result(20)
     with pytest.raises(RequestError, match="no grammar"):
         grammars.open_hook(Session("a", [1], bad.params).record)
 
@@ -164,11 +137,9 @@ async def test_a_bad_grammar_comes_through_to_be_refused_when_its_text_is_opened
 @pytest.mark.parametrize("error", [CapacityError("no", retry_after_s=1.0), ValueError("a defect")])
 async def test_a_text_whose_preparing_fails_is_opened_all_the_same(error: Exception) -> None:
     """Whoever opens it meets the same error, and says it to the coordinator."""
-
-    async def failing() -> None:
-        raise error
-
-    async with stage(worker_of({}, worker={"prepare": lambda each: failing()})) as built:
+    failed: Future[None] = Future()
+    failed.set_exception(error)
+    async with stage(worker_of({}, worker={"prepare": lambda each: failed})) as built:
         assert await built.connect().written(opened()) == [plain()]
 
 

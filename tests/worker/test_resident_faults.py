@@ -80,7 +80,7 @@ async def test_one_that_raises_in_every_tenth_call_changes_no_text(
     drafter = Faulty(error)
     async with steps(residents=[resident(drafter, clock=FakeClock(), reset_s=0.0)]) as target:
         assert await texts_of(target, [params] * 4) == [plain(params=params)] * 4
-        assert target.loop.broken is None
+        assert target.loop.texts.broken is None
         faults = faults_of(target)
     assert drafter.num_calls > 3
     # A text that it cannot serve is no fault of it.
@@ -110,7 +110,7 @@ async def test_no_lie_changes_a_text_or_ends_the_target(name: str) -> None:
     residents = [resident(liar, clock=FakeClock(), failures=1000, reset_s=0.0)]
     async with steps(residents=residents) as target:
         assert await texts_of(target, PARAMS) == [plain(params=params) for params in PARAMS]
-        assert target.loop.broken is None
+        assert target.loop.texts.broken is None
         faults = faults_of(target)
     assert liar.num_answers > 1
     # What is said of a text that nobody asked for is passed over.

@@ -131,7 +131,7 @@ async def test_a_step_that_raises_is_run_again_one_by_one_and_only_the_guilty_on
             await target.turn()
         desk.post(opened("good", [5, 6]), opened("bad", [6, 6, 6]))
         await target.run()
-        assert target.loop.broken is None
+        assert target.loop.texts.broken is None
     assert codes(desk, "bad") == [WorkerError.code]
     assert "prompt" not in desk.refusals["bad"][0].message
     assert desk.text("bad") == []
@@ -165,7 +165,7 @@ async def test_a_text_that_raised_alone_begins_alone_where_it_comes_again() -> N
         await desk.turn()
         desk.post(opened("bad", [6, 6], generation=2))
         await desk.run()
-        assert desk.target.loop.broken is None
+        assert desk.target.loop.texts.broken is None
     assert codes(desk, "bad") == [WorkerError.code] * 2
     assert desk.text("good") == plain([5, 6])
     assert not any({"bad", "good"} <= set(works) for works in engine.works)
@@ -178,7 +178,7 @@ async def test_three_guilty_ones_with_no_good_step_between_break_the_engine() ->
         for number in range(4):
             desk.post(opened(f"r{number}"))
             await target.turn()
-            assert (target.loop.broken is not None) == (number >= 2)
+            assert (target.loop.texts.broken is not None) == (number >= 2)
         assert not target.loop.has_work
         for each in (desk, idle):
             with pytest.raises(WorkerError, match="engine is broken: ValueError"):
@@ -194,7 +194,7 @@ async def test_guilty_ones_with_good_steps_between_them_break_nothing() -> None:
             await desk.run()
             desk.post(opened(f"good{number}", params=replace(GREEDY, max_tokens=1)))
             await desk.run()
-        assert desk.target.loop.broken is None
+        assert desk.target.loop.texts.broken is None
     assert all(codes(desk, f"bad{number}") == [WorkerError.code] for number in range(6))
 
 

@@ -7,7 +7,6 @@ import json
 import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -270,11 +269,3 @@ async def test_what_was_learned_is_exported_and_restored() -> None:
     untaught = worker_of({"a": GreedyOracle()})
     async with stage(untaught) as built:
         assert json.loads(json.dumps(await built.worker.export_learned())) != state
-
-
-@pytest.mark.parametrize("state", [{}, {"version": 0}, {"version": 5, "scores": 3}, {"version": 5}])
-async def test_what_is_of_another_form_is_left_aside(state: dict[str, Any]) -> None:
-    worker = worker_of({})
-    worker.restore_learned(state)
-    async with stage(worker) as built:
-        assert await built.connect().written(opened()) == [plain()]

@@ -69,7 +69,7 @@ class Played:
         gained = [1 + min(count, self.depth) for count in counts]
         done = Round(self.texts, gained, sum(counts), STEP_S, spent_s, turns)
         self.controller.learn(done)
-        self.controller.score(self.texts)
+        self.controller.scores.score(self.texts)
         return plan
 
     def draft(self, text: Text, ask: Ask) -> None:
