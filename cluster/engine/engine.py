@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ import torch
 
 from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TOKENS, TokenArray
-from cluster.engine import commands, parallel
+from cluster.engine import parallel
 from cluster.engine.adapters import Adapters
 from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
 from cluster.engine.graphs.capture import Capture
@@ -206,7 +207,7 @@ class Engine:
     def forget_prefixes(self) -> None:
         """Empty the prefix cache of pages that no request holds."""
         self.page_owners.forget_prefixes()
-        self._tell(commands.ForgetPrefixes())
+        self._tell("forget_prefixes")
 
     def submit(self, work: Work) -> None:
         """Queue one work; a step answers it.  Raises ProtocolError if the request has one."""
@@ -214,7 +215,7 @@ class Engine:
         self._blocked = False
         error = unserved(work, self.adapters)
         if error is None:
-            self._tell(commands.Submit(work))
+            self._tell("submit", work)
             error = self.limits.refusal(work)
         if error is not None:
             self._refused[work.request_id] = Output(work.request_id, error=error)
@@ -242,7 +243,7 @@ class Engine:
         waiting = [sequences[name] for name in self._waiting]
         prompt_rows = prompt_rows or self.pace.rows(waiting)
         if self._group is not None and self._group.leads:
-            self._group.send(commands.RunStep(prompt_rows))
+            self._group.send("step", (), prompt_rows)
         schedule = self._scheduler.schedule(waiting, prompt_rows)
         outputs = [*self._refused.values(), *schedule.answers]
         self._refused.clear()
@@ -315,7 +316,7 @@ class Engine:
         path, keep = tuple(path), tuple(keep)
         self.page_owners.retain(sequence, path, keep)
         self._blocked = False
-        self._tell(commands.Retain(request_id, path, keep))
+        self._tell("retain", request_id, path, keep)
 
     def release(self, request_id: str) -> None:
         """Forget a request and its pending work; an unknown one is no error."""
@@ -323,7 +324,7 @@ class Engine:
         self._refused.pop(request_id, None)
         self.page_owners.leave(request_id)
         self._blocked = False
-        self._tell(commands.Release(request_id))
+        self._tell("release", request_id)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every page is accounted for."""
@@ -337,12 +338,13 @@ class Engine:
             raise ProtocolError("only ranks 1.. of a tensor-parallel engine follow")
         parallel.follow(self, self._group)
 
-    def _tell(self, command: commands.Command) -> None:
+    def _tell(self, name: str, *arguments: Any) -> None:
+        """Have the other ranks repeat a call."""
         if self._group is not None and self._group.leads:
-            self._group.record(command)
+            self._group.record(name, *arguments)
 
     def close(self) -> None:
         """Let the other ranks go; an engine of one rank has nothing to close."""
         if self._group is not None and self._group.leads:
-            self._group.send(commands.Stop())
+            self._group.send("close")
         self._group = None

@@ -16,13 +16,14 @@ out: after hours while ranks load, one faster than the other, and soon once all 
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,13 +36,7 @@ from transformers.distributed import DistributedConfig
 
 from cluster.engine.commands import (
     HEADER_SIZE,
-    Command,
-    ForgetPrefixes,
-    Release,
-    Retain,
-    RunStep,
-    Stop,
-    Submit,
+    Call,
     body_length,
     check_body,
     decode,
@@ -49,7 +44,6 @@ from cluster.engine.commands import (
     header_of,
 )
 from cluster.engine.types import LayerSpec
-from cluster.engine.work import Work
 from cluster.errors import ConfigError, ProtocolError, WorkerError
 
 # An idle leader sends nothing for as long as nobody asks it anything.
@@ -134,30 +128,26 @@ class RankGroup:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._group = dist.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
-        self._outbox: list[Command] = []
+        self._outbox: list[Call] = []
 
     @property
     def leads(self) -> bool:
         return self.rank == 0
 
-    def record(self, command: Command) -> None:
+    def record(self, name: str, *arguments: Any) -> None:
         """Leader: have the other ranks repeat this call before the next step."""
-        self._outbox.append(command)
+        self._outbox.append((name, arguments))
 
-    def send(self, command: Command) -> None:
-        """Leader: hand over everything recorded, and `command` last."""
-        body = encode([*self._outbox, command])
+    def send(self, name: str, *arguments: Any) -> None:
+        """Leader: hand over everything recorded, and this call last."""
+        self.record(name, *arguments)
+        self._shared(encode(self._outbox))
         self._outbox.clear()
-        self._broadcast(header_of(body))
-        self._broadcast(body)
 
-    def receive(self) -> list[Command]:
-        """Follower: wait for the leader's next commands.  Raises WorkerError for anything else."""
+    def receive(self) -> list[Call]:
+        """Follower: wait for the leader's next calls.  Raises WorkerError for anything else."""
         try:
-            header = self._broadcast(bytes(HEADER_SIZE))
-            body = self._broadcast(bytes(body_length(header)))
-            check_body(header, body)
-            return decode(body)
+            return decode(self._shared())
         except ProtocolError as error:
             raise WorkerError(f"rank {self.rank} cannot follow: {error.message}") from error
 
@@ -165,20 +155,10 @@ class RankGroup:
         """Rank 0's layers; on the others as many with their windows, of the least size.
 
         like: a layer of the rank's model, for device and dtype.  Every rank must call."""
-        header = np.array([len(layers)], np.int64)
-        count = int(np.frombuffer(self._broadcast(header.tobytes()), np.int64)[0])
-        if not count:
-            return []
-        windows = [-1 if each.window is None else each.window for each in layers]
-        own = np.resize(np.array([*windows, -1], np.int64), count)
+        windows = json.loads(self._shared(json.dumps([each.window for each in layers]).encode()))
         if self.leads:
-            self._broadcast(own.tobytes())
             return list(layers)
-        shared = np.frombuffer(self._broadcast(own.tobytes()), np.int64)
-        return [
-            replace(like, num_kv_heads=1, head_dim=1, window=None if each < 0 else each)
-            for each in shared.tolist()
-        ]
+        return [replace(like, num_kv_heads=1, head_dim=1, window=each) for each in windows]
 
     def minimum(self, value: int) -> int:
         """The smallest of the ranks' values; every rank must call."""
@@ -219,6 +199,13 @@ class RankGroup:
                 "of them"
             )
 
+    def _shared(self, body: bytes = b"") -> bytes:
+        """The leader's body, on all ranks."""
+        header = self._broadcast(header_of(body) if self.leads else bytes(HEADER_SIZE))
+        found = self._broadcast(body if self.leads else bytes(body_length(header)))
+        check_body(header, found)
+        return found
+
     def _broadcast(self, data: bytes) -> bytes:
         """Send or receive the leader's bytes; a follower gives as many of its own."""
         tensor = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
@@ -237,33 +224,14 @@ class RankGroup:
             ) from error
 
 
-class Repeats(Protocol):
-    """The part of an engine that a follower drives."""
-
-    def submit(self, work: Work) -> None: ...
-    def retain(self, request_id: str, path: tuple[int, ...], keep: tuple[int, ...]) -> None: ...
-    def release(self, request_id: str) -> None: ...
-    def forget_prefixes(self) -> None: ...
-    def step(self, *, prompt_rows: int) -> Any: ...
-
-
-def follow(engine: Repeats, group: RankGroup) -> None:
-    """Repeat rank 0's calls until it says Stop.  Raises WorkerError when the group breaks."""
+def follow(engine: Any, group: RankGroup) -> None:
+    """Repeat rank 0's calls until it closes its engine.  Raises WorkerError when the group
+    breaks."""
     while True:
-        for command in group.receive():
-            match command:
-                case Submit(work):
-                    engine.submit(work)
-                case Retain(request_id, path, keep):
-                    engine.retain(request_id, path, keep)
-                case Release(request_id):
-                    engine.release(request_id)
-                case ForgetPrefixes():
-                    engine.forget_prefixes()
-                case RunStep(prompt_rows):
-                    engine.step(prompt_rows=prompt_rows)
-                case Stop():
-                    return
+        for name, arguments in group.receive():
+            if name == "close":
+                return
+            getattr(engine, name)(*arguments)
 
 
 def leave_group() -> None:

@@ -8,7 +8,6 @@ and their collectives would hang or add up different tokens.
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Sequence
 
 from cluster.engine.memory.pages import PagePool
@@ -16,9 +15,6 @@ from cluster.engine.schedule.batch import Pick
 from cluster.engine.schedule.scheduler import Schedule
 
 _DIGEST_BYTES = 8  # a tensor element
-_COUNTS = struct.Struct("<3q")
-_POOL = struct.Struct("<2q")
-_PICK = struct.Struct("<4qQ3q")
 
 
 def step_digest(schedule: Schedule, picks: Sequence[Pick], pools: Sequence[PagePool]) -> int:
@@ -28,33 +24,18 @@ def step_digest(schedule: Schedule, picks: Sequence[Pick], pools: Sequence[PageP
     picks: in the order of their rows, not committed yet.  O(rows), not of the contexts' lengths:
     these enter by the prefix hash and the number of their pages.
     """
-    told = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    told.update(_COUNTS.pack(len(picks), schedule.num_rows, schedule.num_preempted))
-    for pool in pools:
-        told.update(_POOL.pack(pool.num_free, pool.num_idle))
+    told: list[object] = [schedule.num_rows, schedule.num_preempted]
+    told += [(pool.num_free, pool.num_idle) for pool in pools]
     for pick in picks:
-        sequence, tree = pick.sequence, pick.work.tree
-        length = sequence.cached_len
-        told.update(sequence.request_id.encode())
-        told.update(
-            _PICK.pack(
-                length,
-                pick.num_delta,
-                pick.num_rows,
-                pick.work.num_cached_nodes,
-                sequence.hash_at(length),
-                pick.completes,
-                len(tree),
-                sequence.num_pages,
-            )
-        )
-        told.update(pick.delta().tobytes())
+        sequence, work = pick.sequence, pick.work
+        length, tree = sequence.cached_len, work.tree
+        stop = length + pick.num_delta + len(tree)
+        told += [sequence.request_id, length, sequence.hash_at(length), sequence.num_pages]
+        told += [pick.num_delta, pick.completes, work.num_cached_nodes, len(tree)]
+        told += [pick.delta().tobytes()]
+        told += [table.slots[length:stop].tobytes() for table in sequence.tables]
         if pick.completes:
-            told.update(tree.token_ids.tobytes())
-            told.update(tree.parents.tobytes())
-        for table in sequence.tables:
-            told.update(table.slots[length : length + pick.num_delta + len(tree)].tobytes())
-    for answer in schedule.answers:
-        told.update(answer.request_id.encode())
-        told.update(_PICK.pack(-1 if answer.have_len is None else answer.have_len, *(0,) * 7))
-    return int.from_bytes(told.digest(), "little", signed=True)
+            told += [tree.token_ids.tobytes(), tree.parents.tobytes()]
+    told += [(answer.request_id, answer.have_len) for answer in schedule.answers]
+    digest = hashlib.blake2b(repr(told).encode(), digest_size=_DIGEST_BYTES).digest()
+    return int.from_bytes(digest, "little", signed=True)
