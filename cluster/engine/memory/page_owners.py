@@ -2,10 +2,10 @@
 
 Invariants, for every sequence:
     len(shared) * page_size <= cached_len <= cached_len + len(tree) <= num_pages * page_size
-(the first but for a rollback into a shared page).  Every group of layers has a table of that many
-pages, and a pool that they come from.  Where the group has a window, a sequence lets go of the
-pages that left it; one that rolls back to where some of them would be read again loses all its
-pages: tokens are the truth, caches are guesses.
+Every group of layers has a table of that many pages, and a pool that they come from.  A page that
+may be shared is never written to again: a rollback into one goes back to where it begins.  Where
+the group has a window, a sequence lets go of the pages that left it; one that rolls back to where
+some of them would be read again loses all its pages: tokens are the truth, caches are guesses.
 """
 
 from __future__ import annotations
@@ -92,12 +92,15 @@ class PageOwners:
         if sequence.cached_len > keep and len(work.delta) > 1:
             keep += common_prefix_len(sequence.tokens[keep:], work.delta[:-1])
         self.truncate(sequence, keep)
-        return 0 if sequence.cached_len < work.base_len else None
+        return sequence.cached_len if sequence.cached_len < work.base_len else None
 
     def truncate(self, sequence: Sequence, length: int) -> None:
-        """Roll back to `length` committed tokens, without nodes; pages beyond stay for now.
+        """Roll back to `length` committed tokens or, inside a page that may be shared, to where it
+        begins; without nodes.
 
         The sequence loses all its pages where some that would be read again have been released."""
+        if length < len(sequence.shared) * self._page_size:
+            length -= length % self._page_size
         for table, reach in zip(sequence.tables, self._reaches, strict=True):
             if reach.first_page(length) < table.num_released:
                 self.evacuate(sequence)
@@ -105,7 +108,6 @@ class PageOwners:
         rolls_back = length < sequence.cached_len
         sequence.truncate(length)
         if rolls_back:
-            # The page that `length` falls into may be shared: `reserve` copies it when it grows.
             del sequence.shared[self.num_pages_for(length) :]
             self.trim(sequence)
 
@@ -170,48 +172,15 @@ class PageOwners:
         """The number of pages that `reserve` may allocate: it takes them from every pool."""
         return min(pool.num_available for pool in self.pools)
 
-    def num_pages_missing(
-        self, sequence: Sequence, length: int, without: Indices[Sequence] = ()
-    ) -> int:
-        """Pages `reserve` would allocate from every pool once the sequences `without` hold none."""
-        missing = self.num_pages_for(length) - sequence.num_pages
-        return max(0, missing) + self._must_copy(sequence, without)
-
-    def _must_copy(self, sequence: Sequence, without: Indices[Sequence] = ()) -> bool:
-        """True if a rollback ended inside a page that other sequences hold as well.
-
-        Whoever holds the page in any group holds it in the first one too."""
-        if not self._ends_in_shared(sequence):
-            return False
-        page = sequence.tables[0].pages[len(sequence.shared) - 1]
-        num_gone = sum(page in each.tables[0].held_pages for each in without)
-        return self.pools[0].num_holders(page) - num_gone > 1
-
-    def _ends_in_shared(self, sequence: Sequence) -> bool:
-        return len(sequence.shared) * self._page_size > sequence.cached_len
+    def num_pages_missing(self, sequence: Sequence, length: int) -> int:
+        """Pages that `reserve` would allocate from every pool."""
+        return max(0, self.num_pages_for(length) - sequence.num_pages)
 
     def reserve(self, sequence: Sequence, length: int) -> None:
         """Make positions cached_len .. length writable; needs num_pages_missing available pages."""
-        if self._ends_in_shared(sequence):
-            if self._must_copy(sequence):
-                self._copy_last_shared(sequence)
-            else:
-                # Its own again: a copy would take a page that there may not be.
-                self._prefixes.withdraw(sequence.shared[-1])
-            del sequence.shared[-1]
         for table, pool in zip(sequence.tables, self.pools, strict=True):
             while len(table.pages) * self._page_size < length:
                 table.add(pool.allocate(table.pages[-1] if table.pages else -1))
-
-    def _copy_last_shared(self, sequence: Sequence) -> None:
-        """Copy on write: the prefix cache and other sequences know the page."""
-        index = len(sequence.shared) - 1
-        used = slice(index * self._page_size, sequence.cached_len)
-        for group, (table, pool) in enumerate(zip(sequence.tables, self.pools, strict=True)):
-            source = table.slots[used].copy()
-            former = table.replace(index, pool.allocate())
-            self._cache.move(group, source, table.slots[used].copy())
-            pool.drop(former)
 
     def commit(self, sequence: Sequence, token_ids: TokenArray) -> None:
         """Record that the KV of these tokens has been written behind the context."""

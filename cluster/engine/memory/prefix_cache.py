@@ -88,14 +88,6 @@ class PrefixCache:
         entry.pages[group] = page
         self._by_page[group][page] = entry
 
-    def withdraw(self, entry: CachedPage) -> None:
-        """Leave an entry's pages, all of them held, to their holder alone."""
-        for group, page in enumerate(entry.pages):
-            if page is not None:
-                del self._by_page[group][page]
-                entry.pages[group] = None
-        self._tidy(entry)
-
     def rest(self, group: int, page: int) -> bool:
         """Keep a page that nobody holds any more as idle; False where it is not cached."""
         if page not in self._by_page[group]:

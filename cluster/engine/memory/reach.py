@@ -43,7 +43,7 @@ class Reach:
         if self.window is None:
             return pages
         # Beyond the window and the rows: what the first page holds before it, the one for
-        # rollbacks, and the copy of a page that others share.
+        # rollbacks, and one to spare.
         return min(pages, -(-(self.window + num_rows) // self.page_size) + 3)
 
 

@@ -186,15 +186,15 @@ class Scheduler:
     def _find_pages(self, sequence: Sequence, length: int, schedule: Schedule) -> bool:
         """Make enough pages available, at the cost of younger requests where that suffices."""
         page_owners = self._pages
-        if page_owners.num_pages_missing(sequence, length) <= page_owners.num_available:
+        missing = page_owners.num_pages_missing(sequence, length)
+        if missing <= page_owners.num_available:
             return True
         victims = page_owners.younger_holders(sequence.arrival)
-        missing = page_owners.num_pages_missing(sequence, length, victims)
         if missing > page_owners.num_available_without(victims):
             return False
         for victim in victims:
             self._preempt(victim, schedule)
-            if page_owners.num_pages_missing(sequence, length) <= page_owners.num_available:
+            if missing <= page_owners.num_available:
                 break
         return True
 

@@ -151,10 +151,10 @@ def test_committed_drafts_enter_the_prefix_cache_and_live_nodes_do_not(cached: C
 def test_a_rollback_to_before_the_window_asks_for_the_text_again(cached: Checked) -> None:
     text, has_windows = prompt(60), any(cached.windows)
     cached.run("a", 0, text)
-    cached.run("a", 57, joined(text[:57], [9]))
+    cached.run("a", 56, joined(text[:56], [9]))
     assert cached.engine.last_step.num_rows == 1
-    changed = joined(text[:30], prompt(5, seed=1))
-    output = cached.run("a", 30, changed, TREE, prefix_hash=prefix_hash(text[:30]))
+    changed = joined(text[:28], prompt(5, seed=1))
+    output = cached.run("a", 28, changed, TREE, prefix_hash=prefix_hash(text[:28]))
     if has_windows:
         assert output.have_len == 0
         assert not any(cached.held)
@@ -176,11 +176,13 @@ def test_a_rollback_into_a_shared_page_leaves_the_other_sharer_alone(cached: Che
     text = prompt(44)
     for name in "ab":
         cached.run(name, 0, text)
-    # Takes the page that "b" computed and gave up for that of "a": a copy is to go elsewhere.
+    # Takes the page that "b" computed and gave up for that of "a": its next one lies elsewhere.
     cached.run("c", 0, prompt(9, seed=8))
     tables = [cached.engine.page_owners.sequences[name].tables for name in "ab"]
     assert all(own.pages[10] == other.pages[10] for own, other in zip(*tables, strict=True))
-    cached.run("b", 42, joined(text[:42], prompt(3, seed=6)), TREE)
+    changed = joined(text[:42], prompt(3, seed=6))
+    assert cached.run("b", 42, changed, TREE).have_len == 40  # where the page begins
+    cached.run("b", 40, changed, TREE)
     assert all(own.pages[10] != other.pages[10] for own, other in zip(*tables, strict=True))
     cached.run("a", 44, joined(text, prompt(1, seed=7)), TREE)
 

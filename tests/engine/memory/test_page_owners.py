@@ -73,10 +73,11 @@ class Residents(RuleBasedStateMachine):
         sequence = self.page_owners.enter(name)
         have_len = self.page_owners.open(work, sequence)
         if have_len is not None:
-            assert (have_len, sequence.num_pages) == (0, 0)
-            assert self.window is not None
-            assert back > 0
-            self.tokens[name] = []
+            assert have_len == sequence.cached_len < base_len < len(known)
+            # It goes back into a page that others may share, or to what left the window.
+            assert have_len % PAGE_SIZE == 0
+            assert base_len - have_len < PAGE_SIZE or (have_len == 0 and self.window is not None)
+            self.tokens[name] = known[:have_len]
             return
         context = known[:base_len] + delta
         assert sequence.tokens.tolist() == context[: sequence.cached_len]
@@ -93,9 +94,7 @@ class Residents(RuleBasedStateMachine):
             return
         self.page_owners.reserve(sequence, length)
         left_over = [pool.num_available for pool in self.page_owners.pools]
-        assert left_over[0] == available[0] - missing
-        # Of a page that is copied, others may have let go already where a window slid past it.
-        assert all(now >= then - missing for now, then in zip(left_over, available, strict=True))
+        assert left_over == [each - missing for each in available]
         self._write(sequence, context, tree)
         self.page_owners.commit(sequence, token_array(context[sequence.cached_len :]))
         sequence.tree = tree
