@@ -186,7 +186,7 @@ class LMDrafter(TreeDrafter[LMRequest]):
                 able.append(request)
                 num_wanted = num_asked if self._is_resident else 0
                 growing.append(request.growing(max_slots, num_wanted, fit.tau, fit.coverage))
-        largest = max((len(each.tree) for each in growing), default=0)
+        largest = max((len(each.work.tree) for each in growing), default=0)
         length = max(largest / _SLICE_NODES, len(able) / _SLICE_REQUESTS, 1.0)
         slice_s = self._rules.max_seconds * length
         rules = replace(self._rules, max_seconds=slice_s)

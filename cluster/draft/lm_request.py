@@ -193,12 +193,18 @@ class LMRequest(TreeRequest):
             written = map(vocabulary.draft_id_of, stop_token_ids)
             stop_token_ids = tuple(each for each in written if each is not None)
         self.in_engine = True
-        return Growing(
+        expanded = self._engine_tree(tree.engine_tree())
+        work = Work(
             self.request_id,
             base_len,
             text.token_ids[base_len:],
+            expanded,
+            len(expanded),
             text.hash_at(base_len),
-            self._engine_tree(tree.engine_tree()),
+            self.tenant,
+        )
+        return Growing(
+            work,
             leaves,
             len(tree) + 1,
             max_slots,
@@ -210,7 +216,6 @@ class LMRequest(TreeRequest):
             params.max_tokens,
             params.min_tokens,
             stop_token_ids,
-            self.tenant,
         )
 
     def grown(self, answer: Output | Grown) -> None:

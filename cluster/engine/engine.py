@@ -26,7 +26,7 @@ from cluster.engine.adapters import Adapters
 from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
 from cluster.engine.graphs.capture import Capture
 from cluster.engine.graphs.forward import reserved_bytes
-from cluster.engine.growth import ResidentGrowth
+from cluster.engine.growth import ResidentGrowth, grow
 from cluster.engine.limits import Limits, unserved
 from cluster.engine.loading import progress, self_check
 from cluster.engine.loading.identity import identify
@@ -110,12 +110,11 @@ class Engine:
         self.forward.settle(lambda: self_check.check(self, model))
         self.forward.use_graphs(capture, lambda: self_check.check(self, model))
         self.forget_prefixes()
-        # After the check, whose steps showed whether they run natively.
-        self._growth: ResidentGrowth | None = None
+        # The native code that `grow` runs on; None where steps do not run in it alone, which those
+        # of the check showed.
+        self.grower: TreeGrower | None = None
         if group is None and model.native is not None and model.native.grows_on(self.cache):
-            grower = TreeGrower(model.native, self.max_context_len)
-            own_group = self.cache.group_of[0]  # that of all the model's layers
-            self._growth = ResidentGrowth(self.page_owners, grower, self.vocab_size, own_group)
+            self.grower = TreeGrower(model.native, self.max_context_len)
         # Set last: during the self-check every rank calls for itself.
         self._group = group
 
@@ -264,21 +263,18 @@ class Engine:
         self.pace.learn(self.last_step)
         return outputs
 
-    @property
-    def grower(self) -> TreeGrower | None:
-        """The native code that `grow` runs on; None where steps do not run in it alone."""
-        return None if self._growth is None else self._growth.grower
-
     def grow(self, trees: Sequence[Growing], rules: GrowthRules) -> list[Output | Grown | None]:
         """Expand trees of requests without a pending work, by as many passes as the rules allow.
 
         As works for the same nodes, whose logits the caller ranks.  An Output has have_len: the
         cache lacks what the tree stands on.  None: too few pages, for which a work may wait.
         """
-        assert self._growth is not None, "the engine cannot grow trees"
+        assert self.grower is not None, "the engine cannot grow trees"
         for tree in trees:
-            self._check_idle(tree.request_id)
-        return self._growth.grow(trees, rules)
+            self._check_idle(tree.work.request_id)
+        ways = ResidentGrowth(self.page_owners, self.vocab_size)
+        group = self.cache.group_of[0]  # that of all the model's layers
+        return grow(self.grower, group, trees, rules, ways.opened, ways.written)
 
     def _commit(self, picks: Sequence[Pick], logits: torch.Tensor) -> list[Output]:
         """Record what has been written, and answer the works that are over."""

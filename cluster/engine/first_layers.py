@@ -15,6 +15,7 @@ import numpy as np
 from cluster.core import EMPTY_TREE, TokenTree, token_array
 from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
 from cluster.engine.engine import Engine
+from cluster.engine.growth import grow
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.memory.sequence import Sequence, starts_with
 from cluster.engine.schedule.batch import Pick
@@ -98,15 +99,15 @@ class FirstLayers:
         picks: list[Pick] = []
         for work in self._pending.values():
             sequence = self._opened(work)
-            if sequence is None:
-                outputs.append(Output(work.request_id, have_len=0))
+            if isinstance(sequence, Output):
+                outputs.append(sequence)
             else:
                 num_delta = work.context_len - sequence.length
                 picks.append(Pick(sequence, work, num_delta, completes=True))
         self._pending.clear()
         logits, row = self._forward(picks).logits, 0
         for pick in picks:
-            self._written(pick.sequence, pick.work.context_len, pick.work.tree)
+            self._written(pick.sequence, pick.work, pick.work.tree)
             outputs.append(Output(pick.work.request_id, logits[row : row + pick.num_logit_rows]))
             row += pick.num_logit_rows
         return outputs
@@ -115,53 +116,33 @@ class FirstLayers:
         """See `Engine.grow`."""
         assert self.grower is not None, "these layers cannot grow trees"
         group = self.cache.group_of[0]
-        sequences = [
-            self._opened(
-                Work(
-                    tree.request_id,
-                    tree.base_len,
-                    tree.delta,
-                    tree.tree,
-                    len(tree.tree),
-                    tree.prefix_hash,
-                )
-            )
-            for tree in trees
-        ]
-        ready = [(tree, each) for tree, each in zip(trees, sequences, strict=True) if each]
-        texts = [(each.tables[group].slots, each.length) for _, each in ready]
-        grown: dict[str, Grown] = {}
-        if ready:
-            found = self.grower.grow([tree for tree, _ in ready], texts, rules)
-            for (tree, sequence), each in zip(ready, found, strict=True):
-                self._written(sequence, tree.base_len + len(tree.delta), each.tree)
-                grown[tree.request_id] = each
-        return [grown.get(tree.request_id) or Output(tree.request_id, have_len=0) for tree in trees]
+        return grow(self.grower, group, trees, rules, self._opened, self._written)
 
-    def _opened(self, work: Work) -> _Continued | None:
-        """The request as the work presumes it; None where it is not."""
+    def _opened(self, work: Work, max_slots: int = 0) -> _Continued | Output:
+        """The request as the work presumes it, see `Opened`; its room was made before."""
+        lost = Output(work.request_id, have_len=0)
         held = self._pages.sequences.get(work.request_id)
         if held is None or held.cached_len != work.context_len - 1:
-            return None
+            return lost
         sequence = self._sequences.get(work.request_id)
         if len(work.delta):
             is_same = held.hash_at(work.base_len) == work.prefix_hash
             if not is_same or not np.array_equal(held.tokens[work.base_len :], work.delta[:-1]):
-                return None
+                return lost
             sequence = _Continued(work.request_id, 0, self.cache.page_size, 0)
             sequence.tables, sequence.length = held.tables, held.cached_len
             self._sequences[work.request_id] = sequence
             return sequence
         is_there = sequence is not None and sequence.tables is held.tables
         if not is_there or sequence is None or sequence.length != work.base_len:
-            return None
+            return lost
         end = work.context_len + len(work.tree)
         has_room = end <= held.num_pages * self.cache.page_size
-        return sequence if has_room and starts_with(sequence, work) else None
+        return sequence if has_room and starts_with(sequence, work) else lost
 
-    def _written(self, sequence: Sequence, length: int, tree: TokenTree) -> None:
+    def _written(self, sequence: Sequence, work: Work, tree: TokenTree) -> None:
         assert isinstance(sequence, _Continued)
-        sequence.length, sequence.tree = length, tree
+        sequence.length, sequence.tree = work.context_len, tree
 
     def retain(self, request_id: str, path: Indices[int], keep: Indices[int] = ()) -> None:
         """Nothing is kept beyond a step of the whole."""

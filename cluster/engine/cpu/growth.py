@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cluster.core import TokenArray, TokenTree
+from cluster.core import TokenTree
 from cluster.engine.cpu.causal_lm import NativeForward, Rotations
 from cluster.engine.cpu.structures import GrowingModel, GrowingTree, GrowthBounds
 from cluster.engine.draw.native import RankedDraw
+from cluster.engine.work import Work
 from cluster.records import frozen, record
 
 
@@ -56,9 +57,9 @@ class Leaves:
 class Growing:
     """A request's tree before a call, and the settings of its growth.
 
-    base_len, delta, prefix_hash, tenant: the text as in `Work`; with a delta there is no tree yet,
-    and its last token is the root.  tree: expanded nodes in the order of their slots.  leaves: see
-    there.  num_nodes: the root, expanded nodes and leaves.  max_slots: nodes that may have one.
+    work: the text, and the expanded nodes in the order of their slots, which are all cached; with a
+    delta there is no tree yet, and its last token is the root.  leaves: see there.  num_nodes: the
+    root, expanded nodes and leaves.  max_slots: nodes that may have one.
     num_wanted: only leaves that may have a child among so many of the likeliest nodes are expanded;
     0 = all.  best_survivals: of these nodes, as far as they are there.
     draw: of the token after the root.  tau, coverage: see `cluster.draft.sharpness`.
@@ -66,11 +67,7 @@ class Growing:
     max_tokens.
     """
 
-    request_id: str
-    base_len: int
-    delta: TokenArray
-    prefix_hash: int
-    tree: TokenTree
+    work: Work
     leaves: Leaves
     num_nodes: int
     max_slots: int
@@ -82,7 +79,6 @@ class Growing:
     max_tokens: int
     min_tokens: int
     stop_token_ids: Sequence[int]
-    tenant: bytes = b""
 
 
 @record
@@ -141,9 +137,9 @@ class TreeGrower:
         texts: of each tree's sequence (slot by position, tokens with KV); positions for the delta
         and max_slots nodes have a slot.
         """
-        end = max(tree.base_len + len(tree.delta) + tree.max_slots + 1 for tree in trees)
+        end = max(tree.work.context_len + tree.max_slots + 1 for tree in trees)
         self._prepare(min(end, self._max_context_len))
-        num_rows = rules.max_rows + sum(len(tree.delta) for tree in trees)
+        num_rows = rules.max_rows + sum(len(tree.work.delta) for tree in trees)
         size = self._kernels.growth_scratch(self._model, num_rows)
         if size > len(self._scratch):
             self._scratch = torch.empty(size, dtype=torch.float32)
@@ -178,7 +174,7 @@ class _State:
         rules: GrowthRules,
     ) -> None:
         self._growing = growing
-        tree, leaves = growing.tree, growing.leaves
+        work, tree, leaves = growing.work, growing.work.tree, growing.leaves
         num_slots, num_leaves = len(tree), len(leaves.heap)
         most = max(growing.max_slots - num_slots, 0) + 1  # nodes that can be expanded here
         most_children = most * rules.num_children
@@ -200,7 +196,7 @@ class _State:
         self._scores = np.empty((most, rules.num_candidates))
         self._stop_tokens = np.array(growing.stop_token_ids, np.int32)
         self._best = np.array(growing.best_survivals, np.float64)
-        self._delta = np.ascontiguousarray(growing.delta[cached_len - growing.base_len :], np.int32)
+        self._delta = np.ascontiguousarray(work.delta[cached_len - work.base_len :], np.int32)
         self._slots = slots
         assert slots.flags.c_contiguous, "slots are a view of one array"
         self.tree = GrowingTree(
