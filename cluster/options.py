@@ -1,15 +1,16 @@
-"""What the values of options may be, for every command: said in one line, before any work.
-
-Each is a `type` of argparse.
+"""Options of commands, as files describe them, and what their values may be: said in one line,
+before any work.
 """
 
 from __future__ import annotations
 
 import math
-from argparse import ArgumentTypeError
-from collections.abc import Callable
+import pkgutil
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 # What no clock of ours waits longer for.
@@ -101,3 +102,49 @@ def new_file(text: str) -> Path:
     if not folder.is_dir():
         raise ArgumentTypeError(f"there is no folder {folder}; make it, or name another file")
     return path
+
+
+_TYPES: Mapping[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "path": Path,
+    "url": url,
+    "key": api_key,
+    "seed": seed,
+    "share": share,
+    "new file": new_file,
+    "number": number(),
+    "positive": positive(),
+    "seconds": positive(DAY_S),
+    "whole": whole(),
+    "whole or 0": whole(0),
+    "8 or more": whole(8),
+    "wholes": listed(whole()),
+    "rates": listed(number(1.0 / DAY_S)),
+}
+
+
+def add_options(
+    parser: ArgumentParser, options: Mapping[str, Mapping[str, Any]], **named: str
+) -> None:
+    """Add options to a parser, each as argparse takes it.
+
+    type: a name above, or module:name.  is_either: it excludes others that have this; required:
+    one of them must be given.  named: by their names in the texts of help."""
+    either = None
+    for name, told in options.items():
+        how, place = dict(told), parser.add_argument
+        if is_either := how.pop("is_either", False):
+            is_required = is_either == "required"
+            either = either or parser.add_mutually_exclusive_group(required=is_required)
+            place = either.add_argument
+        if kind := how.get("type"):
+            # The module of one of its own is imported for that alone.
+            how["type"] = _TYPES.get(kind) or partial(_resolved, kind)
+        if "help" in how:
+            how["help"] = how["help"].format(**named)
+        place(name, **how)
+
+
+def _resolved(kind: str, text: str) -> Any:
+    return pkgutil.resolve_name(kind)(text)

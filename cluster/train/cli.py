@@ -10,28 +10,24 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
+import yaml
 
 from cluster.errors import ConfigError, DrafthouseError
+from cluster.models.catalogue import REPOSITORY
+from cluster.options import add_options
 from cluster.train.chat_heads import HeadSettings
 from cluster.train.compare import Questions, compare, drafters_of, read_questions, table
 from cluster.train.demo import RECIPES, TARGET_NAME, heldout_bits, train_demo
 from cluster.train.heads import train_head
-from cluster.train.layer_skip import SearchSettings, find_layer_skip
-from cluster.train.options import FOLDERS, PUBLISHED, add, add_training
+from cluster.train.layer_skip import find_layer_skip
 from cluster.train.processes import processes, run_together
-from cluster.train.traffic import LOSSES, Traffic, learn_from_traffic
+from cluster.train.traffic import Traffic, learn_from_traffic
 from cluster.train.trainer import Budget
 
-HEADS = {
-    "drafter": "distil a small draft model of a chat model from its own answers",
-    "eagle3": "train an EAGLE-3 head on a chat model's own answers",
-    "medusa": "train Medusa heads on a chat model's own answers",
-    "early-exit": "train an exit between a chat model's layers on its own answers",
-}
-_OF_ONE_KIND = {
-    "drafter": ("--layers", "--weights", "--tokenizer", "--system-prompt"),
-    "early-exit": ("--exit-layer",),
-}
+_VERBS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+# The models of this repository, and texts that none of them has learned.
+PUBLISHED = REPOSITORY / "models"
+_HELD_OUT = PUBLISHED / "heldout.jsonl"
 # A draft model chooses among more tokens than a head, which is a smaller part of it.
 _DRAFTER_VOCAB_SIZE = 10_240
 
@@ -39,30 +35,9 @@ _DRAFTER_VOCAB_SIZE = 10_240
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the training verbs to the parser of `drafthouse train`."""
     verbs = parser.add_subparsers(dest="train_verb", metavar="STEP", required=True)
-    for kind, told in HEADS.items():
-        head = verbs.add_parser(kind, help=told)
-        head.add_argument("name", help="the folder of the new drafter")
-        add(head, "--target", "--depth", *_OF_ONE_KIND.get(kind, ()), "--vocab-size")
-        add(head, "--answer-tokens", *FOLDERS)
-        add_training(head)
-        add(head, "--evaluate")
-        if kind == "drafter":
-            add(head, "--from-traffic", "--starts-from", "--mix", "--loss")
-        else:
-            head.add_argument("--loss", help=argparse.SUPPRESS)
-    skip = verbs.add_parser(
-        "layer-skip", help="find the layers that a target can leave out when it drafts for itself"
-    )
-    skip.add_argument("target", help="a folder, a hub model or one of `drafthouse models`")
-    add(skip, "--out", "--tokens", "--seed", "--threads")
-    demo = verbs.add_parser("demo", help="train the demonstration models on this machine's text")
     names = ", ".join(recipe.name for recipe in RECIPES)
-    demo.add_argument("names", nargs="*", help=f"some of {names}; default: all")
-    add(demo, *FOLDERS)
-    add_training(demo)
-    evaluate = verbs.add_parser("evaluate", help="measure the demonstration models")
-    add(evaluate, "--models", "--questions", "--max-bytes", "--skip-bits", "--threads")
-    evaluate.set_defaults(models=PUBLISHED)
+    for verb, told in _VERBS.items():
+        add_options(verbs.add_parser(verb, help=told["about"]), told["options"], names=names)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -71,13 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
     if getattr(arguments, "threads", None):
         torch.set_num_threads(arguments.threads)
     verbs: dict[str, Callable[[argparse.Namespace], None]] = {
-        **dict.fromkeys(HEADS, _head),
         "layer-skip": _layer_skip,
         "demo": _demo,
         "evaluate": _evaluate,
     }
     try:
-        verbs[arguments.train_verb](arguments)
+        verbs.get(arguments.train_verb, _head)(arguments)
     except DrafthouseError as error:
         print(f"drafthouse train {arguments.train_verb}: {error}", file=sys.stderr)
         return 2
@@ -162,8 +136,8 @@ def _train_head(arguments: argparse.Namespace, settings: HeadSettings) -> None:
 
 def _learn_from_traffic(arguments: argparse.Namespace, settings: HeadSettings) -> None:
     """In each process of the training."""
-    name, loss = arguments.name, arguments.loss or LOSSES[0]
-    traffic = Traffic(arguments.from_traffic, arguments.starts_from, arguments.mix, loss)
+    name, is_accepting = arguments.name, arguments.loss == "acceptance"
+    traffic = Traffic(arguments.from_traffic, arguments.starts_from, arguments.mix, is_accepting)
     found = learn_from_traffic(
         arguments.target,
         traffic,
@@ -189,7 +163,8 @@ def _learn_from_traffic(arguments: argparse.Namespace, settings: HeadSettings) -
 
 def questions_of(arguments: argparse.Namespace) -> Questions | None:
     """The questions that drafters are to be compared on; None = they are not compared."""
-    return read_questions(arguments.evaluate) if arguments.evaluate else None
+    asked = arguments.evaluate
+    return None if asked is None else read_questions(Path(asked or _HELD_OUT))
 
 
 def show_comparison(
@@ -214,17 +189,17 @@ def _demo(arguments: argparse.Namespace) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    folder = arguments.models / TARGET_NAME
+    models = arguments.models or PUBLISHED
+    folder = models / TARGET_NAME
     if not arguments.skip_bits:
         for kind, cost in heldout_bits(folder, arguments.max_bytes).items():
             print(f"bits per byte\t{kind}\t{cost.rate:.4f}\t{cost.num_bytes} bytes held out")
-    questions, target = read_questions(arguments.questions), str(folder)
-    print(table(compare(target, drafters_of(target, arguments.models.glob("*/")), questions)))
+    questions, target = read_questions(arguments.questions or _HELD_OUT), str(folder)
+    print(table(compare(target, drafters_of(target, models.glob("*/")), questions)))
 
 
 def _layer_skip(arguments: argparse.Namespace) -> None:
-    settings = SearchSettings(num_tokens=arguments.tokens, seed=arguments.seed)
-    report, options = find_layer_skip(arguments.target, settings)
+    report, options = find_layer_skip(arguments.target, arguments.tokens, arguments.seed)
     print(f"{report}\n\n{options}", end="")
     if arguments.out is not None:
         arguments.out.write_text(options)

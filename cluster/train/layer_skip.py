@@ -41,14 +41,6 @@ _NUM_TRIED = 8
 
 
 @frozen
-class SearchSettings:
-    """num_tokens: of the answers that sets are compared on."""
-
-    num_tokens: int = 1024
-    seed: int = 0
-
-
-@frozen
 class Found:
     """A set of layers that draft.
 
@@ -113,7 +105,8 @@ def _without(layers: tuple[int, ...], layer: int) -> tuple[int, ...]:
 class Bench:
     """Measures parts of one target."""
 
-    def __init__(self, source: str, settings: SearchSettings) -> None:
+    def __init__(self, source: str, num_tokens: int, seed: int) -> None:
+        """num_tokens: of the answers that sets are compared on."""
         folder = resolve(source)
         answering = AnswerSettings(
             conversations_per_shard=8,
@@ -131,9 +124,9 @@ class Bench:
         self.model: LoadedModel = load_model(self._config)
         engine = Engine(self._config, self.model)
         chat = ChatModel(engine, load_pretrained_tokenizer(folder))
-        generator = torch.Generator().manual_seed(settings.seed)
+        generator = torch.Generator().manual_seed(seed)
         self.answers: list[Answer] = []
-        while sum(len(each.token_ids) for each in self.answers) < settings.num_tokens:
+        while sum(len(each.token_ids) for each in self.answers) < num_tokens:
             self.answers += chat.answers(answering, generator)
         layers = range(self.num_layers)
         whole_s, half_s = _step_s(engine), _step_s(self._engine(layers[::2]))
@@ -202,9 +195,9 @@ def as_yaml(found: Found, num_layers: int, made_for: MadeFor) -> str:
     return yaml.safe_dump({"kind": "layer_skip", "options": options})
 
 
-def find_layer_skip(source: str, settings: SearchSettings) -> tuple[str, str]:
+def find_layer_skip(source: str, num_tokens: int, seed: int = 0) -> tuple[str, str]:
     """Search; returns a report to read, and the best set as a drafter of a configuration."""
-    bench = Bench(source, settings)
+    bench = Bench(source, num_tokens, seed)
     num_layers = bench.num_layers
     rows = search(num_layers, bench.measure)
     sizes = sorted({max(num_layers * quarter // 4, 1) for quarter in (1, 2, 3)})

@@ -48,9 +48,6 @@ from cluster.train.trainer import Budget, Rates
 
 log = logging.getLogger(__name__)
 
-# `TrafficLoss` is the second.
-LOSSES = ("kl", "acceptance")
-
 # As of the specialists of the demonstration, which go on from a general drafter too.
 _RATES = Rates(muon=0.006, adamw=0.0012, warmup=0.05, decay=0.95)
 # A drafter is not written where it would accept so much less than the one that it starts from.
@@ -64,13 +61,13 @@ class Traffic:
 
     folder: the recorder's, or one tenant's in it; None = there is no traffic.  starts_from: the
     drafter's folder.  mix: beside traffic, the share of the target's own answers to questions that
-    it asks itself.  loss: one of LOSSES.
+    it asks itself.  is_accepting: its loss is `TrafficLoss`.
     """
 
     folder: Path | None
     starts_from: str
     mix: float = 0.5
-    loss: str = LOSSES[0]
+    is_accepting: bool = False
 
 
 @frozen
@@ -138,7 +135,7 @@ def learn_from_traffic(
     if settings.vocab_size:
         network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         learner = with_vocabulary(learner, known, network, settings.vocab_size)
-    loss = HeadLoss if traffic.loss == LOSSES[0] else TrafficLoss
+    loss = TrafficLoss if traffic.is_accepting else HeadLoss
     learn(loss(learner), _order(learner, known, origin, seed), budget, _RATES, seed)
     if not processes().is_main_process:
         return None

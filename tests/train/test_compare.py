@@ -13,10 +13,9 @@ from cluster.config.schema import DrafterConfig
 from cluster.core import SpeculationStats
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor, write_made_for
-from cluster.train.cli import questions_of, show_comparison
+from cluster.train.cli import configure, questions_of, show_comparison
 from cluster.train.compare import Acceptance, compare, drafters_of, read_questions, table
 from cluster.train.made_for import target_of
-from cluster.train.options import add
 
 
 def folder_for(parent: Path, model: Path, made_for: MadeFor) -> Path:
@@ -109,13 +108,13 @@ def test_the_command_compares_what_lies_in_its_models_only_when_asked(
 ) -> None:
     folder_for(tmp_path, llama_folder, target_of(str(llama_folder)))
     parser = argparse.ArgumentParser()
-    parser.add_argument("--models", type=Path)
-    add(parser, "--evaluate")
+    configure(parser)
+    training = ["eagle3", "x", "--target", "y", "--steps", "1", "--models", str(tmp_path)]
     for words in ([], ["--evaluate", str(questions_file(tmp_path))]):
-        arguments = parser.parse_args(["--models", str(tmp_path), *words])
+        arguments = parser.parse_args([*training, *words])
         show_comparison(arguments, str(llama_folder), questions_of(arguments))
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == (5 if words else 0), "two tasks of two drafters, and the heading"
-    published = questions_of(parser.parse_args(["--evaluate"]))
+    published = questions_of(parser.parse_args([*training, "--evaluate"]))
     assert published is not None
     assert list(published) == ["code", "prose"]

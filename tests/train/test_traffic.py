@@ -67,7 +67,7 @@ def learn(
 ) -> traffic.Learned:
     found = learn_from_traffic(
         str(folder),
-        Traffic(recorded, str(current), mix, "acceptance"),
+        Traffic(recorded, str(current), mix, is_accepting=True),
         work,
         work / "new",
         replace(SETTINGS, weights=""),
