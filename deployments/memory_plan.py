@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cluster.config.schema import Config, EngineConfig
-from cluster.draft.head_options import HEAD_KINDS
+from cluster.draft.options import HEAD_KINDS
 from cluster.models.names import source_of
 from cluster.models.published import published
 from cluster.models.resolve import find

@@ -15,9 +15,8 @@ from cluster.config.doors import ROLES
 from cluster.config.schema import Config, EngineConfig
 from cluster.cpp import mode as native_mode
 from cluster.draft import registry
-from cluster.draft.head_options import HEAD_KINDS
 from cluster.draft.intersection import intersection, tokenizers
-from cluster.draft.own_layers_options import EarlyExitOptions, LayerSkipOptions
+from cluster.draft.options import HEAD_KINDS, EarlyExitOptions, LayerSkipOptions
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import (

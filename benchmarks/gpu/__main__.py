@@ -40,7 +40,7 @@ from benchmarks.support.record import OUT, rows
 from cluster.config.schema import EngineConfig
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm import LMDrafter
-from cluster.draft.lm_options import LMOptions
+from cluster.draft.options import LMOptions
 from cluster.engine.engine import Engine
 
 PROMPT_LEN = 256

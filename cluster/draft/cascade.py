@@ -20,9 +20,9 @@ from cluster.config.processes import CoordinatorConfig
 from cluster.core import Clock, Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import Drafter, DrafterContext, Grafting
 from cluster.draft.breaker import CircuitBreaker
-from cluster.draft.cascade_options import CascadeOptions
 from cluster.draft.committed_text import CommittedTextDrafter, RequestState
 from cluster.draft.inside import StepRows
+from cluster.draft.options import CascadeOptions
 from cluster.draft.runner import Runner
 from cluster.messages import Refusal
 from cluster.models.made_for import MadeFor, made_for_of

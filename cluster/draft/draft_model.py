@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cluster.draft.base import DrafterContext
 from cluster.draft.intersection import Intersection, intersection, tokenizers
-from cluster.draft.lm_options import LMOptions
+from cluster.draft.options import LMOptions
 from cluster.draft.read_text import ReadText, RewrittenText
 from cluster.draft.vocabulary import (
     DraftVocabulary,

@@ -15,10 +15,10 @@ import torch
 from cluster.core import DraftTask, Proposal
 from cluster.draft.head_attention import Span, SpanAttention
 from cluster.draft.head_drafter import Begun, Growth, HeadDrafter, HeadRequest
-from cluster.draft.head_options import Eagle3Options
 from cluster.draft.heads.head import Head
 from cluster.draft.live_tree import ROOT
 
+from cluster.draft.options import Eagle3Options
 # Requests with a node each, to be expanded.
 Rows = Sequence[tuple[HeadRequest, int]]
 

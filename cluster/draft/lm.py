@@ -21,8 +21,8 @@ from cluster.draft.coupling import is_useful
 from cluster.draft.draft_model import load_draft_model
 from cluster.draft.drawn import DrawnTrees
 from cluster.draft.live_tree import KEPT_SHARE, ROOT, LiveTree
-from cluster.draft.lm_options import LMOptions
 from cluster.draft.lm_request import LMRequest
+from cluster.draft.options import LMOptions
 from cluster.draft.sharpness import conditionals
 from cluster.draft.tree_drafter import TreeDrafter
 from cluster.engine.cpu.growth import Growing, GrowthRules

@@ -17,9 +17,8 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.heads.load import load_draft_head, target_shape
 from cluster.draft.inside import host_of
 from cluster.draft.lm import LMDrafter
-from cluster.draft.lm_options import LMOptions
 from cluster.draft.lm_request import LMRequest
-from cluster.draft.own_layers_options import EarlyExitOptions, LayerSkipOptions, OwnLayersOptions
+from cluster.draft.options import EarlyExitOptions, LayerSkipOptions, LMOptions, OwnLayersOptions
 from cluster.engine.engine import Engine
 from cluster.engine.first_layers import FirstLayers
 from cluster.errors import ConfigError

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from cluster.core import Commit, DraftTask, Observation, Proposal, TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants, host_of
+from cluster.draft.options import RecorderOptions
 from cluster.draft.recorded import ARRAYS, Origin, RecordedAnswer
 from cluster.draft.recorder_keeper import Keeper
-from cluster.draft.recorder_options import RecorderOptions
 from cluster.plan.roster import lot_of
 from cluster.requests.tenant import DEFAULT_TENANT, PROFILE_TENANT
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from cluster.draft.once_a_minute import OnceAMinute
+from cluster.draft.options import RecorderOptions
 from cluster.draft.recorded import (
     UNSALTED,
     Folder,
@@ -25,7 +26,6 @@ from cluster.draft.recorded import (
     tokens_in,
     written_s,
 )
-from cluster.draft.recorder_options import RecorderOptions
 
 log = logging.getLogger(__name__)
 

@@ -72,7 +72,7 @@ def _kind(
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "lm": _kind("lm:LM", "lm_options:LM", has_laws=True),
+        "lm": _kind("lm:LM", "options:LM", has_laws=True),
         "prompt_lookup": _kind("suffix:Suffix", "suffix:PromptLookup"),
         "suffix": _kind("suffix:Suffix"),
         "ngram_cache": _kind("suffix:Suffix", "suffix:NgramCache"),
@@ -82,19 +82,19 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "token_recycling:TokenRecycling", "token_recycling:Lookahead", is_inside=True
         ),
         "early_exit": _kind(
-            "own_layers:EarlyExit", "own_layers_options:EarlyExit", has_laws=True, is_inside=True
+            "own_layers:EarlyExit", "options:EarlyExit", has_laws=True, is_inside=True
         ),
         "layer_skip": _kind(
-            "own_layers:LayerSkip", "own_layers_options:LayerSkip", has_laws=True, is_inside=True
+            "own_layers:LayerSkip", "options:LayerSkip", has_laws=True, is_inside=True
         ),
-        "eagle3": _kind("eagle3:Eagle3", "head_options:Eagle3", is_inside=True),
-        "peagle": _kind("product:Peagle", "head_options:Peagle", is_inside=True),
-        "medusa": _kind("product:Medusa", "head_options:Medusa", is_inside=True),
-        "block": _kind("block_drafter:Block", "head_options:Block", is_inside=True),
-        "mtp": _kind("eagle3:Mtp", "head_options:Mtp", is_inside=True),
+        "eagle3": _kind("eagle3:Eagle3", "options:Eagle3", is_inside=True),
+        "peagle": _kind("product:Peagle", "options:Peagle", is_inside=True),
+        "medusa": _kind("product:Medusa", "options:Medusa", is_inside=True),
+        "block": _kind("block_drafter:Block", "options:Block", is_inside=True),
+        "mtp": _kind("eagle3:Mtp", "options:Mtp", is_inside=True),
         "grammar": _kind("grammar:Grammar", is_inside=True),
-        CASCADE: _kind("cascade:Cascade", "cascade_options:Cascade"),
-        RECORDER: _kind("recorder:Recorder", "recorder_options:Recorder", is_inside=True),
+        CASCADE: _kind("cascade:Cascade", "options:Cascade"),
+        RECORDER: _kind("recorder:Recorder", "options:Recorder", is_inside=True),
     }
 )
 # What replaces kinds that are gone.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cluster.config.parse import parse
 from cluster.config.schema import Config, DrafterConfig, EngineConfig
-from cluster.draft.head_options import HEAD_KINDS
+from cluster.draft.options import HEAD_KINDS
 from cluster.errors import ConfigError
 from cluster.messages import WorkerDescription
 from cluster.models.resolve import resolve, resolve_head

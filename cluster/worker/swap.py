@@ -17,7 +17,7 @@ from typing import Any
 
 from cluster.config.live import changed
 from cluster.config.schema import Config
-from cluster.draft.own_layers_options import OWN_LAYERS
+from cluster.draft.options import OWN_LAYERS
 from cluster.engine.engine import Engine
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.memory.kv_cache import KVCache

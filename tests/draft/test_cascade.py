@@ -20,7 +20,7 @@ from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.cascade import CascadeDrafter
-from cluster.draft.cascade_options import CascadeOptions
+from cluster.draft.options import CascadeOptions
 from cluster.draft.plugin import Draft, RequestState, TextDrafter
 from cluster.errors import ConfigError
 from tests.support.clock import FakeClock

@@ -13,8 +13,8 @@ from cluster.config.schema import EngineConfig
 from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm import LMDrafter
-from cluster.draft.lm_options import LMOptions
 from cluster.draft.lm_request import window_start
+from cluster.draft.options import LMOptions
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from cluster.spec.tree import walk

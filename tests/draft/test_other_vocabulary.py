@@ -11,7 +11,7 @@ from cluster.config.schema import EngineConfig
 from cluster.core import Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm import LMDrafter
-from cluster.draft.lm_options import LMOptions
+from cluster.draft.options import LMOptions
 from cluster.engine.cpu import kernels
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError

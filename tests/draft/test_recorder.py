@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from cluster.core import SamplingParams
+from cluster.draft.options import RecorderOptions
 from cluster.draft.recorded import (
     UNSALTED,
     Folder,
@@ -26,7 +27,6 @@ from cluster.draft.recorded import (
     tokens_in,
 )
 from cluster.draft.recorder_keeper import RELEASE, SPILL, Keeper
-from cluster.draft.recorder_options import RecorderOptions
 from cluster.errors import ConfigError
 from cluster.worker.residents import Residents
 from tests.support.draft.recording import ORIGIN, PER_TENANT, STOP, K, World, law

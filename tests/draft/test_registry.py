@@ -10,7 +10,7 @@ import pytest
 from cluster.config.schema import DrafterConfig, DrafterPlacement
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
-from cluster.draft.lm_options import LMOptions
+from cluster.draft.options import LMOptions
 from cluster.draft.registry import KINDS, REMOVED, check, create, drafter_class
 from cluster.errors import ConfigError
 

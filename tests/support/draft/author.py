@@ -16,7 +16,7 @@ from cluster.core import (
 )
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.lm import LMDrafter
-from cluster.draft.lm_options import LMOptions
+from cluster.draft.options import LMOptions
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
 from cluster.worker.verifier import Verifier

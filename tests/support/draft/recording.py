@@ -13,9 +13,9 @@ import numpy as np
 from cluster.core import SamplingParams, TokenArray, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
+from cluster.draft.options import RecorderOptions
 from cluster.draft.recorded import Origin, RecordedAnswer, read_folder
 from cluster.draft.recorder import RecorderDrafter
-from cluster.draft.recorder_options import RecorderOptions
 from tests.support.clock import wait_until
 from tests.support.draft.step_rows import step_rows
 
