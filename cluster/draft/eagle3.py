@@ -8,6 +8,7 @@ row of the target, which has none yet.  The next round starts anew from the targ
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -17,8 +18,8 @@ from cluster.draft.head_attention import Span, SpanAttention
 from cluster.draft.head_drafter import Begun, Growth, HeadDrafter, HeadRequest
 from cluster.draft.heads.head import Head
 from cluster.draft.live_tree import ROOT
-
 from cluster.draft.options import Eagle3Options
+
 # Requests with a node each, to be expanded.
 Rows = Sequence[tuple[HeadRequest, int]]
 
@@ -54,8 +55,7 @@ class Eagle3Drafter(HeadDrafter[Head]):
     def _roots(self, begun: Sequence[Begun]) -> list[tuple[HeadRequest, int]]:
         """Start a tree behind each text."""
         for request, _, context in begun:
-            request.begin()
-            request.growth = Growth(Span(context.layers), context.hidden)
+            request.growth = Growth(request.begin(), Span(context.layers), context.hidden)
         return [(request, ROOT) for request, _, _ in begun]
 
     def _run(self, rows: Rows) -> None:
@@ -69,29 +69,26 @@ class Eagle3Drafter(HeadDrafter[Head]):
         token_ids: list[int] = []
         hidden: list[torch.Tensor] = []
         positions: list[int] = []
-        places: dict[int, tuple[Growth, list[int]]] = {}
+        counts: Counter[Growth] = Counter()
         for request, node in rows:
-            tree, growth = request.tree, request.growth
-            assert tree is not None
+            growth = request.growth
             assert growth is not None
-            is_root = node == ROOT
-            place = 0 if is_root else tree.slots[node] + 1
-            parent = 0 if is_root else tree.slots[tree.parents[node]] + 1
+            tree, is_root = growth.tree, node == ROOT
+            parent = tree.slots[tree.parents[node]] + 1  # its place
             token_ids.append(int(request.text.token_ids[-1]) if is_root else tree.tokens[node])
             hidden.append(growth.first if is_root else growth.handed_on[parent])
             # The head's row of a token stands where the hidden row before it does.
             positions.append(request.root_len - 2 + tree.depths[node])
-            growth.seen.append([place] if is_root else [*growth.seen[parent], place])
-            places.setdefault(id(growth), (growth, []))[1].append(place)
-        device, of_texts = hidden[0].device, list(places.values())
+            counts[growth] += 1
+        device = hidden[0].device
         found = self._head(
             torch.tensor(token_ids, device=device),
             torch.stack(hidden),
             torch.tensor(positions, device=device),
-            SpanAttention([growth.part(own) for growth, own in of_texts]),
+            SpanAttention([growth.part(count) for growth, count in counts.items()]),
         )
-        handed_on = torch.split(self._head.handed_on(found), [len(own) for _, own in of_texts])
-        for (growth, _), own_rows in zip(of_texts, handed_on, strict=True):
+        handed_on = torch.split(self._head.handed_on(found), list(counts.values()))
+        for growth, own_rows in zip(counts, handed_on, strict=True):
             growth.handed_on += own_rows.unbind()
         return self._head.logits(found).float()
 

@@ -24,32 +24,31 @@ from cluster.draft.live_tree import LiveTree
 from cluster.draft.tree_drafter import TreeDrafter
 from cluster.draft.tree_request import TreeRequest
 from cluster.engine.types import LayerSpec
+from cluster.spec.tree import ancestor_mask
 
 Head = TypeVar("Head", bound=HeadModule)
 
 
 @dataclass(slots=True, eq=False)
 class Growth:
-    """The head's rows of one request's round.
+    """The head's rows of one request's round, behind whose text a tree grows.
 
     span: rows of the text, then those of the places: the root is place 0, the node of slot i place
     i + 1.  first: [hidden], what the root takes.  handed_on: [hidden] by place, what its children
-    take.  seen: the places that each one sees.
+    take.
     """
 
+    tree: LiveTree
     span: Span
     first: torch.Tensor
     handed_on: list[torch.Tensor] = field(default_factory=list)
-    seen: list[list[int]] = field(default_factory=list)
 
-    def part(self, places: Sequence[int]) -> Part:
-        """Rows of a pass, those of the next places, each of which sees the text and its path."""
-        num_held = self.span.num_held
-        mask = torch.zeros(len(places), num_held + places[-1] + 1, dtype=torch.bool)
-        mask[:, :num_held] = True
-        for row, place in enumerate(places):
-            mask[row, [num_held + each for each in self.seen[place]]] = True
-        return Part(self.span, len(places), [mask.to(self.first.device)])
+    def part(self, num_rows: int) -> Part:
+        """Rows of a pass, those of the last places, each of which sees the text and its path."""
+        seen = ancestor_mask(np.append(-1, self.tree.engine_tree().parents + 1))[-num_rows:]
+        held = np.ones((num_rows, self.span.num_held), np.bool_)
+        mask = torch.from_numpy(np.concatenate((held, seen), axis=1))
+        return Part(self.span, num_rows, [mask.to(self.first.device)])
 
 
 @dataclass(slots=True, eq=False)

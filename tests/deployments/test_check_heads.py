@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
-from cluster.draft.heads.checkpoint import TargetShape, read_shapes
+from cluster.draft.heads.checkpoint import META, TargetShape, read_tensors
 from cluster.draft.heads.load import load_draft_head
 from cluster.errors import ConfigError
 from deployments.preflight import inspect
@@ -37,7 +37,7 @@ def test_a_head_that_fits_is_passed_without_its_weights(
 ) -> None:
     head = MAKE[kind](tmp_path, llama_folder)
     inspect(config_of(llama_folder, kind, {"model": str(head)}), is_here=True)
-    held = read_shapes(head).held
+    held = read_tensors(head, device=META).held
     assert all(each.is_meta for name, each in held.items() if name != "d2t")
     assert {name: each.shape for name, each in held.items()} == {
         name: each.shape for name, each in load_file(weights_of(head)).items()

@@ -20,7 +20,7 @@ from cluster.records import frozen
 
 # Block drafters' keys stand in these in some folders.
 _TABLES = ("dflash_config", "dspark_config")
-_CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
 # So many names in one message; a wrong file would name hundreds.
 _MAX_NAMED = 6
 
@@ -46,7 +46,7 @@ class Tensors:
 
     folder: Path
     held: dict[str, torch.Tensor]
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device: torch.device = CPU
     missing: list[str] = field(default_factory=list)
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
@@ -107,7 +107,7 @@ class Tensors:
             if name not in given and name not in kept
         }
         self.check()
-        if self.device.type != "meta":
+        if self.device != META:
             head.load_state_dict({**state, **given}, strict=False, assign=assign)
 
     def token_map(self, size: int, target: TargetShape) -> torch.Tensor:
@@ -217,16 +217,13 @@ def _read_json(folder: Path) -> dict[str, Any]:
     return data
 
 
-def read_shapes(folder: Path, rename: Callable[[str], str] = str) -> Tensors:
-    """As `read_tensors`, of which only the vocabulary maps hold values: the others are shapes on
-    the meta device, which of safetensors takes the files' headers alone."""
-    return read_tensors(folder, rename, torch.device("meta"))
-
-
 def read_tensors(
-    folder: Path, rename: Callable[[str], str] = str, device: torch.device = _CPU
+    folder: Path, rename: Callable[[str], str] = str, device: torch.device = CPU
 ) -> Tensors:
-    """Every tensor of a folder's weights, under the names that `rename` gives them."""
+    """Every tensor of a folder's weights, under the names that `rename` gives them.
+
+    device: on META only the vocabulary maps hold values; the others are shapes, for which of
+    safetensors the files' headers are enough."""
     found: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
@@ -241,29 +238,30 @@ def read_tensors(
     return Tensors(folder, {rename(name): each for name, each in found.items()}, device)
 
 
-def held_in(file: Path, device: torch.device = _CPU, prefix: str = "") -> dict[str, torch.Tensor]:
+def held_in(file: Path, device: torch.device = CPU, prefix: str = "") -> dict[str, torch.Tensor]:
     """The tensors of a file whose names begin so; on another device than the CPU shapes alone."""
     with safe_open(file, framework="pt") as held:
         return {
             name: held.get_tensor(name)
-            if _is_map(name) or device.type == "cpu"
+            if _is_map(name) or device == CPU
             else torch.empty(held.get_slice(name).get_shape(), device=device)
             for name in held.keys()  # noqa: SIM118 - the file is no mapping
             if name.startswith(prefix)
         }
 
 
-# Reads a folder's tensors: `read_tensors`, or `read_shapes` to see whether a head would fit.
-TensorReader = Callable[[Path, Callable[[str], str]], Tensors]
-
-
 @frozen
 class Into:
-    """What a head is read for.  weight: asked for what its folder leaves out."""
+    """What a head is read for.  weight: asked for what its folder leaves out.  device: META to see
+    whether a head would fit."""
 
     target: TargetShape
     weight: TargetWeight
-    read: TensorReader = read_tensors
+    device: torch.device = CPU
+
+    def read(self, folder: Path, rename: Callable[[str], str] = str) -> Tensors:
+        """A folder's tensors, see `read_tensors`."""
+        return read_tensors(folder, rename, self.device)
 
 
 def _is_map(name: str) -> bool:

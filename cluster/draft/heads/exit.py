@@ -54,7 +54,7 @@ def load(config: HeadConfig, into: Into) -> ExitHead:
             f"its exit_layer {exit_layer} does not lie between the target's {target.num_layers} "
             "layers"
         )
-    tensors = into.read(config.folder, str)
+    tensors = into.read(config.folder)
     with tensors.device:
         head = ExitHead(exit_layer, size)
     tensors.fill(head, {})

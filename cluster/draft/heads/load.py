@@ -11,13 +11,12 @@ import torch
 
 from cluster.draft.heads import block_files, eagle3, exit, medusa, mtp
 from cluster.draft.heads.checkpoint import (
+    CPU,
+    META,
     HeadConfig,
     Into,
     TargetShape,
     TargetWeight,
-    TensorReader,
-    read_shapes,
-    read_tensors,
 )
 from cluster.draft.inside import Host
 from cluster.draft.vocabulary import DraftVocabulary, written_vocabulary
@@ -83,13 +82,13 @@ def load_draft_head(
     folder: Path,
     target: TargetShape,
     weight: TargetWeight,
-    read: TensorReader = read_tensors,
     wanted: str = "",
+    device: torch.device = CPU,
 ) -> Any:
     """The draft head of a folder, checked against the target.
 
-    weight: asked for what a folder leaves out.  read: `read_shapes` gives a head without weights,
-    to see whether it would fit.  wanted: the one kind that it may be of, "" = any.  Raises
+    weight: asked for what a folder leaves out.  wanted: the one kind that it may be of, "" = any.
+    device: META gives a head without weights, to see whether it would fit.  Raises
     ConfigError that names the folder and what does not fit: a kind, a size, a vocabulary, a tensor
     missing or left over.
     """
@@ -97,7 +96,7 @@ def load_draft_head(
     try:
         kind = format_of(config)
         load, _ = _KINDS[kind]
-        head = load(config, Into(target, weight, read))
+        head = load(config, Into(target, weight, device))
     except BAD_VALUES as error:
         named = "".join(f"{key}: " for key in keys_in(str(error), config.data))
         raise config.refused(f"config.json: {named}{reason_of(error)}") from error
@@ -114,9 +113,7 @@ def check_draft_head(kind: str, folder: Path, target: TargetShape) -> None:
     kind: of the drafter, as the configuration names it.
     """
     shape = (target.vocab_size, target.hidden_size)
-    load_draft_head(
-        folder, target, lambda name: torch.empty(shape, device="meta"), read_shapes, kind
-    )
+    load_draft_head(folder, target, lambda name: torch.empty(shape, device=META), kind, META)
 
 
 def target_shape(host: Host) -> TargetShape:
