@@ -10,6 +10,7 @@ import mmap
 import os
 from collections.abc import Sequence
 
+import psutil
 import torch
 
 from cluster.cpp import cpu_flags
@@ -148,9 +149,5 @@ def free_bytes(device: torch.device) -> int:
 
 
 def free_cpu_bytes() -> int:
-    """Memory the kernel would give out without swapping; Linux only."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise ConfigError("free memory is unknown on this system; set num_pages", param="num_pages")
+    """Memory the kernel would give out without swapping."""
+    return int(psutil.virtual_memory().available)
