@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -115,16 +115,12 @@ class Adapters:
         assert inputs.adapters is not None, "a step without adapters was sent here"
         rows = _rows_of(inputs.adapters)
         wanted = _rows_of(inputs.adapters[inputs.logit_rows])
-        hooks = []
-        try:
+        with ExitStack() as hooks:
             for site, pairs in self._sites.values():
                 hook = _hook(site, pairs, wanted if site.is_output else rows)
                 if hook is not None:
-                    hooks.append(site.product.register_forward_hook(hook))
+                    hooks.enter_context(site.product.register_forward_hook(hook))
             yield
-        finally:
-            for each in hooks:
-                each.remove()
 
 
 class AdapterShelf:

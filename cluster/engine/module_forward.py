@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from cluster.engine.adapters import AdapterShelf, LayerByLayer
 from cluster.engine.paths import StepInputs, StepOutputs
@@ -26,44 +25,36 @@ class ModuleForward:
         self.abilities = frozenset((Ability.ADAPTERS, *taps))
 
     def __call__(self, inputs: StepInputs) -> StepOutputs:
-        if inputs.adapters is None:
-            return self._run(inputs)
-        with self._adapters.current.applied(inputs):
-            return self._run(replace(inputs, plan=LayerByLayer(inputs.plan)))
-
-    def _run(self, inputs: StepInputs) -> StepOutputs:
-        with self._recording(inputs) as states:
+        states, plan = _States(inputs), inputs.plan
+        with ExitStack() as hooks:
+            if inputs.adapters is not None:
+                hooks.enter_context(self._adapters.current.applied(inputs))
+                plan = LayerByLayer(plan)
+            for tap in set(inputs.taps):
+                hooks.enter_context(self._hook(states, tap))
             output = self._module(
                 input_ids=inputs.token_ids.unsqueeze(0),
                 position_ids=inputs.positions.unsqueeze(0),
                 use_cache=False,
                 logits_to_keep=inputs.logit_rows,
-                plan=inputs.plan,
+                plan=plan,
             )
         logits: torch.Tensor = output.logits[0]
         return StepOutputs(logits.float(), states.rows)
 
-    @contextmanager
-    def _recording(self, inputs: StepInputs) -> Iterator[_States]:
-        """A context that collects the hidden states that pass by inside it."""
-        states = _States(inputs)
-        hooks = []
-        try:
-            for tap in set(inputs.taps):
-                assert self._layers is not None, "a step that needs taps was sent here"
-                if tap < len(self._layers):
-                    hook = states.input_hook(tap)
-                    hooks.append(
-                        self._layers[tap].register_forward_pre_hook(hook, with_kwargs=True)
-                    )
-                else:
-                    # The output layer is given the wanted rows alone; the decoder gives all.
-                    decoder = self._module.get_decoder()
-                    hooks.append(decoder.register_forward_hook(states.output_hook(tap)))
-            yield states
-        finally:
-            for each in hooks:
-                each.remove()
+    def _hook(self, states: _States, tap: int) -> RemovableHandle:
+        """Let the states be shown what is tapped."""
+        assert self._layers is not None, "a step that needs taps was sent here"
+        if tap == len(self._layers):
+            # The output layer is given the wanted rows alone; the decoder gives all.
+            handle: RemovableHandle = self._module.get_decoder().register_forward_hook(
+                lambda decoder, args, output: states.take(tap, output[0])
+            )
+            return handle
+        return self._layers[tap].register_forward_pre_hook(
+            lambda layer, args, given: states.take(tap, (*args, given.get("hidden_states"))[0]),
+            with_kwargs=True,
+        )
 
 
 class _States:
@@ -76,19 +67,7 @@ class _States:
         self._device = inputs.token_ids.device
         self.rows: torch.Tensor | None = None
 
-    def input_hook(self, tap: int) -> Any:
-        def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._take(tap, args[0] if args else kwargs["hidden_states"])
-
-        return hook
-
-    def output_hook(self, tap: int) -> Any:
-        def hook(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            self._take(tap, output[0])
-
-        return hook
-
-    def _take(self, tap: int, hidden: torch.Tensor) -> None:
+    def take(self, tap: int, hidden: torch.Tensor) -> None:
         """hidden: [1, rows, hidden]."""
         if self.rows is None:
             shape = (hidden.shape[1], len(self._taps), hidden.shape[2])

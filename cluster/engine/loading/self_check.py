@@ -7,6 +7,7 @@ outside its attention function.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import numpy as np
@@ -94,12 +95,10 @@ def _coarse_bound(model: LoadedModel, texts: Sequence[TokenArray], expected: tor
         shaken = hidden * (1.0 + unit * noise.to(hidden)).to(hidden.dtype)
         return (shaken, *output[1:]) if isinstance(output, tuple) else shaken
 
-    hooks = [each.register_forward_hook(shake) for each in layers]
-    try:
+    with ExitStack() as hooks:
+        for each in layers:
+            hooks.enter_context(each.register_forward_hook(shake))
         shaken = _reference(model, texts[-_NUM_NOISY:])
-    finally:
-        for hook in hooks:
-            hook.remove()
     noise = float(_errors(shaken, expected[-_NUM_NOISY:]).median())
     return min(_NOISE_FACTOR * noise, _LOOSEST_BOUND)
 
