@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from cluster.core import Commit, FloatArray, Observation, TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
-from cluster.draft.bounded import Bounded
+from cluster.draft.bounded import by_key
 from cluster.draft.committed_text import DraftedRequest, WholeTreeDrafter
 from cluster.draft.hit_rates import HitRates
 from cluster.draft.lookups import REFERENCE, Change, Ways, Wish
@@ -58,7 +58,7 @@ class CountDrafter(WholeTreeDrafter[State]):
         self._min_survival = min_survival
         self._ways = ways
         # Greedy and sampled requests of a task class have separate hit rates.
-        self._rates: Bounded[HitRates] = Bounded(HitRates)
+        self._rates = by_key(HitRates)
         self._changes: list[Change] = []
 
     @abstractmethod
@@ -105,7 +105,7 @@ class CountDrafter(WholeTreeDrafter[State]):
             position = state.next_position
             source = self._source(state) if position >= 0 else None
             if source is not None:
-                state.rates = self._rates.of((state.task, state.params.temperature == 0.0))
+                state.rates = self._rates((state.task, state.params.temperature == 0.0))
                 room = self._room(state, max_nodes)
                 states.append(state)
                 wishes.append(Wish(state.counted, source, state.rates, position, room))

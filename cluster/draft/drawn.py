@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cluster.core import SamplingParams
-from cluster.draft.bounded import Bounded
+from cluster.draft.bounded import by_key
 from cluster.draft.candidates import Ranking
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.requests.acceptance_law import DraftLaw, Laws
@@ -59,7 +59,7 @@ class DrawnTrees:
         """widths: the children of a node under the law of siblings, by its depth; the last one is
         that of all deeper nodes."""
         self._widths = widths
-        self._shares: Bounded[RankShares] = Bounded(RankShares)
+        self._shares = by_key(RankShares)
 
     def children(
         self, tree: LiveTree, node: int, ranking: Ranking, task: str, params: SamplingParams
@@ -68,7 +68,7 @@ class DrawnTrees:
         depth = min(tree.depths[node], len(self._widths) - 1)
         width = self._widths[depth] if params.law == "multi_step" else 1
         alive = ranking.token_ids[: np.isfinite(ranking.scores).sum()][:width].tolist()
-        return list(zip(alive, self._shares.of((task, params.law)).claims(), strict=False))
+        return list(zip(alive, self._shares((task, params.law)).claims(), strict=False))
 
     def learn(
         self,
@@ -79,7 +79,7 @@ class DrawnTrees:
         params: SamplingParams,
     ) -> None:
         """Enter the tokens that a text went on with.  path: their nodes, as far as it goes."""
-        shares = self._shares.of((task, params.law))
+        shares = self._shares((task, params.law))
         for node, token in zip((ROOT, *path), token_ids, strict=False):
             shares.learn(tree.child_tokens(node), token)
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 from cluster.config.parse import NonNegativeInt, PositiveInt, Share
 from cluster.core import TokenArray
 from cluster.draft.base import DrafterContext
-from cluster.draft.bounded import Bounded
+from cluster.draft.bounded import by_key
 from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.indexed_text import (
     LONGEST_MATCH,
@@ -114,12 +114,12 @@ class SuffixDrafter(CountDrafter[CountState]):
         ways, outputs = native.fastest(PastOutputs, native.PastOutputs)
         sizes = options.sizes
         super().__init__(context, options.min_survival, CountState.opened_by, ways, sizes)
-        self._outputs = Bounded(
+        self._outputs = by_key(
             lambda: outputs(sizes, options.max_tokens, options.max_matches), options.max_stores
         )
 
     def _source(self, state: CountState) -> object:
-        return self._outputs.of(state.circle)
+        return self._outputs(state.circle)
 
     def release(self, request_ids: Sequence[str]) -> None:
         """See `Drafter.release`.  The output is kept, with the end of the prompt before it."""
@@ -127,7 +127,7 @@ class SuffixDrafter(CountDrafter[CountState]):
             state = self._requests.pop(request_id)
             if state is not None and state.next_position > 0:
                 start = max(state.prompt_len - LONGEST_MATCH, 0)
-                self._outputs.of(state.circle).keep(state.text.token_ids[start:])
+                self._outputs(state.circle).keep(state.text.token_ids[start:])
 
 
 # Kinds that are settings of `suffix`.

@@ -26,7 +26,7 @@ import numpy as np
 from cluster.config.parse import NonNegativeInt, PositiveInt, Share
 from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
-from cluster.draft.bounded import Bounded
+from cluster.draft.bounded import by_key
 from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.coupling import is_useful
 from cluster.draft.hit_rates import HitRates
@@ -154,11 +154,11 @@ class TokenRecyclingDrafter(CountDrafter[RecyclingState]):
         host_of(context.target, context.name, "token_recycling")
         self._max_words = options.max_words
         self._window = options.window
-        self._stores = Bounded(
+        self._stores = by_key(
             lambda: adjacency(options.max_contexts, options.max_words), options.max_stores
         )
         # How often a guess is right where those before it are.
-        self._guess_rates: Bounded[HitRates] = Bounded(HitRates)
+        self._guess_rates = by_key(HitRates)
         self.wants = StepWants(num_top=options.num_top)
 
     def read(self, rows: Sequence[StepRows]) -> None:
@@ -168,12 +168,12 @@ class TokenRecyclingDrafter(CountDrafter[RecyclingState]):
                 state = self._requests.get(each.request_id, each.generation)
                 text = None if state is None else state.text
                 before = each.last_words(self._max_words, text)
-                self._stores.of((each.tenant, each.task)).keep(each, before)
+                self._stores((each.tenant, each.task)).keep(each, before)
                 if self._window and state is not None:
                     _move_on(state, each)
 
     def _source(self, state: RecyclingState) -> Any:
-        return self._stores.of(state.circle)
+        return self._stores(state.circle)
 
     def _room(self, state: RecyclingState, max_nodes: int) -> int:
         """All but those of the window, which takes at most half of them."""
@@ -204,7 +204,7 @@ class TokenRecyclingDrafter(CountDrafter[RecyclingState]):
         return with_chain(tree, survival, state.drafted, self._guess_rates_of(state).rate(_GUESS))
 
     def _guess_rates_of(self, state: RecyclingState) -> HitRates:
-        return self._guess_rates.of((state.task, state.params.temperature == 0.0))
+        return self._guess_rates((state.task, state.params.temperature == 0.0))
 
     def _advance(self, state: RecyclingState, kept_len: int, token_ids: TokenArray) -> None:
         if state.drafted and kept_len == len(state.text):

@@ -11,7 +11,7 @@ import torch
 
 from cluster.core import Commit, Proposal
 from cluster.draft.base import DrafterContext
-from cluster.draft.bounded import Bounded
+from cluster.draft.bounded import by_key
 from cluster.draft.candidates import RankedRows, RowContext, rank_rows
 from cluster.draft.committed_text import CommittedTextDrafter
 from cluster.draft.drawn import DrawnTrees
@@ -37,9 +37,7 @@ class TreeDrafter(CommittedTextDrafter[Request]):
 
     def __init__(self, context: DrafterContext, open_request: Callable[[Commit], Request]) -> None:
         super().__init__(context, open_request)
-        self._sharpness: Bounded[list[Sharpness]] = Bounded(
-            lambda: [Sharpness() for _ in range(self._num_positions)]
-        )
+        self._sharpness = by_key(lambda: [Sharpness() for _ in range(self._num_positions)])
 
     @property
     def _max_rows(self) -> int:
@@ -55,7 +53,7 @@ class TreeDrafter(CommittedTextDrafter[Request]):
 
     def _fits_of(self, request: Request) -> list[Sharpness]:
         # Greedy and sampled requests of a task class are calibrated separately.
-        return self._sharpness.of((request.task, request.params.temperature == 0.0))
+        return self._sharpness((request.task, request.params.temperature == 0.0))
 
     def _ranked(self, logits: torch.Tensor, rows: Sequence[RowContext]) -> RankedRows:
         return rank_rows(logits, rows, self._options.num_candidates, self._vocabulary)

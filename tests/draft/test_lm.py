@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.replay.along import Recording, replay
 from cluster.core import Proposal, token_array
-from cluster.draft.bounded import Bounded
+from cluster.draft.bounded import by_key
 from cluster.draft.lm import LMDrafter
 from cluster.draft.sharpness import Sharpness
 from cluster.engine.engine import Engine
@@ -37,7 +37,7 @@ class Unlearning(Sharpness):
 
 
 def unlearning(drafter: LMDrafter) -> LMDrafter:
-    drafter._sharpness = Bounded(lambda: [Unlearning()])
+    drafter._sharpness = by_key(lambda: [Unlearning()])
     return drafter
 
 
