@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import psutil
 import torch
@@ -79,6 +80,15 @@ def resolve_dtype(
     if device.type != "cpu" or checkpoint_dtype is None or checkpoint_dtype == torch.float32:
         return "auto"
     return "auto" if computes(checkpoint_dtype) else torch.float32
+
+
+def convert(module: Any, dtype: torch.dtype | None) -> None:
+    """Turn a module's weights, not what is computed of none, into `dtype`; None leaves them.
+
+    Of its buffers small differences count: frequencies of the rotary embedding, whose rounding
+    moves far positions, and biases that route tokens to experts."""
+    for parameter in module.parameters() if dtype is not None else ():
+        parameter.data = parameter.data.to(dtype)
 
 
 def warn_of_emulation(dtype: torch.dtype) -> None:

@@ -14,6 +14,7 @@ import torch
 from cluster.config.schema import DrafterConfig
 from cluster.core import SamplingParams
 from cluster.draft.registry import check
+from cluster.engine.device import convert
 from cluster.errors import ConfigError
 from tests.support.draft.heads import cyclic_target, right_eagle3
 from tests.support.draft.inside import GREEDY, LAWS, SAMPLED, Inside, config_of, mean_accepted
@@ -144,7 +145,7 @@ def test_the_rotary_frequencies_are_not_rounded_with_the_weights(
 ) -> None:
     head = KINDS[name].inside(llama_folder, tmp_path).drafter._head
     frequencies = head.rotary.inv_freq.clone()
-    head.to(torch.device("cpu"), torch.bfloat16)
+    convert(head, torch.bfloat16)
     assert head.norm.weight.dtype is torch.bfloat16
     assert torch.equal(head.rotary.inv_freq, frequencies)
 

@@ -69,12 +69,7 @@ def keys_values(attention: Any, rows: torch.Tensor, rotation: Rotation) -> KeysV
 
 
 class HeadModule(nn.Module):
-    """token_map: int64[draft_vocab], the target's id of each output.
-
-    Narrowing a head leaves its floating-point buffers as they are: frequencies of the rotary
-    embedding, whose rounding moves far positions, and biases that route tokens to experts, of which
-    the small differences count.
-    """
+    """token_map: int64[draft_vocab], the target's id of each output."""
 
     token_map: torch.Tensor
 
@@ -88,20 +83,6 @@ class HeadModule(nn.Module):
         for layer in self.outputs:
             layer.weight = nn.Parameter(layer.weight[order], requires_grad=False)
         self.token_map = self.token_map[order]
-
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """As `torch.nn.Module.to`."""
-        exact = {
-            name: buffer.clone()
-            for name, buffer in self.named_buffers()
-            if buffer.is_floating_point()
-        }
-        super().to(*args, **kwargs)
-        for name, buffer in exact.items():
-            owner, _, last = name.rpartition(".")
-            module = self.get_submodule(owner)
-            setattr(module, last, buffer.to(getattr(module, last).device))
-        return self
 
 
 @frozen

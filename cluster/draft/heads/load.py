@@ -21,6 +21,7 @@ from cluster.draft.heads.checkpoint import (
 from cluster.draft.inside import Host
 from cluster.draft.vocabulary import DraftVocabulary, written_vocabulary
 from cluster.engine.cpu.packed_linear import choose_kernels, pack_linears
+from cluster.engine.device import convert
 from cluster.engine.loading.model_config import BAD_VALUES, keys_in, reason_of
 from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.models.resolve import resolve, resolve_head
@@ -151,7 +152,8 @@ def ready_head(
     if order is not None:
         head.reorder(torch.from_numpy(order))
     if host.device.type != "cpu":
-        return head.to(host.device, host.dtype), vocabulary, host.dtype, made_for
+        convert(head.to(host.device), host.dtype)
+        return head, vocabulary, host.dtype, made_for
     head = head.float()
     pack_linears(head, choose_kernels(head))
     return head, vocabulary, torch.float32, made_for

@@ -25,6 +25,7 @@ from cluster.engine.cpu.narrow import can_widen
 from cluster.engine.cpu.packed_linear import choose_kernels, is_native, pack_linears
 from cluster.engine.cpu.threads import spare_cores, spare_torch_threads
 from cluster.engine.device import (
+    convert,
     resolve_device,
     return_freed_memory,
     warn_of_emulation,
@@ -158,7 +159,7 @@ def load_model(
             # transformers makes a model's numbers torch's default while it builds the model, for
             # all threads.  What is made here of float32 is the same.
             module = _load_module(source, config, device, torch.float32)
-            _convert(module, text_config.dtype if isinstance(dtype, str) else dtype)
+            convert(module, text_config.dtype if isinstance(dtype, str) else dtype)
         else:
             module = _load_module(source, config, device, dtype)
     if numbering is not None:
@@ -218,12 +219,6 @@ def load_model(
         weights or layers[0].dtype,
     )  # fmt: skip
     return loaded
-
-
-def _convert(module: Any, dtype: torch.dtype | None) -> None:
-    """Turn the weights, not what is computed of none, into `dtype`; None leaves them."""
-    for parameter in module.parameters() if dtype is not None else ():
-        parameter.data = parameter.data.to(dtype)
 
 
 def _fused(

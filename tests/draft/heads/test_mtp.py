@@ -10,6 +10,7 @@ import torch
 
 from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.mtp import MtpHead, load
+from cluster.engine.device import convert
 from cluster.errors import ConfigError
 from tests.support.checkpoints import DEFAULT_VOCAB_SIZE, tiny_checkpoint
 from tests.support.draft.heads import ByRows
@@ -150,7 +151,8 @@ def test_a_target_loads_with_the_layer_in_its_checkpoint(
 
 def test_what_routes_is_not_rounded_with_the_weights(tmp_path: Path) -> None:
     held = with_mtp(tmp_path)
-    narrow = loaded(tmp_path).to(torch.device("cpu"), torch.bfloat16)
+    narrow = loaded(tmp_path)
+    convert(narrow, torch.bfloat16)
     assert narrow.joint.weight.dtype is torch.bfloat16
     bias = held["mlp.gate.e_score_correction_bias"]
     assert torch.equal(narrow.layers[0].mlp.gate.e_score_correction_bias, bias)
