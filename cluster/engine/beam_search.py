@@ -14,20 +14,13 @@ of the texts that are still alive, each shared part once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from cluster.core import TokenArray, TokenTree, token_array
-from cluster.engine.work import Output, Work
+from cluster.engine.work import Output, Steps, Work
 from cluster.requests.beam_spec import BeamSpec
 from cluster.spec.beam_search import Beam, BeamSearch, Hypothesis
-
-
-class Retaining(Protocol):
-    """The part of `cluster.engine.engine.Engine` that a run needs."""
-
-    def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None: ...
 
 
 class BeamRun:
@@ -100,7 +93,7 @@ class BeamRun:
             return min(self._num_cached + self._width, num_older)
         return len(self._nodes)
 
-    def take(self, output: Output, engine: Retaining) -> None:
+    def take(self, output: Output, engine: Steps) -> None:
         """Go on with the engine's answer to `work`; raises its RequestError where it has one."""
         if output.error is not None:
             raise output.error
@@ -120,7 +113,7 @@ class BeamRun:
             first = len(self._nodes) - len(beams)
             self._grow([first + beam.row if beams else -1 for beam in self._search.beams], engine)
 
-    def _grow(self, parents: Sequence[int], engine: Retaining) -> None:
+    def _grow(self, parents: Sequence[int], engine: Steps) -> None:
         """Drop the nodes that no beam continues, commit what all share, and add the new tokens.
 
         parents: the node that each of the search's beams continues, -1 = the context."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -111,10 +112,13 @@ class StepSummary:
 
 
 class Steps(Protocol):
-    """The part of an engine that runs single works."""
+    """The part of an engine that runs works of one request after another."""
 
+    @property
+    def vocab_size(self) -> int: ...
     def submit(self, work: Work) -> None: ...
     def step(self) -> list[Output]: ...
+    def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None: ...
     def release(self, request_id: str) -> None: ...
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -31,15 +30,8 @@ _MAX_S = 2.0
 _REQUEST = "step-profile"
 
 
-class Measured(Steps, Protocol):
-    """The part of an engine that is measured."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-
 def profile_steps(
-    engine: Measured,
+    engine: Steps,
     max_rows: int,
     clock: Callable[[], float] = time.perf_counter,
     text: TokenArray = EMPTY_TOKENS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,13 +33,7 @@ _LOOSEST_BOUND = 0.25
 _NUM_NOISY = 3  # paths that are enough to measure it
 
 
-class Checked(Steps, Protocol):
-    """The part of an engine that the check uses."""
-
-    def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None: ...
-
-
-def check(engine: Checked, model: LoadedModel) -> None:
+def check(engine: Steps, model: LoadedModel) -> None:
     """Raise ConfigError, naming the architecture, unless rows of trees equal plain forwards."""
     tokens = token_array((np.arange(12) * 7919 + 13) % model.vocab_size)
     context, drafts = tokens[:6], tokens[6:]
