@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
-from cluster.engine.attention.seam import LayerPlan
 from cluster.engine.cpu.layers import NativeMLP
 from cluster.engine.loading.peft_folder import AdapterFolder, LowRank, refused
 from cluster.engine.paths import StepInputs
-from cluster.engine.types import AttentionOptions
 from cluster.errors import NotFoundError
 from cluster.records import record
 
@@ -169,21 +167,11 @@ class AdapterShelf:
                 log.info("adapters freed count=%d", len(freed))
 
 
+@record
 class LayerByLayer:
     """A step's plan for the layers' own code: native layers, which know no adapters, leave it."""
 
-    def __init__(self, plan: LayerPlan) -> None:
-        self._plan = plan
-
-    def attend_layer(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: AttentionOptions,
-    ) -> torch.Tensor:
-        return self._plan.attend_layer(layer, query, key, value, options)
+    attend_layer: Callable[..., torch.Tensor]
 
 
 def _rows_of(adapters: torch.Tensor) -> dict[int, torch.Tensor]:

@@ -133,9 +133,6 @@ class PackedLinear(torch.nn.Module):
             )
         return product
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}"
-
 
 def choose_kernels(module: torch.nn.Module, *, only_native: bool = False) -> Kernels | None:
     """Our kernels, if they are to compute the module's linear layers; None = torch's libraries are.

@@ -86,7 +86,7 @@ class PageOwners:
             if sequence.cached_len != work.base_len or not starts_with(sequence, work):
                 self.truncate(sequence, work.base_len)
                 return sequence.cached_len
-            self._keep_nodes(sequence, work.num_cached_nodes)
+            sequence.tree = sequence.tree.first(work.num_cached_nodes)
             return None
         keep = work.base_len
         if sequence.cached_len > keep and len(work.delta) > 1:
@@ -110,10 +110,6 @@ class PageOwners:
         if rolls_back:
             del sequence.shared[self.num_pages_for(length) :]
             self.trim(sequence)
-
-    def _keep_nodes(self, sequence: Sequence, num_nodes: int) -> None:
-        tree = sequence.tree
-        sequence.tree = TokenTree(tree.token_ids[:num_nodes], tree.parents[:num_nodes])
 
     def trim(self, sequence: Sequence) -> None:
         """Let go of pages beyond the last slot in use."""

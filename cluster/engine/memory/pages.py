@@ -23,12 +23,8 @@ class PagePool:
         self._prefix_cache = prefix_cache
         self._group = group
         self._free = bytearray(b"\x01" * num_pages)
-        self._num_free = num_pages
+        self.num_free = num_pages
         self._holders = [0] * num_pages
-
-    @property
-    def num_free(self) -> int:
-        return self._num_free
 
     @property
     def num_idle(self) -> int:
@@ -36,15 +32,15 @@ class PagePool:
 
     @property
     def num_held(self) -> int:
-        return self.num_pages - self._num_free - self._prefix_cache.num_idle(self._group)
+        return self.num_pages - self.num_free - self.num_idle
 
     @property
     def num_available(self) -> int:
-        return self._num_free + self._prefix_cache.num_idle(self._group)
+        return self.num_free + self.num_idle
 
     def allocate(self, after: int = -1) -> int:
         """A page with one holder, `after + 1` where that is free.  Needs num_available > 0."""
-        if self._num_free == 0:
+        if self.num_free == 0:
             page = self._prefix_cache.evict(self._group)
             self._holders[page] = 1
             return page
@@ -52,7 +48,7 @@ class PagePool:
         if page >= self.num_pages or not self._free[page]:
             page = self._free.find(1)
         self._free[page] = 0
-        self._num_free -= 1
+        self.num_free -= 1
         self._holders[page] = 1
         return page
 
@@ -70,7 +66,7 @@ class PagePool:
             return
         if not self._prefix_cache.rest(self._group, page):
             self._free[page] = 1
-            self._num_free += 1
+            self.num_free += 1
 
     def num_holders(self, page: int) -> int:
         return self._holders[page]
@@ -79,7 +75,7 @@ class PagePool:
         """Free every page that only the prefix cache keeps."""
         for page in self._prefix_cache.clear(self._group):
             self._free[page] = 1
-            self._num_free += 1
+            self.num_free += 1
 
     def check_integrity(self, holders: dict[int, int]) -> None:
         """Raise AssertionError unless the counts agree with `holders`, page to sequences."""
@@ -88,4 +84,4 @@ class PagePool:
             idle = self._prefix_cache.is_idle(self._group, page)
             states = (bool(self._free[page]), idle, count > 0)
             assert sum(states) == 1, f"page {page} is in states free, idle, held: {states}"
-        assert self._num_free == self._free.count(1), "the free count is wrong"
+        assert self.num_free == self._free.count(1), "the free count is wrong"

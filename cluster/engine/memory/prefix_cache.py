@@ -113,15 +113,10 @@ class PrefixCache:
     def _tidy(self, entry: CachedPage | None) -> None:
         """Forget entries, from this one upwards, that no page and no child needs."""
         while entry is not None and not entry.num_children and not _has_page(entry):
-            entry = self._remove(entry)
-
-    def _remove(self, entry: CachedPage) -> CachedPage | None:
-        """Forget an entry; returns the one it stood below."""
-        del self._entries[entry.key], self._by_serial[entry.serial]
-        parent = self._by_serial.get(entry.key[0])
-        if parent is not None:
-            parent.num_children -= 1
-        return parent
+            del self._entries[entry.key], self._by_serial[entry.serial]
+            entry = self._by_serial.get(entry.key[0])
+            if entry is not None:
+                entry.num_children -= 1
 
     def clear(self, group: int) -> list[int]:
         """Forget all idle pages of a group and return them."""
