@@ -25,6 +25,9 @@ from cluster.train.chat_heads import WEIGHTS, HeadBatch, Learner
 from cluster.train.generate import Answer
 from cluster.train.processes import processes
 
+# A configuration's tokens that stand for no text.
+_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+
 
 class DraftModelLearner(Learner):
     """The draft model that serves.  It reads the text alone, so that one depth is all there is to
@@ -93,7 +96,7 @@ def frequent_vocabulary(
         np.add.at(expected, answer.candidates, np.exp(answer.log_probs.astype(np.float64)))
         # What is read counts too, a little: of equally unlikely tokens those of the questions.
         np.add.at(expected, answer.prompt, 1e-3)
-    expected[_special_ids(network.config)] = np.inf
+    expected[[each for name in _SPECIAL for each in _ids(network.config, name)]] = np.inf
     target_ids = np.sort(np.argsort(-expected, kind="stable")[:size]).astype(np.int32)
     directions = nn.functional.normalize(embedding, dim=-1)
     kept = directions[torch.from_numpy(target_ids).long()]
@@ -121,15 +124,10 @@ def smaller_copy(
     config.num_hidden_layers, config.vocab_size = num_layers, len(vocabulary.target_ids)
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:num_layers]
-    draft_id = vocabulary.draft_id_of
-    for name in ("bos_token_id", "pad_token_id"):
-        value = getattr(config, name, None)
-        setattr(config, name, None if value is None else draft_id(value))
-    ends = config.eos_token_id
-    if isinstance(ends, list):
-        config.eos_token_id = [draft_id(each) for each in ends]
-    else:
-        config.eos_token_id = None if ends is None else draft_id(ends)
+    for name in _SPECIAL:
+        ids = [vocabulary.draft_id_of(each) for each in _ids(config, name)]
+        is_list = isinstance(getattr(config, name, None), list)
+        setattr(config, name, ids if is_list else next(iter(ids), None))
     smaller: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     kept = torch.from_numpy(vocabulary.target_ids).long()
     weights = network.state_dict()
@@ -145,17 +143,15 @@ def smaller_copy(
             )
         chosen[name] = theirs.clone()
     smaller.load_state_dict(chosen)
-    smaller.generation_config.eos_token_id = config.eos_token_id
-    smaller.generation_config.bos_token_id = config.bos_token_id
-    smaller.generation_config.pad_token_id = config.pad_token_id
+    for name in _SPECIAL:
+        setattr(smaller.generation_config, name, getattr(config, name))
     return smaller.train()
 
 
-def _special_ids(config: PreTrainedConfig) -> list[int]:
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    values = [getattr(config, name, None) for name in names]
-    listed = [each for value in values for each in (value if isinstance(value, list) else [value])]
-    return [each for each in listed if each is not None]
+def _ids(config: PreTrainedConfig, name: str) -> list[int]:
+    value = getattr(config, name, None)
+    ids = value if isinstance(value, list) else [value]
+    return [each for each in ids if each is not None]
 
 
 def save_drafter(
