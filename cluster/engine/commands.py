@@ -65,7 +65,7 @@ def encode(calls: Sequence[Call]) -> bytes:
 
 def _plain(value: Any) -> Any:
     """A work, and what it consists of."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, bytes):
         return value.hex()

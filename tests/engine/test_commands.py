@@ -37,7 +37,7 @@ WORK = Work(
 )
 SAID: list[Call] = [
     ("submit", [WORK]),
-    ("retain", ["a", [0, 2], [3, 2**31 - 1]]),
+    ("retain", ["a", tuple(np.arange(2)), np.arange(2)]),
     ("release", ["c"]),
     ("forget_prefixes", []),
     ("step", [[], 40]),
