@@ -58,14 +58,15 @@ def test_what_the_window_itself_does_not_fit_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("num_pages", range(6, 15))
 def test_what_is_not_refused_finds_its_pages(folder: Path, num_pages: int) -> None:
-    """Chunks, a tree and a rollback into a shared page, in caches around the least size."""
+    """Chunks, a tree and a rollback to a page's beginning, in caches around the least size."""
     engine = load_engine(folder, num_pages=num_pages, max_batch_tokens=16)
     fits = num_pages >= most_pages(16 + len(TREE)) + 1
     for length in (60, 47):
         text = np.concatenate((prompt(46), prompt(length - 46, seed=length)))
         output = run(engine, Work("a", 0, text, TREE))
         assert (output.error is None) == (fits or length + len(TREE) <= num_pages * PAGE_SIZE)
-        again = Work("a", length - 3, text[length - 3 : -1], TREE)
+        start = (length - 3) // PAGE_SIZE * PAGE_SIZE
+        again = Work("a", start, text[start:-1], TREE)
         if output.error is None:
             assert rows(run(engine, again)).shape[0] == 5
         engine.check_integrity()
