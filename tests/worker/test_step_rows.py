@@ -164,7 +164,7 @@ async def test_a_reader_that_raises_changes_no_text(every: int, params: Sampling
         for index in range(3):
             desk.post(opened(f"r{index}", params=params, drafters=("a",)))
             await desk.run()
-        assert desk.target.loop.broken is None
+        assert desk.target.loop.texts.broken is None
     assert [desk.text(f"r{index}") for index in range(3)] == [plain(params=params)] * 3
     assert reader.num_calls > 2
 
