@@ -13,7 +13,7 @@ from cluster.config import file as config_file
 from cluster.config.file import ServeFile
 from cluster.draft.registry import KINDS
 from cluster.errors import ConfigError
-from cluster.models.catalogue import REPOSITORY
+from cluster.models.names import REPOSITORY
 
 # Named in errors, in the place of a file.
 COMMAND_LINE = "the command line"

@@ -15,12 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.records import frozen, record
-from cluster.requests.acceptance_law import NO_LAWS, Law, Laws
-from cluster.requests.beam_spec import BeamEnd, BeamSpec
-from cluster.requests.draft_step import DraftStep
-from cluster.requests.grammar_spec import GrammarSpec
-from cluster.requests.redraw import Redraw
-from cluster.requests.step_count import StepCount
+from cluster.requests.fields import (
+    NO_LAWS,
+    BeamEnd,
+    BeamSpec,
+    DraftStep,
+    GrammarSpec,
+    Law,
+    Laws,
+    Redraw,
+    StepCount,
+)
 
 TokenArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -134,7 +139,7 @@ class Request:
 
     output_ids: tokens already emitted, which the output continues.
     was_admitted: a former coordinator had admitted it, so it need not queue again.
-    tenant: see `cluster.requests.tenant`; only the tenant's own earlier texts may help.
+    tenant: see `cluster.requests.fields`; only the tenant's own earlier texts may help.
     adapter: the adapter to run with, as in an `AdapterList` or by name alone, "" = none.
     timeout_s: what the client allows from now on, queueing included; 0 = any time.
     segment: a label of its metrics, "" = none are configured.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
-from cluster.rpc.memory import memory_pair
+from cluster.rpc.link import memory_pair
 from cluster.worker.build import build_drafter, build_target
 
 if TYPE_CHECKING:

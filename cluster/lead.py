@@ -20,8 +20,13 @@ from cluster.coordinator.coordinator import Coordinator
 from cluster.errors import ConfigError
 from cluster.leading import led_by
 from cluster.rpc.connections import Endpoint
-from cluster.rpc.server import serve_coordinator
-from cluster.rpc.standalone import LOG_FORMAT, add_options, exit_code, run_until_signal
+from cluster.rpc.server import (
+    LOG_FORMAT,
+    add_options,
+    exit_code,
+    run_until_signal,
+    serve_coordinator,
+)
 from cluster.rpc.trust import trust_of
 
 

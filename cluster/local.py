@@ -32,11 +32,9 @@ from cluster.core import (
 from cluster.errors import ConfigError, RequestError, WorkerError, error_from_code
 from cluster.in_process import InProcessCluster
 from cluster.models.resolve import resolve
-from cluster.requests.seeds import asked_seed, draw_seed
-from cluster.requests.tenant import tenant_of
-from cluster.text.beam_texts import beam_event
+from cluster.requests.fields import asked_seed, draw_seed, tenant_of
 from cluster.text.chat import read_template
-from cluster.text.completion import Completion, PendingCompletion
+from cluster.text.completion import Completion, PendingCompletion, beam_event
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer

@@ -27,10 +27,7 @@ from cluster.core import (
 from cluster.models.engine_state import EngineState
 from cluster.models.made_for import MadeFor
 from cluster.records import frozen, record
-from cluster.requests.beam_spec import BeamEnd
-from cluster.requests.draft_step import DraftStep
-from cluster.requests.plain_why import PlainWhy
-from cluster.requests.redraw import Redraw
+from cluster.requests.fields import BeamEnd, DraftStep, PlainWhy, Redraw
 
 # What this release speaks, and the oldest that it still understands: while a cluster is updated,
 # its parts are of two releases.  Peers that share no version refuse each other in Describe.

@@ -13,8 +13,8 @@ from typing import Any
 from cluster.config.file import ServeFile, from_document
 from cluster.errors import ConfigError, WorkerError
 from deployments.paths import ABSENT, at, deployments_of, differing, live_place, name_of
+from deployments.processes import announced
 from deployments.ray_environment import prepare_to_start, use_token
-from deployments.short_lived import announced
 
 
 def apply(file: ServeFile) -> str:

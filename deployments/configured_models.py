@@ -9,8 +9,7 @@ from pathlib import Path
 from cluster.config.parse import parse
 from cluster.config.schema import Config, EngineConfig
 from cluster.errors import ConfigError
-from cluster.models.catalogue import KNOWN
-from cluster.models.names import source_of
+from cluster.models.names import KNOWN, source_of
 from cluster.models.resolve import fetch, find, resolve
 from cluster.models.sources import HubSource
 

@@ -17,7 +17,7 @@ _POLL_S = 0.5
 _LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+ \S+ ([.\w]+): ")
 _OURS = ("cluster", "deployments")
 # Of these, what is ordinary as well: a line for each request, and what the coordinator does.
-_TALKERS = ("deployments.ingress.request_log", "cluster.coordinator.activity")
+_TALKERS = ("deployments.ingress.tracing", "cluster.coordinator.moment")
 
 # Lines of these that begin so say how far a start is.
 _PROGRESS, _PHASE = ("cluster.engine.loading.progress", "cluster.cpp"), "phase "

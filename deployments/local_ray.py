@@ -24,10 +24,9 @@ from cluster.errors import ConfigError, WorkerError
 from deployments.ingress.deployment import DRAIN_MARGIN_S
 from deployments.placement import check_gpus, local_labels, total_resources
 from deployments.ports import check_free
-from deployments.processes import Process, adopt_orphans, descendants, end_descendants
+from deployments.processes import Process, adopt_orphans, announce, descendants, end_descendants
 from deployments.ray_environment import HOW_TO_SHARE_A_TOKEN, check_asks_for_token, drawn_token
 from deployments.replica import listen_address
-from deployments.short_lived import announce
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,13 @@ from cluster.config.schema import Config
 from cluster.draft import registry
 from cluster.errors import ConfigError
 from cluster.records import frozen
-from cluster.spec import speedup
-from cluster.spec.speedup import Speedup
+from cluster.spec import step_profile
+from cluster.spec.step_profile import Speedup
 from deployments import gpus
 from deployments.gpus import Gpus
-from deployments.memory_plan import MemoryPlan, folder_of, memory_plan
+from deployments.memory_plan import MemoryPlan, Warned, folder_of, memory_plan, warnings
 from deployments.plan import size
 from deployments.preflight import TARGET, Inspected, inspect
-from deployments.rules_of_thumb import Warned, warnings
 
 REQUESTS = (1, 4, 16, 64)
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -139,12 +138,12 @@ def _forecast(
     if arguments.measure:
         measured, curves = _measure(config, arguments, base)
         cost = measured.draft_token_s / measured.step_s
-    by_leviathan = None if cost is None else functools.partial(speedup.by_leviathan, cost=cost)
+    by_leviathan = None if cost is None else functools.partial(step_profile.by_leviathan, cost=cost)
     expected = Expected(
         acceptance,
         num_drafts,
-        speedup.accepted_share(acceptance, num_drafts),
-        speedup.by_guide(acceptance, num_drafts),
+        step_profile.accepted_share(acceptance, num_drafts),
+        step_profile.by_guide(acceptance, num_drafts),
         by_leviathan(acceptance, num_drafts) if by_leviathan else None,
         cost,
         curves[1](acceptance, num_drafts) if curves else None,
@@ -229,9 +228,9 @@ def _splits(config: Config, memory: MemoryPlan, on: Gpus | None) -> Iterator[Spl
 def _at_load(requests: int, curve: Speedup) -> AtLoad:
     best = {}
     for acceptance in ACCEPTANCES:
-        length = speedup.best_length(curve, acceptance)
+        length = step_profile.best_length(curve, acceptance)
         best[acceptance] = (length, curve(acceptance, length) if length else 1.0)
-    return AtLoad(requests, speedup.break_even(curve), best)
+    return AtLoad(requests, step_profile.break_even(curve), best)
 
 
 def _lines(planned: Forecast) -> Iterator[str]:

@@ -26,8 +26,7 @@ from cluster.models.fingerprint import (
     tokenizer_hash,
 )
 from cluster.models.names import source_of
-from cluster.models.published import published
-from cluster.models.resolve import check_convertible, find
+from cluster.models.resolve import check_convertible, find, published
 from cluster.models.sources import FolderSource
 from cluster.records import frozen
 from cluster.rpc.trust import trust_of

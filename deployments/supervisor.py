@@ -19,8 +19,12 @@ from pathlib import Path
 from types import FrameType
 
 from deployments.guard import start_guard
-from deployments.processes import adopt_orphans, end_descendants, end_with_parent
-from deployments.short_lived import short_lived_folder
+from deployments.processes import (
+    adopt_orphans,
+    end_descendants,
+    end_with_parent,
+    short_lived_folder,
+)
 
 # Processes that Ray has just told to end are given so long.
 _GRACE_S = 3.0

@@ -17,7 +17,7 @@ import pytest
 from cluster.config.parse import key_of
 from cluster.config.schema import Config
 from cluster.core import TokenTree
-from cluster.spec.verify import walk_draws
+from cluster.spec.tree import walk_draws
 from tests.config.test_refused import GONE
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,7 @@ from cluster.config.schema import Config
 from cluster.core import SamplingParams, token_array
 from cluster.errors import RequestError
 from cluster.local import LLM
-from cluster.requests.beam_spec import BeamSpec, EarlyStopping
+from cluster.requests.fields import BeamSpec, EarlyStopping
 from tests.engine.test_beam_search import expected
 from tests.support.engine.driver import load_oracle, prompt
 from tests.support.local_models import PROMPTS, drafters, drafting, hf_greedy, target

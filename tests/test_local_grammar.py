@@ -12,7 +12,7 @@ import pytest
 from cluster.core import FinishReason, SamplingParams
 from cluster.errors import RequestError
 from cluster.local import LLM
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from tests.support.grammar.specs import SCHEMA, SPECS
 from tests.support.matrix import PLAIN, PROMPTS, config
 

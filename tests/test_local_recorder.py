@@ -15,7 +15,7 @@ from cluster.core import SpeculationOptions
 from cluster.draft.recorded import Origin, RecordedAnswer, tenant_name
 from cluster.local import LLM
 from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
-from cluster.requests.tenant import tenant_of
+from cluster.requests.fields import tenant_of
 from tests.support.clock import wait_until
 from tests.support.draft.recording import answers_in
 from tests.support.local_models import (

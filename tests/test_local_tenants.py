@@ -11,7 +11,7 @@ from cluster.config.schema import DrafterConfig
 from cluster.core import Commit, Observation, SamplingParams
 from cluster.draft.suffix import SuffixDrafter
 from cluster.local import LLM
-from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
+from cluster.requests.fields import DEFAULT_TENANT, tenant_of
 from tests.support.local_models import drafting
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)

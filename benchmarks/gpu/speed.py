@@ -21,7 +21,7 @@ from cluster.draft.base import Drafter
 from cluster.engine.engine import Engine
 from cluster.engine.work import Work
 from cluster.spec.token_log import prefix_hash
-from cluster.spec.verify import walk_draws
+from cluster.spec.tree import walk_draws
 
 # Warm-up: kernels are compiled, caches filled and clocks raised.
 WARM_UP_ROUNDS = 4

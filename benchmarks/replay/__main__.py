@@ -21,7 +21,7 @@ from benchmarks.replay.machines import MACHINES
 from benchmarks.support.options import DEMO_CONFIG, add_options, parser_of
 from benchmarks.support.record import rows
 from cluster.config.file import load as load_config
-from cluster.simulate.texts import load
+from cluster.simulate.world import load
 
 
 def row(found: Found) -> str:

@@ -26,17 +26,15 @@ from benchmarks.replay.machines import MACHINES
 from benchmarks.replay.synthetic import KINDS, Leads, specialists
 from benchmarks.support.options import add_options, parser_of
 from benchmarks.support.record import Record
-from cluster.plan import ensemble, load, standing
-from cluster.plan.arms import Arm
-from cluster.plan.standing import Standing, Turn
+from cluster.plan import arms, ensemble, load
+from cluster.plan.arms import Arm, Standing, Turn
 from cluster.records import frozen
 from cluster.simulate.replay import Adaptive, Simulation
-from cluster.simulate.texts import RecordedText
-from cluster.simulate.texts import load as load_texts
-from cluster.simulate.world import Machine, Pool, recorded
+from cluster.simulate.world import Machine, Pool, RecordedText, recorded
+from cluster.simulate.world import load as load_texts
 from cluster.spec.acceptance import Score
 from cluster.spec.interval import Interval
-from cluster.spec.step_cost import NODE_EDGES
+from cluster.spec.step_profile import NODE_EDGES
 from cluster.spec.survival import Calibrator
 
 # The time in which a model reads a token of a prompt.
@@ -83,12 +81,12 @@ MECHANISMS: dict[str, Patch] = {
     "outcomes in a text": lambda: patch.object(
         Standing, "expected", lambda self, drafter, place, prior: prior
     ),
-    "change within a text": lambda: patch.object(standing, "_CHANGED_SHARE", 0.0),
+    "change within a text": lambda: patch.object(arms, "_CHANGED_SHARE", 0.0),
     "weights of a merge": lambda: patch.object(Score, "weight", lambda self: 1.0),
     "histogram of worth": lambda: patch.object(Arm, "values", _whole_turns),
     "tries of arms": lambda: _without(_never_tries),
     "tries of models": lambda: patch.object(ensemble.Ensemble, "add_tries", lambda *_: 0.0),
-    "more of first tries": lambda: patch.object(standing, "_FIRST_SHARE", 0.003),
+    "more of first tries": lambda: patch.object(arms, "_FIRST_SHARE", 0.003),
 }
 # What one drafter does not need.
 _OF_MANY = (

@@ -11,8 +11,7 @@ from benchmarks.replay.rivals import Fixed, merged, random_source, silent_source
 from cluster.config.schema import CoordinatorConfig
 from cluster.records import frozen
 from cluster.simulate.replay import Adaptive, Outcome, Policy, Simulation
-from cluster.simulate.texts import RecordedText
-from cluster.simulate.world import Machine, Pool, Source, recorded
+from cluster.simulate.world import Machine, Pool, RecordedText, Source, recorded
 
 SIZES = (1, 4, 16, 32, 64)
 LAWS = {"greedy": False, "sampled": True}

@@ -37,7 +37,7 @@ from cluster.draft import registry
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.inside import StepReader
 from cluster.local import LLM
-from cluster.simulate.texts import RecordedText, RecordedTrees, save
+from cluster.simulate.world import RecordedText, RecordedTrees, save
 from cluster.spec.token_log import prefix_hash
 
 # The control loop never uses more nodes of one sequence in one step.

@@ -9,8 +9,7 @@ import numpy as np
 from cluster.core import EMPTY_TOKENS, EMPTY_TREE, TokenTree
 from cluster.plan.in_flight import Round
 from cluster.simulate.replay import Playing
-from cluster.simulate.texts import RecordedText
-from cluster.simulate.world import NOTHING, Offer, Source
+from cluster.simulate.world import NOTHING, Offer, RecordedText, Source
 from cluster.spec.budget import Ask
 from cluster.spec.held_trees import Held
 from cluster.spec.merge_trees import merge_trees

@@ -8,7 +8,7 @@ import numpy as np
 
 from cluster.core import FloatArray, TokenTree
 from cluster.records import frozen
-from cluster.simulate.texts import RecordedText, RecordedTrees
+from cluster.simulate.world import RecordedText, RecordedTrees
 
 _SIZE = 12
 # Kinds of texts, and the specialist of each under the same name.

@@ -15,7 +15,7 @@ import torch
 
 from cluster.core import TokenArray, TokenTree
 from cluster.engine.adapters import Adapters
-from cluster.engine.schedule.pace import PromptPace
+from cluster.engine.schedule.scheduler import PromptPace
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.spec.tree import depths
 

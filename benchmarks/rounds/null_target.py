@@ -21,8 +21,7 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.breaker import CircuitBreaker
 from cluster.messages import AdapterList, WorkerDescription
 from cluster.plan.controller import Controller
-from cluster.rpc.server import ServerStream, serve_target
-from cluster.rpc.standalone import run_until_signal
+from cluster.rpc.server import ServerStream, run_until_signal, serve_target
 from cluster.spec.step_profile import StepProfile
 from cluster.worker.draft_profile import profile_drafting
 from cluster.worker.priority import freeze_gc, shorten_switch_interval

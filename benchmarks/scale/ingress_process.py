@@ -16,8 +16,7 @@ from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.core import SamplingParams
 from cluster.rpc.connections import Endpoint
-from cluster.rpc.server import RunningServer
-from cluster.rpc.standalone import run_until_signal
+from cluster.rpc.server import RunningServer, run_until_signal
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener

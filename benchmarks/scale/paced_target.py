@@ -27,10 +27,8 @@ from cluster.messages import (
     WorkerDescription,
 )
 from cluster.plan.texts import NO_SOURCES
-from cluster.rpc.duplex import run_until_first_ends
-from cluster.rpc.link import Link
-from cluster.rpc.server import serve_target
-from cluster.rpc.standalone import run_until_signal
+from cluster.rpc.link import Link, run_until_first_ends
+from cluster.rpc.server import run_until_signal, serve_target
 
 MAX_SEQUENCES = 4096
 LOOK_UP = "suffix"

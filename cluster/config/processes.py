@@ -26,7 +26,7 @@ from cluster.config.proof import AuditConfig, SwitchbackConfig
 from cluster.config.rollout import RolloutConfig
 from cluster.errors import ConfigError
 from cluster.records import frozen
-from cluster.requests.acceptance_law import REMOVED_LAWS, Law
+from cluster.requests.fields import REMOVED_LAWS, Law
 
 # The kind whose options name other drafters, and the one whose engine is another server.
 CASCADE = "cascade"

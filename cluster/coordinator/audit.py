@@ -30,7 +30,7 @@ from cluster.core import (
     TokenArray,
     TokenEvent,
 )
-from cluster.requests.redraw import Redraw
+from cluster.requests.fields import Redraw
 
 log = logging.getLogger(__name__)
 

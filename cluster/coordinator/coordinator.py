@@ -15,15 +15,13 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from cluster.config.schema import Config
-from cluster.coordinator.activity import ActivityLog
 from cluster.coordinator.audit import Auditor
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.ingress import IngressLink
-from cluster.coordinator.moment import drafter_states, record_moment, reported
+from cluster.coordinator.moment import ActivityLog, drafter_states, record_moment, reported
 from cluster.coordinator.pool_scores import PoolScores
-from cluster.coordinator.present import Answered, Ended, Present, Stepped
+from cluster.coordinator.present import Answered, Ended, Present, Series, Stepped
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
-from cluster.coordinator.series import Series
 from cluster.coordinator.session import Deliver
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.switchback import Switchback

@@ -17,7 +17,7 @@ from cluster.coordinator.replica import DrafterLink, DrafterReplica, Subscriptio
 from cluster.coordinator.session import Session
 from cluster.core import Observation, Proposal
 from cluster.draft.breaker import CircuitBreaker
-from cluster.draft.once_a_minute import OnceAMinute
+from cluster.logs import OnceAMinute
 from cluster.messages import PoolTree, ProposalFrame, Refusal, WorkerDescription
 from cluster.plan.fence import Fence
 from cluster.plan.offers import gather, look_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 
-from cluster.requests.plain_why import PlainWhy
+from cluster.requests.fields import PlainWhy
 from cluster.spec import statistics
 
 # Drafters that are not there so long after the coordinator's start do not just load.

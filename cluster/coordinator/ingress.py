@@ -12,8 +12,7 @@ from cluster.coordinator.workers import AdapterNews
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, WorkerError
 from cluster.messages import AdapterList, EventFrame, SubmitFrame
-from cluster.rpc.duplex import Outbox, run_until_first_ends
-from cluster.rpc.link import Link
+from cluster.rpc.link import Link, Outbox, run_until_first_ends
 
 log = logging.getLogger(__name__)
 

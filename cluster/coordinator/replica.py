@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from cluster.coordinator.session import Seat, Session
 from cluster.core import Clock, Commit, Observation, Proposal
+from cluster.draft.base import told_params
 from cluster.draft.breaker import CircuitBreaker
-from cluster.draft.told import told_params
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
-from cluster.rpc.duplex import Outbox
-from cluster.rpc.link import Link
+from cluster.rpc.link import Link, Outbox
 
 DrafterLink = Link[CommitFrame, ProposalFrame]
 

@@ -15,9 +15,7 @@ from cluster.messages import Load, Open, PoolTree, TextVerdict, WorkerDescriptio
 from cluster.plan.roster import lot_of
 from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, Text
 from cluster.records import frozen
-from cluster.requests.plain_why import PlainWhy
-from cluster.requests.redraw import Redraw
-from cluster.requests.step_count import StepCount
+from cluster.requests.fields import PlainWhy, Redraw, StepCount
 from cluster.spec.acceptance import group_of
 from cluster.spec.statistics import TextStatistics
 from cluster.spec.token_log import TokenLog

@@ -7,10 +7,15 @@ import itertools
 import logging
 
 from cluster import metrics
-from cluster.coordinator.admission import allowed_drafters, check_request, helpers, with_law
+from cluster.coordinator.admission import (
+    Placement,
+    allowed_drafters,
+    check_request,
+    helpers,
+    with_law,
+)
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.idle import IdleReason, idle_reason
-from cluster.coordinator.placement import Placement
 from cluster.coordinator.present import Ended, Present
 from cluster.coordinator.session import Deliver, Session
 from cluster.coordinator.targets import TargetSeat

@@ -29,8 +29,7 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.rpc.duplex import Outbox
-from cluster.rpc.link import Link
+from cluster.rpc.link import Link, Outbox
 
 # Frames that a target may have sent before it is told that they came.  It parks this coordinator's
 # texts at four times as many.

@@ -18,7 +18,7 @@ from cluster.errors import ProtocolError, WorkerError
 from cluster.messages import AdapterList, WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.models.made_for import MadeFor, checkpoint_of
-from cluster.rpc.duplex import Outbox, run_until_first_ends
+from cluster.rpc.link import Outbox, run_until_first_ends
 
 log = logging.getLogger(__name__)
 

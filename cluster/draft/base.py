@@ -6,13 +6,13 @@ docs/own-drafter.md shows how to write one; `cluster.draft.plugin` has what it n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from cluster.core import Commit, DraftTask, Observation, Proposal
+from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams
 from cluster.grammar.text import ConstrainedText
 from cluster.records import frozen
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec, derived_key
 
 
 @frozen
@@ -99,3 +99,26 @@ class Grafting(Protocol):
     def num_kept(self, request_id: str) -> int | None:
         """Nodes of the last tree that stayed; None where it has not been judged."""
         ...
+
+
+# The parameters of a request as its drafters are told them.
+
+
+def told_params(params: SamplingParams, *, is_believed: bool) -> SamplingParams:
+    """Return what a drafter is told.
+
+    A drafter that knew the target's noise would bias a text that is not coupled to it.
+    is_believed: its drafts are drawn from the laws that come with them.  Any other drafter is to
+    choose the likeliest tokens, which are the best drafts without a law.  So is every drafter where
+    a grammar cuts nodes off by what they are, which drawn nodes may not be.
+    """
+    if params.is_coupled:
+        return params
+    if not is_believed or params.grammar is not None:
+        return replace(params, law="coupled", temperature=0.0, seed=None)
+    return replace(params, seed=derived_key(params.noise_key, "draft"))
+
+
+def params_beside_rows(params: SamplingParams) -> SamplingParams:
+    """Return what a reader of steps is told: all but the noise of a text that drafts may bias."""
+    return params if params.is_coupled else replace(params, seed=None)

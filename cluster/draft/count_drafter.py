@@ -15,8 +15,7 @@ from cluster.core import Commit, FloatArray, Observation, TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import by_key
 from cluster.draft.committed_text import DraftedRequest, WholeTreeDrafter
-from cluster.draft.hit_rates import HitRates
-from cluster.draft.lookups import REFERENCE, Change, Ways, Wish
+from cluster.draft.lookups import REFERENCE, Change, HitRates, Ways, Wish
 
 
 @dataclass(slots=True, eq=False)

@@ -6,9 +6,14 @@ import logging
 from pathlib import Path
 
 from cluster.draft.base import DrafterContext
-from cluster.draft.intersection import Intersection, intersection, tokenizers
+from cluster.draft.intersection import (
+    Intersection,
+    ReadText,
+    RewrittenText,
+    intersection,
+    tokenizers,
+)
 from cluster.draft.options import LMOptions
-from cluster.draft.read_text import ReadText, RewrittenText
 from cluster.draft.vocabulary import (
     DraftVocabulary,
     load_draft_vocabulary,

@@ -16,7 +16,7 @@ from cluster.core import SamplingParams
 from cluster.draft.bounded import by_key
 from cluster.draft.candidates import Ranking
 from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.requests.acceptance_law import DraftLaw, Laws
+from cluster.requests.fields import DraftLaw, Laws
 from cluster.spec.noise import gumbel
 
 # What is assumed before any outcome: the share of texts that go on with each sibling where they do

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from cluster.core import DraftTask, Proposal
-from cluster.draft.head_attention import Span, SpanAttention
+from cluster.draft.head_cache import Span, SpanAttention
 from cluster.draft.head_drafter import Begun, Growth, HeadDrafter, HeadRequest
 from cluster.draft.heads.head import Head
 from cluster.draft.live_tree import ROOT

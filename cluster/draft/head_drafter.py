@@ -15,8 +15,7 @@ import torch
 
 from cluster.core import DraftTask, Proposal, SamplingParams, TokenArray
 from cluster.draft.base import DrafterContext
-from cluster.draft.head_attention import Part, Span
-from cluster.draft.head_cache import TextCache, kv_layers
+from cluster.draft.head_cache import Part, Span, TextCache, kv_layers
 from cluster.draft.heads.head import HeadModule
 from cluster.draft.heads.load import layers_of, ready_head
 from cluster.draft.inside import Host, StepRows, StepWants, host_of

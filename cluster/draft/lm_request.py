@@ -10,8 +10,8 @@ import numpy as np
 
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.draft.candidates import are_unprocessed, ranked_draw
+from cluster.draft.intersection import ReadText
 from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.draft.read_text import ReadText
 from cluster.draft.tree_request import TreeRequest
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.cpu.growth import Growing, Grown

@@ -28,7 +28,7 @@ from cluster.core import TokenArray
 from cluster.errors import ConfigError
 from cluster.models.made_for import checkpoint_of
 from cluster.records import frozen, record
-from cluster.requests.tenant import DEFAULT_TENANT
+from cluster.requests.fields import DEFAULT_TENANT
 
 log = logging.getLogger(__name__)
 

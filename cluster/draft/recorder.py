@@ -22,7 +22,7 @@ from cluster.draft.options import RecorderOptions
 from cluster.draft.recorded import ARRAYS, Origin, RecordedAnswer
 from cluster.draft.recorder_keeper import Keeper
 from cluster.plan.roster import lot_of
-from cluster.requests.tenant import DEFAULT_TENANT, PROFILE_TENANT
+from cluster.requests.fields import DEFAULT_TENANT, PROFILE_TENANT
 
 # As many as the trainer's own answers have.
 _NUM_TOP = 32

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from cluster.draft.once_a_minute import OnceAMinute
 from cluster.draft.options import RecorderOptions
 from cluster.draft.recorded import (
     UNSALTED,
@@ -26,6 +25,7 @@ from cluster.draft.recorded import (
     tokens_in,
     written_s,
 )
+from cluster.logs import OnceAMinute
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from cluster.draft.base import Drafter, Interruptible
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.committed_text import RequestState, commit_of
 from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows
-from cluster.draft.once_a_minute import OnceAMinute
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
+from cluster.logs import OnceAMinute
 from cluster.messages import Refusal
 from cluster.metrics.recorder import Recorder
 from cluster.spec.token_log import TokenLog

@@ -29,10 +29,9 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import by_key
 from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.coupling import is_useful
-from cluster.draft.hit_rates import HitRates
 from cluster.draft.indexed_text import Continuations
 from cluster.draft.inside import StepRows, StepWants, host_of
-from cluster.draft.lookups import CountedText
+from cluster.draft.lookups import CountedText, HitRates
 from cluster.draft.native import lookups as native
 from cluster.records import frozen
 from cluster.spec.params import divisor

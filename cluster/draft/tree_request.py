@@ -21,7 +21,7 @@ from cluster.draft.committed_text import RequestState
 from cluster.draft.coupling import is_useful
 from cluster.draft.drawn import laws_of
 from cluster.draft.live_tree import LiveTree
-from cluster.requests.acceptance_law import NO_LAWS
+from cluster.requests.fields import NO_LAWS
 
 # While a tree grows, it is sent only if it gains this many expected accepted tokens.
 _MIN_NEWS = 0.1

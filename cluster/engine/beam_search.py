@@ -19,7 +19,7 @@ import numpy as np
 
 from cluster.core import TokenArray, TokenTree, token_array
 from cluster.engine.work import Output, Steps, Work
-from cluster.requests.beam_spec import BeamSpec
+from cluster.requests.fields import BeamSpec
 from cluster.spec.beam_search import Beam, BeamSearch, Hypothesis
 
 

@@ -33,16 +33,14 @@ from cluster.engine.loading.identity import identify
 from cluster.engine.loading.model import ExtraLayers, LoadedModel, load_model
 from cluster.engine.loading.profile import profile_steps
 from cluster.engine.loading.renumbered import Numbering
-from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.pool_sizes import derive_num_pages
-from cluster.engine.memory.reach import layer_groups
 from cluster.engine.memory.sequence import Pending
 from cluster.engine.parallel import RankGroup
 from cluster.engine.schedule.batch import Pick, tapped
 from cluster.engine.schedule.digest import step_digest
-from cluster.engine.schedule.pace import PromptPace
-from cluster.engine.schedule.scheduler import Scheduler
+from cluster.engine.schedule.scheduler import PromptPace, Scheduler
 from cluster.engine.step import Forward
 from cluster.engine.types import LayerSpec
 from cluster.engine.work import Output, StepSummary, Work

@@ -8,8 +8,8 @@ from collections.abc import Container
 import numpy as np
 
 from cluster.config.schema import EngineConfig
-from cluster.engine.loading.sizes import check_sizes
-from cluster.engine.memory.reach import LayerGroup, Reach
+from cluster.engine.loading.inspection import check_sizes
+from cluster.engine.memory.kv_cache import LayerGroup, Reach
 from cluster.engine.work import Work
 from cluster.errors import ContextLengthError, RequestError
 from cluster.records import frozen

@@ -17,8 +17,8 @@ from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.attention.seam import Step
 from cluster.engine.graphs.capture import Capture
 from cluster.engine.graphs.forward import GraphedForward, create_graphs
+from cluster.engine.loading.inspection import MIN_ROWS
 from cluster.engine.loading.model import LoadedModel
-from cluster.engine.loading.sizes import MIN_ROWS
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.reminder import Reminder

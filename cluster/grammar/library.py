@@ -19,7 +19,7 @@ from cluster.errors import RequestError
 from cluster.grammar.json_schema import servable
 from cluster.grammar.lark import structural_tag_to_lark
 from cluster.grammar.mask import MaskRow, mask_words
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 
 # Without the grammar's source and the parser's state, which are long and may be secrets.
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False)

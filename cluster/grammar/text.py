@@ -10,7 +10,7 @@ import numpy as np
 
 from cluster.core import TokenTree
 from cluster.grammar.mask import MaskRow
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 
 if TYPE_CHECKING:  # it takes a second to import
     from cluster.grammar.library import Grammar

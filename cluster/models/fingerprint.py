@@ -14,6 +14,7 @@ from typing import Any
 
 from cluster.errors import ConfigError
 from cluster.models.weights import GROUPED
+from cluster.records import frozen
 
 # Keys that transformers writes into config.json and that do not describe the model.
 _VOLATILE_CONFIG_KEYS = ("_name_or_path", "transformers_version", "_commit_hash")
@@ -115,3 +116,27 @@ def _stable_config(path: Path) -> bytes:
         raise ConfigError(f"{path}: not a readable model config: {error}") from error
     stable = {key: value for key, value in config.items() if key not in _VOLATILE_CONFIG_KEYS}
     return json.dumps(stable, sort_keys=True).encode()
+
+
+# The version of a drafter's model: which weights they are, and how old.
+
+
+@frozen
+class ModelVersion:
+    """model_hash: `fingerprint.model_hash` of its folder, "" = the drafter has no model of its own.
+    written_at: see `fingerprint.written_at`."""
+
+    model_hash: str = ""
+    written_at: float = 0.0
+
+
+NO_MODEL = ModelVersion()
+
+
+def version_of(folders: Sequence[Path]) -> ModelVersion:
+    """The version of a drafter with the models in these folders; the oldest of several counts."""
+    if not folders:
+        return NO_MODEL
+    hashes = [model_hash(folder) for folder in folders]
+    joined = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return ModelVersion(joined, min(map(written_at, folders)))

@@ -11,7 +11,7 @@ from cluster.errors import ConfigError
 
 # Weights in our own form (`cluster.models.int8`).
 INT8 = "model.int8.safetensors"
-# What of the weights is also there in fewer bits (`cluster.models.grouped_file`).
+# What of the weights is also there in fewer bits (`cluster.models.grouped`).
 GROUPED = "grouped.safetensors"
 # In transformers' order of preference.
 SAFETENSORS, PICKLED = "model*.safetensors", "pytorch_model*.bin"

@@ -18,16 +18,14 @@ import numpy as np
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.plan import step_choice
-from cluster.plan.draft_length import DraftLength
 from cluster.plan.ensemble import Ensemble
-from cluster.plan.in_flight import Moment, Plan, Round
+from cluster.plan.in_flight import DraftLength, Moment, Plan, Round
 from cluster.plan.load import TargetModel
 from cluster.plan.offers import Offers, gather, in_flight_of, look_at
-from cluster.plan.resident import EVERYONE
 from cluster.plan.scores import DraftScores
 from cluster.plan.step_choice import StepChoice
-from cluster.plan.texts import Text
-from cluster.requests.plain_why import PlainWhy
+from cluster.plan.texts import EVERYONE, Text
+from cluster.requests.fields import PlainWhy
 from cluster.spec import evidence
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import ranked, with_ancestors

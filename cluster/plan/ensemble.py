@@ -2,7 +2,7 @@
 
 Look-ups take hardly any time, so all of them are asked.  Of the models a text gets the one that
 promises most in it: its outcomes in this text, and what it is worth in others while these are few
-(`cluster.plan.standing`).  A turn of a model takes much of its time whatever the number of texts,
+(`cluster.plan.arms`).  A turn of a model takes much of its time whatever the number of texts,
 so beside the best one of the batch another is asked only if it pays.  The others are tried.
 """
 
@@ -13,11 +13,9 @@ from functools import cache, partial
 
 import numpy as np
 
-from cluster.plan.arms import SIZES
+from cluster.plan.arms import SIZES, Turn
 from cluster.plan.load import TargetModel
-from cluster.plan.resident import Resident
-from cluster.plan.standing import Turn
-from cluster.plan.texts import Text
+from cluster.plan.texts import Resident, Text
 from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel, Group
 from cluster.spec.forest import Floats

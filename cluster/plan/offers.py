@@ -93,7 +93,7 @@ def look_at(batch: Sequence[Text], turn: int) -> None:
     held = [
         (text, name, tree)
         for text in batch
-        if text.is_coupled  # other texts follow what was verified: `cluster.worker.verified`
+        if text.is_coupled  # other texts follow what was verified: `cluster.worker.step_rows`
         for name, tree in text.held.items()
     ]
     stride = -(-len(held) // _MAX_LOOKED_AT) if held else 1

@@ -26,9 +26,8 @@ from cluster import metrics
 from cluster.config.rollout import RolloutConfig
 from cluster.config.schema import Config
 from cluster.metrics.recorder import Recorder
-from cluster.plan.candidate import Candidate, Phase
 from cluster.plan.texts import Text
-from cluster.plan.trials import Trial
+from cluster.plan.trials import Candidate, Phase, Trial
 
 
 class Role(enum.Enum):

@@ -14,12 +14,12 @@ from cluster.plan.in_flight import Moment, Plan
 from cluster.plan.load import Load, TargetModel
 from cluster.plan.offers import Offers, in_flight_of
 from cluster.plan.texts import Text
-from cluster.requests.plain_why import PlainWhy
+from cluster.requests.fields import PlainWhy
 from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.budget import NO_DRAFTS, Ask, Prices, choose_nodes, ranking
 from cluster.spec.forest import Floats, Indices, Mask, ranked
-from cluster.spec.step_cost import EDGES
+from cluster.spec.step_profile import EDGES
 
 # The gain over plain decoding that speculation must promise, as a share of a step: a smaller one
 # is within the error of the tables.

@@ -13,18 +13,42 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.core import FloatArray, TokenTree
-from cluster.plan.resident import EVERYONE, Resident
-from cluster.plan.standing import Standing
+from cluster.plan.arms import Standing
 from cluster.plan.trials import Trial
-from cluster.requests.acceptance_law import NO_LAWS, Laws
+from cluster.records import frozen
+from cluster.requests.fields import NO_LAWS, Laws
 from cluster.spec import evidence
 from cluster.spec.acceptance import Group
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import Indices
 from cluster.spec.held_trees import Fate, Seen
-from cluster.spec.step_cost import DRAFT_LENGTHS, MAX_COMMIT
+from cluster.spec.step_profile import DRAFT_LENGTHS, MAX_COMMIT
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import reroot
+
+# Records of the drafters inside a target, as its control loop sees them.
+
+
+# The mask of all residents.
+EVERYONE = -1
+
+
+@frozen
+class Resident:
+    """A drafter inside the target.
+
+    number: its place among the target's residents.  is_look_up: it runs no model.
+    """
+
+    number: int
+    name: str
+    is_look_up: bool
+
+    @property
+    def bit(self) -> int:
+        """Its bit in a mask of residents."""
+        return 1 << self.number
+
 
 # For each node the drafters that proposed it, as bits over the drafters of a text.
 SourceBits = npt.NDArray[np.uint32]
@@ -75,7 +99,7 @@ class Text:
     seen: trees whose outcome is not known yet.  num_steps: the steps of the text so far.
     ask, ask_mask: the drafts to make after its step, and by which residents: bit i stands for the
     target's i-th.  standing: how its drafters have fared in it.
-    draft_len, fates, verified_depth: of `cluster.plan.draft_length`; the present length, 0 = none
+    draft_len, fates, verified_depth: of `cluster.plan.in_flight`; the present length, 0 = none
     yet; accepted tokens and depth of the latest trees; the depth of the one under way.
     is_coupled: its tokens do not depend on its drafts.
     lot: of its request, for rollouts.  shadows, resting: those of its drafters that are scored

@@ -15,9 +15,7 @@ from cluster.client.generated import common_pb2 as pb
 from cluster.core import FinishReason, SamplingParams, TokenLogprob, TokenTree
 from cluster.errors import ProtocolError
 from cluster.messages import WorkerDescription
-from cluster.requests.acceptance_law import Law
-from cluster.requests.beam_spec import BeamEnd, BeamSpec, EarlyStopping
-from cluster.requests.draft_step import DraftStep
+from cluster.requests.fields import BeamEnd, BeamSpec, DraftStep, EarlyStopping, Law
 from cluster.rpc.codec_records import ByHand, Codec, enum_codec, record_codec
 from cluster.spec.tree_check import ANY_VOCABULARY, check_tree
 

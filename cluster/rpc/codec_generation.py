@@ -13,10 +13,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from cluster.client.generated import generation_pb2 as pb
 from cluster.core import SpeculationOptions, SpeculationStats
 from cluster.errors import ProtocolError, RequestError
-from cluster.requests.acceptance_law import REMOVED_LAWS
+from cluster.requests.fields import REMOVED_LAWS
 from cluster.rpc.codec import PARTS
-from cluster.rpc.codec_arrays import TOKENS
-from cluster.rpc.codec_records import ByHand, record_codec
+from cluster.rpc.codec_records import TOKENS, ByHand, record_codec
 from cluster.rpc.generation import (
     ChatMessage,
     ChoiceDelta,

@@ -8,13 +8,163 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from cluster.messages import EventFrame, ProposalFrame, Refusal, VerdictFrame
+from cluster.client.generated.common_pb2 import TokenTree as TreeMessage
+from cluster.core import (
+    EMPTY_TOKENS,
+    Commit,
+    FinishReason,
+    Proposal,
+    Request,
+    TokenEvent,
+    TokenTree,
+)
+from cluster.errors import ProtocolError
+from cluster.messages import (
+    CommitFrame,
+    EventFrame,
+    Open,
+    PoolTree,
+    ProposalFrame,
+    Refusal,
+    StepFrame,
+    SubmitFrame,
+    TextVerdict,
+    VerdictFrame,
+)
 from cluster.records import frozen
-from cluster.rpc.codec_coordinator import EVENT, SUBMIT, error_event
-from cluster.rpc.codec_draft import COMMIT, PROPOSAL
-from cluster.rpc.codec_target import STEPS, VERDICT
-from cluster.rpc.frames import FrameCodec
+from cluster.requests.fields import NO_LAWS, PlainWhy, Redraw
+from cluster.rpc.codec import PARTS
+from cluster.rpc.codec_records import TOKENS, ByHand, enum_codec, make_tree, record_codec
+from cluster.rpc.frames import FrameCodec, refusal_of, refusing
 from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
+
+# The frames between ingress and coordinator.
+
+
+_REQUEST = record_codec(Request, coordinator_pb2.Request, PARTS)
+_EVENT = record_codec(TokenEvent, coordinator_pb2.TokenEvent, PARTS)
+
+
+def _decode_request(message: coordinator_pb2.Request) -> Request | Refusal:
+    try:
+        if not message.prompt_ids:
+            raise ProtocolError("prompt_ids is empty; send at least one token")
+        for field in ("params", "speculation"):
+            # Absent they would read as defaults, which are meaningful values here.
+            if not message.HasField(field):
+                raise ProtocolError(f"{field} is absent; send the request's own")
+        return _REQUEST.decode(message)
+    except ProtocolError as error:
+        return refusal_of(message.id, 0, error)
+
+
+def _decode_event(message: coordinator_pb2.TokenEvent) -> TokenEvent:
+    try:
+        event = _EVENT.decode(message)
+        num_tokens = len(event.token_ids)
+        for what, items in (("logprobs", event.logprobs), ("sources", event.draft_sources)):
+            if items and len(items) != num_tokens:
+                raise ProtocolError(f"event has {num_tokens} tokens and {len(items)} {what}")
+        num_ended = sum(end.num_tokens for end in event.beams)
+        if event.beams and num_ended != num_tokens:
+            raise ProtocolError(f"event has {num_tokens} tokens, its beams {num_ended}")
+        return event
+    except ProtocolError as error:
+        # Tokens are missing from here on, so the text cannot go on: the request ends.
+        return error_event(refusal_of(message.request_id, 0, error), message.position)
+
+
+def error_event(refusal: Refusal, position: int = 0) -> TokenEvent:
+    """The event that ends a request which was refused."""
+    return TokenEvent(
+        request_id=refusal.request_id,
+        position=position,
+        token_ids=EMPTY_TOKENS,
+        finish_reason=FinishReason.ERROR,
+        error_code=refusal.code,
+        error_message=refusal.message,
+    )
+
+
+SUBMIT = FrameCodec(SubmitFrame, coordinator_pb2.SubmitFrame, [_REQUEST.read_by(_decode_request)])
+EVENT = FrameCodec(EventFrame, coordinator_pb2.EventFrame, [_EVENT.read_by(_decode_event)])
+
+
+# The frames between coordinator and drafter.
+
+
+def _encode_draft(proposal: Proposal) -> dict[str, Any]:
+    tree = proposal.tree
+    return {"tree": TreeMessage(token_ids=tree.token_ids.tolist(), parents=tree.parents.tolist())}
+
+
+def _decode_draft(message: draft_pb2.Proposal) -> TokenTree:
+    """An absent one is empty."""
+    return make_tree(TOKENS.read(message.tree.token_ids), TOKENS.read(message.tree.parents))
+
+
+_PROPOSAL = record_codec(
+    Proposal,
+    draft_pb2.Proposal,
+    by_hand={
+        "tree": ByHand(("tree",), _encode_draft, _decode_draft),
+        "laws": ByHand((), None, lambda message: NO_LAWS),
+    },
+)
+_COMMIT = record_codec(Commit, draft_pb2.Commit, PARTS)
+COMMIT = FrameCodec(
+    CommitFrame, draft_pb2.CommitFrame, [refusing(record_codec(Commit, draft_pb2.Commit, PARTS))]
+)
+PROPOSAL = FrameCodec(ProposalFrame, draft_pb2.ProposalFrame, [_PROPOSAL])
+
+
+# The frames between coordinators and targets.
+
+
+def _decode_open(message: target_pb2.Open) -> Open:
+    if not message.token_ids:
+        raise ProtocolError("token_ids is empty; send the whole text")
+    if not message.HasField("params"):
+        raise ProtocolError("params is absent; a text is drawn by them")
+    return _OPEN.decode(message)
+
+
+def _encode_nodes(tree: PoolTree) -> dict[str, Any]:
+    return {
+        "token_ids": TOKENS.pack(tree.tree.token_ids),
+        "parents": TOKENS.pack(tree.tree.parents),
+    }
+
+
+def _decode_nodes(message: target_pb2.PoolTree) -> TokenTree:
+    return make_tree(
+        TOKENS.unpack(message.token_ids, "token_ids"), TOKENS.unpack(message.parents, "parents")
+    )
+
+
+def _decode_tree(message: target_pb2.PoolTree) -> PoolTree | None:
+    """None for torn arrays: it would only have been a guess."""
+    try:
+        return _TREE.decode(message)
+    except ProtocolError:
+        return None
+
+
+_OPEN = record_codec(Open, target_pb2.Open, PARTS)
+_TREE = record_codec(
+    PoolTree,
+    target_pb2.PoolTree,
+    by_hand={"tree": ByHand(("token_ids", "parents"), _encode_nodes, _decode_nodes)},
+)
+_WHY = enum_codec(PlainWhy, target_pb2.PlainWhy, "why", {why: why.value for why in PlainWhy})
+_REDRAW = record_codec(Redraw, target_pb2.Redraw)
+_VERDICT = record_codec(TextVerdict, target_pb2.TextVerdict, [*PARTS, _WHY, _REDRAW])
+STEPS = FrameCodec(
+    StepFrame, target_pb2.StepFrame, [refusing(_OPEN, _decode_open), _TREE.read_by(_decode_tree)]
+)
+# To the coordinator, an unreadable verdict is a refusal of its text.
+VERDICT = FrameCodec(VerdictFrame, target_pb2.VerdictFrame, [refusing(_VERDICT), _WHY])
+
 
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")

@@ -17,9 +17,7 @@ from cluster.core import (
     TokenLogprob,
 )
 from cluster.records import frozen, record
-from cluster.requests.beam_spec import BeamSpec
-from cluster.requests.draft_step import DraftStep
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import BeamSpec, DraftStep, GrammarSpec
 
 
 @frozen

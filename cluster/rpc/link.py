@@ -1,4 +1,4 @@
-"""A link: one open bidirectional stream of messages, over gRPC or in process.
+"""Links: open bidirectional streams of messages, over gRPC or in process, and their two ends.
 
 gRPC streams and the in-process link implement the same protocol, so the coordinator and the
 workers do not depend on the transport, and tests can drop, delay and reorder frames.
@@ -6,8 +6,12 @@ workers do not depend on the transport, and tests can drop, delay and reorder fr
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Protocol, TypeVar
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
+
+from cluster.errors import DrafthouseError, WorkerError
 
 Sent = TypeVar("Sent", contravariant=True)
 Received = TypeVar("Received", covariant=True)
@@ -26,3 +30,183 @@ class Link(Protocol[Sent, Received]):
     def __aiter__(self) -> AsyncIterator[Received]: ...
 
     async def close(self) -> None: ...
+
+
+# Reading and writing a link at the same time.
+
+
+F = TypeVar("F")
+
+
+async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run all concurrently; when one returns or raises, cancel the rest and keep its outcome."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Outbox(Generic[F]):
+    """Sends over a link what there is to tell, without ever making anybody wait.
+
+    Nothing is queued: a frame is built when the link can take one.
+    """
+
+    def __init__(self, link: Link[F, Any]) -> None:
+        self.link = link
+        self._has_news = asyncio.Event()
+
+    def wake(self) -> None:
+        """There is something to tell."""
+        self._has_news.set()
+
+    async def send_forever(self) -> None:
+        """Raises WorkerError when the link is down."""
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Send all that there is."""
+        while (frame := self.next_frame()) is not None:
+            await self.link.send(frame)
+
+    def next_frame(self) -> F | None:
+        """Return the next one; None = all was told."""
+        raise NotImplementedError
+
+
+# A bounded queue that can be closed or broken; every link consists of two.
+
+
+T = TypeVar("T")
+
+# Frames in flight per direction.  A round has one frame per peer, so a slow peer may fall many
+# rounds behind, and a peer that hangs still costs little memory.
+DEFAULT_WINDOW = 64
+
+
+class Mailbox(Generic[T]):
+    """Passes messages from producers to a consumer on the same event loop, in order.
+
+    put waits while `window` messages are unread.  After close the consumer reads the remaining
+    messages and then ends; after fail it reads them and then raises the error.  put raises in both
+    cases.
+    """
+
+    def __init__(self, window: int = DEFAULT_WINDOW) -> None:
+        if window < 1:
+            raise ValueError(f"window is {window}; a mailbox holds at least one message")
+        self._window = window
+        self._messages: deque[T] = deque()
+        self._error: DrafthouseError | None = None
+        self._closed = False
+        self._arrived = asyncio.Event()
+        self._has_space = asyncio.Event()
+        self._has_space.set()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def is_closed(self) -> bool:
+        """True after close or fail: put raises."""
+        return self._closed
+
+    async def put(self, message: T) -> None:
+        """Add a message, waiting for space; raises the failure, or WorkerError when closed."""
+        while not self._closed and len(self._messages) >= self._window:
+            await self._has_space.wait()
+        if self._closed:
+            raise self._error or WorkerError("the link is closed; open a new one")
+        self._messages.append(message)
+        self._arrived.set()
+        if len(self._messages) >= self._window:
+            self._has_space.clear()
+
+    async def get(self) -> T:
+        """The oldest message; raises StopAsyncIteration at the end, or the failure."""
+        while not self._messages:
+            if self._error is not None:
+                raise self._error
+            if self._closed:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        message = self._messages.popleft()
+        self._has_space.set()
+        return message
+
+    def close(self) -> None:
+        """No more messages will come; idempotent, and without effect after fail."""
+        self._closed = True
+        # Wakes up both the producers and the consumer.
+        self._arrived.set()
+        self._has_space.set()
+
+    def fail(self, error: DrafthouseError) -> None:
+        """Like close, but the consumer and later producers raise `error`."""
+        if not self._closed:
+            self._error = error
+        self.close()
+
+    def clear(self) -> None:
+        """Drop unread messages, because the consumer has left."""
+        self._messages.clear()
+        self._has_space.set()
+
+
+# A link within one process and event loop, made of two mailboxes.
+
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+
+class MemoryLink(Generic[S, R]):
+    """One end of an in-process link.  Messages are passed by reference.
+
+    Frames are immutable by contract, so nothing is copied.  Both ends use one event loop.
+    """
+
+    def __init__(self, outbox: Mailbox[S], inbox: Mailbox[R]) -> None:
+        self._outbox = outbox
+        self._inbox = inbox
+
+    async def send(self, message: S) -> None:
+        """Send `message`; waits while the peer's window is full; raises WorkerError if down."""
+        await self._outbox.put(message)
+
+    def __aiter__(self) -> AsyncIterator[R]:
+        return self
+
+    async def __anext__(self) -> R:
+        return await self._inbox.get()
+
+    async def close(self) -> None:
+        """Close both directions cleanly: the peer still reads messages sent before."""
+        self._outbox.close()
+        self._inbox.close()
+        self._inbox.clear()
+
+    def sever(self) -> None:
+        """Break the link like a lost connection: both ends raise WorkerError."""
+        error = WorkerError("the connection was lost; the same work may succeed elsewhere")
+        self._outbox.fail(error)
+        self._inbox.fail(error)
+
+
+def memory_pair(window: int = DEFAULT_WINDOW) -> tuple[MemoryLink[Any, Any], MemoryLink[Any, Any]]:
+    """Both ends of a new in-process link: what the first sends, the second receives.
+
+    window: unread messages per direction before send waits.
+    """
+    there: Mailbox[Any] = Mailbox(window)
+    back: Mailbox[Any] = Mailbox(window)
+    return MemoryLink(there, back), MemoryLink(back, there)

@@ -10,25 +10,28 @@ import contextlib
 import functools
 import json
 import logging
+import signal
+import sys
+from argparse import ArgumentParser
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 
 from cluster.config.addresses import joined
-from cluster.errors import ConfigError, DrafthouseError, WorkerError
+from cluster.errors import ConfigError, DrafthouseError, NotFoundError, WorkerError
 from cluster.messages import WorkerDescription
+from cluster.options import port
 from cluster.rpc.codec import DESCRIPTION
 from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET, Answer, Ask, Service
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.generated import coordinator_pb2
-from cluster.rpc.guard import Guard, health_handler
 from cluster.rpc.link import Link
 from cluster.rpc.options import MAX_CALLS, server_options
 from cluster.rpc.status import abort
 from cluster.rpc.stream import StreamLink
 from cluster.rpc.tokens import TokenCheck
-from cluster.rpc.trust import NO_TRUST, Trust
+from cluster.rpc.trust import NO_TRUST, Guard, Trust, health_handler
 
 log = logging.getLogger(__name__)
 
@@ -241,3 +244,59 @@ def _guard(service: Service[Any, Any], description: WorkerDescription, trust: Tr
         raise ConfigError.at("data_plane.secret_file", f"it holds no key of {keys.service}")
     tokens = None if keys is None else TokenCheck(keys, description.worker_id)
     return Guard(tokens, service.caller if trust.pem is not None else "")
+
+
+# Runs a server as its own process: a ready line, a clean end on a signal, and an exit code.
+
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_HEALTH_INTERVAL_S = 1.0
+_STOP_GRACE_S = 1.0
+
+
+def add_options(parser: ArgumentParser, *, listens: bool = True) -> None:
+    """Add the options of every part that is started by hand."""
+    add = parser.add_argument
+    add("config", help="a Ray Serve config file, e.g. configs/local.yaml")
+    add("--set", dest="overrides", action="append", default=[], metavar="K=V")
+    add("--log-level", default="INFO")
+    if listens:
+        add("--host", default="127.0.0.1", help="address to listen on")
+        add("--port", type=port, default=0, help="0 = a free port")
+
+
+def exit_code(run: Callable[[], None]) -> int:
+    """Run a command; returns its exit code: 0 ended in order, 1 failed, 2 wrongly configured."""
+    try:
+        run()
+    except KeyboardInterrupt:  # before the server has taken over the signals
+        return 130
+    except DrafthouseError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 2 if isinstance(error, (ConfigError, NotFoundError)) else 1
+    return 0
+
+
+async def run_until_signal(
+    server: RunningServer, role: str, is_healthy: Callable[[], bool] = lambda: True
+) -> None:
+    """Print the address of `server`, serve until SIGTERM or SIGINT, then stop it.
+
+    Raises WorkerError when is_healthy() becomes false, so that a supervisor starts a new process.
+    """
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    sys.stdout.write(f"drafthouse {role} ready: {server.address}\n")
+    sys.stdout.flush()
+    try:
+        while not stopped.is_set():
+            if not is_healthy():
+                raise WorkerError(f"the {role} is unhealthy; start a new process")
+            try:
+                await asyncio.wait_for(stopped.wait(), _HEALTH_INTERVAL_S)
+            except TimeoutError:
+                continue
+    finally:
+        await server.stop(_STOP_GRACE_S)

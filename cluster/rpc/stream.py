@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import Refusal
 from cluster.rpc.frames import MAX_FRAME_BYTES, FrameCodec
-from cluster.rpc.mailbox import Mailbox
+from cluster.rpc.link import Mailbox
 
 log = logging.getLogger(__name__)
 

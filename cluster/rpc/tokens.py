@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from cluster.config.reloaded import Reloaded
+from cluster.config.pem import Reloaded
 from cluster.errors import ConfigError, reason_of
 
 HEADER = "drafthouse-token"

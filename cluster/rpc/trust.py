@@ -1,4 +1,4 @@
-"""How one process shows the others who it is, and knows who they are.
+"""How one process shows the others who it is, knows who they are, and lets them in.
 
 Tokens are asked for wherever there is a secret; with certificates, connections are encrypted and
 both ends show one that names their role.
@@ -6,17 +6,20 @@ both ends show one that names their role.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import grpc
+from grpc_health.v1 import health, health_pb2
 
 from cluster.config.addresses import is_loopback
 from cluster.config.doors import DataPlaneConfig, dns_name
-from cluster.config.pem import Pem
-from cluster.config.reloaded import Reloaded
+from cluster.config.pem import Pem, Reloaded
 from cluster.errors import ConfigError
 from cluster.records import frozen
-from cluster.rpc.tokens import Secrets, ServiceKeys, secrets_of
+from cluster.rpc.tokens import Secrets, ServiceKeys, TokenCheck, secrets_of
 
 
 @frozen
@@ -89,3 +92,91 @@ def server_credentials(pem: Reloaded[Pem]) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(
         configuration(), configuration, require_client_authentication=bool(pem.get().ca)
     )
+
+
+# The door of a data plane server: who may call which method, before its handler runs.
+
+
+log = logging.getLogger(__name__)
+
+# A stranger who knocks all the time must not fill the disk.
+_QUIET_S = 60.0
+_CHECK = f"/{health.SERVICE_NAME}/Check"
+_NAMES = "x509_subject_alternative_name"
+
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+
+
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Lets in calls with a good token, and of the one role that may call; and health checks."""
+
+    def __init__(self, tokens: TokenCheck | None, caller: str) -> None:
+        """tokens: None asks for none.  caller: the role that the peer's certificate must name; ""
+        asks for none."""
+        self._tokens = tokens
+        self._caller = caller
+        self._quiet_until = 0.0
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        call = handler_call_details
+        if call.method == _CHECK:
+            return await continuation(call)
+        if self._tokens is not None:
+            reason = self._tokens.refusal(call.method, call.invocation_metadata)
+            if reason:
+                self._note(call.method, reason)
+                return refusing(grpc.StatusCode.UNAUTHENTICATED, reason)
+        handler = await continuation(call)
+        if handler is None or not self._caller:
+            return handler
+        return self._asking_for_role(handler, call.method)
+
+    def _asking_for_role(self, handler: Any, method: str) -> Any:
+        """Return `handler`, which first looks at the peer's certificate."""
+        sides = (handler.request_streaming, handler.response_streaming)
+        kind = "_".join("stream" if is_stream else "unary" for is_stream in sides)
+        behaviour = getattr(handler, kind)
+        wanted = dns_name(self._caller)
+
+        async def checked(request: Any, context: Any) -> Any:
+            shown = context.auth_context().get(_NAMES, ())
+            names = [name.decode("utf-8", "replace") for name in shown]
+            if wanted not in names:
+                told = ", ".join(names) or "nobody"
+                reason = f"the certificate is of {told}; {wanted} alone may call this"
+                self._note(method, reason)
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+            return await behaviour(request, context)
+
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(checked, handler.request_deserializer, handler.response_serializer)
+
+    def _note(self, method: str, reason: str) -> None:
+        now = time.monotonic()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _QUIET_S
+            log.warning("refused a call method=%s: %s", method[:100], reason)
+
+
+def refusing(status: grpc.StatusCode, reason: str, metadata: Sequence[Any] = ()) -> Any:
+    """Return a handler of whatever method, which ends the call with that status."""
+
+    async def refuse(_requests: Any, context: Any) -> None:
+        await context.abort(status, reason, metadata)
+
+    # As a stream: then gRPC does not wait for the request, which might never come.
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def health_handler() -> grpc.GenericRpcHandler:
+    """`grpc.health.v1.Health/Check` for probes, which have no token: serving, as long as calls are
+    taken at all.  It reads no request, so nobody can hold it."""
+
+    async def check(_requests: Any, context: Any) -> None:
+        answer = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        await context.write(answer.SerializeToString())
+
+    handlers = {"Check": grpc.stream_stream_rpc_method_handler(check)}
+    return grpc.method_handlers_generic_handler(health.SERVICE_NAME, handlers)

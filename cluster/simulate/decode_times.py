@@ -9,8 +9,7 @@ import numpy as np
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.simulate.replay import Adaptive, Simulation
-from cluster.simulate.texts import RecordedText
-from cluster.simulate.world import Machine, Pool
+from cluster.simulate.world import Machine, Pool, RecordedText
 from cluster.spec.forest import Floats
 
 # Each text is played at least about so often.

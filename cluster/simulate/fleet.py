@@ -19,8 +19,7 @@ import numpy as np
 from cluster.records import frozen
 from cluster.simulate.decode_times import DecodeTimes
 from cluster.simulate.settings import Load
-from cluster.simulate.texts import RecordedText
-from cluster.simulate.world import Machine
+from cluster.simulate.world import Machine, RecordedText
 
 # Of a text's decoding, what rounding may leave at its end.
 _DONE = 1e-9

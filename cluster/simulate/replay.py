@@ -20,10 +20,8 @@ from cluster.plan.roster import lot_of
 from cluster.plan.scores import DraftScores
 from cluster.plan.texts import Text
 from cluster.records import frozen
-from cluster.simulate.texts import RecordedText
-from cluster.simulate.world import Growing, Machine, Offer, Pool
-from cluster.spec.step_cost import MAX_COMMIT
-from cluster.spec.step_profile import DraftTime
+from cluster.simulate.world import Growing, Machine, Offer, Pool, RecordedText
+from cluster.spec.step_profile import MAX_COMMIT, DraftTime
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import walk
 

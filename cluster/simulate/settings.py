@@ -19,8 +19,7 @@ from cluster.config.parse import (
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.records import frozen, record
-from cluster.simulate.texts import RecordedText, load
-from cluster.simulate.world import Machine, Pool, recorded
+from cluster.simulate.world import Machine, Pool, RecordedText, load, recorded
 from cluster.spec.step_profile import StepProfile
 
 _EXAMPLE = "docs/simulate.md"

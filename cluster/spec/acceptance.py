@@ -22,7 +22,7 @@ from cluster.spec import evidence
 from cluster.spec.forest import Floats, Indices
 from cluster.spec.held_trees import Fate
 from cluster.spec.native import trees as native
-from cluster.spec.step_cost import DRAFT_LENGTHS
+from cluster.spec.step_profile import DRAFT_LENGTHS
 from cluster.spec.survival import Calibrator, claimed_conditionals
 from cluster.spec.tree import fates_of
 

@@ -31,7 +31,7 @@ import numpy as np
 from cluster.core import FloatArray
 from cluster.records import equal_record, frozen, record
 from cluster.spec.forest import Floats, Indices, Mask
-from cluster.spec.step_cost import NODE_EDGES
+from cluster.spec.step_profile import NODE_EDGES
 
 
 @record

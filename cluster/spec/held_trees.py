@@ -7,7 +7,7 @@ import numpy as np
 from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.records import record
 from cluster.spec.forest import Forest, Indices, Mask
-from cluster.spec.step_cost import DRAFT_LENGTHS
+from cluster.spec.step_profile import DRAFT_LENGTHS
 from cluster.spec.survival import Calibrator
 from cluster.spec.tree import depths
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from cluster.core import SamplingParams
 from cluster.errors import RequestError
-from cluster.requests.acceptance_law import LAWS
-from cluster.spec.beam_params import check_beams
+from cluster.requests.fields import LAWS
+from cluster.spec.beam_search import check_beams
 
 # The limit of a request's prediction, which is sent with each opening of the request and indexed.
 MAX_PREDICTION_TOKENS = 32_768

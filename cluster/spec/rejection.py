@@ -4,7 +4,7 @@ Drafts of one place are tried in turn: a single one as in Leviathan et al. (2023
 (2023), siblings that were drawn without replacement as in Sequoia (Chen et al. 2024), after
 SpecInfer's multi-step.
 
-The text has the target's law but depends on the drafts, unlike under `cluster.spec.verify`.  It has
+The text has the target's law but depends on the drafts, unlike under `cluster.spec.tree`.  It has
 that law only if a draft law is the very one that its drafts were drawn from, if nothing that shapes
 a tree looks at a drawn token, and if no number below is used again: a step looks at no place
 behind the one where it stops.  Drafts without a law count as chosen: their law has all its mass on
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.core import TokenArray, TokenTree, token_array
-from cluster.requests.acceptance_law import DraftLaw, Laws
+from cluster.requests.fields import DraftLaw, Laws
 from cluster.spec.forest import Floats, Indices
 from cluster.spec.noise import philox, split_seeds
 from cluster.spec.tree import children
@@ -113,7 +113,7 @@ def walk_in_turn(
 
     laws: by parent, -1 = the context; the siblings in the tree's order are the first that were
     drawn.  key: seed, stream and the output position at which the step begins.
-    Returns (path, token_ids) as `cluster.spec.verify.walk_draws` does.
+    Returns (path, token_ids) as `cluster.spec.tree.walk_draws` does.
     """
     below, (seed, stream, root) = children(tree.parents), key
     node, path = -1, list[int]()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.core import SpeculationStats
-from cluster.requests.step_count import StepCount
+from cluster.requests.fields import StepCount
 
 # A reason of `cluster.coordinator.idle`.
 TOO_SHORT = "too_short"

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from cluster.core import FloatArray, TokenArray
 from cluster.spec import evidence
+from cluster.spec.evidence import isotonic
 from cluster.spec.forest import Floats, Indices
-from cluster.spec.isotonic import isotonic
 
 
 def conditional(scores: npt.ArrayLike, temperature: float, tau: float) -> Floats:

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from cluster.errors import ConfigError, RequestError, reason_of
-from cluster.models.catalogue import REPOSITORY
+from cluster.models.names import REPOSITORY
 from cluster.text.json_text import json_or_text
 
 # OpenAI's roles; other roles are accepted if the template's source names them.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cluster.core import TokenArray
 from cluster.records import frozen
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from cluster.text.reasoning import (
     MARKERS,
     ReasoningMarkers,

@@ -13,7 +13,7 @@ from typing import Any
 
 from cluster.core import SamplingParams
 from cluster.errors import ConfigError, RequestError
-from cluster.models.ends import GENERATION_CONFIG, eos_token_ids, read_object
+from cluster.models.token_bytes import GENERATION_CONFIG, eos_token_ids, read_object
 from cluster.spec.params import check_params
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from cluster.errors import ConfigError, DrafthouseError
-from cluster.models.catalogue import REPOSITORY
+from cluster.models.names import REPOSITORY
 from cluster.options import add_options
 from cluster.train.chat_heads import HeadSettings
 from cluster.train.compare import Questions, compare, drafters_of, read_questions, table

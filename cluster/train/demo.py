@@ -7,31 +7,172 @@ that one for each kind of text.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from cluster.errors import ConfigError
 from cluster.models.made_for import write_made_for
 from cluster.records import frozen
-from cluster.train.bits import BitsPerByte, bits_per_byte, sample_documents
+from cluster.train.chat_drafter import save_network
 from cluster.train.corpus import (
+    END,
+    END_OF_TEXT,
     KINDS,
+    VOCAB_SIZE,
+    Document,
+    Kind,
     Tokens,
     WindowOrder,
     conversations,
     encode_documents,
     load_corpus,
+    save_tokenizer,
+    train_tokenizer,
 )
 from cluster.train.made_for import target_of
-from cluster.train.networks import DRAFTER, TARGET, Shape, build, load, save
-from cluster.train.processes import processes, run_together
-from cluster.train.tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer
+from cluster.train.processes import new_accelerator, processes, run_together
 from cluster.train.trainer import Budget, LanguageLoss, Phase, Rates, TrainSettings, train
+
+# The shapes of the demonstration networks, and their Hugging Face folders.
+
+
+@frozen
+class Shape:
+    """Sizes of a Llama with tied embeddings and heads of 64."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int
+    max_context_len: int = 4096
+
+
+# Head counts are even so that the target can be split over two tensor-parallel ranks.
+TARGET = Shape(384, num_layers=6, num_heads=6, num_kv_heads=2, intermediate_size=896)
+DRAFTER = Shape(192, num_layers=3, num_heads=3, num_kv_heads=1, intermediate_size=512)
+
+
+def build(shape: Shape, *, end_of_text_id: int, vocab_size: int = VOCAB_SIZE) -> LlamaForCausalLM:
+    """A newly initialised network; the caller seeds torch."""
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.hidden_size // shape.num_heads,
+        max_position_embeddings=shape.max_context_len,
+        tie_word_embeddings=True,
+        bos_token_id=end_of_text_id,
+        eos_token_id=end_of_text_id,
+        pad_token_id=end_of_text_id,
+        initializer_range=0.02,
+        attn_implementation="sdpa",
+    )
+    network = LlamaForCausalLM(config)
+    with torch.no_grad():
+        # Every block starts as the identity, so depth does not slow the start of training.
+        for layer in network.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    return network
+
+
+def load(folder: Path) -> LlamaForCausalLM:
+    """The network of a folder in float32, whatever its saved dtype, on this process's device."""
+    if not (folder / "config.json").exists():
+        raise ConfigError(f"{folder}: no model here; train it first with `drafthouse train demo`")
+    network = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert isinstance(network, LlamaForCausalLM)
+    network.to(processes().device)
+    return network
+
+
+def save(network: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write an ordinary Hugging Face folder with bfloat16 weights."""
+    stop_ids = [tokenizer.convert_tokens_to_ids(token) for token in (END_OF_TEXT, END)]
+    network.generation_config = GenerationConfig(
+        bos_token_id=stop_ids[0], eos_token_id=stop_ids, pad_token_id=stop_ids[0]
+    )
+    save_network(network, folder, "bfloat16")
+    save_tokenizer(tokenizer, folder)
+
+
+# Bits per byte of held-out text.
+
+
+@frozen
+class BitsPerByte:
+    """The coding cost of a text under a model."""
+
+    bits: float
+    num_bytes: int
+    num_tokens: int
+
+    @property
+    def rate(self) -> float:
+        """Bits per byte of UTF-8."""
+        return self.bits / self.num_bytes
+
+
+def sample_documents(
+    documents: Iterable[Document], kind: Kind, max_bytes: int | None
+) -> list[Document]:
+    """All documents of a kind; with a limit, the same share of the beginning of each."""
+    chosen = [document for document in documents if document.kind == kind]
+    if max_bytes is None:
+        return chosen
+    per_document = max(1, max_bytes // max(1, len(chosen)))
+    return [Document(item.kind, item.path, item.text[:per_document]) for item in chosen]
+
+
+@torch.no_grad()
+def bits_per_byte(
+    network: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    documents: Sequence[Document],
+    window_len: int = 2048,
+    stride: int = 1024,
+) -> BitsPerByte:
+    """Score every token once, with a context of at least `window_len - stride` tokens if any."""
+    end_id = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+    accelerator = new_accelerator()
+    nats, num_bytes, num_tokens = 0.0, 0, 0
+    for document in documents:
+        ids = [
+            end_id,
+            *tokenizer.backend_tokenizer.encode(document.text, add_special_tokens=False).ids,
+        ]
+        num_bytes += len(document.text.encode())
+        num_tokens += len(ids) - 1
+        scored = 1
+        while scored < len(ids):
+            end = min(len(ids), window_len if scored == 1 else scored + stride)
+            start = max(0, end - window_len)
+            window = torch.tensor([ids[start:end]], device=network.device)
+            with accelerator.autocast():
+                logits = network(input_ids=window[:, :-1], use_cache=False).logits
+            first = scored - start - 1
+            nats += nn.functional.cross_entropy(
+                logits[0, first:].float(), window[0, first + 1 :], reduction="sum"
+            ).item()
+            scored = end
+    return BitsPerByte(nats / math.log(2.0), num_bytes, num_tokens)
+
 
 log = logging.getLogger(__name__)
 

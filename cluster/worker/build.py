@@ -11,8 +11,8 @@ from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.messages import AdapterList, WorkerDescription
 from cluster.models.engine_state import EngineState
+from cluster.models.fingerprint import version_of
 from cluster.models.made_for import made_for_of
-from cluster.models.version import version_of
 from cluster.worker.devices import devices_of, native_build
 from cluster.worker.draft_worker import DraftWorker
 from cluster.worker.models import model_folders, parts_of

@@ -23,8 +23,15 @@ from cluster.config.file import load
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
 from cluster.options import whole
-from cluster.rpc.server import RunningServer, serve_drafter, serve_target
-from cluster.rpc.standalone import LOG_FORMAT, add_options, exit_code, run_until_signal
+from cluster.rpc.server import (
+    LOG_FORMAT,
+    RunningServer,
+    add_options,
+    exit_code,
+    run_until_signal,
+    serve_drafter,
+    serve_target,
+)
 from cluster.rpc.trust import trust_of
 from cluster.worker.build import build_target, follow_target, load_drafter, load_target
 from cluster.worker.priority import freeze_gc, shorten_switch_interval

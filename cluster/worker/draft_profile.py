@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cluster.core import EMPTY_TREE, Clock, SamplingParams, token_array
-from cluster.plan.resident import Resident
+from cluster.plan.texts import Resident
 from cluster.spec.budget import Ask
 from cluster.spec.step_profile import DraftTime
 from cluster.worker.residents import NOTHING_DRAFTED, Residents

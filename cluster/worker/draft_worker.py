@@ -25,8 +25,7 @@ from cluster.draft.runner import Runner
 from cluster.errors import WorkerError
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.plan import autoscaling
-from cluster.rpc.duplex import run_until_first_ends
-from cluster.rpc.link import Link
+from cluster.rpc.link import Link, run_until_first_ends
 from cluster.worker.mailbox import LinkEnd, ThreadMail
 from cluster.worker.priority import lower_priority
 

@@ -18,20 +18,18 @@ from functools import reduce
 from cluster import metrics
 from cluster.core import Clock, Proposal, SamplingParams
 from cluster.draft.answers import cut
-from cluster.draft.base import Drafter
+from cluster.draft.base import Drafter, told_params
 from cluster.draft.breaker import CircuitBreaker, has_stalled
 from cluster.draft.committed_text import RequestState
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.draft.runner import Runner
-from cluster.draft.told import told_params
 from cluster.messages import Refusal, StepReport
 from cluster.metrics.recorder import Recorder
+from cluster.models.fingerprint import NO_MODEL, ModelVersion
 from cluster.models.made_for import made_for_of
-from cluster.models.version import NO_MODEL, ModelVersion
-from cluster.plan.resident import Resident
+from cluster.plan.texts import Resident
 from cluster.records import record
-from cluster.spec.step_cost import MAX_COMMIT
-from cluster.spec.step_profile import DraftTime
+from cluster.spec.step_profile import MAX_COMMIT, DraftTime
 from cluster.worker.texts import TargetText
 
 log = logging.getLogger(__name__)

@@ -20,14 +20,13 @@ from cluster.metrics.told import TARGET
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.plan.in_flight import InFlight, Moment, Plan, Round
-from cluster.requests.acceptance_law import NO_LAWS
-from cluster.requests.plain_why import PlainWhy
+from cluster.requests.fields import NO_LAWS, PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.worker.mailbox import Mail, Mailbox, TargetStream
 from cluster.worker.residents import NOTHING_DRAFTED, Drafted, ResidentDrafter, Residents
+from cluster.worker.step_rows import laws_of_verified
 from cluster.worker.text_keeper import TextKeeper
 from cluster.worker.texts import TargetText
-from cluster.worker.verified import laws_of_verified
 from cluster.worker.verifier import Stepped, Verifier
 
 log = logging.getLogger(__name__)

@@ -1,17 +1,41 @@
-"""Collects the rows of a step for the drafters that read them: works, draws and hidden states."""
+"""The rows of a step: what is verified of texts and beam searches, and what drafters read of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from cluster.core import EMPTY_TOKENS, EMPTY_TREE, Verdict
+from cluster.core import (
+    EMPTY_TOKENS,
+    EMPTY_TREE,
+    TokenArray,
+    TokenLogprob,
+    TokenTree,
+    Verdict,
+    token_array,
+)
+from cluster.draft.base import params_beside_rows
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
-from cluster.draft.told import params_beside_rows
+from cluster.engine.beam_search import BeamRun
 from cluster.engine.taps import Taps
 from cluster.engine.work import Output
-from cluster.worker.target_sequence import TargetSequence
+from cluster.errors import ContextLengthError, RequestError
+from cluster.plan.texts import Text
+from cluster.requests.fields import NO_LAWS, BeamEnd, BeamSpec, Laws
+from cluster.spec.forest import Floats
+from cluster.spec.held_trees import Seen
+from cluster.spec.rejection import walk_in_turn
+from cluster.spec.sampling import RowLaws, scale, survivors
+from cluster.spec.tree import children, edges
+from cluster.worker.target_sequence import TargetSequence, adjusted, no_law
+from cluster.worker.texts import TargetText
+
+if TYPE_CHECKING:
+    from cluster.engine.engine import Engine
+
 
 Answered = tuple[TargetSequence, Output, Verdict]
 
@@ -71,4 +95,157 @@ def _rows(
         output.top if output is not None and wants.num_top else None,
         params_beside_rows(text.params),
         opened.adapter,
+    )
+
+
+# The nodes that a step verifies for a text that is not coupled to its drafts.
+#
+# Such a text follows what was verified, so only these nodes are scored, and all trees that were
+# not verified would be judged by a text that somebody else has shaped.
+
+
+def laws_of_verified(text: Text, tree: TokenTree) -> Laws:
+    """Note that a step verifies these nodes, and return the laws that they were drawn from.
+
+    There is none where nodes of several drafters are merged, nor for siblings of which others than
+    the last are missing: these count as chosen, which is exact too.
+    """
+    if len(tree) == 0 or len(text.held) != 1:
+        return NO_LAWS
+    ((name, held),) = text.held.items()
+    places = _places(tree, held.tree)
+    if places is None:
+        return NO_LAWS
+    length = len(text.tokens)
+    text.seen.append(Seen.of(name, text.group, length, tree, held.survival[places]))
+    if not held.laws:
+        return NO_LAWS
+    laws = {}
+    drawn = children(held.tree.parents)
+    for parent, own in enumerate(children(tree.parents), start=-1):
+        at = places[parent] if parent >= 0 else -1
+        known = [places[node] for node in own]
+        if own and at in held.laws and known == drawn[at + 1][: len(own)]:
+            laws[parent] = held.laws[at]
+    return laws
+
+
+def _places(part: TokenTree, whole: TokenTree) -> list[int] | None:
+    """Return where the nodes of a part stand in the whole tree; None = it is no part of it."""
+    known = edges(whole)
+    places: list[int] = []
+    for parent, token in zip(part.parents.tolist(), part.token_ids.tolist(), strict=True):
+        place = known.get((places[parent] if parent >= 0 else -1, token))
+        if place is None:
+            return None
+        places.append(place)
+    return places
+
+
+# Accepts the drafts of one sequence by the textbook's laws, from the rows of a step.
+
+
+def walk_by_ratio(sequence: TargetSequence) -> tuple[TokenArray, TokenArray]:
+    """Return (path, token_ids) as `cluster.spec.tree.walk_draws` does.
+
+    Only the rows that the walk comes to are made probabilities.  Raises WorkerError for broken
+    logits, and what the sequence's own hook raises.
+    """
+    logits = adjusted(sequence)
+    if sequence.failure is not None:
+        raise sequence.failure
+    params, text = sequence.params, sequence.text
+    # A grammar cuts nodes off by what they are, so they all count as chosen, cut off or not.
+    drawn = text.laws if sequence.hook is None else NO_LAWS
+    laws = RowLaws.of([params], logits.device)
+    temperature = np.float32(laws.temperature.item())
+
+    def law_of(node: int) -> Floats:
+        row = logits[node + 1 : node + 2]  # [1, vocab]
+        if sequence.truncated:
+            scaled = scale(row, row.amax(dim=1), laws.temperature)
+            cutoffs = survivors(scaled, laws).cutoffs
+            row = row.masked_fill(scaled < cutoffs.unsqueeze(1), -torch.inf)
+        # One row is too little for several threads to share: waiting for each other they take
+        # longer than numpy does alone.
+        values = row[0].cpu().numpy()
+        maximum = values.max()
+        if not np.isfinite(maximum):
+            raise no_law(len(text.tokens))
+        weights = np.exp((values - maximum) / temperature)
+        return np.asarray(weights / weights.sum(dtype=np.float64), dtype=np.float64)
+
+    key = (sequence.seed, params.stream, text.output_len)
+    return walk_in_turn(sequence.tree, drawn, law_of, key)
+
+
+# Beam searches at the target: each answers one text after many steps, like a long prefill.
+#
+# A step evaluates the newest token of each beam beside the rows of all other requests, so no
+# request waits for a search. A search depends on its text alone: if it is lost, it begins again.
+
+
+# The most tokens of all beams beyond their common prefix: a step handles each pair of them, also on
+# the host.
+_MAX_LIVE_TOKENS = 4096
+
+
+def open_search(text: TargetText, beams: BeamSpec, adapter: int, engine: Engine) -> BeamRun:
+    """Return the search that the text is; raises RequestError if it cannot fit.
+
+    adapter: as in `Work`."""
+    params, prompt_len = text.params, len(text.tokens)
+    max_tokens = min(params.max_tokens, engine.max_context_len - prompt_len)
+    if max_tokens < 1:
+        raise ContextLengthError.of(
+            prompt_len, engine.max_context_len, "reduce the length of the prompt"
+        )
+    most = beams.num_beams * max_tokens
+    if most > _MAX_LIVE_TOKENS:
+        raise RequestError(
+            f"{beams.num_beams} beams of {max_tokens} tokens are {most}, a search may hold "
+            f"{_MAX_LIVE_TOKENS}; send fewer beams (n, best_of) or a smaller max_tokens",
+            param="max_tokens",
+        )
+    error = engine.limits.too_large(prompt_len, most)
+    if error is not None:
+        raise RequestError(
+            f"{beams.num_beams} beams of {max_tokens} tokens behind a prompt of {prompt_len} "
+            f"cannot be sure of their place: {error.message}",
+            param="max_tokens",
+        )
+    return BeamRun(
+        text.id,
+        text.tokens.token_ids,
+        beams,
+        max_tokens,
+        params.stop_token_ids,
+        params.logprobs,
+        text.opened.tenant,
+        adapter,
+    )
+
+
+def beam_verdict(text: TargetText, search: BeamRun) -> Verdict:
+    """Return the verdict that ends a finished search; raises RequestError for broken logits."""
+    ends: list[BeamEnd] = []
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    for one in search.hypotheses:
+        if not np.isfinite(one.score):
+            raise RequestError(
+                "the model's logits have no finite law here; the model or its dtype overflows"
+            )
+        # A stop token ends a text and is not part of it.
+        path = one.beam.lineage()[: -1 if one.is_stopped else None]
+        token_ids += [beam.token_id for beam in path]
+        logprobs += [beam.chosen for beam in path if beam.chosen is not None]
+        ends.append(BeamEnd(len(path), one.is_stopped, float(one.beam.logprob), float(one.score)))
+    return Verdict(
+        text.id,
+        len(text.tokens),
+        EMPTY_TOKENS,
+        token_array(token_ids),
+        tuple(logprobs),
+        beams=tuple(ends),
     )

@@ -16,8 +16,7 @@ from cluster.messages import AdapterList, Heartbeat, StepFrame, VerdictFrame, Wo
 from cluster.models.engine_state import EngineState
 from cluster.plan import autoscaling
 from cluster.plan.controller import Controller
-from cluster.rpc.duplex import run_until_first_ends
-from cluster.rpc.link import Link
+from cluster.rpc.link import Link, run_until_first_ends
 from cluster.worker.mailbox import TargetStream
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop

@@ -1,35 +1,130 @@
-"""What a target's process holds beside its engine: the drafters inside it, and its verifier."""
+"""What a target's process holds beside its engine: the drafters inside it, its grammars and its
+verifier.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
+
+import numpy as np
 
 from cluster.config.parse import parse
 from cluster.config.schema import Config, DrafterConfig, EngineConfig
-from cluster.core import SamplingParams, token_array
+from cluster.core import SamplingParams, TokenArray, TokenTree, token_array
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.breaker import CircuitBreaker
 from cluster.engine.engine import Engine
 from cluster.engine.loading import progress
 from cluster.engine.state import TORCH, engine_state
-from cluster.errors import ConfigError
-from cluster.grammar.compiler import create_compiler
+from cluster.errors import ConfigError, RequestError
+from cluster.grammar.compiler import GrammarCompiler, create_compiler
+from cluster.grammar.library import Grammar
+from cluster.grammar.mask import MaskRow, mask_words
+from cluster.grammar.text import ConstrainedText
+from cluster.messages import Open
 from cluster.models.engine_state import EngineState
+from cluster.models.fingerprint import version_of
 from cluster.models.resolve import resolve
-from cluster.models.version import version_of
+from cluster.requests.fields import GrammarSpec
 from cluster.spec.budget import Ask
 from cluster.worker.draft_profile import profile_drafting
-from cluster.worker.grammars import Grammars
 from cluster.worker.host import EngineHost, beside_target
 from cluster.worker.models import model_folders, parts_of
 from cluster.worker.residents import ResidentDrafter, Residents
-from cluster.worker.texts import measured_text
+from cluster.worker.texts import TargetText, measured_text
 from cluster.worker.verifier import Verifier
+
+# The grammars of a target worker: compiled beside its steps, and hooked into its draws.
+
+
+class GrammarHook:
+    """Holds the draws of one request to its grammar: a `LogitsHook`.
+
+    The masks, one for every node, are computed in another thread while the forward pass runs.
+    """
+
+    def __init__(self, text: ConstrainedText, executor: Executor) -> None:
+        self._text = text
+        self._executor = executor
+        self._vocab_size = text.vocab_size
+        self._masks: Future[MaskRow] | None = None
+
+    def extend(self, token_ids: TokenArray) -> None:
+        """See `LogitsHook.extend`."""
+        self._settle()
+        for token in token_ids.tolist():
+            if not self._text.push(token):
+                # A library that has given up says so when it is asked what may follow.
+                self._text.fill(np.empty(mask_words(self._vocab_size), dtype=np.uint32))
+                raise RequestError(
+                    f"output token {len(self._text)} is not one that the request's grammar allows; "
+                    "resume with the tokens and the grammar of the first stream",
+                    param="grammar",
+                )
+
+    def prepare(self, tree: TokenTree) -> Sequence[int]:
+        """See `LogitsHook.prepare`."""
+        self._settle()
+        nodes = self._text.possible(tree)
+        self._masks = self._executor.submit(self._fill, tree, nodes)
+        return nodes
+
+    def masks(self) -> MaskRow:
+        """See `LogitsHook.masks`."""
+        assert self._masks is not None, "prepare comes first"
+        return self._masks.result()
+
+    def _fill(self, tree: TokenTree, nodes: Sequence[int]) -> MaskRow:
+        words = mask_words(self._vocab_size)
+        rows: MaskRow = np.empty((len(tree) + 1, words), dtype=np.uint32)
+        self._text.fill_all(tree, rows)
+        return rows if len(nodes) == len(tree) else rows[[0, *(node + 1 for node in nodes)]]
+
+    def _settle(self) -> None:
+        """Wait until the other thread is done with the text; drop its result or exception."""
+        masks, self._masks = self._masks, None
+        if masks is not None:
+            masks.exception()
+
+
+class Grammars:
+    """The grammars that the verifier and the links of one target share."""
+
+    def __init__(
+        self, compiler: GrammarCompiler, vocab_size: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        self.compiler = compiler
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._masks: Executor = ThreadPoolExecutor(1, "grammar-masks")
+        self._compiling: Executor = ThreadPoolExecutor(1, "grammar-compile")
+
+    def open_hook(self, text: TargetText) -> GrammarHook | None:
+        """Return the hook of a text; None without a grammar.
+
+        Raises RequestError with the reason if its grammar cannot be used.
+        """
+        spec = text.params.grammar
+        return None if spec is None else GrammarHook(self.text(spec), self._masks)
+
+    def text(self, spec: GrammarSpec) -> ConstrainedText:
+        """Return a new text under that grammar.  Raises RequestError as above."""
+        grammar = self.compiler.compile(spec)
+        return ConstrainedText(grammar, spec, self._eos_token_ids, self._vocab_size)
+
+    def prepare(self, opened: Open) -> Future[Grammar] | None:
+        """Compile the text's grammar beside the steps; returns None if there is nothing to do."""
+        spec = opened.params.grammar
+        if spec is None or self.compiler.is_ready(spec):
+            return None
+        return self._compiling.submit(self.compiler.compile, spec)
+
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,8 @@ from cluster.core import EMPTY_TOKENS, EMPTY_TREE, TokenArray, TokenTree, token_
 from cluster.engine.beam_search import BeamRun
 from cluster.engine.draw.native import DrawKernels, DrawShare
 from cluster.errors import RequestError, WorkerError
-from cluster.requests.redraw import Redraw
-from cluster.spec.draw import DrawRows, FusedDraw, Indices, draw, winner_among
-from cluster.spec.gap import gap_of
+from cluster.requests.fields import Redraw
+from cluster.spec.draw import DrawRows, FusedDraw, Indices, draw, gap_of, winner_among
 from cluster.spec.logits_hook import LogitsHook, TokenMask, forbid
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from cluster.spec.sampling import is_truncated, pack
@@ -128,7 +127,7 @@ def draw_all(
 ) -> list[TokenArray | None]:
     """Return the target's draws of each sequence, int32[n + 1]; -1 for a row without a valid law.
 
-    None: the sequence's law of acceptance draws nothing beforehand (`cluster.worker.ratio_walk`).
+    None: the sequence's law of acceptance draws nothing beforehand (`cluster.worker.step_rows`).
 
     native: faster draws for logits on the CPU; fused: for logits on a GPU.  The draws are the same
     without them.  If a sequence's output is given, its tokens replace the draws.

@@ -17,13 +17,9 @@ from cluster.core import (
 )
 from cluster.messages import Open, StepReport, TextVerdict
 from cluster.plan.in_flight import PLAIN, InFlight
-from cluster.plan.resident import Resident
 from cluster.plan.roster import lot_of
-from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, SourceBits, Text
-from cluster.requests.acceptance_law import NO_LAWS, Laws
-from cluster.requests.draft_step import DraftStep
-from cluster.requests.plain_why import PlainWhy
-from cluster.requests.tenant import PROFILE_TENANT
+from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, Resident, SourceBits, Text
+from cluster.requests.fields import NO_LAWS, PROFILE_TENANT, DraftStep, Laws, PlainWhy
 from cluster.spec.acceptance import group_of
 from cluster.spec.credit import owners
 from cluster.spec.ending import cut

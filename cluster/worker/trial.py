@@ -17,7 +17,7 @@ from cluster.engine.device import resolve_device, return_freed_memory
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from cluster.records import frozen
-from cluster.spec.speedup import MeasuredCosts
+from cluster.spec.step_profile import MeasuredCosts
 from cluster.worker.draft_profile import plain_turn_s
 from cluster.worker.host import load_target_engine
 from cluster.worker.target_parts import TargetParts

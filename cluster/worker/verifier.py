@@ -27,11 +27,15 @@ from cluster.records import record
 from cluster.spec.draw import FusedDraw
 from cluster.spec.logits_hook import LogitsHook
 from cluster.spec.logprobs import token_logprobs
+from cluster.spec.tree import walk_draws
 from cluster.spec.tree_check import are_sound, check_tree
-from cluster.spec.verify import walk_draws
-from cluster.worker.beams import beam_verdict, open_search
-from cluster.worker.ratio_walk import walk_by_ratio
-from cluster.worker.step_rows import Answered, rows_of_step
+from cluster.worker.step_rows import (
+    Answered,
+    beam_verdict,
+    open_search,
+    rows_of_step,
+    walk_by_ratio,
+)
 from cluster.worker.target_sequence import NO_LOGITS, TargetSequence, draw_all, no_law
 from cluster.worker.texts import TargetText
 

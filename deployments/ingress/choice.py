@@ -18,7 +18,7 @@ from cluster.core import (
 from cluster.records import record
 from cluster.rpc.generation import ChoiceDelta
 from cluster.spec.statistics import TextStatistics
-from cluster.text.beam_texts import beam_event
+from cluster.text.completion import beam_event
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
 from cluster.text.tool_calls.base import CallPiece, Part, Said

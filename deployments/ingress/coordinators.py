@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from cluster.core import FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, TooLargeError, UnavailableError
 from cluster.messages import SubmitFrame, WorkerDescription
-from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.frames import MAX_FRAME_BYTES
+from cluster.rpc.link import run_until_first_ends
 from deployments.ingress.ticket import CoordinatorStream, Peer, Ticket
 
 log = logging.getLogger(__name__)

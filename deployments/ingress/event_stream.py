@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from cluster.errors import DrafthouseError, UnavailableError
-from cluster.rpc.duplex import run_until_first_ends
+from cluster.rpc.link import run_until_first_ends
 from deployments.ingress.api.writer import Writer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.draining import Draining

@@ -13,7 +13,7 @@ from typing import TypeVar
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, SpeculationStats, TokenArray
 from cluster.errors import DeadlineError, DrafthouseError
 from cluster.metrics.told import Tokens, ToldRequest
-from cluster.requests.seeds import draw_seed
+from cluster.requests.fields import draw_seed
 from cluster.rpc.generation import ResumedChoice
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream

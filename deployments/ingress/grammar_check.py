@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, field
 
 from cluster.config.schema import AnswersConfig
 from cluster.errors import CapacityError, RequestError, UnavailableError
-from cluster.grammar import checker
+from cluster.grammar import compiler
 from cluster.grammar.compiler import check_size
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from cluster.text.tokenizer import Tokenizer
 
 # A verdict takes some hundred bytes.
@@ -46,7 +46,7 @@ class GrammarCheck:
         self._config = config
         folder = tokenizer.pretrained.name_or_path
         what = (folder, asdict(config), tokenizer.vocab_size, tokenizer.eos_token_ids)
-        self._command = [sys.executable, "-m", checker.__name__, json.dumps(what)]
+        self._command = [sys.executable, "-m", compiler.__name__, json.dumps(what)]
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._starting = asyncio.Lock()
@@ -128,7 +128,7 @@ class GrammarCheck:
                 answer = await reader.read()
         if not answer:
             raise UnavailableError("grammars cannot be checked at the moment; send it again")
-        verdict = answer.removeprefix(checker.BEGUN)
+        verdict = answer.removeprefix(compiler.BEGUN)
         return str(json.loads(verdict)) if verdict else None
 
     def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -11,16 +11,16 @@ from grpc_health.v1 import health_pb2
 from cluster.client.generated import generation_pb2 as pb
 from cluster.errors import DrafthouseError, NotFoundError, RequestError, TooLargeError
 from cluster.logs import REQUEST_ID
-from cluster.rpc.codec_arrays import TOKENS
 from cluster.rpc.codec_generation import MODEL, RESPONSE, decode_prompt, decode_request
+from cluster.rpc.codec_records import TOKENS
 from cluster.rpc.generation import GenerationResponse, Model, Usage
 from cluster.rpc.status import abort, status_code, trailing_metadata
+from deployments.ingress.body import hidden
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
 from deployments.ingress.grpc_request import check_ids, prompt_of, request_name, to_spec
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import Caller
-from deployments.ingress.openai_error import hidden
 from deployments.ingress.prompts import prediction_counts, prediction_idle
 from deployments.ingress.request_scope import SEGMENT
 from deployments.ingress.sampling import check_model

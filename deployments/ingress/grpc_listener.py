@@ -13,13 +13,12 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from cluster.config.addresses import joined
-from cluster.config.reloaded import Reloaded
+from cluster.config.pem import Reloaded
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, DrafthouseError
-from cluster.rpc.guard import refusing
 from cluster.rpc.options import public_server_options
 from cluster.rpc.status import status_code, trailing_metadata
-from cluster.rpc.trust import Trust
+from cluster.rpc.trust import Trust, refusing
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.servicers import GENERATION, add_generation, add_health, message_limit
 

@@ -12,7 +12,7 @@ from pydantic import ConfigDict
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from cluster.rpc.generation import ChatMessage, GenerationRequest, ResumedChoice
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported

@@ -29,14 +29,13 @@ from deployments.ingress.api.response_writer import ResponseWriter
 from deployments.ingress.api.unserved import reason_of
 from deployments.ingress.api.wording import warning_header
 from deployments.ingress.api.writer import Writer
-from deployments.ingress.body import read_object
+from deployments.ingress.body import error_body, error_response, hidden, read_object
 from deployments.ingress.choice import Delta
 from deployments.ingress.event_stream import EventStream, answered, while_connected
 from deployments.ingress.generation import Generation
 from deployments.ingress.http_protocol import AT_ONCE
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import ANYBODY, Operators
-from deployments.ingress.openai_error import error_body, error_response, hidden
 from deployments.ingress.openai_request import CHAT, COMPLETIONS
 from deployments.ingress.openai_response import Answer
 from deployments.ingress.request_scope import (

@@ -19,8 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from cluster.config.addresses import joined
-from cluster.config.pem import PemFiles
-from cluster.config.reloaded import Reloaded
+from cluster.config.pem import PemFiles, Reloaded
 from cluster.config.schema import HttpConfig
 from cluster.errors import ConfigError, WorkerError
 from deployments.ingress.http_protocol import BoundedProtocol

@@ -31,7 +31,7 @@ from cluster.errors import (
     TooSlowError,
     UnavailableError,
 )
-from deployments.ingress.openai_error import error_response
+from deployments.ingress.body import error_response
 
 # The extension of our own listener by which a piece of an answer goes straight to its connection.
 # It returns False where the piece must take the usual way, which waits for slow clients.

@@ -15,7 +15,7 @@ from cluster.errors import DrafthouseError, UnavailableError
 from cluster.messages import WorkerDescription
 from cluster.metrics.recorder import Recorder
 from cluster.metrics.told import INGRESS, Told, ToldRequest
-from cluster.requests.tenant import tenant_of
+from cluster.requests.fields import tenant_of
 from cluster.rpc.channel import CoordinatorLink, Expectations, connect_coordinator
 from cluster.rpc.connections import Connections, Endpoint, Endpoints
 from cluster.rpc.generation import ResumedChoice
@@ -31,9 +31,8 @@ from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.keys import ANYBODY, Caller, KeyRing, Quotas
 from deployments.ingress.metrics_page import AskOthers, answers_of, metrics_page, nobody, stats_of
 from deployments.ingress.prompts import check_lengths, encode_all
-from deployments.ingress.request_log import write_line
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
-from deployments.ingress.tracing import Tracing
+from deployments.ingress.tracing import Tracing, write_line
 
 _REPORT_TIMEOUT_S = 2.0
 

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from cluster import metrics
 from cluster.config.access import ClientKey, RateLimits, digest_of
 from cluster.config.keys import read_keys
-from cluster.config.reloaded import Reloaded
+from cluster.config.pem import Reloaded
 from cluster.config.schema import Config
 from cluster.errors import CapacityError, ForbiddenError, TooLargeError, UnauthenticatedError
 from cluster.metrics.recorder import Recorder

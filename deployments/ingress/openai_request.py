@@ -13,7 +13,7 @@ import numpy as np
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported
 from deployments.ingress.api.wording import Schema
 from deployments.ingress.chat import (

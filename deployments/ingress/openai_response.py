@@ -11,12 +11,12 @@ from typing import Any
 from cluster.core import FinishReason
 from cluster.errors import DrafthouseError
 from deployments.ingress.api.writer import Item, Writer, grow
+from deployments.ingress.body import error_event
 from deployments.ingress.choice import Delta
-from deployments.ingress.draft_steps import written
 from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets, joined
-from deployments.ingress.openai_error import error_event
 from deployments.ingress.openai_request import Chat, Completion
 from deployments.ingress.sampling import StreamOptions
+from deployments.ingress.ticket import written
 from deployments.ingress.usage import metrics, usage
 
 DONE = b"data: [DONE]\n\n"

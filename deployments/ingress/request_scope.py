@@ -18,8 +18,8 @@ from cluster.config.addresses import is_loopback
 from cluster.config.http import HttpConfig
 from cluster.errors import ForbiddenError, RequestError
 from cluster.logs import UNKNOWN
+from deployments.ingress.body import error_response
 from deployments.ingress.http_protocol import check_head, size_of
-from deployments.ingress.openai_error import error_response
 
 log = logging.getLogger(__name__)
 

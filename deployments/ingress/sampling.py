@@ -10,11 +10,8 @@ from pydantic import Field
 
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import NotFoundError, RequestError
-from cluster.requests.beam_spec import BeamSpec
-from cluster.requests.grammar_spec import GrammarSpec
-from cluster.requests.seeds import asked_seed
-from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
-from cluster.spec.beam_params import MAX_LENGTH_PENALTY
+from cluster.requests.fields import DEFAULT_TENANT, BeamSpec, GrammarSpec, asked_seed, tenant_of
+from cluster.spec.beam_search import MAX_LENGTH_PENALTY
 from deployments.ingress.api.contract import Body, Read, or_text, supported, up_to
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import ChatUse, GenerationSpec, Limits, Prompt

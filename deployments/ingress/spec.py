@@ -9,8 +9,7 @@ from typing import Any
 from cluster.config.schema import OTHER_SEGMENT, Config
 from cluster.core import DEFAULT_TASK, SamplingParams, SpeculationOptions, TokenArray
 from cluster.records import frozen, record
-from cluster.requests.grammar_spec import GrammarSpec
-from cluster.requests.tenant import DEFAULT_TENANT
+from cluster.requests.fields import DEFAULT_TENANT, GrammarSpec
 from cluster.text.dialect import Dialect
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.fields import Names

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from cluster.core import SpeculationOptions
 from cluster.errors import ForbiddenError, RequestError
-from cluster.requests.acceptance_law import REMOVED_LAWS, Law
+from cluster.requests.fields import REMOVED_LAWS, Law
 from deployments.ingress.api.contract import Body, Read, supported, up_to
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import Limits

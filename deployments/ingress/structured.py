@@ -9,7 +9,7 @@ from pydantic import WithJsonSchema
 
 from cluster.errors import RequestError
 from cluster.grammar.json_schema import lenient
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.api.wording import TEXT, joined

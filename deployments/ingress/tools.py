@@ -11,7 +11,7 @@ from pydantic import PrivateAttr
 from cluster.errors import RequestError
 from cluster.grammar.json_schema import lenient
 from cluster.records import frozen
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from cluster.text.chat import RESERVED_ARGUMENTS
 from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.base import NAME

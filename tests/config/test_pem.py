@@ -9,8 +9,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from cluster.config.doors import PartsTlsConfig, TlsConfig
-from cluster.config.pem import PemFiles
-from cluster.config.reloaded import Reloaded
+from cluster.config.pem import PemFiles, Reloaded
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from tests.support.rpc.certificates import Authority

@@ -7,19 +7,19 @@ import logging
 import numpy as np
 import pytest
 
-from cluster.coordinator.activity import ActivityLog
+from cluster.coordinator.moment import ActivityLog
 from cluster.coordinator.present import Answered
 from cluster.coordinator.session import Session
 from cluster.core import token_array
 from cluster.messages import Load, TextVerdict
-from cluster.requests.plain_why import PlainWhy
+from cluster.requests.fields import PlainWhy
 from tests.support.coordinator.house import at_work, request
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 
 
 @pytest.fixture(autouse=True)
 def _info(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="cluster.coordinator.activity")
+    caplog.set_level(logging.INFO, logger="cluster.coordinator.moment")
 
 
 def answer(

@@ -25,8 +25,7 @@ from cluster.errors import (
     TooLargeError,
     UnavailableError,
 )
-from cluster.requests.acceptance_law import Law
-from cluster.requests.beam_spec import BeamSpec
+from cluster.requests.fields import BeamSpec, Law
 from tests.support.clock import FakeClock
 from tests.support.coordinator.house import GREEDY, at_work, collect, house, request, text_of
 from tests.support.coordinator.toys import ToyTarget, plain_text

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.core import SpeculationOptions, SpeculationStats, TokenEvent
 from cluster.errors import ProtocolError
-from cluster.rpc.memory import memory_pair
+from cluster.rpc.link import memory_pair
 from tests.support.coordinator.house import GREEDY, House, at_work, house, request, text_of
 from tests.support.coordinator.toys import (
     ToyDrafter,

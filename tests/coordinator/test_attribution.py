@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cluster import metrics
-from cluster.coordinator.present import Events
-from cluster.coordinator.series import Series
+from cluster.coordinator.present import Events, Series
 from cluster.core import token_array
 from cluster.messages import TextVerdict
 from cluster.metrics import Metric

@@ -13,8 +13,8 @@ import pytest
 from cluster.core import FinishReason, TokenLogprob, Verdict, token_array
 from cluster.errors import DrafthouseError, ProtocolError, RequestError
 from cluster.messages import TextName, VerdictFrame
-from cluster.requests.beam_spec import BeamEnd, BeamSpec
-from cluster.text.beam_texts import beam_event
+from cluster.requests.fields import BeamEnd, BeamSpec
+from cluster.text.completion import beam_event
 from cluster.worker.verifier import Stepped
 from tests.support.coordinator.house import GREEDY, house
 from tests.support.coordinator.toy_target import Asked, Item, ToyVerifier

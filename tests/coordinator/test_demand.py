@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from cluster.rpc.memory import memory_pair
+from cluster.rpc.link import memory_pair
 from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, drafter_description, oracle_chain
 

@@ -10,7 +10,7 @@ import pytest
 from cluster.core import EMPTY_TREE, Commit, Observation, TokenTree
 from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
-from cluster.rpc.memory import memory_pair
+from cluster.rpc.link import memory_pair
 from tests.support.coordinator.house import GREEDY, at_work, house
 from tests.support.coordinator.toys import (
     ToyDrafter,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.core import Request, SamplingParams, TokenEvent
-from cluster.rpc.memory import memory_pair
+from cluster.rpc.link import memory_pair
 from tests.support.choices import by_day
 from tests.support.coordinator.house import (
     GREEDY,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from cluster.coordinator.activity import ActivityLog
 from cluster.coordinator.audit import Auditor
 from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.moment import ActivityLog
 from cluster.coordinator.pool_scores import PoolScores
-from cluster.coordinator.series import Series
+from cluster.coordinator.present import Series
 from cluster.coordinator.switchback import Switchback
 from cluster.coordinator.watch import Watches
 from cluster.messages import StepReport, VerdictFrame

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from cluster.coordinator.idle import MEANINGS, IdleReason, idle_reason
-from cluster.requests.plain_why import PlainWhy
+from cluster.requests.fields import PlainWhy
 
 NOTHING = dict.fromkeys(("num_configured", "num_refused", "num_usable", "num_seen", "uptime_s"), 0)
 THERE = NOTHING | {"num_configured": 2, "num_usable": 1, "num_seen": 1}

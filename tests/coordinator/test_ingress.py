@@ -14,7 +14,7 @@ from cluster.coordinator.workers import AdapterNews
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, RequestError
 from cluster.messages import Load, SubmitFrame
-from cluster.rpc.memory import MemoryLink, memory_pair
+from cluster.rpc.link import MemoryLink, memory_pair
 from tests.support.coordinator.house import GREEDY, House, at_work, house, request, text_of
 from tests.support.coordinator.toys import ToyTarget, plain_text
 

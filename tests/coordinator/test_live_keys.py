@@ -17,7 +17,7 @@ from cluster.config.schema import (
 )
 from cluster.core import SpeculationOptions
 from cluster.errors import CapacityError, RequestError
-from cluster.rpc.memory import memory_pair
+from cluster.rpc.link import memory_pair
 from tests.support.coordinator.house import House, house, request
 from tests.support.coordinator.toys import ToyTarget, drafter_description
 

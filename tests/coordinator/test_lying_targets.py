@@ -22,7 +22,7 @@ from cluster.messages import (
     TextVerdict,
     VerdictFrame,
 )
-from cluster.requests.plain_why import PlainWhy
+from cluster.requests.fields import PlainWhy
 from tests.support.coordinator.house import GREEDY, SEEDED, house, request
 from tests.support.coordinator.toys import (
     VOCAB_SIZE,

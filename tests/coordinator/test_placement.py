@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.coordinator.placement import Placement
+from cluster.coordinator.admission import Placement
 from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import SamplingParams
 from cluster.messages import Load, WorkerDescription
-from cluster.rpc.memory import memory_pair
+from cluster.rpc.link import memory_pair
 from tests.support.coordinator.house import request
 
 PAGE = 4

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.config.rollout import RolloutConfig
 from cluster.core import SamplingParams
-from cluster.plan.candidate import Phase
+from cluster.plan.trials import Phase
 from tests.support.coordinator.house import GREEDY, SEEDED, House, house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 

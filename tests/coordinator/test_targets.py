@@ -11,7 +11,7 @@ from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import SamplingParams, TokenTree
 from cluster.messages import Load, PoolTree, StepFrame, TextName, WorkerDescription
-from cluster.rpc.memory import MemoryLink, memory_pair
+from cluster.rpc.link import MemoryLink, memory_pair
 from tests.support.coordinator.house import request
 
 

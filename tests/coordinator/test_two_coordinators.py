@@ -16,7 +16,7 @@ from cluster.core import SamplingParams
 from cluster.draft.breaker import CircuitBreaker
 from cluster.errors import CapacityError
 from cluster.messages import ProposalFrame
-from cluster.rpc.memory import MemoryLink, memory_pair
+from cluster.rpc.link import MemoryLink, memory_pair
 from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
 from tests.support.coordinator.toys import (
     ToyDrafter,

@@ -9,7 +9,7 @@ import pytest
 from cluster.config.file import load
 from cluster.errors import ConfigError
 from deployments.applied import live_document
-from deployments.short_lived import announce, announced, short_lived_folder
+from deployments.processes import announce, announced, short_lived_folder
 from tests.conftest import Run
 from tests.deployments.conftest import free_port
 

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.core import token_array
 from cluster.errors import RequestError
-from cluster.requests.beam_spec import BeamSpec
+from cluster.requests.fields import BeamSpec
 from cluster.rpc.generation import GenerationRequest, ResumedChoice, SamplingOptions
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators

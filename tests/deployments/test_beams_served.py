@@ -8,7 +8,7 @@ import pytest
 
 from cluster.client import Client, GenerateRequest, SamplingOptions, TokenIds
 from cluster.core import token_array
-from cluster.requests.beam_spec import BeamSpec
+from cluster.requests.fields import BeamSpec
 from cluster.rpc.codec import BEAM_SPEC
 from tests.deployments.conftest import MODEL, Served
 from tests.engine.test_beam_search import expected

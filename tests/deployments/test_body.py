@@ -19,8 +19,7 @@ from starlette.requests import Request
 from cluster.config.schema import IngressConfig
 from cluster.errors import RequestError, TooLargeError, TooSlowError, UnsupportedCodingError
 from deployments.ingress.api.messages import error_body as messages_error
-from deployments.ingress.body import read_object
-from deployments.ingress.openai_error import error_response
+from deployments.ingress.body import error_response, read_object
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from deployments.ingress.openai_error import hidden
+from deployments.ingress.body import hidden
 
 SECRET = "what the prompt said"
 

@@ -15,8 +15,8 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import describe
 from cluster.engine.loading.planned import Planned, bare_module, planned
 from cluster.errors import ConfigError
-from cluster.models import published as published_models
-from cluster.models.published import published
+from cluster.models import resolve as published_models
+from cluster.models.resolve import published
 from deployments.plan import size
 from deployments.preflight import inspect
 from tests.conftest import Run

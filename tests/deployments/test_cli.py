@@ -216,7 +216,7 @@ def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path)
         command.check_end("every process")
         lines = [json.loads(line) for line in command.stderr.read_text().splitlines()]
         (line,) = (line for line in lines if line.get("request_id") == "mine")
-        assert line["logger"] == "deployments.ingress.request_log"
+        assert line["logger"] == "deployments.ingress.tracing"
         assert (line["id"], line["output_tokens"]) == ("cmpl-mine", 4)
     finally:
         command.end()

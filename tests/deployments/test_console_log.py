@@ -12,8 +12,8 @@ from cluster.logs import JsonLines
 from deployments.console_log import LogFollower, following, is_wanted
 
 TIME = "2026-01-02 03:04:05,678"
-REQUEST = f"INFO {TIME} deployments.ingress.request_log: request id=a task=default"
-ACTIVITY = f"INFO {TIME} cluster.coordinator.activity: running 1 requests, waiting 0"
+REQUEST = f"INFO {TIME} deployments.ingress.tracing: request id=a task=default"
+ACTIVITY = f"INFO {TIME} cluster.coordinator.moment: running 1 requests, waiting 0"
 
 
 def as_json(level: str, logger: str) -> str:
@@ -30,11 +30,11 @@ def as_json(level: str, logger: str) -> str:
         (f"WARNING {TIME} cluster.engine.device: slow", True),
         (f"ERROR {TIME} deployments.connections: refused", True),
         (f"INFO {TIME} cluster.coordinator.target_links: target joined", False),
-        (f"DEBUG {TIME} cluster.coordinator.activity: x", False),
+        (f"DEBUG {TIME} cluster.coordinator.moment: x", False),
         (f"ERROR {TIME} ray.serve: x", False),
         ("INFO 2026 deployments", False),
         ("  File x, line 3", False),
-        (as_json("INFO", "deployments.ingress.request_log"), True),
+        (as_json("INFO", "deployments.ingress.tracing"), True),
         (as_json("WARNING", "cluster.engine.device"), True),
         (as_json("INFO", "cluster.coordinator.target_links"), False),
         (as_json("ERROR", "ray.serve"), False),

@@ -20,8 +20,7 @@ from cluster.errors import (
     UnavailableError,
 )
 from cluster.messages import EventFrame, Load, SubmitFrame, WorkerDescription
-from cluster.rpc.mailbox import Mailbox
-from cluster.rpc.memory import MemoryLink, memory_pair
+from cluster.rpc.link import Mailbox, MemoryLink, memory_pair
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.ticket import Ticket
 from tests.support.coordinator.house import collect, house, request

@@ -15,9 +15,9 @@ import pytest
 from cluster.client.generated import generation_pb2
 from cluster.config.schema import Config, DrafterConfig
 from cluster.core import token_array
-from cluster.requests.draft_step import DraftStep
+from cluster.requests.fields import DraftStep
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.draft_steps import MAX_NODES, StepTrace, written
+from deployments.ingress.ticket import MAX_NODES, StepTrace, written
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
 from tests.support.deployments.api import events
 from tests.support.deployments.place import generate, place, write_keys
@@ -121,7 +121,7 @@ def test_what_a_choice_shows_is_bounded_and_has_no_holes(num_nodes: int) -> None
 async def test_an_answer_says_how_many_steps_it_left_out(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.ingress.draft_steps.MAX_NODES", 3)
+    monkeypatch.setattr("deployments.ingress.ticket.MAX_NODES", 3)
     async with place(tokenizer, CONFIG) as here:
         whole = (await here.ask(PATHS[0], **ASKED, **TREES)).json()["choices"][0]
         streamed = chunks(await here.ask(PATHS[0], **ASKED, **TREES, stream=True))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.errors import RequestError
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from cluster.rpc.generation import ChatMessage, GenerationRequest, SamplingOptions
 from deployments.ingress.fields import Names
 from deployments.ingress.grpc_request import prompt_of, to_spec

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.config.schema import AnswersConfig
 from cluster.errors import CapacityError, RequestError
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.processes import Process, descendants

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.core import token_array
 from cluster.errors import RequestError
-from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
+from cluster.requests.fields import DEFAULT_TENANT, tenant_of
 from cluster.rpc.generation import GenerationRequest, ResumedChoice
 from deployments.ingress.grpc_request import request_name, to_spec
 from tests.deployments.test_openai_request import LIMITS, refused

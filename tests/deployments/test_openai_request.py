@@ -13,8 +13,7 @@ from cluster.config.parse import parse
 from cluster.config.schema import ApiConfig, Config
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
-from cluster.requests.acceptance_law import Law
-from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
+from cluster.requests.fields import DEFAULT_TENANT, Law, tenant_of
 from cluster.rpc.generation import GenerationRequest
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_request import to_spec

@@ -12,14 +12,14 @@ import pytest
 
 from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
 from cluster.errors import ConfigError
-from deployments.passed import inspect_what_is_new
+from deployments.asked import inspect_what_is_new
 from tests.conftest import python
 from tests.support.engine.adapters import write_adapter
 
 START = """
 import sys
 from cluster.config.schema import Config, EngineConfig, TargetConfig
-from deployments.passed import inspect_what_is_new
+from deployments.asked import inspect_what_is_new
 config = Config(target=TargetConfig(EngineConfig(model=sys.argv[1])))
 inspect_what_is_new(config, print, is_here=True)
 print(*{"torch", "transformers", "ray", "huggingface_hub"}.intersection(sys.modules))

@@ -13,8 +13,8 @@ from cluster.errors import DrafthouseError, RequestError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
-from deployments.ingress.request_log import write_line
 from deployments.ingress.spec import GenerationSpec, Prompt
+from deployments.ingress.tracing import write_line
 from tests.deployments.test_generation import PARAMS, run_all, tokens
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 from tests.support.deployments.place import place

@@ -11,8 +11,7 @@ import pytest
 from cluster.config.schema import Config, DashboardConfig, EngineConfig, GrpcConfig, HttpConfig
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.errors import ConfigError
-from cluster.models.catalogue import REPOSITORY
-from cluster.models.names import source_of
+from cluster.models.names import REPOSITORY, source_of
 from cluster.rpc.tokens import secrets_of
 from cluster.text.chat import read_template
 from deployments.ports import check_free

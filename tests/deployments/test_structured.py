@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.errors import RequestError
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from cluster.rpc.codec_generation import REQUEST, decode_request
 from cluster.rpc.generation import GenerationRequest, SamplingOptions
 from deployments.ingress.grpc_request import to_spec

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deployments.short_lived import short_lived_folder
+from deployments.processes import short_lived_folder
 from tests.conftest import REPOSITORY, python
 from tests.deployments.conftest import DEADLINE_S, wait_until
 
@@ -37,7 +37,7 @@ sys.exit(supervised(body))
 """
 KILLED = """
 import os
-from deployments.short_lived import short_lived_folder
+from deployments.processes import short_lived_folder
 
 with short_lived_folder() as folder:
     (folder / "dashboard-token").write_text("secret")

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.errors import RequestError
 from cluster.grammar.json_schema import lenient
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from cluster.text.dialect import Dialect
 from cluster.text.reasoning import ReasoningMarkers
 from cluster.text.tokenizer import Tokenizer

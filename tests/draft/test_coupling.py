@@ -5,7 +5,7 @@ import pytest
 
 from cluster.core import SamplingParams
 from cluster.draft.coupling import COUNT_TRUST, count_conditionals
-from cluster.draft.hit_rates import HitRates
+from cluster.draft.lookups import HitRates
 
 
 @pytest.mark.parametrize(("trust", "error"), [(1.0, 0.02), (COUNT_TRUST, 0.04)])

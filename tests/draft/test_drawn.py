@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cluster.core import EMPTY_TREE, Proposal, SamplingParams
-from cluster.draft.told import told_params
+from cluster.draft.base import told_params
 from cluster.engine.engine import Engine
-from cluster.requests.acceptance_law import LAWS, NO_LAWS, Law
+from cluster.requests.fields import LAWS, NO_LAWS, Law
 from cluster.spec.tree import children
 from cluster.worker.verifier import Verifier
 from tests.support.draft.author import Author, lm_drafter, write

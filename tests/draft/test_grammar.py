@@ -8,7 +8,7 @@ from dataclasses import replace
 from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.grammar import GrammarDrafter, GrammarOptions
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from tests.support.draft.author import Author, write
 from tests.support.grammar.specs import SPECS, eos, ids_of, open_text, tokenizer
 

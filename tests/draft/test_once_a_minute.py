@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.draft.once_a_minute import OnceAMinute
+from cluster.logs import OnceAMinute
 
 
 def test_a_thing_is_said_at_once_and_then_after_a_minute_with_its_count() -> None:

@@ -14,8 +14,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from cluster.core import token_array
-from cluster.draft.intersection import Intersection, intersection
-from cluster.draft.read_text import RewrittenText
+from cluster.draft.intersection import Intersection, RewrittenText, intersection
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.models.token_bytes import TokenBytes
 from tests.support.checkpoints import byte_tokenizer

@@ -15,7 +15,7 @@ from cluster.core import TokenArray
 from cluster.engine.beam_search import BeamRun
 from cluster.engine.engine import Engine
 from cluster.errors import RequestError
-from cluster.requests.beam_spec import BeamSpec, EarlyStopping
+from cluster.requests.fields import BeamSpec, EarlyStopping
 from cluster.spec.beam_search import Hypothesis
 from tests.support.engine.beam_search import beam_search
 from tests.support.engine.driver import load_engine, load_oracle, prompt

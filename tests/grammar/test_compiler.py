@@ -11,7 +11,7 @@ import pytest
 from cluster.config.schema import AnswersConfig
 from cluster.errors import RequestError
 from cluster.grammar.compiler import GrammarCompiler, create_compiler
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from tests.support.grammar.specs import (
     FOLDER,
     SPECS,

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.errors import RequestError
 from cluster.grammar.json_schema import lenient
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from tests.support.grammar.specs import eos, ids_of, open_text
 
 TEXT = {"type": "string"}

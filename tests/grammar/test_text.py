@@ -14,7 +14,7 @@ import pytest
 from cluster.core import TokenTree
 from cluster.grammar.mask import mask_words
 from cluster.grammar.text import ConstrainedText
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from tests.support.grammar.specs import (
     SCHEMA,
     SPECS,

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash
 from cluster.models.gguf import convert
-from cluster.models.grouped_file import StoredGroups
+from cluster.models.grouped import StoredGroups
 from cluster.models.weights import GROUPED, check_weights
 from tests.support.models.gguf_files import write_gguf
 

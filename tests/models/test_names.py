@@ -9,8 +9,7 @@ import pytest
 
 from cluster.errors import ConfigError
 from cluster.models import names
-from cluster.models.catalogue import KNOWN
-from cluster.models.names import served_name, source_of
+from cluster.models.names import KNOWN, served_name, source_of
 from cluster.models.resolve import absolute
 from cluster.models.sources import FolderSource, GgufSource, HubSource, WheelSource
 

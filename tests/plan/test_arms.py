@@ -9,7 +9,7 @@ import pytest
 
 from cluster.plan.arms import SIZES, Arm, Recent
 from cluster.spec.budget import Prices
-from cluster.spec.step_cost import EDGES, NODE_EDGES
+from cluster.spec.step_profile import EDGES, NODE_EDGES
 
 FREE = Prices(1.0, np.zeros(len(EDGES)), 1.0)
 ONE_TEXT = np.ones(1)

@@ -14,11 +14,10 @@ from cluster.plan.arms import SIZES
 from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Round
 from cluster.plan.texts import HeldTree, Text
-from cluster.requests.plain_why import PlainWhy
+from cluster.requests.fields import PlainWhy
 from cluster.spec.budget import Ask, Prices
 from cluster.spec.held_trees import Fate, Seen
-from cluster.spec.step_cost import EDGES
-from cluster.spec.step_profile import DraftTime, StepProfile
+from cluster.spec.step_profile import EDGES, DraftTime, StepProfile
 from tests.support.plan.played import CLAIMED, GROUP, LM, STEP_S, SUFFIX, Played, text_of
 
 CHAIN = TokenTree.chain([1, 1, 1, 1])

@@ -7,9 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from cluster.plan.costs import RoundTimes, draft_parts, step_parts
-from cluster.spec.step_cost import EDGES
-from cluster.spec.step_profile import StepProfile
+from cluster.plan.load import RoundTimes, draft_parts, step_parts
+from cluster.spec.step_profile import EDGES, StepProfile
 
 
 def steps(*times_s: float) -> RoundTimes:

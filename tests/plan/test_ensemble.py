@@ -12,15 +12,13 @@ import pytest
 from benchmarks.replay.machines import MACHINES
 from benchmarks.replay.synthetic import KINDS, USELESS, Leads, kind_at, specialists
 from cluster.core import TokenTree, token_array
+from cluster.plan.arms import Standing, Turn
 from cluster.plan.ensemble import Ensemble
 from cluster.plan.load import TargetModel
-from cluster.plan.resident import Resident
 from cluster.plan.scores import DraftScores
-from cluster.plan.standing import Standing, Turn
-from cluster.plan.texts import Text
+from cluster.plan.texts import Resident, Text
 from cluster.simulate.replay import Outcome, Playing, Simulation
-from cluster.simulate.texts import RecordedText
-from cluster.simulate.world import Pool, recorded
+from cluster.simulate.world import Pool, RecordedText, recorded
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.budget import Ask
 from cluster.spec.held_trees import Seen

@@ -9,10 +9,9 @@ import pytest
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.plan.in_flight import Moment
-from cluster.plan.resident import Resident
 from cluster.plan.step_choice import StepChoice
-from cluster.plan.texts import Text
-from cluster.requests.plain_why import PlainWhy
+from cluster.plan.texts import Resident, Text
+from cluster.requests.fields import PlainWhy
 from cluster.spec.token_log import TokenLog
 from tests.support.choices import by_day
 from tests.support.plan.played import GROUP, LM, STEP_S, SUFFIX, Played

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.config.draft_length import DraftLengthConfig, DraftLengthOverride
-from cluster.plan.draft_length import next_len
+from cluster.plan.in_flight import next_len
 
 MOST = 16
 

@@ -12,13 +12,10 @@ import pytest
 from cluster.config.rollout import RolloutConfig
 from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Proposal, TokenTree, token_array
-from cluster.plan.candidate import Candidate, Phase
-from cluster.plan.lead import SIZE, Stretch, lead_of, moments
-from cluster.plan.resident import Resident
 from cluster.plan.roster import Role, Roster, lot_of
 from cluster.plan.scores import DraftScores
-from cluster.plan.texts import HeldTree, Text
-from cluster.plan.trials import Trial
+from cluster.plan.texts import HeldTree, Resident, Text
+from cluster.plan.trials import SIZE, Candidate, Phase, Stretch, Trial, lead_of, moments
 from cluster.spec.budget import Ask
 from cluster.spec.token_log import TokenLog
 
@@ -265,7 +262,7 @@ def test_only_new_faults_count_and_another_process_counts_from_zero() -> None:
 
 def test_a_change_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     scores = DraftScores(roster())
-    with caplog.at_level(logging.INFO, logger="cluster.plan.candidate"):
+    with caplog.at_level(logging.INFO, logger="cluster.plan.trials"):
         while scores.roster.role("old", text()) is Role.SERVES:
             one = text()
             for _ in range(40):

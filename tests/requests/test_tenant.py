@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
+from cluster.requests.fields import DEFAULT_TENANT, tenant_of
 
 
 def test_equal_salts_are_one_tenant_and_no_salt_is_another() -> None:

@@ -19,9 +19,7 @@ from cluster.messages import (
     WorkerDescription,
 )
 from cluster.rpc.codec import DESCRIPTION, PARAMS
-from cluster.rpc.codec_coordinator import EVENT, SUBMIT
-from cluster.rpc.codec_draft import COMMIT, PROPOSAL
-from cluster.rpc.codec_target import STEPS, VERDICT
+from cluster.rpc.conversations import COMMIT, EVENT, PROPOSAL, STEPS, SUBMIT, VERDICT
 from cluster.rpc.frames import FrameCodec
 from cluster.rpc.generated import target_pb2
 from tests.support.rpc import frames_strategy as frames

@@ -11,11 +11,10 @@ from cluster.core import SamplingParams, TokenEvent, TokenLogprob, token_array
 from cluster.errors import RequestError
 from cluster.messages import EventFrame, TextVerdict, VerdictFrame
 from cluster.plan.texts import NO_SOURCES
-from cluster.requests.beam_spec import BeamEnd, BeamSpec
+from cluster.requests.fields import BeamEnd, BeamSpec
 from cluster.rpc.codec import BEAM_SPEC, PARAMS
-from cluster.rpc.codec_coordinator import EVENT
 from cluster.rpc.codec_generation import decode_prompt, decode_request
-from cluster.rpc.codec_target import VERDICT
+from cluster.rpc.conversations import EVENT, VERDICT
 from cluster.rpc.generated import coordinator_pb2
 from cluster.rpc.generation import ChatMessage
 

@@ -14,8 +14,7 @@ from cluster.core import (
     token_array,
 )
 from cluster.errors import RequestError
-from cluster.requests.beam_spec import BeamSpec
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import BeamSpec, GrammarSpec
 from cluster.rpc.codec_generation import REQUEST, RESPONSE, decode_request
 from cluster.rpc.generation import (
     ChatMessage,

@@ -15,10 +15,7 @@ from cluster.messages import (
     Refusal,
 )
 from cluster.rpc.codec import FINISH, LOGPROBS
-from cluster.rpc.codec_coordinator import EVENT, SUBMIT
-from cluster.rpc.codec_draft import COMMIT
-from cluster.rpc.codec_target import STEPS
-from cluster.rpc.conversations import COORDINATOR, DRAFTER, TARGET
+from cluster.rpc.conversations import COMMIT, COORDINATOR, DRAFTER, EVENT, STEPS, SUBMIT, TARGET
 from cluster.rpc.generated import coordinator_pb2, draft_pb2
 from tests.support.rpc.frames_strategy import same
 

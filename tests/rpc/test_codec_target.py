@@ -9,7 +9,7 @@ import pytest
 from cluster.client.generated import common_pb2
 from cluster.errors import ProtocolError
 from cluster.messages import Refusal, TextName, VerdictFrame
-from cluster.rpc.codec_target import STEPS, VERDICT
+from cluster.rpc.conversations import STEPS, VERDICT
 from cluster.rpc.generated import target_pb2
 
 PARAMS = common_pb2.SamplingParams()

@@ -18,7 +18,7 @@ from cluster.messages import (
     VerdictFrame,
 )
 from cluster.plan.texts import NO_SOURCES
-from cluster.rpc.codec_target import STEPS
+from cluster.rpc.conversations import STEPS
 from cluster.rpc.frames import split
 from tests.support.rpc.frames_strategy import same, text
 

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from cluster.errors import WorkerError
-from cluster.rpc.mailbox import Mailbox
-from cluster.rpc.memory import memory_pair
+from cluster.rpc.link import Mailbox, memory_pair
 
 
 async def test_messages_arrive_in_order_in_both_directions() -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from benchmarks.replay.synthetic import texts
-from cluster.simulate.texts import save
+from cluster.simulate.world import save
 
 SERVED = {
     "applications": [

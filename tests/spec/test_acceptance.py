@@ -11,7 +11,7 @@ import pytest
 from cluster.core import TokenTree, token_array
 from cluster.spec.acceptance import AcceptanceModel, Score
 from cluster.spec.held_trees import Fate, Seen
-from cluster.spec.step_cost import DRAFT_LENGTHS
+from cluster.spec.step_profile import DRAFT_LENGTHS
 
 GROUP = ("code", False)
 FORK = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])  # 5 -> 6 or 7, or 8

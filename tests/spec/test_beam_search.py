@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from cluster.requests.beam_spec import BeamSpec, EarlyStopping
+from cluster.requests.fields import BeamSpec, EarlyStopping
 from cluster.spec.beam_search import BeamSearch, Hypothesis
 
 VOCAB_SIZE = 5

@@ -12,7 +12,7 @@ from cluster.spec.budget import (
     choose_nodes,
     ranking,
 )
-from cluster.spec.step_cost import NODE_EDGES
+from cluster.spec.step_profile import NODE_EDGES
 
 NODE_S = 0.001
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from cluster.core import SamplingParams
-from cluster.spec.draw import DrawRows, draw
-from cluster.spec.gap import gap_of
+from cluster.spec.draw import DrawRows, draw, gap_of
 from cluster.spec.sampling import is_truncated, pack
 
 VOCAB_SIZE = 24

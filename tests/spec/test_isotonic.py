@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.spec.isotonic import isotonic
+from cluster.spec.evidence import isotonic
 
 pairs = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), max_size=5)
 

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.core import SamplingParams
 from cluster.errors import RequestError
-from cluster.requests.beam_spec import MAX_BEAMS, BeamSpec
+from cluster.requests.fields import MAX_BEAMS, BeamSpec
 from cluster.spec.params import MAX_PREDICTION_TOKENS, check_params
 
 VOCAB_SIZE = 100

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import TokenTree
-from cluster.requests.acceptance_law import DraftLaw
+from cluster.requests.fields import DraftLaw
 from cluster.spec.noise import gumbel
 from cluster.spec.rejection import draw_from, try_in_turn, walk_in_turn
 from tests.support.choices import by_day

@@ -9,7 +9,7 @@ from cluster.core import FloatArray, TokenTree, token_array
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.held_trees import Fate, Seen
 from cluster.spec.native import trees as native
-from cluster.spec.step_cost import DRAFT_LENGTHS
+from cluster.spec.step_profile import DRAFT_LENGTHS
 from tests.support.spec.trees import random_tree
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="there is no compiler")

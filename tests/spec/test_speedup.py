@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from cluster.spec import speedup
-from cluster.spec.speedup import MeasuredCosts
-from cluster.spec.step_profile import DraftTime, StepProfile
+from cluster.spec import step_profile
+from cluster.spec.step_profile import DraftTime, MeasuredCosts, StepProfile
 
 PROFILE = StepProfile.of((1, 2, 16, 32), (0.010, 0.010, 0.010, 0.020))
 
@@ -23,33 +22,33 @@ def test_expected_tokens_are_those_of_chains_that_end_at_the_first_rejection() -
             if draws.random() >= acceptance:
                 break
             tokens += 1
-    found = speedup.expected_tokens(acceptance, num_drafts)
+    found = step_profile.expected_tokens(acceptance, num_drafts)
     assert tokens / steps == pytest.approx(found, rel=0.01)
     closed = (1 - acceptance ** (num_drafts + 1)) / (1 - acceptance)
     assert found == pytest.approx(closed)
-    assert speedup.expected_tokens(1.0, 4) == 5
+    assert step_profile.expected_tokens(1.0, 4) == 5
 
 
 def test_accepted_of_drafted_is_not_the_conditional_acceptance() -> None:
-    assert round(speedup.accepted_share(0.8, 4), 2) == 0.59
-    assert speedup.accepted_share(1.0, 4) == 1.0
+    assert round(step_profile.accepted_share(0.8, 4), 2) == 0.59
+    assert step_profile.accepted_share(1.0, 4) == 1.0
 
 
 def test_the_formulas_are_those_of_their_sources() -> None:
-    assert speedup.by_guide(0.8, 4) == pytest.approx(4.2 / 1.8)
-    assert speedup.by_leviathan(0.8, 5, 0.0) == pytest.approx(3.69, abs=0.005)  # the paper's table
-    assert speedup.by_leviathan(0.8, 5, 0.1) == pytest.approx(3.689 / 1.5, abs=0.001)
+    assert step_profile.by_guide(0.8, 4) == pytest.approx(4.2 / 1.8)
+    assert step_profile.by_leviathan(0.8, 5, 0.0) == pytest.approx(3.69, abs=0.005)
+    assert step_profile.by_leviathan(0.8, 5, 0.1) == pytest.approx(3.689 / 1.5, abs=0.001)
 
 
 @pytest.mark.parametrize("cost", [0.05, 0.2, 0.5])
 def test_by_leviathan_drafts_pay_from_an_acceptance_above_their_cost(cost: float) -> None:
     """Corollary 3.9 of the paper: where a > c there is a length that pays, k = 1 among them."""
-    curve = functools.partial(speedup.by_leviathan, cost=cost)
-    found = speedup.break_even(curve)
+    curve = functools.partial(step_profile.by_leviathan, cost=cost)
+    found = step_profile.break_even(curve)
     assert found == pytest.approx(cost, abs=1e-4)
-    assert speedup.best_length(curve, cost - 0.01) == 0
-    assert speedup.best_length(curve, cost + 0.02) >= 1
-    assert speedup.break_even(functools.partial(speedup.by_leviathan, cost=1.1)) is None
+    assert step_profile.best_length(curve, cost - 0.01) == 0
+    assert step_profile.best_length(curve, cost + 0.02) >= 1
+    assert step_profile.break_even(functools.partial(step_profile.by_leviathan, cost=1.1)) is None
 
 
 def test_by_the_measured_curve_a_step_costs_its_rows_and_its_drafts() -> None:
@@ -62,15 +61,15 @@ def test_by_the_measured_curve_a_step_costs_its_rows_and_its_drafts() -> None:
     )
     one = MeasuredCosts(PROFILE, times).speedup(1, with_models=True)
     # Four drafts in a step that takes no longer, and 4 ms for them.
-    assert one(0.8, 4) == pytest.approx(speedup.expected_tokens(0.8, 4) * 10 / 14)
+    assert one(0.8, 4) == pytest.approx(step_profile.expected_tokens(0.8, 4) * 10 / 14)
     four = MeasuredCosts(PROFILE).speedup(4, with_models=True)
     # 4 * 8 rows take twice as long; no time was measured for drafts, so they cost none.
     assert four(1.0, 7) == pytest.approx(4)
-    assert speedup.best_length(four, 0.5) == 3, "up to the edge of the staircase"
+    assert step_profile.best_length(four, 0.5) == 3, "up to the edge of the staircase"
     # Look-ups take another time, here of one measured turn alone; 16 rows at a time are full.
     look_ups = MeasuredCosts(PROFILE, times).speedup(16, with_models=False)
     assert look_ups(0.9, 1) == pytest.approx(1.9 * 10 / 21)
-    assert speedup.break_even(look_ups) is None
+    assert step_profile.break_even(look_ups) is None
 
 
 def test_a_chain_takes_as_many_steps_of_the_draft_model_as_it_has_tokens() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.core import SpeculationStats
-from cluster.requests.step_count import StepCount
+from cluster.requests.fields import StepCount
 from cluster.spec.statistics import TextStatistics
 
 STEPS = (

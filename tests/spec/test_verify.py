@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cluster.core import EMPTY_TREE, TokenTree, token_array
-from cluster.spec.verify import walk_draws
+from cluster.spec.tree import walk_draws
 
 #   0: a(5) - 2: c(7) - 4: e(9)
 #   1: b(6) - 3: d(7)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import RequestError
-from cluster.text.stop import StopMatcher
+from cluster.text.stream import StopMatcher
 
 letters = st.text(alphabet="ab", max_size=24)
 stops = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3)

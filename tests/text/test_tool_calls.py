@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.grammar.lark import structural_tag_to_lark
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from cluster.text.tool_calls.base import CallPiece, Part, Said
 from cluster.text.tool_calls.registry import FORMATS, format_of
 from tests.support.grammar.specs import compiler

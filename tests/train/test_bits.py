@@ -8,11 +8,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from cluster.train.bits import bits_per_byte, sample_documents
-from cluster.train.corpus import Document
-from cluster.train.networks import Shape, build
+from cluster.train.corpus import Document, train_tokenizer
+from cluster.train.demo import Shape, bits_per_byte, build, sample_documents
 from cluster.train.processes import new_accelerator
-from cluster.train.tokenizer import train_tokenizer
 
 TOKENIZER = train_tokenizer(["windows slide over the text\n"] * 3, vocab_size=270)
 TEXT = "windows slide over text, and the text is longer than any window\n" * 3

@@ -26,9 +26,8 @@ from cluster.train.chat_heads import (
     evaluate,
 )
 from cluster.train.eagle3 import Eagle3Learner, new_head
-from cluster.train.fixed_output import MedusaLearner, new_heads
 from cluster.train.generate import Answer
-from cluster.train.heads import train_head
+from cluster.train.heads import MedusaLearner, new_heads, train_head
 from cluster.train.trainer import Budget
 from tests.support.choices import by_day
 from tests.support.draft.heads import ByRows

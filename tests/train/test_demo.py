@@ -13,9 +13,8 @@ from cluster.errors import ConfigError
 from cluster.models.made_for import folder_made_for
 from cluster.train import demo
 from cluster.train.corpus import Document
-from cluster.train.demo import DistillationLoss, Recipe, heldout_bits, train_demo
+from cluster.train.demo import DistillationLoss, Recipe, Shape, build, heldout_bits, train_demo
 from cluster.train.made_for import target_of
-from cluster.train.networks import Shape, build
 from cluster.train.trainer import Budget, Phase, Rates
 
 VOCAB = 64

@@ -25,7 +25,7 @@ from cluster.train.chat_drafter import DraftModelLearner
 from cluster.train.chat_heads import Drafts, HeadBatch, Learner
 from cluster.train.demo import DistillationLoss
 from cluster.train.eagle3 import Eagle3Learner, new_head
-from cluster.train.fixed_output import ExitLearner, MedusaLearner, new_exit, new_heads
+from cluster.train.heads import ExitLearner, MedusaLearner, new_exit, new_heads
 from cluster.train.trainer import LanguageLoss
 
 VOCAB, WIDTH, HIDDEN, K = 64, 12, 32, 4

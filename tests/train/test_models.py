@@ -11,10 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from cluster.train.compare import compare, drafters_of, read_questions
-from cluster.train.corpus import KINDS, Kind
-from cluster.train.demo import DistillationLoss
-from cluster.train.networks import load
-from cluster.train.tokenizer import SPECIAL_TOKENS, VOCAB_SIZE
+from cluster.train.corpus import KINDS, SPECIAL_TOKENS, VOCAB_SIZE, Kind
+from cluster.train.demo import DistillationLoss, load
 from tests.support.choices import by_day
 
 MODELS = Path(__file__).parents[2] / "models"

@@ -15,11 +15,10 @@ from cluster.models.fingerprint import folder_tokenizer_hash
 from cluster.models.made_for import folder_made_for
 from cluster.models.token_bytes import TokenBytes
 from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
-from cluster.train.chat_drafter import smaller_copy
+from cluster.train.chat_drafter import OtherVocabularyLearner, Rereading, smaller_copy
 from cluster.train.chat_heads import HeadOrder, HeadSettings, evaluate
 from cluster.train.generate import Answer
 from cluster.train.heads import train_head
-from cluster.train.other_vocabulary import OtherVocabularyLearner, Rereading
 from cluster.train.trainer import Budget
 
 ANSWERS = AnswerSettings(6, max_question_tokens=10, max_answer_tokens=12, follow_up_share=0.5)

@@ -8,8 +8,13 @@ import pytest
 from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from cluster.train.corpus import encode_documents, render_turn
-from cluster.train.tokenizer import SPECIAL_TOKENS, save_tokenizer, train_tokenizer
+from cluster.train.corpus import (
+    SPECIAL_TOKENS,
+    encode_documents,
+    render_turn,
+    save_tokenizer,
+    train_tokenizer,
+)
 
 TEXTS = (
     "def area(width, height):\n    return width * height\n",

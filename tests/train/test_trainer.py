@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from cluster.errors import ConfigError
 from cluster.train.corpus import Tokens, WindowOrder
-from cluster.train.networks import Shape, build
+from cluster.train.demo import Shape, build
 from cluster.train.processes import new_accelerator, processes, run_together
 from cluster.train.trainer import (
     Budget,

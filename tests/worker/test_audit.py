@@ -14,7 +14,7 @@ import torch
 from cluster.core import SamplingParams
 from cluster.engine.engine import Engine
 from cluster.engine.work import Output
-from cluster.requests.redraw import Redraw
+from cluster.requests.fields import Redraw
 from tests.support.choices import by_day
 from tests.support.engine.adapters import write_adapter
 from tests.support.engine.driver import load_engine, prompt

@@ -12,7 +12,7 @@ from cluster.core import FinishReason, SamplingParams, Verdict
 from cluster.engine.engine import Engine
 from cluster.errors import RequestError
 from cluster.messages import TextVerdict
-from cluster.requests.beam_spec import BeamSpec
+from cluster.requests.fields import BeamSpec
 from cluster.worker.verifier import Verifier
 from tests.support.engine.beam_search import beam_search
 from tests.support.engine.driver import load_engine, prompt

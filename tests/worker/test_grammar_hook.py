@@ -13,9 +13,9 @@ import torch
 
 from cluster.core import SamplingParams, TokenTree
 from cluster.errors import RequestError
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from cluster.spec.logits_hook import _forbidden, clear_bits
-from cluster.worker.grammars import Grammars
+from cluster.worker.target_parts import Grammars
 from cluster.worker.verifier import Verifier
 from tests.support.grammar.specs import (
     SCHEMA,

@@ -10,8 +10,8 @@ from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.grammar import GrammarDrafter, GrammarOptions
 from cluster.errors import DrafthouseError, RequestError
-from cluster.requests.grammar_spec import GrammarSpec
-from cluster.worker.grammars import GrammarHook, Grammars
+from cluster.requests.fields import GrammarSpec
+from cluster.worker.target_parts import GrammarHook, Grammars
 from tests.support.draft.author import Author, write
 from tests.support.grammar.specs import VOCAB_SIZE, compiler, eos, ids_of, open_text
 from tests.support.worker.rounds import Session

@@ -14,8 +14,8 @@ import pytest
 from cluster.errors import CapacityError, RequestError
 from cluster.grammar.compiler import GrammarCompiler
 from cluster.messages import Open, StepFrame, TextName
-from cluster.requests.grammar_spec import GrammarSpec
-from cluster.worker.grammars import Grammars
+from cluster.requests.fields import GrammarSpec
+from cluster.worker.target_parts import Grammars
 from tests.support.worker.rounds import Session
 from tests.support.worker.stage import Stage, stage, worker_of
 from tests.support.worker.texts import GREEDY, opened, plain

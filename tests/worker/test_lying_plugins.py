@@ -14,7 +14,7 @@ import pytest
 from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
 from cluster.errors import ProtocolError
 from cluster.rpc.channel import connect_drafter
-from cluster.rpc.memory import memory_pair
+from cluster.rpc.link import memory_pair
 from cluster.rpc.server import serve_drafter
 from cluster.worker.draft_worker import DraftWorker
 from tests.support.coordinator.house import GREEDY, SEEDED, collect, request, text_of

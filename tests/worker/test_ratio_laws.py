@@ -12,7 +12,7 @@ import pytest
 from cluster.core import SamplingParams, TokenArray, TokenTree
 from cluster.draft.base import Drafter
 from cluster.messages import TextVerdict
-from cluster.requests.acceptance_law import LAWS, Law
+from cluster.requests.fields import LAWS, Law
 from cluster.spec.logits_hook import TokenMask
 from cluster.worker.verifier import OpenHook, Verifier
 from tests.support.choices import by_day

@@ -7,8 +7,8 @@ import pytest
 from cluster import metrics
 from cluster.config.rollout import RolloutConfig
 from cluster.core import SamplingParams
-from cluster.plan.candidate import Phase
 from cluster.plan.roster import Roster
+from cluster.plan.trials import Phase
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import Steps, desk_of, steps
 from tests.support.worker.texts import LAWS, opened, plain

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.config.draft_length import DraftLengthConfig, DraftLengthOverride
 from cluster.core import SamplingParams
-from cluster.requests.plain_why import PlainWhy
+from cluster.requests.fields import PlainWhy
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import Steps, steps
 from tests.support.worker.texts import LAWS, opened, plain

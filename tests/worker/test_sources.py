@@ -11,7 +11,7 @@ import pytest
 from cluster.core import DraftTask, Proposal, SamplingParams, TokenTree
 from cluster.messages import TextVerdict
 from cluster.plan.roster import Roster
-from cluster.requests.plain_why import PlainWhy
+from cluster.requests.fields import PlainWhy
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import Desk, Steps, desk_of, steps
 from tests.support.worker.texts import LAWS, PROMPT, opened, plain, pool_tree

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.core import FinishReason, SamplingParams, TokenTree
 from cluster.messages import Heartbeat, TextName
-from cluster.requests.plain_why import PlainWhy
+from cluster.requests.fields import PlainWhy
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.steps import desk_of, steps, written
 from tests.support.worker.texts import GREEDY, LAWS, PROMPT, SEEDED, opened, plain, pool_tree

@@ -13,7 +13,7 @@ from cluster.core import DraftTask, Observation, Proposal
 from cluster.engine.work import Output
 from cluster.errors import CapacityError, WorkerError
 from cluster.messages import AdapterList, CommitFrame, StepFrame
-from cluster.rpc.memory import memory_pair
+from cluster.rpc.link import memory_pair
 from cluster.worker.draft_worker import DrafterLoad, DraftLease
 from cluster.worker.mailbox import MAX_BACKLOG, TargetStream
 from tests.support.worker.draft_peer import CountingDrafter, House, house, opening

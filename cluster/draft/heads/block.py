@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3DecoderLayer,
     Qwen3RMSNorm,
     Qwen3RotaryEmbedding,
 )
 
+from cluster.draft.heads.checkpoint import HeadConfig, Into, TargetShape
 from cluster.draft.heads.head import Head, HeadSpec, KeysValues, Sight, keys_values, planned
 from cluster.engine.attention.seam import LayerPlan
 from cluster.records import frozen
@@ -180,3 +182,149 @@ class BlockHead(Head):
         """The layers that have an output for each token it writes."""
         markov = () if self.markov_head is None else (self.markov_head.markov_w2,)
         return (self.lm_head, *markov)
+
+
+# Reads folders of block drafters: DFlash's and DSpark's, in their authors' form and speculators'.
+#
+# The forms name what they tap differently: the authors the layer whose output they take, which is
+# tap id + 1; `speculators` taps as they stand.
+
+
+# What a configuration says of the layers; rope_* in any of transformers' forms.
+_OF_THE_LAYERS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "attention_bias",
+    "max_position_embeddings",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+)
+
+
+def layers_of(config: HeadConfig) -> Qwen3Config:
+    """Sizes, norms and rotary embedding of a drafter's layers, in either form."""
+    own = config.layers
+    return Qwen3Config(**{key: own[key] for key in _OF_THE_LAYERS if key in own})
+
+
+def read_spec(config: HeadConfig, into: Into) -> BlockSpec:
+    """The configuration of a drafter in either form; raises ConfigError where it does not fit."""
+    said, target, layers = config.said, into.target, layers_of(config)
+    vocab_size = config.layers.get("vocab_size", target.vocab_size)
+    size = said("target_hidden_size") or layers.hidden_size
+    spec = BlockSpec(
+        layers=layers,
+        sights=_sights(config, layers.num_hidden_layers),
+        target_hidden_size=config.size("target_hidden_size", size, target.hidden_size),
+        draft_vocab_size=int(said("draft_vocab_size") or vocab_size),
+        taps=config.taps(_taps(config, layers.num_hidden_layers, target), target),
+        block_size=_number(config, "block_size"),
+        mask_token_id=_number(config, "mask_token_id"),
+        predicts_next=_predicts_next(config),
+        markov=_markov(config),
+        has_confidence=bool(said("enable_confidence_head")),
+        confidence_sees_token=bool(said("confidence_head_with_markov")),
+    )
+    if spec.num_drafts < 1:
+        raise config.refused(f"its block_size is {spec.block_size}, which drafts nothing")
+    if spec.has_confidence and spec.confidence_sees_token and spec.markov is None:
+        raise config.refused("its confidence_head_with_markov needs a markov_rank above 0")
+    if said("is_neox_style") is False:
+        raise config.refused("its rotary embedding is interleaved, which is not served")
+    config.size("vocab_size", vocab_size, target.vocab_size)
+    named = said("num_target_layers", default=target.num_layers)
+    config.size("num_target_layers", named, target.num_layers)
+    return spec
+
+
+def default_taps(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
+    """The taps of authors' folders that name none: evenly spread outputs of the target's layers."""
+    if num_layers == 1:
+        return (num_target_layers // 2 + 1,)
+    first, last = 1, num_target_layers - 3
+    step = (last - first) / (num_layers - 1)
+    return tuple(round(first + i * step) + 1 for i in range(num_layers))
+
+
+def _number(config: HeadConfig, key: str) -> int:
+    value = config.said(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise config.refused(f"config.json says {key} {value!r}; it must be a number")
+    return value
+
+
+def _taps(config: HeadConfig, num_layers: int, target: TargetShape) -> Sequence[int]:
+    if counted := config.said("aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids"):
+        return [int(tap) for tap in counted]
+    if layers := config.said("target_layer_ids"):
+        return [int(layer) + 1 for layer in layers]
+    if config.is_speculators:
+        raise config.refused("config.json names no aux_hidden_state_layer_ids")
+    return default_taps(target.num_layers, num_layers)
+
+
+def _predicts_next(config: HeadConfig) -> bool:
+    """True if a row drafts the token behind it; folders say so in several ways, or not at all."""
+    said = config.said("sample_from_anchor", "shift_label")
+    if said is not None:
+        return bool(said)
+    if config.is_speculators:  # a block of which all rows draft is as long as its drafts
+        return bool(config.proposed == config.said("block_size"))
+    return "dspark" in config.words or config.said("projector_type") == "dspark"
+
+
+def _sights(config: HeadConfig, num_layers: int) -> tuple[Sight, ...]:
+    said, layers = config.said, config.layers
+    kinds = layers.get("layer_types") or said("layer_types") or ()
+    is_sliding = [kind == "sliding_attention" for kind in kinds] or [False] * num_layers
+    # Rows of layers with a window do not look ahead, unless the folder says otherwise.
+    causal = [each and not said("sliding_window_non_causal") for each in is_sliding]
+    if said("use_swa") and not any(is_sliding):
+        is_sliding = [True] * num_layers
+    is_causal = said("is_causal", "causal")
+    if is_causal is not None:
+        causal = [bool(is_causal)] * num_layers
+    window = said("swa_window_size") or layers.get("sliding_window")
+    if any(is_sliding) and not window:
+        raise config.refused("its layers have a sliding window of no stated size")
+    if len(is_sliding) != num_layers:
+        raise config.refused(f"it has {num_layers} layers, and layer_types of {len(is_sliding)}")
+    return tuple(
+        Sight(int(window or 0) if slides else None, looks_back)
+        for slides, looks_back in zip(is_sliding, causal, strict=True)
+    )
+
+
+def _markov(config: HeadConfig) -> MarkovSpec | None:
+    rank = int(config.said("markov_rank", default=0))
+    kind = str(config.said("markov_head_type", default="vanilla")).lower()
+    if rank and kind not in MARKOV_KINDS:
+        raise config.refused(f"its markov_head_type is {kind!r}; known: {', '.join(MARKOV_KINDS)}")
+    return MarkovSpec(kind, rank) if rank else None
+
+
+def load(config: HeadConfig, into: Into) -> BlockHead:
+    """The drafter of a folder; it may leave out the embedding and the output layer."""
+    tensors = into.read(config.folder, lambda name: name.removeprefix("model."))
+    if any(name.startswith("candidate_selector.") for name in tensors.held):
+        raise config.refused("it is a DFlash-2 block drafter, which is not served")
+    spec = read_spec(config, into)
+    hidden, size = spec.layers.hidden_size, spec.draft_vocab_size
+    ids = tensors.token_map(size, into.target)
+    shape = (into.target.vocab_size, hidden)
+    embedding = tensors.take_or_share("embed_tokens.weight", shape, into.weight, "embedding")
+    output = tensors.take_if_there("lm_head.weight", (size, hidden))
+    if output is None:
+        output = tensors.take_or_share("lm_head.weight", shape, into.weight, "output")[ids]
+    if not 0 <= spec.mask_token_id < len(embedding):
+        raise config.refused(
+            f"its mask_token_id is {spec.mask_token_id}, the embedding has {len(embedding)} rows"
+        )
+    return BlockHead.filled(spec, tensors, ids, embedding, output)

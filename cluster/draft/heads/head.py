@@ -1,7 +1,7 @@
 """What draft heads have in common: decoder layers between an embedding and an output layer.
 
 The layers are transformers' on the engine's seam: a forward is given a `LayerPlan`, as the target's
-is, and what a layer attends to is the plan's affair (`cluster.draft.head_attention`).
+is, and what a layer attends to is the plan's affair (`cluster.draft.head_cache`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cluster.draft.heads import block_files, eagle3, exit, medusa, mtp
+from cluster.draft.heads import block, eagle3, exit, medusa, mtp
 from cluster.draft.heads.checkpoint import (
     CPU,
     META,
@@ -37,7 +37,7 @@ _KINDS: Mapping[str, tuple[Callable[[HeadConfig, Into], Any], str]] = {
     "eagle3": (eagle3.load, "EAGLE-3 head"),
     "peagle": (eagle3.load, "P-EAGLE head"),
     "medusa": (medusa.load, "Medusa heads"),
-    "block": (block_files.load, "DFlash or DSpark drafter"),
+    "block": (block.load, "DFlash or DSpark drafter"),
     "early_exit": (exit.load, "early exit"),
 }
 _OF_DFLASH_2 = ("candidate_selector", "selector_rank")
@@ -126,7 +126,7 @@ def layers_of(kind: str, model: str) -> Any:
     """The configuration of the decoder layers of a drafter's `model`."""
     if kind == "mtp":
         return mtp.layer_of(resolve(model))
-    of = block_files if kind == "block" else eagle3
+    of = block if kind == "block" else eagle3
     return of.layers_of(HeadConfig(resolve_head(model)))
 
 

@@ -20,8 +20,7 @@ from cluster.engine.attention.cpu import NativeBackend
 from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.attention.seam import AttentionBackend, AttentionPlan, Step
 from cluster.engine.cpu.kernels import Kernels
-from cluster.engine.memory.kv_cache import KVCache
-from cluster.engine.memory.reach import layer_groups
+from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.schedule.batch import Batch, IndexArray, Share
 from cluster.engine.types import AttentionOptions, LayerSpec
 from cluster.spec.tree import ancestor_mask

@@ -15,8 +15,7 @@ from cluster.engine.cpu.packed_linear import PackedLinear, is_packable, plain_sh
 from cluster.engine.device import computes, resolve_dtype
 from cluster.engine.loading.renumbered import Numbering
 from cluster.errors import ConfigError
-from cluster.models.grouped import GroupedWeight, in_four_bits
-from cluster.models.grouped_file import StoredGroups
+from cluster.models.grouped import GroupedWeight, StoredGroups, in_four_bits
 from cluster.models.int8 import is_int8
 from cluster.models.weights import GROUPED
 

@@ -18,8 +18,7 @@ import numpy as np
 from cluster.config.schema import EngineConfig
 from cluster.core import TokenArray, TokenTree
 from cluster.engine.memory.kv_cache import KVCache
-from cluster.engine.memory.pages import PagePool
-from cluster.engine.memory.prefix_cache import CachedPage, PrefixCache, num_usable
+from cluster.engine.memory.prefix_cache import CachedPage, PagePool, PrefixCache, num_usable
 from cluster.engine.memory.sequence import Sequence, check_retained, starts_with
 from cluster.engine.work import Work
 

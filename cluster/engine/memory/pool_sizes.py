@@ -17,7 +17,7 @@ import torch
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.device import free_cpu_bytes
-from cluster.engine.memory.reach import LayerGroup, layer_groups
+from cluster.engine.memory.kv_cache import LayerGroup, layer_groups
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from cluster.engine.memory.pages import PagePool
+from cluster.engine.memory.prefix_cache import PagePool
 from cluster.engine.schedule.batch import Pick
 from cluster.engine.schedule.scheduler import Schedule
 

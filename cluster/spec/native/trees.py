@@ -18,7 +18,7 @@ from cluster import cpp
 from cluster.core import FloatArray, TokenTree
 from cluster.spec.forest import Forest
 from cluster.spec.held_trees import Fate, Held, MergedTrees
-from cluster.spec.step_cost import DRAFT_LENGTHS
+from cluster.spec.step_profile import DRAFT_LENGTHS
 from cluster.spec.survival import NUM_BINS, NUM_FORECAST_BINS
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
 from cluster.records import frozen
-from cluster.text.markers import first_of, held_len
+from cluster.text.reasoning import first_of, held_len
 
 # The names that tools may have.
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from cluster.text.markers import first_of
+from cluster.text.reasoning import first_of
 from cluster.text.tool_calls.base import NAME, CallFormat, CallPiece, Part, Reads, Said, Source
 from cluster.text.tool_calls.json_call import JsonValue
 

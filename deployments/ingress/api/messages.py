@@ -11,7 +11,7 @@ from pydantic import Field
 
 from cluster.errors import ContextLengthError, DrafthouseError, RequestError
 from cluster.records import frozen
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 from cluster.text.chat import part_text, text_of
 from deployments.ingress import sampling
 from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported

@@ -11,7 +11,7 @@ from cluster.config.schema import Config, DrafterConfig
 from cluster.core import SamplingParams, TokenLogprob, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
-from cluster.simulate.texts import RecordedText, load, save
+from cluster.simulate.world import RecordedText, load, save
 
 
 @pytest.fixture

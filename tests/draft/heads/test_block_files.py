@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.draft.heads.block_files import default_taps
+from cluster.draft.heads.block import default_taps
 from cluster.errors import ConfigError
 from tests.support.draft.block_forms import (
     DFLASH,

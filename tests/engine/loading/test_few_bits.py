@@ -30,8 +30,7 @@ from cluster.engine.state import engine_state
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash
 from cluster.models.gguf import convert
-from cluster.models.grouped import in_four_bits
-from cluster.models.grouped_file import StoredGroups
+from cluster.models.grouped import StoredGroups, in_four_bits
 from tests.support.engine.driver import (
     generate,
     last_logits,

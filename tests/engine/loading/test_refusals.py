@@ -10,8 +10,8 @@ import transformers
 from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from cluster.config.schema import EngineConfig
+from cluster.engine.loading.inspection import check_servable, context_limit
 from cluster.engine.loading.model import load_model
-from cluster.engine.loading.refusals import check_servable, context_limit
 from cluster.errors import ConfigError
 
 RECURRENT: list[tuple[str, dict[str, Any]]] = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from cluster.engine.engine import Engine
-from cluster.engine.memory.reach import layer_groups
+from cluster.engine.memory.kv_cache import layer_groups
 from cluster.engine.types import LayerSpec
 from tests.support.engine.driver import load_engine
 

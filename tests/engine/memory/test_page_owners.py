@@ -14,8 +14,7 @@ from cluster.config.schema import EngineConfig
 from cluster.core import TokenTree, token_array
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.page_owners import PageOwners
-from cluster.engine.memory.pages import PagePool
-from cluster.engine.memory.prefix_cache import PrefixCache
+from cluster.engine.memory.prefix_cache import PagePool, PrefixCache
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.types import LayerSpec
 from cluster.engine.work import Work

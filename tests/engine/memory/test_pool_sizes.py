@@ -9,8 +9,8 @@ import torch
 
 from cluster.config.schema import EngineConfig
 from cluster.engine.memory import pool_sizes
+from cluster.engine.memory.kv_cache import layer_groups
 from cluster.engine.memory.pool_sizes import derive_num_pages
-from cluster.engine.memory.reach import layer_groups
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from cluster.core import TokenTree
-from cluster.engine.memory.kv_cache import KVCache
-from cluster.engine.memory.reach import layer_groups
+from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.work import Work
 from tests.support.checkpoints import SLIDING_WINDOW
 from tests.support.choices import by_day

@@ -13,7 +13,7 @@ from cluster.config.schema import EngineConfig
 from cluster.core import token_array
 from cluster.engine.memory.sequence import Pending, Sequence
 from cluster.engine.schedule.batch import Pick
-from cluster.engine.schedule.pace import PromptPace
+from cluster.engine.schedule.scheduler import PromptPace
 from cluster.engine.work import StepSummary, Work
 from cluster.spec.step_profile import StepProfile
 from tests.support.engine.driver import GreedyDecoder, load_engine, prompt

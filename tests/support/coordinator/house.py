@@ -18,7 +18,7 @@ from cluster.core import (
     TokenEvent,
     token_array,
 )
-from cluster.rpc.memory import MemoryLink, memory_pair
+from cluster.rpc.link import MemoryLink, memory_pair
 from tests.support.clock import FakeClock
 from tests.support.coordinator.toys import (
     ToyDrafter,

@@ -23,8 +23,7 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.rpc.duplex import run_until_first_ends
-from cluster.rpc.link import Link
+from cluster.rpc.link import Link, run_until_first_ends
 from cluster.worker.mailbox import TargetStream
 from cluster.worker.residents import ResidentDrafter
 from cluster.worker.texts import TargetText

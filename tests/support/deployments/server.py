@@ -17,7 +17,7 @@ from cluster.config.schema import ApiConfig, Config, CoordinatorConfig, DrafterC
 from cluster.coordinator.coordinator import Coordinator
 from cluster.engine.engine import Engine
 from cluster.records import frozen
-from cluster.rpc.memory import memory_pair
+from cluster.rpc.link import memory_pair
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.tokenizer import Tokenizer
 from cluster.worker.build import build_target

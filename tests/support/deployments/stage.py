@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cluster.rpc.connections import Endpoint
-from cluster.rpc.memory import MemoryLink, memory_pair
+from cluster.rpc.link import MemoryLink, memory_pair
 from deployments.ingress.coordinators import Coordinators
 from tests.support.coordinator.house import House, house
 from tests.support.coordinator.toys import ToyTarget

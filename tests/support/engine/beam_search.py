@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cluster.core import TokenArray
 from cluster.engine.beam_search import BeamRun
 from cluster.engine.engine import Engine
-from cluster.requests.beam_spec import BeamSpec
+from cluster.requests.fields import BeamSpec
 from cluster.spec.beam_search import Hypothesis
 
 

@@ -14,7 +14,7 @@ from cluster.grammar.compiler import GrammarCompiler, create_compiler
 from cluster.grammar.mask import MaskRow, mask_words
 from cluster.grammar.text import ConstrainedText
 from cluster.models.fingerprint import load_pretrained_tokenizer
-from cluster.requests.grammar_spec import GrammarSpec
+from cluster.requests.fields import GrammarSpec
 
 FOLDER = Path(__file__).resolve().parents[3] / "models" / "demo-target"
 # Wider than the tokenizer's, as padded models have it.

@@ -8,8 +8,7 @@ from cluster.config.schema import CoordinatorConfig
 from cluster.core import TokenTree, token_array
 from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Plan, Round
-from cluster.plan.resident import Resident
-from cluster.plan.texts import HeldTree, Text
+from cluster.plan.texts import HeldTree, Resident, Text
 from cluster.spec.budget import Ask
 from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.token_log import TokenLog

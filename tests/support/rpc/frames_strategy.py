@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from cluster import core, messages
-from cluster.requests.draft_step import DraftStep
+from cluster.requests.fields import DraftStep
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import monotone
 from tests.support.spec.trees import token_trees

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from cluster.config.doors import PartsTlsConfig
-from cluster.config.reloaded import Reloaded
+from cluster.config.pem import Reloaded
 from cluster.core import Commit, Request, SamplingParams, token_array
 from cluster.messages import CommitFrame, Open, StepFrame, SubmitFrame
 from cluster.rpc import conversations as talk

@@ -15,7 +15,7 @@ from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter
 from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
-from cluster.rpc.memory import MemoryLink, memory_pair
+from cluster.rpc.link import MemoryLink, memory_pair
 from cluster.spec.token_log import prefix_hash
 from cluster.worker.draft_worker import DraftWorker
 from tests.support.draft.author import Author

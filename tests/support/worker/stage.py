@@ -12,7 +12,7 @@ from cluster.config.schema import CoordinatorConfig
 from cluster.draft.base import Drafter
 from cluster.messages import Open, StepFrame, VerdictFrame, WorkerDescription
 from cluster.plan.controller import Controller
-from cluster.rpc.memory import MemoryLink, memory_pair
+from cluster.rpc.link import MemoryLink, memory_pair
 from cluster.worker.residents import Residents
 from cluster.worker.target import TargetWorker
 from cluster.worker.verifier import Verifier

@@ -14,7 +14,7 @@ import torch
 
 from cluster.core import TokenTree
 from cluster.engine.adapters import Adapter, Adapters
-from cluster.engine.schedule.pace import PromptPace
+from cluster.engine.schedule.scheduler import PromptPace
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import RequestError
 from cluster.spec.token_log import prefix_hash
