@@ -1,4 +1,4 @@
-"""The times of a target's steps and residents, and the speed-up that drafts should bring at them."""
+"""The times of a target's steps and residents, and the speed-up that drafts bring at them."""
 
 from __future__ import annotations
 
