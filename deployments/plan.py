@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from cluster.config.processes import RECORDER
 from cluster.config.schema import Config, EngineConfig
@@ -33,7 +35,19 @@ def check_text(config: Config, arguments: argparse.Namespace) -> str:
 
 def plan(config: Config, found: Mapping[str, Inspected]) -> str:
     """The plan as text for people.  found: what the models on this machine are."""
-    return "\n".join(_lines(facts(config, found))) + "\n"
+    return rendered("check", facts(config, found))
+
+
+def rendered(name: str, told: Mapping[str, Any]) -> str:
+    """The report NAME.jinja, which has the layout, of what is told."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(f"{name}.jinja").render(told, size=size)
 
 
 def facts(config: Config, found: Mapping[str, Inspected]) -> dict[str, Any]:
@@ -108,39 +122,6 @@ def _engine(
     }
 
 
-def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
-    yield f"model {plan['model']}"
-    yield ""
-    yield f"{'deployment':<20} {'replicas':>8}  each replica reserves"
-    yield from map(_row, plan["deployments"])
-    yield f"{'in all':<20} {'':>8}  " + _amounts(plan["reserved"])
-    limits = plan["coordinators"]
-    if limits["replicas"] > 1:
-        yield (
-            f"the {limits['replicas']} coordinators share {limits['max_running_sequences']} "
-            f"running and {limits['max_queued_requests']} queued requests"
-        )
-    yield ""
-    columns = f"{'weights':>10} {'KV, 1k tokens':>14} {'context':>9} {'tokens':>9}"
-    yield f"{'engine':<32} {columns}  model"
-    yield from map(_engine_row, plan["engines"])
-    for engine in plan["engines"]:
-        for key in ("weights_format", "other_vocabulary"):
-            if engine.get(key):
-                yield f"{engine['path']}: {engine[key]}"
-    yield from _caches(plan["engines"])
-    if plan["compared_tokenizers"] > 0:
-        compared = plan["compared_tokenizers"]
-        yield f"the tokenizers of target and {compared} draft models are the same"
-    yield ""
-    for name, place in plan["drafters"].items():
-        yield f"drafter {name}: {place}"
-    yield ""
-    yield from plan["access"]
-    for task, names in plan["tasks"].items():
-        yield f"task {task}: " + (", ".join(names) or "no drafters")
-
-
 def _place(config: Config, name: str) -> str:
     """Where a drafter runs, and why."""
     drafter = config.drafters[name]
@@ -173,62 +154,6 @@ def _recorder(config: Config, name: str) -> str:
 def _rollout(config: Config, name: str) -> str:
     rollout = config.drafters[name].rollout
     return "" if rollout is None else f"; replaces {rollout.replaces} once it drafts better"
-
-
-def _row(deployment: Mapping[str, Any]) -> str:
-    text = _amounts(deployment["reserves"])
-    if deployment["ranks"] > 1:
-        text = f"{deployment['ranks']} ranks on one node, each: {text}"
-    if deployment["labels"]:
-        text += "; nodes with " + ", ".join(f"{k}={v}" for k, v in deployment["labels"].items())
-    return f"{deployment['name']:<20} {deployment['replicas']:>8}  {text}"
-
-
-def _engine_row(engine: Mapping[str, Any]) -> str:
-    path, model = engine["path"], engine["model"]
-    if "weights_bytes" not in engine:
-        unknown = f"{'unknown':>10} {'unknown':>14} {'unknown':>9} {'unknown':>9}"
-        return f"{path:<32} {unknown}  {model} (not on this machine, so not compared)"
-    weights, kv = size(engine["weights_bytes"]), size(engine["kv_bytes_per_token"] * 1024)
-    limits = f"{engine['max_context_len']:>9,} {engine['vocab_size']:>9,}"
-    what = engine["architecture"]
-    if not engine["is_here"]:
-        what += ", not on this machine: sized by its configuration, not compared"
-    return f"{path:<32} {weights:>10} {kv:>14} {limits}  {model} ({what})"
-
-
-def _caches(engines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The size of each KV cache; on a GPU, what cards of some sizes have left for it."""
-    for engine in engines:
-        if "kv_cache_bytes" in engine:
-            cache, tokens = size(engine["kv_cache_bytes"]), engine["kv_cache_tokens"]
-            yield f"{engine['path']}: a KV cache of {cache}, {tokens:,} tokens"
-    on_gpus = [engine for engine in engines if "kv_tokens_by_gpu_gb" in engine]
-    if not on_gpus:
-        return
-    yield ""
-    columns = "".join(f"{f'{size} GB':>11}" for size in _GPU_SIZES_GB)
-    yield f"{'tokens of KV cache on GPUs of':<32}{columns}  beside weights of"
-    for engine in on_gpus:
-        rooms = engine["kv_tokens_by_gpu_gb"].values()
-        columns = "".join(f"{f'{room:,}' if room else 'none':>11}" for room in rooms)
-        ranks = f" on each of {engine['ranks']} GPUs" * (engine["ranks"] > 1)
-        yield f"{engine['path']:<32}{columns}  {size(engine['rank_weights_bytes'])}{ranks}"
-    for engine in on_gpus:
-        yield from _sum(engine)
-
-
-def _sum(engine: Mapping[str, Any]) -> Iterator[str]:
-    """What of a GPU's memory is left for the KV cache, term by term."""
-    step = f"a step of {engine['step_rows']:,} rows, drawn from at {engine['logit_rows']:,} of them"
-    yield f"the KV cache of {engine['path']}: {engine['memory_share']:.3g} of a GPU's memory, less"
-    yield f"{size(engine['rank_weights_bytes']):>14} of weights"
-    yield f"{size(engine['step_bytes']):>14} for {step}"
-    yield f"{size(engine['graph_bytes']):>14} for CUDA graphs"
-
-
-def _amounts(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items()) or "nothing"
 
 
 def size(num_bytes: int) -> str:

@@ -17,17 +17,11 @@ from cluster.spec.step_profile import Speedup
 from deployments import gpus
 from deployments.gpus import Gpus
 from deployments.memory_plan import MemoryPlan, Warned, folder_of, memory_plan, warnings
-from deployments.plan import size
+from deployments.plan import rendered
 from deployments.preflight import TARGET, Inspected, inspect
 
 REQUESTS = (1, 4, 16, 64)
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
-_WHAT = {
-    "base": "Python with torch and transformers: measured here",
-    "weights": "weights: by the files, or by the configuration where there are none",
-    "kv_cache": "KV cache, all of it in use: by the configuration and the memory",
-    "working": "what steps take beside them: an allowance",
-}
 
 
 @frozen
@@ -114,10 +108,10 @@ def plan_text(config: Config, arguments: argparse.Namespace) -> str:
     is_here = on is None or arguments.measure
     if arguments.measure and arguments.gpu is not None:
         raise ConfigError("--measure: loads the models on this machine; leave --gpu out")
-    planned = _forecast(config, inspect(config, is_here=is_here, is_plan=True), arguments, on)
-    if arguments.json:
-        return json.dumps(asdict(planned), indent=2) + "\n"
-    return "\n".join(_lines(planned)) + "\n"
+    planned = asdict(
+        _forecast(config, inspect(config, is_here=is_here, is_plan=True), arguments, on)
+    )
+    return json.dumps(planned, indent=2) + "\n" if arguments.json else rendered("plan", planned)
 
 
 def _forecast(
@@ -231,106 +225,3 @@ def _at_load(requests: int, curve: Speedup) -> AtLoad:
         length = step_profile.best_length(curve, acceptance)
         best[acceptance] = (length, curve(acceptance, length) if length else 1.0)
     return AtLoad(requests, step_profile.break_even(curve), best)
-
-
-def _lines(planned: Forecast) -> Iterator[str]:
-    memory, measured, on = planned.memory, planned.measured, planned.gpus
-    yield f"model {planned.model}"
-    yield from _gpu_lines(planned)
-    yield ""
-    yield f"{'process':<16} {'of':<32} {'memory':>10}"
-    for part in memory.parts:
-        place = f"{part.process:<16} {part.owner or '-':<32}"
-        yield f"{place} {size(part.num_bytes):>10}  {_WHAT[part.what]}"
-    if planned.total_bytes is not None:
-        of = "one target process" if on is None else "one rank of the target"
-        yield f"{of} in all: {size(planned.total_bytes)}"
-        if planned.free_bytes is not None and planned.total_bytes > planned.free_bytes:
-            yield f"DOES NOT FIT: {size(planned.free_bytes)} are free on this machine"
-    if measured is not None:
-        yield (
-            f"measured here: {size(measured.total)} (weights {size(measured.weights)}, drafters "
-            f"and what steps leave {size(measured.drafters)}, the rest of the KV caches "
-            f"{size(measured.kv_cache)})"
-        )
-    for path in memory.unsized:
-        yield (
-            f"{path}: nothing is known here of its size; `drafthouse fetch` its model, or name a "
-            "folder with its config.json"
-        )
-    for path in memory.too_large:
-        yield (
-            f"{path}: DOES NOT FIT: its weights and what steps take leave no memory of a GPU for a "
-            "KV cache; see its memory_fraction, or divide it between more GPUs (-tp)"
-        )
-    for name, why in (measured.refused if measured else {}).items():
-        yield f"drafter {name} cannot draft: {why}"
-    if memory.num_tokens:
-        fits = ", ".join(f"{count} of {length:,}" for length, count in memory.requests.items())
-        yield f"the KV cache has {memory.num_tokens:,} tokens; requests that fit, by tokens: {fits}"
-    yield ""
-    yield from _speedup_lines(planned)
-    yield ""
-    for each in planned.warnings:
-        yield f"warning: drafter {each.drafter}: {each.rule}; it is {each.found} ({each.source})"
-
-
-def _gpu_lines(planned: Forecast) -> Iterator[str]:
-    on = planned.gpus
-    if on is None:
-        yield "for the CPU of this machine"
-        return
-    if not on.memory:
-        yield (
-            f"for {on.count} GPUs of a kind that is not named, so the KV cache is not known; "
-            "--gpu names one"
-        )
-        return
-    speed = f" and {on.bandwidth / 1e9:,.0f} GB/s" * bool(on.bandwidth)
-    yield f"for {on.count} x {on.kind}, {on.memory / 1e9:,.0f} GB{speed} each ({on.source})"
-    yield ""
-    yield f"{'ranks (-tp)':>11} {'weights of each':>16} {'tokens of KV':>13}  a plain step"
-    for each in planned.splits:
-        tokens = f"{each.num_tokens:,}" if each.num_tokens else "does not fit"
-        step = "not known" if each.step_s is None else f"{1000 * each.step_s:.1f} ms or more"
-        yield f"{each.ranks:>11} {size(each.rank_weights):>16} {tokens:>13}  {step}"
-    if on.bandwidth:
-        yield "assumed: a step takes at least as long as its weights are read at that bandwidth"
-
-
-def _speedup_lines(planned: Forecast) -> Iterator[str]:
-    expected, is_measured = planned.speedup, planned.measured is not None
-    yield (
-        f"speed-up of one request by k = {expected.draft_tokens} draft tokens, assumed that each "
-        f"is accepted with a = {expected.acceptance:g} where those before it were:"
-    )
-    by = "measured here" if is_measured else "by bytes of weights, look-ups for nothing"
-    cost = "c not known" if expected.cost is None else f"c = {expected.cost:.3f} {by}"
-    rows = {
-        "a guide's (k + 1 - a) / (k (1 - a) + 1)": expected.guide,
-        f"Leviathan's (1 - a^(k+1)) / ((1 - a) (c k + 1)), {cost}": expected.leviathan,
-        "the measured curve": expected.measured,
-    }
-    for name, value in rows.items():
-        yield f"  {name:<100} {'see --measure' if value is None else f'{value:.2f}'}"
-    yield (
-        f"accepted / drafted, which servers report, is not a: here it would read "
-        f"{expected.accepted_share:.2f}"
-    )
-    if not planned.loads:
-        return
-    yield ""
-    yield (
-        "by the measured curve"
-        if is_measured
-        else "by Leviathan's formula, assumed that a step with drafts takes as long as a plain one"
-    )
-    columns = "".join(f"{f'a = {each:g}':>12}" for each in ACCEPTANCES)
-    yield f"{'requests':>8} {'pays from a':>12}{columns}   (best k: its speed-up)"
-    for load in planned.loads:
-        cells = "".join(
-            f"{f'{length}: {ratio:.2f}' if length else 'none':>12}"
-            for length, ratio in load.best.values()
-        )
-        least = "never" if load.break_even is None else f"{load.break_even:.2f}"
-        yield f"{load.requests if is_measured else 'any':>8} {least:>12}{cells}"
