@@ -93,7 +93,7 @@ def keep(
     try:
         if state is not None:
             restore(state)
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         log.warning("what was learned before is of another form, and left aside: %s", error)
     return asyncio.create_task(write_forever(path, export))
 

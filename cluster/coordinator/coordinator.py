@@ -267,7 +267,9 @@ class Coordinator:
     def status(self) -> dict[str, Any]:
         """A plain picture of the moment, for debugging and benchmarks."""
         seats, replicas = self._seats, self._pool
-        left_alone = {each.name for each in replicas} - replicas.usable()
+        left_alone = {each.name for each in replicas} - {
+            each.name for each in replicas if each.is_usable
+        }
         left_alone.update(*(seat.left_alone() for seat in seats))
         return {
             "id": self._id,

@@ -76,7 +76,7 @@ def decode(body: bytes) -> list[Call]:
     """The calls of a body; raises ProtocolError for anything else."""
     try:
         return [(name, _arguments(name, given)) for name, given in json.loads(body)]
-    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
         raise ProtocolError(f"a rank's commands cannot be read: {error}") from error
 
 

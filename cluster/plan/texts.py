@@ -1,6 +1,6 @@
 """A text as the control loop sees it: the trees that are held for it, and their use so far.
 
-A session is such a text; the replay of recorded texts makes others.
+A session has such a text; the replay of recorded texts makes others.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ same integers on any device; committed test vectors hold both to it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,8 @@ _MASK = np.uint64(MASK32)
 
 # Elements per pass: the six working arrays of a pass stay within the second-level cache.
 _CHUNK = 4096
-# Rows of a whole vocabulary that are kept: 25 MB of 50,000 tokens, 130 MB of 256,000.
-_MAX_KEPT = 128
+# Of rows of a whole vocabulary that are kept, in bytes: 670 of 50,000 tokens.
+_MAX_KEPT = 2**27
 
 
 def split_seeds(seeds: npt.ArrayLike) -> tuple[Words, Words]:
@@ -92,10 +92,17 @@ def gumbel_rows(
 ) -> FloatArray:
     """Noise over the whole vocabulary: float32[rows, vocab_size], one row per triple."""
     triples = zip(seeds, positions, streams, strict=True)
-    return np.stack([gumbel_row(*triple, vocab_size) for triple in triples])
+    row_of = _kept(vocab_size)
+    return np.stack([row_of(*triple) for triple in triples])
 
 
-@functools.lru_cache(_MAX_KEPT)
+@functools.cache
+def _kept(vocab_size: int) -> Callable[[int, int, int], FloatArray]:
+    """`gumbel_row` of a vocabulary, with its last rows kept."""
+    make = functools.partial(gumbel_row, vocab_size=vocab_size)
+    return functools.lru_cache(_MAX_KEPT // (4 * vocab_size) + 1)(make)
+
+
 def gumbel_row(seed: int, position: int, stream: int, vocab_size: int) -> FloatArray:
     """Noise over the whole vocabulary, float32[vocab_size]; it is kept, so only to be read.
 

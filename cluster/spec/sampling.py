@@ -137,7 +137,9 @@ def survivors(scaled: torch.Tensor, laws: RowLaws, num_candidates: int | None = 
     complete = values[:, -1] < cutoffs
     if values.shape[1] == scaled.shape[1]:
         return Survivors(cutoffs, values, token_ids, torch.ones_like(complete))
-    rest = torch.nonzero(~complete).squeeze(1)
+    # Without top-k and top-p the greatest logit alone determines a cutoff.
+    is_open = (laws.top_p < 1.0) | ((laws.top_k > 0) & (laws.top_k < scaled.shape[1]))
+    rest = torch.nonzero(~complete & is_open).squeeze(1)
     rows_at_once = max(_ENTRIES_AT_ONCE // scaled.shape[1], 1)
     for rows in torch.split(rest, rows_at_once) if len(rest) else ():
         cutoffs[rows] = sorted_cutoffs(scaled[rows], laws.take(rows))

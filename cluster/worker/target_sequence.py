@@ -101,9 +101,11 @@ class TargetSequence:
         return positions + self.text.output_len
 
     def ask_hook(self) -> None:
-        """Take the mask from the hook."""
+        """Take the mask from the hook; that of the step before has other rows."""
+        self.mask = None
         try:
-            self.mask = None if self.hook is None else self.hook.masks()
+            if self.hook is not None:
+                self.mask = self.hook.masks()
         except RequestError as error:
             self.failure = error
 

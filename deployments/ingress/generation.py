@@ -24,6 +24,7 @@ from deployments.ingress.keys import Use
 from deployments.ingress.logprob_writer import PromptLogprobs, PromptScore
 from deployments.ingress.prompts import max_tokens, prediction_ids, read_prompts, stop_token_ids
 from deployments.ingress.spec import GenerationSpec
+from deployments.ingress.ticket import Ticket
 
 Answer = TypeVar("Answer")
 
@@ -229,13 +230,16 @@ class Generation:
         await self._submit()
 
     async def admitted(self) -> None:
-        """Wait until every choice is admitted; raises the error of one that is refused."""
-        await self._scored()
-        while not all(
-            one.ticket is None or self._noted(one.ticket.is_admitted) for one in self.choices
-        ):
+        """Wait until every choice is admitted, or what scores its prompt; raises the error of one
+        that is refused."""
+        while not all(self._noted(ticket.is_admitted) for ticket in self._tickets()):
             await self._wait()
         self._news.set()  # `deltas` has not seen it
+
+    def _tickets(self) -> list[Ticket]:
+        """Of all that was submitted so far."""
+        tickets = [one.ticket for one in self.choices] + [one.ticket for one in self._scores]
+        return [each for each in tickets if each is not None]
 
     def _noted(self, ask: Callable[[], Answer]) -> Answer:
         """Return what `ask` does; an error that ends the request is said in its line of the log."""
@@ -335,8 +339,7 @@ class Generation:
             self.told.end(reasons, self.error_code)
         if self._use is not None:
             self._use.leave(Tokens() if self.told is None else self.told.tokens)
-        for ticket in [each.ticket for each in self.choices] + [one.ticket for one in self._scores]:
-            if ticket is not None:
-                self._coordinators.close(ticket)
+        for ticket in self._tickets():
+            self._coordinators.close(ticket)
         for hear in self.when_closed:
             hear(self)

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
-from cluster.core import SamplingParams, TokenArray, TokenTree
+from cluster.core import EMPTY_TREE, SamplingParams, TokenArray, TokenTree
 from cluster.engine.cpu import kernels
+from cluster.errors import RequestError
 from cluster.spec.logits_hook import TokenMask
+from cluster.worker.target_sequence import TargetSequence
 from cluster.worker.texts import TargetText
 from cluster.worker.verifier import Verifier
 from tests.support.worker.rounds import (
@@ -151,3 +154,24 @@ def test_a_hook_that_allows_nothing_ends_its_request_with_an_error() -> None:
     assert [verdict.request_id for verdict in frame.verdicts] == ["other"]
     assert list(frame.refused) == ["r"]
     assert "everything is banned" in frame.refused["r"].message
+
+
+class Failing(Allowed):
+    """Knows a first step alone."""
+
+    def masks(self) -> TokenMask:
+        if len(self.texts) > 1:
+            raise RequestError("no more")
+        return super().masks()
+
+
+def test_a_hook_that_fails_leaves_no_mask_of_the_step_before() -> None:
+    record = Session("a", PROMPT, LAWS["T1"]).record
+    sequence = TargetSequence(record, VOCAB_SIZE, torch.device("cpu"), Failing())
+    sequence.begin(EMPTY_TREE)
+    sequence.ask_hook()
+    assert sequence.mask is not None
+    sequence.begin(TokenTree.of([3, 4], [-1, 0]))
+    sequence.ask_hook()
+    assert sequence.failure is not None
+    assert sequence.mask is None
