@@ -36,7 +36,7 @@ BOUNDS = {
     "cluster/requests": 650,
     "cluster/rpc": 11_350,
     "cluster/simulate": 6_350,
-    "cluster/spec": 17_050,
+    "cluster/spec": 17_100,  # what a review found amiss
     "cluster/text": 8_800,
     "cluster/train": 17_250,
     "cluster/worker": 21_150,
@@ -47,7 +47,7 @@ BOUNDS = {
     "deployments/page": 950,
     "docs": 3_300,
     "k8s": 1_750,
-    "tests": 395_050,
+    "tests": 395_150,  # what a review found amiss
 }
 
 
