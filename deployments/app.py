@@ -23,7 +23,7 @@ from cluster.config.schema import Config
 from cluster.models.resolve import absolute
 from deployments.coordinator import CoordinatorDeployment
 from deployments.drafter import DrafterDeployment
-from deployments.endpoints import ROUTER_PATH
+from deployments.endpoint_router import ROUTER_PATH
 from deployments.ingress.deployment import DRAIN_MARGIN_S, IngressDeployment
 from deployments.placement import group_options, replica_options
 from deployments.target import TargetDeployment

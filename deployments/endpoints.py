@@ -2,16 +2,14 @@
 
 Every worker replica starts a gRPC server of its own and publishes its address by Serve's
 `record_replica_metadata`.  Serve pushes the set of running replicas to whoever holds a handle;
-`deployments.endpoints` listens in on that push, so a new replica is known without polling.
+`deployments.endpoint_router` listens in on that push, so a new replica is known without polling.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
-
-from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from cluster.rpc.connections import Endpoint
 
@@ -26,7 +24,7 @@ class ServeEndpoints:
     """The running replicas of the deployment that `handle` speaks to."""
 
     def __init__(self, handle: Any) -> None:
-        """handle: Serve's, of a deployment routed by `deployments.endpoints`."""
+        """handle: Serve's, of a deployment routed by `deployments.endpoint_router`."""
         self._handle = handle
 
     async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
@@ -69,50 +67,3 @@ class Subscription:
 
     def close(self) -> None:
         self._closed = True
-
-
-# Serve's view of one deployment's replicas, shared with subscribers.
-#
-# A module of its own: Serve pickles a router's module by value, so a class defined here is not
-# the class of the same name that the subscriber imports.
-
-
-# For Serve's RequestRouterConfig.
-ROUTER_PATH = "deployments.endpoints.EndpointRouter"
-
-
-class EndpointRouter(RequestRouter):  # type: ignore[misc]
-    """Requests never flow through these handles; the one that does carries a Subscription."""
-
-    def initialize_state(self, **kwargs: Any) -> None:
-        """Serve calls this once, after construction."""
-        self._subscriptions: list[Subscription] = []
-
-    async def choose_replicas(
-        self,
-        candidate_replicas: Sequence[RunningReplica],
-        pending_request: PendingRequest | None = None,
-    ) -> list[list[RunningReplica]]:
-        for argument in pending_request.args if pending_request is not None else ():
-            if isinstance(argument, Subscription) and argument not in self._subscriptions:
-                self._subscriptions.append(argument)
-                self._publish()
-        return [list(candidate_replicas)]
-
-    def update_replicas(self, replicas: Sequence[RunningReplica]) -> None:
-        """Serve pushes the new set of running replicas."""
-        super().update_replicas(replicas)
-        self._publish()
-
-    def _publish(self) -> None:
-        endpoints = frozenset(_endpoints(self.curr_replicas.values()))
-        self._subscriptions = [one for one in self._subscriptions if one.publish(endpoints)]
-
-
-def _endpoints(replicas: Iterable[Any]) -> Iterable[Endpoint]:
-    for replica in replicas:
-        told = replica.replica_metadata
-        address, refusal = told.get(ADDRESS_KEY, ""), told.get(REFUSAL_KEY, "")
-        if address or refusal:
-            worker_id = told.get(WORKER_KEY, "")
-            yield Endpoint(replica.replica_id.unique_id, address, worker_id, refusal)
