@@ -40,7 +40,7 @@ BOUNDS = {
     "cluster/text": 8_800,
     "cluster/train": 17_250,
     "cluster/worker": 21_150,
-    "deployments": 28_450,
+    "deployments": 28_500,
     "deployments/bench": 3_950,
     "deployments/evaluate": 2_000,
     "deployments/ingress": 42_700,
