@@ -57,15 +57,17 @@ async def write(
 
 
 async def audit(
-    target: Steps, name: str, params: SamplingParams, output: Sequence[int], **fields: object
+    target: Steps, *asked: tuple[str, SamplingParams, Sequence[int]], **fields: object
 ) -> list[Redraw]:
+    """The redraws of texts that are audited together: name, parameters and output of each."""
     desk = target.connect()
-    given = replace(params, forced_ids=tuple(output), max_tokens=len(output))
-    tokens = prompt(10, seed=params.noise_key).tolist()
-    desk.post(opened(name, tokens, given, is_audit=True, tenant=name.encode(), **fields))
+    for name, params, output in asked:
+        given = replace(params, forced_ids=tuple(output), max_tokens=len(output))
+        tokens = prompt(10, seed=params.noise_key).tolist()
+        desk.post(opened(name, tokens, given, is_audit=True, tenant=name.encode(), **fields))
     await target.run()
-    assert desk.text(name) == list(output)
-    return [each for verdict in desk.verdicts[name] for each in verdict.redraws]
+    assert [desk.text(name) for name, _, _ in asked] == [list(output) for _, _, output in asked]
+    return [each for name, _, _ in asked for said in desk.verdicts[name] for each in said.redraws]
 
 
 def wrong_row(engine: Engine, generator: np.random.Generator) -> None:
@@ -106,35 +108,40 @@ async def test_texts_are_drawn_again_token_by_token(engine: Engine, params: Samp
     async with steps(engine, max_rows=64) as target:
         for seed in range(NUM_TEXTS):
             own = replace(params, seed=seed, frequency_penalty=0.5 * (seed % 2))
-            adapter = "a" if seed % 3 == 0 else ""
+            adapter = "a" * (seed % 3 == 0)
             output = await write(target, f"r{seed}", own, adapter=adapter)
-            assert await audit(target, f"a{seed}", own, output, adapter=adapter) == []
+            assert await audit(target, (f"a{seed}", own, output), adapter=adapter) == []
 
 
-@pytest.mark.parametrize("fault", [wrong_row, stale_page], ids=["wrong row", "stale page"])
-async def test_a_fault_of_one_step_is_found(engine: Engine, fault: Fault) -> None:
+async def test_a_redraw_is_as_far_from_being_drawn_beside_others_as_alone(engine: Engine) -> None:
+    async with steps(engine, max_rows=64) as target:
+        alone, asked = [], []
+        for seed in range(3):
+            params = replace(SAMPLED, seed=seed, logit_bias=((3, 9.0),))
+            *output, last = await write(target, f"r{seed}", params)
+            asked.append((f"b{seed}", params, [*output, (last + 1) % engine.vocab_size]))
+            alone += await audit(target, asked[-1])
+        for found, expected in zip(await audit(target, *asked), alone, strict=True):
+            assert found == replace(expected, gap=pytest.approx(expected.gap, abs=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("fault", "adapter"),
+    [(wrong_row, ""), (stale_page, ""), (lambda *_: None, "a")],
+    ids=["wrong row", "stale page", "swapped adapter"],
+)
+async def test_a_fault_of_one_step_is_found(engine: Engine, fault: Fault, adapter: str) -> None:
+    """adapter: of the audit; nobody has asked for one."""
     async with steps(engine, max_rows=64) as target:
         for seed in SEEDS:
             generator = np.random.default_rng(seed)
             for number in range(MAX_TEXTS):
                 params = replace(SAMPLED, seed=1000 * seed + number)
-                at = int(generator.integers(0, 4))
-                before = partial(one_of, iter(range(100)), at, partial(fault, engine, generator))
+                harm, at = partial(fault, engine, generator), int(generator.integers(0, 4))
+                before = partial(one_of, iter(range(100)), at, harm)
                 output = await write(target, f"r{number}", params, before)
-                if await audit(target, f"a{number}", params, output):
+                if await audit(target, (f"a{number}", params, output), adapter=adapter):
                     break
             else:
-                pytest.fail(f"seed {seed}: no audit of {MAX_TEXTS} has seen it")
+                pytest.fail(f"seed {seed}: no audit has seen it")
             engine.forget_prefixes()
-
-
-async def test_a_swapped_adapter_is_found(engine: Engine) -> None:
-    async with steps(engine, max_rows=64) as target:
-        for seed in SEEDS:
-            for number in range(MAX_TEXTS):
-                params = replace(SAMPLED, seed=1000 * seed + number)
-                output = await write(target, f"r{number}", params)  # and nobody asked for none
-                if await audit(target, f"a{number}", params, output, adapter="a"):
-                    break
-            else:
-                pytest.fail(f"seed {seed}: no audit of {MAX_TEXTS} has seen it")

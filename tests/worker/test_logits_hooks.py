@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import numpy as np
 import numpy.typing as npt
@@ -156,22 +157,13 @@ def test_a_hook_that_allows_nothing_ends_its_request_with_an_error() -> None:
     assert "everything is banned" in frame.refused["r"].message
 
 
-class Failing(Allowed):
-    """Knows a first step alone."""
-
-    def masks(self) -> TokenMask:
-        if len(self.texts) > 1:
-            raise RequestError("no more")
-        return super().masks()
-
-
 def test_a_hook_that_fails_leaves_no_mask_of_the_step_before() -> None:
-    record = Session("a", PROMPT, LAWS["T1"]).record
-    sequence = TargetSequence(record, VOCAB_SIZE, torch.device("cpu"), Failing())
+    hook, record = Allowed(), Session("a", PROMPT, LAWS["T1"]).record
+    sequence = TargetSequence(record, VOCAB_SIZE, torch.device("cpu"), hook)
     sequence.begin(EMPTY_TREE)
     sequence.ask_hook()
     assert sequence.mask is not None
-    sequence.begin(TokenTree.of([3, 4], [-1, 0]))
+    hook.masks = Mock(side_effect=RequestError("no more"))  # type: ignore[method-assign]
     sequence.ask_hook()
     assert sequence.failure is not None
     assert sequence.mask is None
