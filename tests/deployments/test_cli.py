@@ -71,7 +71,7 @@ def test_serve_says_one_line_and_what_to_type_next(shared: Command, shared_file:
     arguments = shlex.split(question, comments=True)
     assert arguments[0] == "drafthouse"
     assert main([*arguments[1:], "--max-tokens", "8"]) == 0
-    shared.wait_for("request_log: request id=")
+    shared.wait_for(": request id=")
 
 
 def test_a_file_that_is_applied_changes_the_server_and_replaces_no_process(

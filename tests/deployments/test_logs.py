@@ -41,4 +41,4 @@ def test_no_log_holds_prompt_text(served: Served) -> None:
     files = [path for path in logs.rglob("*") if path.is_file()]
     assert files
     assert not [path.name for path in files if b"xylophone" in path.read_bytes()]
-    assert any(b"request_log: request id=" in path.read_bytes() for path in files)
+    assert any(b": request id=" in path.read_bytes() for path in files)
