@@ -75,7 +75,7 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
     ).bind(config, target, drafters)
     ingress = _deployment(
         config,
-        serve.ingress()(IngressDeployment),
+        IngressDeployment,
         INGRESS,
         num_replicas=config.ingress.replicas,
         **_COMMON,

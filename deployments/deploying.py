@@ -24,11 +24,6 @@ def names_of(file: ServeFile) -> list[str]:
     return [str(each.get("name", SERVE_DEFAULT_APP_NAME)) for each in file.applications]
 
 
-def route_prefix_of(file: ServeFile) -> str:
-    """Return the path below which the first one answers."""
-    return str(file.applications[0].get("route_prefix") or "/")
-
-
 def logging_options(file: ServeFile, application: Mapping[str, Any]) -> LoggingConfig:
     """Serve's logging as the file wants it, the application's keys before the file's own."""
     wanted = serves_logging(file.config)
@@ -55,7 +50,7 @@ def begin(file: ServeFile, *, is_own: bool) -> None:
         found = build_app(
             (build_pool if is_pool(each) else build)(each["args"]),
             name=name,
-            route_prefix=None if is_pool(each) else route_prefix_of(file),
+            route_prefix=None,
             logging_config=logging_options(file, each),
             default_runtime_env=schema.runtime_env,
             external_scaler_enabled=schema.external_scaler_enabled,

@@ -35,13 +35,11 @@ class Price(enum.Enum):
     LIVE = "live: {names} {takes} it and nothing restarts"
     NOT_UNDONE = "not taken back before {names} restarts; write user_config: {{}} instead"
     APPLICATION = "restarts all of application {application}: {names}"
-    SERVE = "ignored until Serve is shut down and started anew, which restarts everything"
 
 
-# By the first keys of a path: beside the applications, in one, and of one deployment.  Serve's
-# controller and proxies have all others beside the applications from the start, and warn that they
-# ignore a change; of all others in an application it is a part of the version.
-OUTSIDE: Mapping[str, Price] = {"logging_config": Price.LIVE}
+# By the first keys of a path: beside the applications, in one, and of one deployment.  All others
+# in an application are a part of its version.
+OUTSIDE: Mapping[str, Price] = {"logging_config": Price.LIVE, "proxy_location": Price.NOTHING}
 INSIDE: Mapping[str, Price] = {
     "route_prefix": Price.LIVE,
     "logging_config": Price.NOTHING,
@@ -102,7 +100,7 @@ def _cost(before: Applications, after: Applications, path: Path) -> tuple[Price,
             price = INSIDE.get(rest[0], Price.APPLICATION) if rest else Price.APPLICATION
             paid = {Price.NOTHING: set[str](), Price.LIVE: {INGRESS}}
             return price, paid.get(price, names)
-    return OUTSIDE.get(path[0], Price.SERVE), set()
+    return OUTSIDE[path[0]], set()
 
 
 def _keyed(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import ray
 from ray import serve
 from ray.exceptions import AuthenticationError
 
-from cluster.config.addresses import is_loopback
+from cluster.config.addresses import is_everywhere, is_loopback
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from deployments.ingress.deployment import DRAIN_MARGIN_S
@@ -77,6 +77,10 @@ class LocalRay:
                 "environment was prepared, or is too new for this version of Drafthouse"
             )
         check_gpus(self._config, ray.cluster_resources().get("GPU", 0.0))
+
+    def as_reached(self) -> Config:
+        """The configuration: everything is on this machine."""
+        return self._config
 
     def log_folder(self) -> Path | None:
         """Where the replicas' logs are."""
@@ -150,24 +154,37 @@ class JoinedRay:
             ) from error
         check_asks_for_token(self._address, found.dashboard_url)
         listen_address(self._config)
-        if self._config.http.listener == "ingress":
-            self._check_listeners()
+        self._check_listeners()
         self._is_ours = True
 
     def _check_listeners(self) -> None:
         """Raise ConfigError where the ingress could not listen here, or would share a port."""
         num_nodes = sum(bool(node["Alive"]) for node in ray.nodes())
         if num_nodes > 1:
-            raise ConfigError.at(
-                "http.listener",
-                f"ingress listens on the ingress' own node, which may be any of "
-                f"{num_nodes} here; set http.listener: serve, and Ray Serve's proxies listen on "
-                "every one",
-            )
-        if self._applications[0] not in serve.status().applications:
+            if self._config.http.is_local:
+                raise ConfigError.at(
+                    "http.host",
+                    f"{self._config.http.host} is for the ingress' own node, which may be any of "
+                    f"{num_nodes} here; set it to 0.0.0.0, and grpc.host, too",
+                )
+        elif self._applications[0] not in serve.status().applications:
             # Of a Ray that runs already the dashboard does, too.
             dashboard = replace(self._config.dashboard, enabled=False)
             check_free(replace(self._config, dashboard=dashboard))
+
+    def as_reached(self) -> Config:
+        """The configuration with an ingress' node as the host, where it listens on all of its
+        interfaces."""
+        handle = serve.get_deployment_handle("ingress", app_name=self._applications[0])
+        where = handle.placement.remote().result()["node_id"]
+        (host,) = (each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == where)
+        faces: dict[str, Any] = {"http": self._config.http, "grpc": self._config.grpc}
+        there = {
+            name: replace(face, host=host)
+            for name, face in faces.items()
+            if is_everywhere(face.host)
+        }
+        return replace(self._config, **there)
 
     def log_folder(self) -> Path | None:
         """None: they are on the nodes of that Ray."""

@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 
-from cluster.config.addresses import LOOPBACK, is_everywhere, port_of
+from cluster.config.addresses import LOOPBACK, port_of
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 
@@ -23,9 +23,7 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
     taken: list[str] = []
     named: list[str] = []
     for section, (host, port) in config.listeners.items():
-        # Serve's gRPC proxy, which means all interfaces, listens on IPv6 as well.
-        probed = "::" if section == "grpc" and is_everywhere(host) else host
-        error = why_not(probed, 0 if at_any_port else port)
+        error = why_not(host, 0 if at_any_port else port)
         if error is None:
             continue
         if error.errno == errno.EADDRINUSE:
@@ -39,7 +37,7 @@ def check_free(config: Config, *, at_any_port: bool = False) -> None:
             number = error.errno or 0
             reason = os.strerror(number) if number > 0 else error.strerror
             problems.append(
-                f"{section}.host: {probed!r} is no address of this machine ({reason}); "
+                f"{section}.host: {host!r} is no address of this machine ({reason}); "
                 "use 127.0.0.1, or 0.0.0.0 for all interfaces"
             )
     if taken:

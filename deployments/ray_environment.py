@@ -18,7 +18,6 @@ from pathlib import Path
 
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
-from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
 
 log = logging.getLogger(__name__)
 HOW_TO_SHARE_A_TOKEN = (
@@ -46,12 +45,10 @@ def prepare_to_start(config: Config, places: Sequence[Path] = ()) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Workers at nice 15, Ray's default, leave drafters no room to stand back behind the target.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    os.environ.setdefault("RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S", "1")
     # Busy cores do not answer in a tenth of a second, and Serve would say so for each question.
     os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", "1")
     # Each of a process's forty threads would keep memory in an arena of its own.
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
-    os.environ.setdefault(MESSAGE_LIMIT, str(message_limit(config.ingress)))
     # Actors that reserve no GPU still see them: `device: auto` uses one without any flag.
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     known = os.environ.get(_SEARCH_PATH)

@@ -24,11 +24,11 @@ _FIRST_POLL_S = 0.03
 _LAST_POLL_S = 0.25
 
 
-def base_url(config: Config, route_prefix: str) -> str:
+def base_url(config: Config) -> str:
     """Where this machine reaches the HTTP face, without a slash at the end."""
     where = joined(from_here(config.http.host), config.http.port)
     scheme = "https" if config.tls.cert_file else "http"
-    return f"{scheme}://{where}{route_prefix.rstrip('/')}"
+    return f"{scheme}://{where}"
 
 
 def wait_until_connected(

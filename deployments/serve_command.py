@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import json
 import logging
@@ -33,7 +32,7 @@ from cluster.logs import is_json, said
 from deployments.access import access_lines
 from deployments.configured_models import has_chat_template
 from deployments.console_log import LogFollower, following
-from deployments.deploying import begin, logging_options, names_of, route_prefix_of
+from deployments.deploying import begin, logging_options, names_of
 from deployments.local_ray import JoinedRay, LocalRay
 from deployments.readiness import base_url, engine_line, health, wait_until_connected
 
@@ -76,19 +75,18 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
             _deploy(file, is_own=is_own)
             _wait_until_running(names, signals, follower)
             is_serving = True
-            url = base_url(file.config, route_prefix_of(file))
-            ask = asking(url, names[0])
-            wait_until_connected(ask, url, file.config.on_their_own, signals.check, _progress)
+            ask = asking(cluster.as_reached, names[0])
+            url, drafters = base_url(file.config), file.config.on_their_own
+            wait_until_connected(ask, url, drafters, signals.check, _progress)
             cluster.announce(file.document)
             token_file = cluster.token_file() if file.config.dashboard.enabled else None
             if token_file is not None:
                 _progress(f"the dashboard asks for a token; it is in {token_file}")
             for line in access_lines(file.config):
                 _progress(line)
-            engines = engine_line(ask())
-            ready = ready_line(file.config, route_prefix_of(file), engines)
-            _say(said(ready, beginning=""), sys.stdout)
-            _say(said(what_to_try(file.config, url), beginning=""), sys.stderr)
+            engines, seen = engine_line(ask()), cluster.as_reached()
+            _say(said(ready_line(seen, engines), beginning=""), sys.stdout)
+            _say(said(what_to_try(seen, base_url(seen)), beginning=""), sys.stderr)
             signals.wait()
     except (_Stop, SystemExit, KeyboardInterrupt):
         _progress("stopping")
@@ -101,10 +99,10 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
     return 0
 
 
-def ready_line(config: Config, route_prefix: str = "/", engines: str = "") -> str:
+def ready_line(config: Config, engines: str = "") -> str:
     """The one line on stdout that says where to connect, and what serves there."""
     parts = [
-        f"{base_url(config, route_prefix)}/v1 (OpenAI HTTP)",
+        f"{base_url(config)}/v1 (OpenAI HTTP)",
         f"{joined(from_here(config.grpc.host), config.grpc.port)} (gRPC)",
     ]
     if config.dashboard.enabled:
@@ -143,12 +141,12 @@ def what_to_try(config: Config, url: str) -> str:
     return "\n".join(lines)
 
 
-def asking(url: str, application: str) -> Callable[[], Mapping[str, Any]]:
+def asking(where: Callable[[], Config], application: str) -> Callable[[], Mapping[str, Any]]:
     """Return what asks over HTTP whether it serves, and the ingress itself where that tells others
-    than operators no more."""
+    than operators no more.  where: the configuration with the hosts that are reached from here."""
 
     def ask() -> Mapping[str, Any]:
-        state = health(url)
+        state = health(base_url(where()))
         if state["status"] != "ok" or "drafters" in state:
             return state
         handle = serve.get_deployment_handle("ingress", app_name=application)
@@ -171,15 +169,8 @@ def refuse_unserved_keys(file: ServeFile) -> None:
 
 
 def _deploy(file: ServeFile, *, is_own: bool) -> None:
-    document = copy.deepcopy(file.document)
     _progress("starting Serve")
-    has_proxies = file.config.http.listener == "serve"
-    serve.start(
-        proxy_location=document.get("proxy_location", "EveryNode") if has_proxies else "Disabled",
-        http_options=document["http_options"],
-        grpc_options=document["grpc_options"],
-        logging_config=logging_options(file, {}),
-    )
+    serve.start(proxy_location="Disabled", logging_config=logging_options(file, {}))
     begin(file, is_own=is_own)
 
 

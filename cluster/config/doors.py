@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Literal
 
@@ -73,7 +72,7 @@ class DataPlaneConfig:
 
 @frozen
 class TlsConfig:
-    """TLS for clients, of the ingress' own HTTP and gRPC listeners: both files, or none."""
+    """TLS for clients, over HTTP and gRPC: both files, or none."""
 
     cert_file: str = ""
     """A PEM file with the certificate and those between it and the authority that clients know.
@@ -85,16 +84,9 @@ class TlsConfig:
         """Return the files; None without TLS."""
         return PemFiles("tls", self.cert_file, self.key_file) if self.cert_file else None
 
-    def check(self, listeners: Mapping[str, str]) -> None:
-        """Raise ConfigError where keys do not fit each other, or those of the listeners."""
+    def check(self) -> None:
+        """Raise ConfigError where keys do not fit each other."""
         _check_complete(self, "tls")
-        for face in (face for face, listener in listeners.items() if listener == "serve"):
-            if self.cert_file:
-                raise ConfigError.at(
-                    "tls.cert_file",
-                    f"not together with {face}.listener: serve, for Ray Serve's proxies do not use "
-                    f"it; end TLS in front of them, or set {face}.listener: ingress",
-                )
 
 
 def _check_complete(section: PartsTlsConfig | TlsConfig, path: str) -> None:

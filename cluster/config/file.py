@@ -23,9 +23,7 @@ from cluster.records import frozen
 
 # The keys of Ray Serve's own schemas that we let through, by the place where they stand.
 _SERVE_KEYS: Mapping[str, Sequence[str]] = {
-    "": ("proxy_location", "http_options", "grpc_options", "logging_config", "applications"),
-    "http_options": ("host", "port", "root_path", "request_timeout_s", "keep_alive_timeout_s"),
-    "grpc_options": ("port", "grpc_servicer_functions", "request_timeout_s", "enable_reflection"),
+    "": ("proxy_location", "logging_config", "applications"),
     "applications": (
         "name",
         "route_prefix",
@@ -39,9 +37,8 @@ _SERVE_KEYS: Mapping[str, Sequence[str]] = {
     ),
 }
 
-# The keys of an endpoint's section that stand in Serve's own one where its proxies listen; the
-# one for gRPC listens on all interfaces.
-_PROXY_ADDRESS = {"http": ("host", "port"), "grpc": ("port",)}
+# Keys of Serve's that are for its proxies, with the section of ours that replaces each.
+_PROXIES: Mapping[str, str] = {"http_options": "http", "grpc_options": "grpc"}
 
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
@@ -72,10 +69,9 @@ class ServeFile:
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
     """Read `path` and apply overrides of the form `target.engine.dtype=float32`.
 
-    All keys are below applications[0].args; but where `http.listener` or `grpc.listener` is serve,
-    host and port are those of Serve's own http_options and grpc_options.  Values are YAML, but for
-    those of keys that have a text: it is taken as it stands, unless it is in quotes.  Raises
-    ConfigError with file and key path.
+    All keys are below applications[0].args.  Values are YAML, but for those of keys that have a
+    text: it is taken as it stands, unless it is in quotes.  Raises ConfigError with file and key
+    path.
     """
     path = Path(path)
     with in_file(path):
@@ -104,8 +100,6 @@ def parse_arguments(arguments: Mapping[str, Any]) -> Config:
     """The `args` of the application, as Serve hands them to `deployments.app:build`."""
     config = _named(parse(Config, arguments))
     config.check()
-    if config.http.listener == "ingress":
-        config.check_ports()
     return config
 
 
@@ -177,26 +171,18 @@ def read_document(path: Path, example: str = "configs/own-model.yaml") -> dict[s
 
 
 def _checked(path: Path, document: dict[str, Any], overrides: Sequence[str]) -> ServeFile:
+    _check_proxies(document)
     check_keys(document, _SERVE_KEYS[""], "")
     applications = _applications(document)
-    options = {
-        name: dict(mapping(document.get(name), name)) for name in ("http_options", "grpc_options")
-    }
-    document |= {"applications": list(applications.values()), **options}
+    document["applications"] = list(applications.values())
     in_order = sorted(applications.items(), key=lambda each: is_pool(each[1]))
     for override in overrides:
-        _override(document, [application["args"] for _, application in in_order], override)
+        _override([application["args"] for _, application in in_order], override)
     for place, application in applications.items():
         check_keys(application, _SERVE_KEYS["applications"], place)
-    for place, section in options.items():
-        check_keys(section, _SERVE_KEYS[place], place)
     (place, application), *pools = in_order
-    _check_proxies(document, application)
-    config = _named(parse(Config, _with_addresses(application["args"], document)))
-    if config.http.listener == "serve":  # an IPv6 address may have had brackets
-        document["http_options"]["host"] = config.http.host
+    config = _named(parse(Config, application["args"]))
     config.check()
-    config.check_ports()
     config, deployments = with_deployments(config, application, place)
     for place, pool in pools:
         config, more = with_pool(config, pool, place)
@@ -226,20 +212,8 @@ def _applications(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _served(arguments: Mapping[str, Any]) -> list[str]:
-    """The sections of endpoints where Serve's proxies listen."""
-    sections = {face: arguments.get(face) for face in _PROXY_ADDRESS}
-    return [
-        face
-        for face, section in sections.items()
-        if isinstance(section, dict) and section.get("listener") == "serve"
-    ]
-
-
-def _override(
-    document: Mapping[str, Any], arguments: Sequence[dict[str, Any]], override: str
-) -> None:
-    """Set the one key that `override` names, in a section of Serve's or in our arguments.
+def _override(arguments: Sequence[dict[str, Any]], override: str) -> None:
+    """Set the one key that `override` names.
 
     arguments: of every application, the target's first."""
     key, separator, text = map(str.strip, override.partition("="))
@@ -251,9 +225,6 @@ def _override(
         value = text if is_as_it_stands else _loaded(text)
     except ConfigError as error:
         raise ConfigError(f"--set {override!r}: {error.message}", param=key) from error
-    if parts[0] in _served(arguments[0]) and parts[1:2] != ["listener"]:
-        _set(document[f"{parts[0]}_options"], parts[1:], value, override)
-        return
     for node in _places(arguments, parts):
         _set(node, parts, value, override)
 
@@ -268,8 +239,6 @@ def _places(arguments: Sequence[dict[str, Any]], parts: Sequence[str]) -> list[d
 
 
 def _set(node: dict[str, Any], parts: Sequence[str], value: Any, override: str) -> None:
-    if not parts:
-        raise ConfigError(f"--set {override!r}: expected key.path=value", param=override)
     for part in parts[:-1]:
         if node.get(part) is None:
             node[part] = {}
@@ -280,63 +249,19 @@ def _set(node: dict[str, Any], parts: Sequence[str], value: Any, override: str) 
     node[parts[-1]] = value
 
 
-def _check_proxies(document: Mapping[str, Any], application: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless it is said once who listens, and at which address."""
-    served = _served(application["args"])
-    location, prefix = document.get("proxy_location"), application.get("route_prefix")
-    of_proxies = {
-        "http_options": ("http", document["http_options"]),
-        "proxy_location": ("http", location not in (None, "Disabled") and location),
-        "applications[0].route_prefix": ("http", prefix not in (None, "/") and prefix),
-        "grpc_options": ("grpc", document["grpc_options"]),
-    }
-    for key, (face, value) in of_proxies.items():
-        if value and face not in served:
+def _check_proxies(document: Mapping[str, Any]) -> None:
+    """Raise ConfigError for keys of Serve's proxies: the ingress listens itself."""
+    for key, face in _PROXIES.items():
+        if document.get(key):
             raise ConfigError.at(
                 key,
-                f"{value!r} is for Ray Serve's proxies, and here the ingress listens, at "
-                f"{face}.host and {face}.port below applications[0].args; remove it, or set "
-                f"{face}.listener: serve",
+                "for Ray Serve's proxies, and the ingress listens itself; remove it, and write "
+                f"host and port into {face} below applications[0].args",
             )
-    for face in served:
-        section, default = application["args"][face], getattr(Config(), face)
-        addresses = (section.get(key, getattr(default, key)) for key in ("host", "port"))
-        if tuple(addresses) != (default.host, default.port):
-            raise ConfigError.at(
-                face,
-                f"with listener: serve the address is set in {face}_options, Ray Serve's own key; "
-                "remove host and port",
-            )
-    if served == ["grpc"]:
-        raise ConfigError.at(
-            "grpc.listener",
-            "serve starts Ray Serve's proxies, which take HTTP as well; set http.listener: serve, "
-            "too, or grpc.listener: ingress",
-        )
-    if served and location == "Disabled":
+    location = document.get("proxy_location", "Disabled")
+    if location != "Disabled":
         raise ConfigError.at(
             "proxy_location",
-            "Disabled starts no proxy, so nobody would listen for HTTP; remove it, or set "
-            "http.listener: ingress",
+            f"{location!r} starts Ray Serve's proxies, and the ingress listens itself, at http "
+            "and grpc below applications[0].args; write Disabled",
         )
-    if "grpc" in served and not document["grpc_options"].get("grpc_servicer_functions"):
-        raise ConfigError.at(
-            "grpc.listener",
-            "serve needs grpc_options.grpc_servicer_functions; see configs/two-node.yaml, or set "
-            "it to ingress",
-        )
-
-
-def _with_addresses(arguments: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    """`arguments` with the addresses of Serve's proxies, which stand in its own sections.
-
-    Defaults are written into those.
-    """
-    result = dict(arguments)
-    for face in _served(arguments):
-        options, default = document[f"{face}_options"], getattr(Config(), face)
-        for key in _PROXY_ADDRESS[face]:
-            options.setdefault(key, getattr(default, key))
-        address = {key: options[key] for key in _PROXY_ADDRESS[face]}
-        result[face] = {**arguments[face], "host": "0.0.0.0", **address}
-    return result

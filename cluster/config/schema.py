@@ -152,12 +152,9 @@ class ApiConfig:
 
 @frozen
 class GrpcConfig:
-    """The gRPC endpoint."""
+    """The gRPC endpoint: every ingress replica listens on its own node."""
 
-    listener: Literal["ingress", "serve"] = "ingress"
-    """ingress = every ingress replica listens at host and port of its own node. serve = Ray Serve's
-    proxies listen on every node, on all interfaces, at the port in Serve's own `grpc_options`,
-    which must also name the servicer functions."""
+    REMOVED: ClassVar[Mapping[str, str]] = HttpConfig.REMOVED
     host: Host = "127.0.0.1"
     """The interface to listen on, IPv4 or IPv6; 0.0.0.0 and :: = all."""
     port: Port = 9000
@@ -293,7 +290,7 @@ class Config:
         """Raise ConfigError for the first reference between keys that does not hold."""
         self.target.check(self.model_name)
         self.coordinator.check()
-        self.tls.check({"http": self.http.listener, "grpc": self.grpc.listener})
+        self.tls.check()
         self.data_plane.check()
         if self.target.engine.reproducible and set(self.coordinator.laws) != {"coupled"}:
             raise ConfigError.at(
@@ -318,13 +315,10 @@ class Config:
             raise ConfigError.at("ingress.segments", reason)
         check_tasks(self.tasks, self.drafters)
         check_rollouts(self.tasks, self.drafters, self.residents)
+        self._check_ports()
 
-    def check_ports(self) -> None:
-        """Raise ConfigError when two of our servers would listen on the same port.
-
-        Apart from the rest: ports of Serve's proxies stand in its own sections, which a replica
-        does not know.
-        """
+    def _check_ports(self) -> None:
+        """Raise ConfigError when two of our servers would listen on the same port."""
         taken: dict[int, str] = {}
         for name, (_, port) in self.listeners.items():
             path = f"{name}.port"

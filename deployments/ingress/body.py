@@ -154,12 +154,6 @@ async def _read(request: Request, max_bytes: int) -> bytes:
         if size > max_bytes:
             raise too_large(f"more than {max_bytes} bytes", max_bytes)
         chunks.append(chunk)
-    if not size and "upgrade" in request.headers:
-        # Serve's proxies take the offer for the end of the request.
-        raise RequestError(
-            "no body came; send the request without the header Upgrade (in Java, build the client "
-            "with `version(HTTP_1_1)`)"
-        )
     return b"".join(chunks)
 
 

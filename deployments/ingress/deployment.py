@@ -58,19 +58,14 @@ class IngressDeployment:
         self._ingress.start()
         if await asyncio.to_thread(has_others):
             await self._ingress.first_link()
-        self._grpc = GrpcApi(self._ingress)
         self._exporter = Exporter(self._ingress.recorder)
         self._exporter.start()
-        self._app = create_app(self._ingress)
-        self._http: HttpListener | None = None
-        self._listeners: list[GrpcListener | HttpListener] = []
         self._drained: asyncio.Task[None] | None = None
         patience_s = config.ingress.shutdown_grace_s + _LISTENER_MARGIN_S
-        if config.grpc.listener == "ingress":
-            self._listeners.append(GrpcListener(self._grpc, config, patience_s))
-        if config.http.listener == "ingress":
-            self._http = HttpListener(self._app, config.http, patience_s, config.tls.files())
-            self._listeners.append(self._http)
+        app, tls = create_app(self._ingress), config.tls.files()
+        self._http = HttpListener(app, config.http, patience_s, tls)
+        grpc = GrpcListener(GrpcApi(self._ingress), config, patience_s)
+        self._listeners: list[GrpcListener | HttpListener] = [grpc, self._http]
         admin = config.access.admin
         if admin.port is not None:
             where = HttpConfig(host=admin.host, port=admin.port)
@@ -83,16 +78,6 @@ class IngressDeployment:
         refused = await reconfigured(self._config, user_config, self._ingress.use)
         if refused:
             self._ingress.refuse_config(refused)
-
-    def __serve_build_asgi_app__(self) -> Any:
-        """Called by Serve after the constructor; its proxies pass HTTP requests to the result."""
-        return self._app
-
-    def __getattr__(self, name: str) -> Any:
-        """The methods of gRPC, which Serve calls by their names."""
-        if name[0].isupper():
-            return getattr(self._grpc, name)
-        raise AttributeError(name)
 
     async def metrics_for(self, asking: str) -> bytes:
         """This replica's own series, in Prometheus' text format; b"" if it asks itself."""
@@ -109,7 +94,7 @@ class IngressDeployment:
 
     async def check_health(self) -> None:
         """Called by Serve; raises WorkerError where nobody would be answered."""
-        if self._http is not None and self._drained is None:
+        if self._drained is None:
             self._http.check()
 
     async def placement(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
@@ -14,7 +14,7 @@ from cluster.logs import REQUEST_ID
 from cluster.rpc.codec_generation import MODEL, RESPONSE, decode_prompt, decode_request
 from cluster.rpc.codec_records import TOKENS
 from cluster.rpc.generation import GenerationResponse, Model, Usage
-from cluster.rpc.status import abort, status_code, trailing_metadata
+from cluster.rpc.status import abort
 from deployments.ingress.body import hidden
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
@@ -24,7 +24,8 @@ from deployments.ingress.keys import Caller
 from deployments.ingress.prompts import prediction_counts, prediction_idle
 from deployments.ingress.request_scope import SEGMENT
 from deployments.ingress.sampling import check_model
-from deployments.ingress.servicers import GENERATION
+
+GENERATION = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 
 def _answering(kind: Any) -> Callable[[Callable[[Any, Any], Awaitable[Any]]], Any]:
@@ -33,10 +34,9 @@ def _answering(kind: Any) -> Callable[[Callable[[Any, Any], Awaitable[Any]]], An
     def call(answer: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         async def called(self: GrpcApi, request: Any, grpc_context: Any) -> Any:
             try:
-                self.caller(grpc_context.invocation_metadata())
                 return await answer(self, _message_of(kind, request, self._ingress))
             except Exception as error:  # noqa: BLE001
-                return await _ended(grpc_context, error)
+                return await _end(grpc_context, error)
 
         return called
 
@@ -44,10 +44,8 @@ def _answering(kind: Any) -> Callable[[Callable[[Any, Any], Awaitable[Any]]], An
 
 
 class GrpcApi:
-    """Answers the calls of our own listener, and those that Serve's proxy passes to the ingress.
-
-    Capitalised methods are gRPC's; they have the names that Serve knows of their arguments.
-    """
+    """Answers calls; capitalised methods are gRPC's.  They get messages as bytes, so that what is
+    malformed, too large or no UTF-8 is answered with a status of ours."""
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
@@ -58,9 +56,9 @@ class GrpcApi:
             async for response in self._responses(request, grpc_context):
                 yield RESPONSE.encode(response)
         except Exception as error:  # noqa: BLE001
-            yield await _ended(grpc_context, error)
+            await _end(grpc_context, error)
 
-    async def _responses(self, body: Any, context: Any) -> AsyncIterator[GenerationResponse]:
+    async def _responses(self, body: bytes, context: Any) -> AsyncIterator[GenerationResponse]:
         sent = dict(context.invocation_metadata() or ())
         caller = self._ingress.caller(sent)
         try:
@@ -74,7 +72,7 @@ class GrpcApi:
                 request_id,
                 spec,
                 request.resume,
-                _timeout_of(context),
+                context.time_remaining(),
                 caller,
                 sent.get("traceparent", ""),
             )
@@ -126,7 +124,7 @@ class GrpcApi:
             check_model(model, self._ingress.limits)
 
     def caller(self, metadata: Any) -> Caller:
-        """Return who calls, on our own listener or through Serve's proxy; a refusal is counted."""
+        """Return who calls; a refusal is counted."""
         return self._ingress.caller(dict(metadata or ()))
 
     async def Check(self, request: Any, grpc_context: Any) -> Any:
@@ -134,7 +132,7 @@ class GrpcApi:
         status = self._status(_service_of(request))
         if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
             error = NotFoundError("no such service; ask for an empty name")
-            return await _ended(grpc_context, error)
+            return await _end(grpc_context, error)
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: Any, grpc_context: Any) -> AsyncIterator[Any]:
@@ -161,10 +159,8 @@ class GrpcApi:
         return int(values.SERVING if serving else values.NOT_SERVING)
 
 
-def _message_of(kind: Any, body: Any, ingress: Ingress) -> Any:
+def _message_of(kind: Any, body: bytes, ingress: Ingress) -> Any:
     """The message of a body; raises RequestError for what is none."""
-    if not isinstance(body, bytes):  # parsed already, by a proxy with the generated servicer
-        return body
     limit = ingress.config.ingress.max_body_bytes
     if len(body) > limit:
         raise TooLargeError(
@@ -180,35 +176,16 @@ def _message_of(kind: Any, body: Any, ingress: Ingress) -> Any:
         ) from None
 
 
-def _timeout_of(context: Any) -> float | None:
-    """Return the seconds that the call's deadline leaves; None where it has none, or where Serve's
-    proxy, which ends the call itself then, does not tell."""
-    remaining = getattr(context, "time_remaining", None)
-    return None if remaining is None else remaining()
-
-
-def _service_of(body: Any) -> str:
-    if not isinstance(body, bytes):
-        return str(body.service)
+def _service_of(body: bytes) -> str:
     try:
         return str(health_pb2.HealthCheckRequest.FromString(body).service)
     except DecodeError:
         return "?"  # not the name of a service
 
 
-async def _ended(context: Any, error: Exception) -> Any:
-    """End a call with an error: our own listener's at once.
-
-    Serve's proxy takes status and trailing metadata from the contexts of responses only, so it is
-    given an empty one."""
-    if not isinstance(error, DrafthouseError):
-        error = hidden(error, "?")
-    if hasattr(context, "abort"):
-        await abort(context, error)
-    context.set_code(status_code(error))
-    context.set_details(error.message)
-    context.set_trailing_metadata(list(trailing_metadata(error)))
-    return pb.GenerateResponse()
+async def _end(context: Any, error: Exception) -> NoReturn:
+    """End a call with an error."""
+    await abort(context, error if isinstance(error, DrafthouseError) else hidden(error, "?"))
 
 
 def _response(

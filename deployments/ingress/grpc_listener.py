@@ -1,11 +1,11 @@
-"""Serves the gRPC API on the ingress's own port, instead of through Ray Serve's proxy.
+"""Serves the gRPC API on a port of the ingress' own.
 
-Serve's proxy always listens on all interfaces; this listener uses the configured one.  All replicas
-on a node share the port, and the kernel distributes connections over them.
+All replicas on a node share the port, and the kernel distributes connections over them.
 """
 
 from __future__ import annotations
 
+from operator import methodcaller
 from typing import Any
 
 import grpc
@@ -14,13 +14,15 @@ from grpc_reflection.v1alpha import reflection
 
 from cluster.config.addresses import joined
 from cluster.config.pem import Reloaded
-from cluster.config.schema import Config
+from cluster.config.schema import Config, IngressConfig
 from cluster.errors import ConfigError, DrafthouseError
 from cluster.rpc.options import public_server_options
 from cluster.rpc.status import status_code, trailing_metadata
 from cluster.rpc.trust import Trust, refusing
-from deployments.ingress.grpc_api import GrpcApi
-from deployments.ingress.servicers import GENERATION, add_generation, add_health, message_limit
+from deployments.ingress.grpc_api import GENERATION, GrpcApi
+
+# What gRPC can count.
+_MOST_MESSAGE_BYTES = 2**31 - 1
 
 
 class GrpcListener:
@@ -34,12 +36,12 @@ class GrpcListener:
         files = config.tls.files()
         self._trust = Trust(pem=None if files is None else Reloaded(files.paths, files.load))
         self._server = grpc.aio.server(
-            options=public_server_options(message_limit(config.ingress), config.max_calls),
+            options=public_server_options(_message_bytes(config.ingress), config.max_calls),
             maximum_concurrent_rpcs=config.max_calls,
             interceptors=[_Door(api)],
         )
-        add_generation(api, self._server)
-        add_health(api, self._server)
+        _add(api, self._server, GENERATION, "Generate", "ListModels", "Tokenize", "Detokenize")
+        _add(api, self._server, health.SERVICE_NAME, "Watch", "Check")
         names = (GENERATION, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
@@ -51,8 +53,7 @@ class GrpcListener:
         except RuntimeError as error:
             raise ConfigError.at(
                 "grpc",
-                f"{where} cannot be bound on this node; choose another host or port, or set "
-                "grpc.listener: serve",
+                f"{where} cannot be bound on this node; choose another host or port",
             ) from error
         await self._server.start()
 
@@ -76,3 +77,20 @@ class _Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
         except DrafthouseError as error:
             return refusing(status_code(error), error.message, trailing_metadata(error))
         return await continuation(call)
+
+
+def _message_bytes(settings: IngressConfig) -> int:
+    """The longest message that is read: longer than what is served, so that the refusal is ours."""
+    return min(2 * settings.max_body_bytes, _MOST_MESSAGE_BYTES)
+
+
+def _add(servicer: Any, server: Any, service: str, stream: str, *calls: str) -> None:
+    """stream: the method with many answers.  calls: those with one."""
+    handlers = {
+        name: make(getattr(servicer, name), response_serializer=methodcaller("SerializeToString"))
+        for name, make in (
+            (stream, grpc.unary_stream_rpc_method_handler),
+            *((name, grpc.unary_unary_rpc_method_handler) for name in calls),
+        )
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))

@@ -33,7 +33,6 @@ from deployments.ingress.body import error_body, error_response, hidden, read_ob
 from deployments.ingress.choice import Delta
 from deployments.ingress.event_stream import EventStream, answered, while_connected
 from deployments.ingress.generation import Generation
-from deployments.ingress.http_protocol import AT_ONCE
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.keys import ANYBODY, Operators
 from deployments.ingress.openai_request import CHAT, COMPLETIONS
@@ -94,7 +93,7 @@ def create_app(ingress: Ingress) -> Starlette:
         routes += [files.route(), Route(EVENTS, answering(ingress, EVENTS, pages.events))]
     origins = config.api.cors_origins
     guard, is_logged = BrowserGuard(config.http, origins), config.ingress.log_requests
-    scope = Middleware(RequestScope, config.http, is_logged=is_logged, check=guard.check)
+    scope = Middleware(RequestScope, is_logged=is_logged, check=guard.check)
     cors = Middleware(
         CORSMiddleware,
         allow_origins=list(origins),
@@ -112,7 +111,7 @@ def create_admin_app(ingress: Ingress) -> Starlette:
         for method, path, handler in Pages(ingress, 0, Operators.everybody()).routes()
         if path in SILENT
     ]
-    return _app(routes, [Middleware(RequestScope, ingress.config.http, is_logged=False)])
+    return _app(routes, [Middleware(RequestScope, is_logged=False)])
 
 
 def _app(routes: Sequence[BaseRoute], middleware: Sequence[Middleware]) -> Starlette:
@@ -169,15 +168,12 @@ async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
         writer = face.write(asked, generation, request_id)
         headers = warning_header(asked.ignored)
         # The status line of a stream is sent once it is admitted: until then it can be refused.
-        if asked.stream and _may_be_sent_piecemeal(request):
+        if asked.stream:
             await while_connected(request.receive, generation.admitted())
             is_streaming = True
             events, heartbeat_s = answered(generation, writer), ingress.config.api.heartbeat_s
             return EventStream(events, headers, heartbeat_s, generation.close)
         collected = await while_connected(request.receive, _all_deltas(generation))
-        if asked.stream:
-            told = writer.opening() + writer.chunks(collected) + writer.closing()
-            return Response(told, media_type="text/event-stream", headers=headers)
         # Many log-probabilities take a while to write.
         params, scored = asked.spec.params, asked.spec.prompt_logprobs
         is_short = params.logprobs is None and scored is None
@@ -187,13 +183,6 @@ async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
     finally:
         if not is_streaming:
             generation.close()
-
-
-def _may_be_sent_piecemeal(request: Request) -> bool:
-    """False for clients of HTTP/1.0, which know no chunks, behind Serve's proxies, which send some:
-    they get a stream in one piece, with its length."""
-    scope = request.scope
-    return scope["http_version"] >= "1.1" or AT_ONCE in scope.get("extensions", ())
 
 
 def _failed_stream(

@@ -1,6 +1,7 @@
-"""Serves the HTTP API on the ingress's own port, instead of through Ray Serve's proxy.
+"""Serves the HTTP API on a port of the ingress' own.
 
-Every piece of a stream would pass through two more processes' event loops and Ray's object store.
+Through Ray Serve's proxy every piece of a stream would pass through two more processes' event loops
+and Ray's object store.
 All replicas on a node share the port, and the kernel distributes connections over them.
 """
 
@@ -119,6 +120,6 @@ def _bound(where: HttpConfig) -> socket.socket:
         raise ConfigError.at(
             "http",
             f"{joined(where.host, where.port)} cannot be bound on this node "
-            f"({error.strerror}); choose another host or port, or set http.listener: serve",
+            f"({error.strerror}); choose another host or port",
         ) from error
     return bound

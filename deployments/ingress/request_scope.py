@@ -19,7 +19,6 @@ from cluster.config.http import HttpConfig
 from cluster.errors import ForbiddenError, RequestError
 from cluster.logs import UNKNOWN
 from deployments.ingress.body import error_response
-from deployments.ingress.http_protocol import check_head, size_of
 
 log = logging.getLogger(__name__)
 
@@ -32,26 +31,21 @@ _GOOD_TIMEOUT = re.compile(r"[0-9]{1,12}")
 _WHITE_SPACE = b" \t"
 # Asked every few seconds, by machines.  Load balancers have no key; the others tell others than
 # operators little or nothing.
-SILENT = ("/health", "/metrics", "/ping", "/stats")
+SILENT = ("/health", "/-/healthz", "/metrics", "/ping", "/stats")
 
 
 class RequestScope:
-    """Takes the client's X-Request-Id, or makes one, and answers with it; logs how it ended.
-
-    Refuses heads beyond the bounds: Serve's proxies do not.
-    """
+    """Takes the client's X-Request-Id, or makes one, and answers with it; logs how it ended."""
 
     def __init__(
         self,
         app: ASGIApp,
-        bounds: HttpConfig,
         *,
         is_logged: bool,
         check: Callable[[Scope], None] = lambda scope: None,
     ) -> None:
         """check: raises RequestError for what is not answered."""
         self._app = app
-        self._bounds = bounds
         self._is_logged = is_logged
         self._check = check
 
@@ -78,9 +72,6 @@ class RequestScope:
             await send(message)
 
         try:
-            head_bytes = len(scope["path"]) + len(scope["query_string"])
-            head_bytes += sum(size_of(name, value) for name, value in headers)
-            check_head(head_bytes, len(headers), self._bounds)
             _check_coding(sent.getlist("transfer-encoding"), scope)
             self._check(scope)
             await self._app(scope, receive, send_with_id)

@@ -119,13 +119,12 @@ def test_requests_may_name_no_class_that_goes_before_others_unless_the_operator_
 
 def test_the_minimal_configuration_obeys_the_rules() -> None:
     config_with().check()
-    config_with().check_ports()
 
 
 def test_two_servers_on_one_port_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"grpc\.port: 8123 is already http\.port"):
-        config_with(http={"port": 8123}, grpc={"port": 8123}).check_ports()
-    config_with(http={"port": 8265}, dashboard={"enabled": False}).check_ports()
+        config_with(http={"port": 8123}, grpc={"port": 8123}).check()
+    config_with(http={"port": 8265}, dashboard={"enabled": False}).check()
 
 
 SECTIONS = [kind for name, kind in vars(schema).items() if name.endswith(("Config", "Placement"))]

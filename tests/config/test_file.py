@@ -6,19 +6,12 @@ from cluster.config.file import load, parse_arguments
 from cluster.errors import ConfigError
 
 DOCUMENT = """
-http_options:
-  host: 0.0.0.0
-  port: 8001
-grpc_options:
-  port: 9001
-  grpc_servicer_functions: [some.module:add_servicer]
 applications:
   - name: drafthouse
     import_path: deployments.app:build
     args:
       model_name: demo
-      http: {listener: serve}
-      grpc: {listener: serve}
+      http: {port: 8001}
       target:
         engine:
           model: somewhere
@@ -41,11 +34,11 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_our_settings_come_from_args_and_the_ports_from_serves_own_sections(file: Path) -> None:
+def test_our_settings_come_from_args(file: Path) -> None:
     config = load(file).config
     assert config.model_name == "demo"
     assert config.target.engine.model == "somewhere"
-    assert (config.http.host, config.http.port, config.grpc.port) == ("0.0.0.0", 8001, 9001)
+    assert (config.http.host, config.http.port, config.grpc.port) == ("127.0.0.1", 8001, 9000)
 
 
 def test_a_model_without_another_name_is_served_by_its_own(file: Path) -> None:
@@ -56,30 +49,12 @@ def test_a_model_without_another_name_is_served_by_its_own(file: Path) -> None:
     assert parse_arguments(arguments).model_name == "org/model"
 
 
-def test_the_document_stays_a_serve_config_with_the_ports_written_out(file: Path) -> None:
+def test_the_document_stays_a_serve_config(file: Path) -> None:
     document = load(file).document
     assert document["applications"][0]["import_path"] == "deployments.app:build"
-    assert document["http_options"] == {"host": "0.0.0.0", "port": 8001}
-    assert document["grpc_options"]["grpc_servicer_functions"] == ["some.module:add_servicer"]
 
 
-def test_absent_sections_get_the_defaults(tmp_path: Path) -> None:
-    path = written(
-        tmp_path,
-        "http_options:\napplications:\n- import_path: a:b\n  args: {target: {engine: {model: m}}}",
-    )
-    loaded = load(path)
-    assert not loaded.document["http_options"], "the ingress listens, not Serve"
-    assert not loaded.document["grpc_options"]
-    assert (loaded.config.http.host, loaded.config.http.port) == ("127.0.0.1", 8000)
-    assert (loaded.config.grpc.host, loaded.config.grpc.port) == ("127.0.0.1", 9000)
-    proxied = load(path, ["http.listener=serve", "http.port=8003"])
-    assert proxied.document["http_options"] == {"host": "127.0.0.1", "port": 8003}
-    proxied = load(path, ["http.listener=serve", "http.host='[::1]'"])
-    assert proxied.config.http.host == proxied.document["http_options"]["host"] == "::1"
-
-
-def test_overrides_reach_our_settings_and_serves(file: Path) -> None:
+def test_overrides_reach_our_settings(file: Path) -> None:
     loaded = load(
         file,
         [
@@ -99,8 +74,7 @@ def test_overrides_reach_our_settings_and_serves(file: Path) -> None:
     assert loaded.config.tasks == {"code": ("lookup",)}
     assert loaded.config.target.placement.labels == {"ray.io/node-group": "target"}
     assert loaded.config.drafters["lookup"].options == {"max_ngram": 4}
-    assert loaded.config.http.port == loaded.document["http_options"]["port"] == 8123
-    assert loaded.config.grpc.port == loaded.document["grpc_options"]["port"] == 9123
+    assert (loaded.config.http.port, loaded.config.grpc.port) == (8123, 9123)
     assert loaded.document["applications"][0]["args"]["target"]["engine"]["dtype"] == "float32"
 
 
@@ -125,13 +99,6 @@ def test_the_ingress_own_listener_is_set_in_args(tmp_path: Path, face: str) -> N
     assert getattr(load(path, [f"{face}.port=9002"]).config, face).port == 9002
     again = parse_arguments(loaded.document["applications"][0]["args"])
     assert getattr(again, face) == found
-
-
-@pytest.mark.parametrize("lines", ["http_options: {port: 8001}", "proxy_location: EveryNode"])
-def test_keys_of_proxies_are_for_those_that_run(tmp_path: Path, lines: str) -> None:
-    rest = "applications:\n- {route_prefix: /a, args: {target: {engine: {model: m}}}}"
-    load(written(tmp_path, f"{lines}\n{rest}"), ["http.listener=serve"])
-    load(written(tmp_path, f"proxy_location: Disabled\n{rest.replace('/a', '/')}"))
 
 
 def test_a_replica_refuses_one_port_for_two() -> None:
@@ -169,7 +136,7 @@ def test_keys_in_quotes_and_those_of_an_override_are_names_as_they_stand(tmp_pat
 
 @pytest.mark.parametrize("value", ["0100", "12:30", "1_000", "0b11", "2026-11-27", "2026-13-45"])
 def test_a_value_that_seems_another_number_is_refused(file: Path, value: str) -> None:
-    for place in (f"http_options: {{port: {value}}}\napplications: [{{}}]", f"- {value}"):
+    for place in (f"logging_config: {{port: {value}}}\napplications: [{{}}]", f"- {value}"):
         with pytest.raises(ConfigError, match=f"{value} is another value to YAML than it seems"):
             load(written(file.parent, place))
     with pytest.raises(ConfigError, match=f"--set 'http.port={value}': line 1, column 1: {value}"):
@@ -188,7 +155,6 @@ def test_an_override_of_a_text_is_the_text_as_it_stands(file: Path, text: str) -
 def test_an_override_may_be_an_ipv6_address(file: Path, host: str) -> None:
     loaded = load(file, [f"http.host={host}", f"dashboard.host={host}"])
     assert loaded.config.http.host == loaded.config.dashboard.host == host.strip("[]")
-    assert loaded.document["http_options"]["host"] == host.strip("[]")
 
 
 def test_arguments_that_another_reader_of_yaml_hands_over_have_texts_as_keys() -> None:

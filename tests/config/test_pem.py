@@ -115,15 +115,7 @@ def test_a_change_is_followed_and_half_a_change_is_not(
 @pytest.mark.parametrize("given", ["cert_file", "key_file"])
 def test_half_of_a_pair_is_refused(given: str) -> None:
     with pytest.raises(ConfigError, match=r"tls\.\w+_file: empty; name cert_file, key_file"):
-        TlsConfig(**{given: "x.pem"}).check({})
-
-
-def test_tls_is_refused_where_serves_proxies_listen() -> None:
-    tls = TlsConfig("cert.pem", "key.pem")
-    with pytest.raises(ConfigError, match=r"http\.listener: serve.*end TLS in front"):
-        tls.check({"http": "serve", "grpc": "ingress"})
-    with pytest.raises(ConfigError, match=r"grpc\.listener: ingress"):
-        tls.check({"http": "ingress", "grpc": "serve"})
+        TlsConfig(**{given: "x.pem"}).check()
 
 
 def test_each_role_has_files_of_its_own() -> None:

@@ -16,10 +16,10 @@ from cluster.config.proof import SwitchbackConfig
 from cluster.config.schema import AnswersConfig, Config, CoordinatorConfig
 from cluster.errors import ConfigError
 from tests.config.test_applications import DOCUMENT as TWO
-from tests.config.test_file import DOCUMENT as PROXIED
+from tests.config.test_file import DOCUMENT as FILE
 
 ONE = {"applications": [{"args": {"target": {"engine": {"model": "m"}}}}]}
-FILES = {"one": ONE, "two": TWO, "proxied": yaml.safe_load(PROXIED)}
+FILES = {"one": ONE, "two": TWO, "file": yaml.safe_load(FILE)}
 CASES = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text("utf-8"))
 GONE = {each["told"].partition(":")[0] for each in CASES if " is gone; " in each["told"]}
 

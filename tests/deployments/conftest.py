@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from cluster.config.schema import ApiConfig, Config, GrpcConfig, HttpConfig, IngressConfig
+from cluster.config.schema import ApiConfig, Config, GrpcConfig, HttpConfig
 from cluster.records import frozen
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
 from tests.support.deployments.api import MODEL, Api
 from tests.support.deployments.metrics import metric
 from tests.support.deployments.shares import before_others
@@ -55,14 +54,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Served:
     """Where the application answers, and what it serves.
 
-    http, own_grpc: the ingress' own listeners.  proxied, grpc: Serve's proxies, of all
-    applications.
+    http: a URL.  grpc: host and port.
     """
 
     http: str
-    proxied: str
     grpc: str
-    own_grpc: str
     dashboard: str
     target_folder: Path
 
@@ -230,8 +226,6 @@ def ray_session(dashboard_port: int) -> Iterator[None]:
     os.environ |= {
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",
-        MESSAGE_LIMIT: str(message_limit(IngressConfig(max_body_bytes=MAX_BODY_BYTES))),
         # Ray's default of ten seconds is long for a test that waits for exported metrics.
         "RAY_metrics_report_interval_ms": "2000",
     }
@@ -273,27 +267,13 @@ def served(
 
     from deployments.app import build
 
-    proxied_port, grpc_port, http_port, own_port = free_ports(4)
-    serve.start(
-        http_options={"host": "127.0.0.1", "port": proxied_port},
-        grpc_options={
-            "port": grpc_port,
-            "grpc_servicer_functions": [
-                "deployments.ingress.servicers.add_generation",
-                "deployments.ingress.servicers.add_health",
-            ],
-        },
-        logging_config={"enable_access_log": False},
-    )
-    own = {"http": {"port": http_port}, "grpc": {"port": own_port}}
-    settings = arguments(long_folder, long_draft_folder) | own
+    serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
+    settings = arguments(long_folder, long_draft_folder)
     settings["target"]["engine"]["adapters"] = {ADAPTER: str(adapter_folder)}
     serve.run(build(settings), name=APPLICATION)
     found = Served(
-        http=f"http://127.0.0.1:{http_port}",
-        proxied=f"http://127.0.0.1:{proxied_port}",
-        grpc=f"127.0.0.1:{grpc_port}",
-        own_grpc=f"127.0.0.1:{own_port}",
+        http=f"http://127.0.0.1:{settings['http']['port']}",
+        grpc=f"127.0.0.1:{settings['grpc']['port']}",
         dashboard=f"http://127.0.0.1:{dashboard_port}",
         target_folder=long_folder,
     )
@@ -304,12 +284,14 @@ def served(
 
 
 def arguments(target: Path, drafter: Path) -> dict[str, Any]:
-    """A config file's `args` for tiny models."""
+    """A config file's `args` for tiny models, at ports of its own."""
+    http, grpc = free_ports(2)
     small = {"num_cpus": 0.1}
     engine = {"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 1024}
     return {
         "model_name": MODEL,
-        "http": {"listener": "serve"},  # one that runs already, for every application
+        "http": {"port": http},
+        "grpc": {"port": grpc},
         "target": {"engine": {"model": str(target), **engine}, "placement": small},
         "drafters": {
             "lm": {

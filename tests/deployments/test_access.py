@@ -22,9 +22,9 @@ from cluster.config.access import AccessConfig, AdminConfig, digest_of
 from cluster.config.schema import Config, HttpConfig, IngressConfig
 from cluster.errors import ConfigError
 from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.grpc_api import GENERATION
 from deployments.ingress.http import create_admin_app
 from deployments.ingress.keys import OTHER, KeyRing
-from deployments.ingress.servicers import GENERATION
 from tests.support.deployments.place import BODIES, generate, place
 
 Write = Callable[..., Config]
@@ -278,7 +278,6 @@ async def test_no_key_has_the_name_of_those_beyond_the_first_hundred(write: Writ
     [
         (Config(), 200),
         (Config(http=PUBLIC), 200),
-        (Config(http=HttpConfig(listener="serve")), 200),
         (Config(http=PUBLIC, access=AccessConfig(admin=AdminConfig(port=1))), 403),
         (Config(access=AccessConfig(admin=AdminConfig(port=1))), 200),
     ],

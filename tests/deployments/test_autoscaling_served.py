@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from cluster.config.applications import POLICY, drafter_deployment
-from tests.deployments.conftest import MODEL, Served, arguments, free_port, wait_until
+from tests.deployments.conftest import MODEL, Served, arguments, wait_until
 from tests.support.choices import by_night
 
 APPLICATION = "scaled"
@@ -71,12 +71,10 @@ def readers(served: Served, long_folder: Path, long_draft_folder: Path) -> Itera
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
 
-    port = free_port()
     settings: dict[str, Any] = copy.deepcopy(arguments(long_folder, long_draft_folder))
     settings["drafters"] = {
         NAME: {"kind": "ngram_cache", "max_requests": 2, "placement": {"num_cpus": 0.1}}
     }
-    settings["http"], settings["grpc"] = {"port": port}, {"port": free_port()}
     settings["ingress"]["replicas"] = 1
     application = {
         "name": APPLICATION,
@@ -89,7 +87,7 @@ def readers(served: Served, long_folder: Path, long_draft_folder: Path) -> Itera
     schema = ServeDeploySchema.model_validate({"applications": [application]})
     _get_global_client().deploy_apps(schema)
     wait_until(lambda: num_running() == 1)
-    found = Readers(f"http://127.0.0.1:{port}/v1")
+    found = Readers(f"http://127.0.0.1:{settings['http']['port']}/v1")
     wait_until(lambda: is_served(found.url))
     yield found
     found.stop()

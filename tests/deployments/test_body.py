@@ -56,14 +56,6 @@ async def test_a_body_that_does_not_arrive_in_time_frees_its_slot() -> None:
         await read_object(request(b'{"a"', is_whole=False), hasty, same)
 
 
-async def test_a_body_that_a_proxy_lost_is_told_from_an_empty_one() -> None:
-    """Serve's proxies take an offer to speak otherwise for the end of the request."""
-    headers = [(b"connection", b"Upgrade"), (b"upgrade", b"h2c")]
-    with pytest.raises(RequestError, match=r"no body came.*Upgrade"):
-        await read_object(request(b"", headers=headers), PATIENT, same)
-    assert await read_object(request(b"{}", headers=headers), PATIENT, same) == {}
-
-
 async def test_a_body_with_a_too_large_content_length_is_refused_unread() -> None:
     headers = [(b"content-length", b"1000001")]
     with pytest.raises(TooLargeError, match="1000001 bytes"):

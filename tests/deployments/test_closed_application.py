@@ -20,7 +20,6 @@ from tests.deployments.conftest import (
     MODEL,
     Served,
     arguments,
-    free_ports,
     places,
     wait_until,
 )
@@ -70,10 +69,7 @@ def closed(
     of_parts = {
         f"{name}_file": str(folder / "{role}" / f"{name}.pem") for name in ("cert", "key", "ca")
     }
-    http_port, grpc_port = free_ports(2)
     settings = arguments(long_folder, long_draft_folder) | {
-        "http": {"port": http_port},
-        "grpc": {"port": grpc_port},
         "tls": {
             "cert_file": str(folder / "public" / "cert.pem"),
             "key_file": str(folder / "public" / "key.pem"),
@@ -82,8 +78,10 @@ def closed(
     }
     serve.run(build(settings), name=APPLICATION, route_prefix="/closed")
     context = ssl.create_default_context(cadata=public.cert.decode())
-    where = Endpoint(f"localhost:{grpc_port}", tls=True, root_certificates=public.cert)
-    base = f"https://localhost:{http_port}"
+    where = Endpoint(
+        f"localhost:{settings['grpc']['port']}", tls=True, root_certificates=public.cert
+    )
+    base = f"https://localhost:{settings['http']['port']}"
     with httpx.Client(base_url=base, verify=context, timeout=DEADLINE_S) as client:
         yield Closed(client, where, folder, parts)
     serve.delete(APPLICATION)

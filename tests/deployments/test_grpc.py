@@ -34,21 +34,15 @@ TOO_HOT = SamplingOptions(temperature=9.0)
 GREEDY = SamplingOptions(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
-@pytest.fixture(params=["grpc", "own_grpc"])
-def address(request: pytest.FixtureRequest, served: Served) -> str:
-    """Both ways in: Serve's proxy, and the ingress' own listener."""
-    return str(getattr(served, request.param))
-
-
 @pytest.fixture
-def client(address: str) -> Iterator[Client]:
-    with Client(address) as client:
+def client(served: Served) -> Iterator[Client]:
+    with Client(served.grpc) as client:
         yield client
 
 
 @pytest.fixture
-def channel(address: str) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(address) as channel:
+def channel(served: Served) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(served.grpc) as channel:
         yield channel
 
 
@@ -129,9 +123,8 @@ def failure(channel: grpc.Channel, body: bytes) -> tuple[grpc.StatusCode, str]:
 
 
 def test_the_first_thing_that_comes_of_an_error_is_its_status(served: Served) -> None:
-    """On our own listener; Serve's proxy takes metadata from the contexts of responses only."""
     body = REQUEST.encode(GenerationRequest("gpt-5", "x")).SerializeToString()
-    with grpc.insecure_channel(served.own_grpc) as channel:
+    with grpc.insecure_channel(served.grpc) as channel:
         call: Any = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(body)
         messages = []
         with pytest.raises(grpc.RpcError):

@@ -34,18 +34,16 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
     return found
 
 
-def config(listener: str = "ingress") -> Config:
+def config(host: str = "127.0.0.1") -> Config:
     http, grpc = free_ports(2)
-    if listener == "serve":
-        return Config(http=HttpConfig("serve", port=http), grpc=GrpcConfig("serve", port=grpc))
-    return Config(http=HttpConfig(port=http), grpc=GrpcConfig(port=grpc))
+    return Config(http=HttpConfig(host, port=http), grpc=GrpcConfig(host, port=grpc))
 
 
 def test_on_several_nodes_the_ingress_may_be_anywhere(running: Running) -> None:
     running.alive = [True, True]
-    with pytest.raises(ConfigError, match=r"any of 2 here; set http\.listener: serve"):
+    with pytest.raises(ConfigError, match=r"http\.host: 127.* any of 2 here; set it to 0\.0\.0\.0"):
         JoinedRay(config(), "auto", ["mine"]).start()
-    JoinedRay(config("serve"), "auto", ["mine"]).start()
+    JoinedRay(config("0.0.0.0"), "auto", ["mine"]).start()
     running.alive = [True, False]
     JoinedRay(config(), "auto", ["mine"]).start()
 
@@ -53,7 +51,7 @@ def test_on_several_nodes_the_ingress_may_be_anywhere(running: Running) -> None:
 def test_a_port_that_another_application_has_is_not_shared(running: Running) -> None:
     wanted = config()
     with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as Serve's proxy
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as an ingress does
         taken.bind((wanted.http.host, wanted.http.port))
         taken.listen(1)
         with pytest.raises(ConfigError, match=rf"http\.port: port {wanted.http.port} taken by"):

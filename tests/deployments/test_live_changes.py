@@ -22,7 +22,7 @@ from cluster.config.live import COORDINATOR, INGRESS, READ_BY, TARGET, _told, kn
 from cluster.config.schema import Config
 from cluster.core import token_array
 from cluster.records import frozen
-from tests.deployments.conftest import MODEL, Served, arguments, free_port, places, wait_until
+from tests.deployments.conftest import MODEL, Served, arguments, places, wait_until
 from tests.support.choices import by_night
 from tests.support.deployments.writers import Writers
 from tests.support.engine.adapters import ATTENTION, merged_oracle, write_adapter
@@ -99,7 +99,7 @@ class Live:
         return list(answer.json()["choices"][0]["token_ids"])
 
     def writers(self) -> Writers:
-        return Writers([self.served.own_grpc], [self.served.http], NUM_GRPC, NUM_HTTP, NUM_TOKENS)
+        return Writers([self.served.grpc], [self.served.http], NUM_GRPC, NUM_HTTP, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +109,8 @@ def live(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator
     from deployments.deploying import begin
 
     settings = copy.deepcopy(arguments(long_folder, long_draft_folder))
-    port = free_port()
     own = {"kind": "ngram_cache", "placement": {"num_cpus": 0.1}}
     settings |= {
-        "grpc": {"port": port},
         "drafters": {
             "suffix": {"kind": "suffix", "placement": {"with": "target"}},
             "ngram": {"placement": {"application": POOL}},
@@ -139,8 +137,8 @@ def live(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterator
             },
         ]
     }
-    url = f"{served.proxied}/{APPLICATION}"
-    found = Live(replace(served, http=url, own_grpc=f"127.0.0.1:{port}"), document)
+    http, grpc = (f"127.0.0.1:{settings[face]['port']}" for face in ("http", "grpc"))
+    found = Live(replace(served, http=f"http://{http}", grpc=grpc), document)
     # As `drafthouse serve` begins; all that follows, the first change too, replaces no process.
     begin(ServeFile(Path("live.yaml"), document, Config()), is_own=True)
     wait_until(lambda: is_whole(found))

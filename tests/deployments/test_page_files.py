@@ -70,7 +70,6 @@ def test_no_other_file_is_sent(http: httpx.Client, path: str) -> None:
         (HttpConfig(), "auto", True),
         (HttpConfig(host="::1"), "auto", True),
         (HttpConfig(host="0.0.0.0"), "auto", False),
-        (HttpConfig(listener="serve"), "auto", False),
         (HttpConfig(host="0.0.0.0"), True, True),
         (HttpConfig(), False, False),
     ],

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.config.file import load
-from cluster.config.schema import PlacementConfig
+from cluster.config.schema import HttpConfig, PlacementConfig
 from cluster.errors import ConfigError
 from deployments.placement import (
     group_options,
@@ -18,7 +19,7 @@ from deployments.placement import (
     replica_options,
     total_resources,
 )
-from tests.deployments.conftest import DEADLINE_S, free_port, places
+from tests.deployments.conftest import DEADLINE_S, free_ports, places
 from tests.support.choices import by_night
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -97,12 +98,12 @@ def rehearsed(ray_session: None, served: Any, checkpoint_factory: Callable[..., 
     from deployments.app import build
 
     file = load(CONFIGS / "llama-70b-8xh100.yaml")
-    model = checkpoint_factory("llama", num_key_value_heads=4)
+    model, (http, grpc) = checkpoint_factory("llama", num_key_value_heads=4), free_ports(2)
     arguments = with_model(file.document["applications"][0]["args"], str(model))
-    arguments["http"], arguments["grpc"] = {"listener": "serve"}, {"port": free_port()}
+    arguments["http"], arguments["grpc"] = {"port": http}, {"port": grpc}
     arguments["ingress"]["replicas"] = 1  # it has no say in who gets which device
     serve.run(build(arguments), name="rehearsal", route_prefix="/rehearsal")
-    yield file.config
+    yield replace(file.config, http=HttpConfig(port=http))
     serve.delete("rehearsal")
 
 
@@ -128,6 +129,6 @@ def test_target_ranks_and_drafters_of_the_8_gpu_configuration_share_no_device(
 
     body = {"model": rehearsed.model_name, "prompt": "hello", "max_tokens": 8, "temperature": 0}
     answer = httpx.post(
-        f"{served.proxied}/rehearsal/v1/completions", json=body, timeout=DEADLINE_S
+        f"http://127.0.0.1:{rehearsed.http.port}/v1/completions", json=body, timeout=DEADLINE_S
     ).json()
     assert answer["usage"]["completion_tokens"] > 0

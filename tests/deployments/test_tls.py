@@ -164,6 +164,6 @@ async def test_grpc_takes_tls_alone_and_follows_a_replaced_certificate(
 async def test_start_up_asks_over_tls_how_the_server_is(folder: Path, llama_folder: Path) -> None:
     async with listening(folder) as (_, port):
         config = replace(tiny_config(llama_folder), http=HttpConfig(port=port), tls=tls(folder))
-        url = base_url(config, "/")
+        url = base_url(config)
         assert url == f"https://127.0.0.1:{port}"
         assert (await asyncio.to_thread(health, url))["status"] == "HTTP status 404"

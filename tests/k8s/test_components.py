@@ -98,24 +98,20 @@ def test_every_alert_says_what_is_wrong_and_where_to_read_on(
         assert alert["labels"]["severity"] in ("critical", "warning", "info")
 
 
-def test_our_page_is_scraped_at_the_head_and_rays_agents_at_every_pod(everything: Objects) -> None:
-    monitors = {
-        each["metadata"]["name"]: each["spec"] for each in of_kind("PodMonitor", everything)
-    }
-    for monitor, scraped in (
-        ("drafthouse", {"head"}),
-        ("drafthouse-ray", set(groups(only("RayService", everything)))),
-    ):
-        spec = monitors.pop(monitor)
-        (endpoint,) = spec["podMetricsEndpoints"]
-        selected = spec["selector"]["matchLabels"].items()
-        found = set()
-        for name, group in groups(only("RayService", everything)).items():
-            if selected <= labels_of(name, group).items():
-                found.add(name)
-                assert endpoint["port"] in {each["name"] for each in container_of(group)["ports"]}
-        assert found == scraped
-    assert not monitors
+def test_our_page_is_scraped_by_the_service_and_rays_agents_at_every_pod(
+    everything: Objects,
+) -> None:
+    service = only("RayService", everything)["spec"]["serveService"]
+    (kept, *_) = only("ScrapeConfig", everything)["spec"]["relabelings"]
+    ports = {each["name"] for each in service["spec"]["ports"]}
+    assert kept["action"] == "keep"
+    assert kept["regex"] in {f"{service['metadata']['name']};{port}" for port in ports}
+    spec = only("PodMonitor", everything)["spec"]
+    (endpoint,) = spec["podMetricsEndpoints"]
+    selected = spec["selector"]["matchLabels"].items()
+    for name, group in groups(only("RayService", everything)).items():
+        assert selected <= labels_of(name, group).items()
+        assert endpoint["port"] in {each["name"] for each in container_of(group)["ports"]}
 
 
 def test_grafana_finds_every_dashboard(everything: Objects) -> None:
@@ -136,12 +132,12 @@ def test_the_overlay_of_the_page_labels_monitors_and_gives_prometheus_a_key(tmp_
     there = os.path.relpath(REPOSITORY, tmp_path.resolve())
     (tmp_path / "kustomization.yaml").write_text(fence[1].replace("../..", there), "utf-8")
     objects = rendered(tmp_path)
-    for kind in ("PodMonitor", "PrometheusRule"):
+    for kind in ("PodMonitor", "PrometheusRule", "ScrapeConfig"):
         for each in of_kind(kind, objects):
             assert "release" in each["metadata"]["labels"]
-    ours, rays = (each["spec"]["podMetricsEndpoints"][0] for each in of_kind("PodMonitor", objects))
+    ours, rays = only("ScrapeConfig", objects)["spec"], only("PodMonitor", objects)["spec"]
     assert ours["authorization"]["credentials"].keys() == {"name", "key"}
-    assert "authorization" not in rays
+    assert "authorization" not in rays["podMetricsEndpoints"][0]
 
 
 def test_the_gateway_leads_to_ports_of_the_service_by_a_listener_each(everything: Objects) -> None:

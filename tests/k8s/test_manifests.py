@@ -11,7 +11,6 @@ from typing import Any
 from cluster.config.applications import drafter_deployment
 from cluster.config.file import ServeFile, load
 from deployments.app import build
-from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
 from tests.support.k8s.operator_rules import operator_problems
 from tests.support.k8s.placement import node_shapes, placement_problems
 from tests.support.k8s.rendering import (
@@ -31,7 +30,11 @@ from tests.support.k8s.schemas import core_problems, rule_problems, schema_probl
 Objects = list[dict[str, Any]]
 
 # Of kinds that no schema here describes; `docs/kubernetes.md` says how they were checked.
-_OTHERS = ("monitoring.coreos.com/v1", "gateway.networking.k8s.io/v1")
+_OTHERS = (
+    "monitoring.coreos.com/v1",
+    "monitoring.coreos.com/v1alpha1",
+    "gateway.networking.k8s.io/v1",
+)
 
 
 def test_every_overlay_and_component_is_checked_and_on_the_page() -> None:
@@ -69,14 +72,6 @@ def test_the_components_go_together(everything: Objects, schema: dict[str, Any])
     assert len({(item["kind"], item["metadata"]["name"]) for item in everything}) == len(everything)
 
 
-def test_the_proxies_take_no_larger_messages_than_the_ingress(
-    service: dict[str, Any], serve_file: ServeFile
-) -> None:
-    for group in groups(service).values():
-        values = {entry["name"]: entry.get("value") for entry in container_of(group)["env"]}
-        assert values[MESSAGE_LIMIT] == str(message_limit(serve_file.config.ingress))
-
-
 def test_the_rayservice_carries_exactly_the_configuration_file(
     name: str, service: dict[str, Any]
 ) -> None:
@@ -100,11 +95,7 @@ def test_the_application_can_be_imported_and_is_reachable_from_other_pods(
 ) -> None:
     module, _, attribute = serve_file.document["applications"][0]["import_path"].partition(":")
     assert callable(getattr(importlib.import_module(module), attribute))
-    for servicer in serve_file.document["grpc_options"]["grpc_servicer_functions"]:
-        module, _, attribute = servicer.rpartition(".")
-        assert callable(getattr(importlib.import_module(module), attribute))
-    assert serve_file.config.http.host == "0.0.0.0"
-    assert serve_file.config.grpc.listener == "serve"
+    assert serve_file.config.http.host == serve_file.config.grpc.host == "0.0.0.0"
     assert serve_file.config.network.interface == "node"
 
 

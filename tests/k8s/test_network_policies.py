@@ -47,7 +47,7 @@ ALL_PORTS = (GCS, DASHBOARD, METRICS, DATA_PLANE, HTTP, GRPC)
         (CLIENT, (HTTP, GRPC)),
         (STRANGER, ()),
         (NEIGHBOUR, ()),
-        (OPERATOR, (DASHBOARD, HTTP)),
+        (OPERATOR, (DASHBOARD,)),
         (pod_in("elsewhere", "kuberay-operator"), ()),
         (pod_in("kuberay-system", "something-else"), ()),
         (PROMETHEUS, (METRICS, HTTP)),

@@ -34,7 +34,7 @@ NUM_RANKS = 2 if NUM_RANDOM else 1
 
 @frozen
 class Cluster:
-    """The nodes, the port of Serve's HTTP proxies, a folder for files, and two models."""
+    """The nodes, the ingresses' port for HTTP, a folder for files, and two models."""
 
     nodes: Nodes
     http_port: int
@@ -74,16 +74,16 @@ class Cluster:
 
     @property
     def urls(self) -> list[str]:
-        """Serve's proxies."""
+        """Where ingresses may listen: two of them do."""
         return [f"http://{node.address}:{self.http_port}" for node in self.nodes.nodes]
 
     def url(self) -> str:
-        """One of Serve's proxies, of those that answer."""
+        """One of those that answer."""
         for url in self.urls:
             with contextlib.suppress(httpx.HTTPError):
                 httpx.get(f"{url}/health", timeout=2)
                 return url
-        raise AssertionError("no proxy answers")
+        raise AssertionError("no ingress answers")
 
     def replicas(self, deployment: str) -> list[tuple[Node, int]]:
         """Node and process of each replica."""
@@ -110,7 +110,7 @@ def document(target: Path, drafter: Path, http_port: int) -> dict[str, Any]:
     arguments = {
         "model_name": MODEL,
         "network": {"interface": "node"},
-        "http": {"listener": "serve"},
+        "http": {"host": "0.0.0.0", "port": http_port},
         "grpc": {"host": "0.0.0.0", "port": GRPC_PORT},
         "target": {
             "engine": {"model": str(target), **engine, "tensor_parallel": NUM_RANKS},
@@ -141,16 +141,11 @@ def document(target: Path, drafter: Path, http_port: int) -> dict[str, Any]:
     }
     application = {
         "name": "drafthouse",
-        "route_prefix": "/",
         "import_path": "deployments.app:build",
         "args": arguments,
         "deployments": [{"name": "target", "max_surge_percent": 100}],
     }
-    return {
-        "proxy_location": "EveryNode",
-        "http_options": {"host": "0.0.0.0", "port": http_port},
-        "applications": [application],
-    }
+    return {"proxy_location": "Disabled", "applications": [application]}
 
 
 @pytest.fixture(scope="session")

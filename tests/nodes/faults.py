@@ -50,12 +50,6 @@ def _stop_rank(cluster: Cluster, draw: random.Random) -> None:
         time.sleep(0.05)
 
 
-def _kill_proxy(cluster: Cluster, draw: random.Random) -> None:
-    """One of Serve's HTTP proxies."""
-    pids = [pid for node in cluster.nodes.nodes for pid in node.pids("ray::ProxyActor")]
-    os.kill(draw.choice(pids), signal.SIGKILL)
-
-
 def _kill_controller(cluster: Cluster, draw: random.Random) -> None:
     """Serve's controller, wherever it runs."""
     (pid,) = cluster.nodes.pids("ray::ServeController")
@@ -88,7 +82,6 @@ FAULTS: dict[str, Fault] = {
     **{f"SIGKILL {role}": partial(_kill, role) for role in ROLES},
     **{f"SIGSTOP {role}": partial(_stop, role) for role in ROLES},
     **dict(zip(RANKS, (_kill_rank, _stop_rank), strict=True)),
-    "SIGKILL proxy": _kill_proxy,
     "SIGKILL controller": _kill_controller,
     "node": _kill_node,
     HEAD: _kill_head,

@@ -106,6 +106,10 @@ class Pages:
         """For load balancers: says that this process answers, and nothing of the others."""
         return Response(status_code=200)
 
+    async def healthz(self, request: Request) -> Response:
+        """As Ray Serve's proxies answer, whom KubeRay asks which pods its Service leads to."""
+        return PlainTextResponse("success")
+
     async def health(self, request: Request) -> Response:
         """All of it for operators; for everybody else whether it serves, and on loopback all but
         the names of keys."""

@@ -20,11 +20,10 @@ from cluster.config.access import AccessConfig, digest_of
 from cluster.config.schema import Config, GrpcConfig
 from cluster.core import SamplingParams
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.grpc_api import GrpcApi
+from deployments.ingress.grpc_api import GENERATION, GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
 from deployments.ingress.ingress import Ingress
-from deployments.ingress.servicers import GENERATION
 from tests.deployments.conftest import free_port
 from tests.support.coordinator import toy_law, toy_target
 from tests.support.coordinator.house import House, house

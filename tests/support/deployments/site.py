@@ -117,7 +117,7 @@ async def site(**bounds: float) -> AsyncIterator[Site]:
     async with AsyncExitStack() as stack:
         place = Site(stack, **bounds)
         listener = HttpListener(
-            RequestScope(place.application.app, place.bounds, is_logged=False), place.bounds, 1.0
+            RequestScope(place.application.app, is_logged=False), place.bounds, 1.0
         )
         await listener.start()
         stack.push_async_callback(listener.stop)

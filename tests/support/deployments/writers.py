@@ -17,7 +17,7 @@ from cluster.client import AsyncClient, ClientError, Endpoint, GenerateRequest, 
 
 MODEL = "tiny"
 _TIMEOUT_S = 120.0
-# A proxy that has stopped, or whose node is cut off, says nothing.
+# An ingress that has stopped, or whose node is cut off, says nothing.
 _HTTP_TIMEOUT_S = 10.0
 
 
@@ -26,7 +26,7 @@ class Writers:
     """Clients over gRPC, which continue a text that broke, and over HTTP, which ask for it again;
     each with a seed and a connection of its own, all on one thread.
 
-    addresses: the ingresses' for gRPC.  urls: those of Serve's HTTP proxies.  wrong: texts that
+    addresses, urls: where ingresses may listen, for gRPC and HTTP.  wrong: texts that
     differ from the first one of their seed.  errors: streams that an error ended, by its name;
     their clients ask again.  rest_s: between two texts of a client.  longest_s: the longest time
     between two pieces of one gRPC stream since the caller has set it to 0.
@@ -119,10 +119,12 @@ class Writers:
             if self._is_over.is_set():
                 return
             url = f"{self.urls[attempt % len(self.urls)]}/v1/completions"
-            # A new connection each time: a proxy may have gone since the last.
+            # A new connection each time: an ingress may have gone since the last.
             try:
                 async with httpx.AsyncClient(timeout=_HTTP_TIMEOUT_S) as client:
                     answer = (await client.post(url, json=body)).raise_for_status().json()
+            except httpx.ConnectError:  # no ingress is there, and no text was lost
+                continue
             except httpx.HTTPError as error:
                 self.errors[type(error).__name__] += 1
                 await asyncio.sleep(0.1)
