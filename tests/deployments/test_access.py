@@ -58,6 +58,7 @@ async def test_without_a_key_that_is_known_no_page_answers(
             assert answer.headers["www-authenticate"] == "Bearer"
             assert not key or key not in answer.text
         assert (await here.client.get("/ping")).status_code == 200
+        assert (await here.client.get("/-/healthz")).text == "success"  # KubeRay's probe
         assert here.rooms.coordinator.status()["num_running"] == 0
 
 
