@@ -258,7 +258,7 @@ def _check_proxies(document: Mapping[str, Any]) -> None:
                 "for Ray Serve's proxies, and the ingress listens itself; remove it, and write "
                 f"host and port into {face} below applications[0].args",
             )
-    location = document.get("proxy_location", "Disabled")
+    location = document.get("proxy_location") or "Disabled"
     if location != "Disabled":
         raise ConfigError.at(
             "proxy_location",
