@@ -105,9 +105,15 @@ class LLM:
         Raises the error of the first request that fails.
         """
         found = self._generate(
-            prompts, params, task, cache_salt, adapter, speculation or SpeculationOptions(), stop,
+            prompts,
+            params,
+            task,
+            cache_salt,
+            adapter,
+            speculation or SpeculationOptions(),
+            stop,
             ignore_eos=ignore_eos,
-        )  # fmt: skip
+        )
         return [completions[0] for completions in found]
 
     def chat(
@@ -128,9 +134,14 @@ class LLM:
         several = [found] if found and isinstance(found[0], Mapping) else found
         prompts = [self.tokenizer.apply_chat_template(each).tolist() for each in several]
         return self.generate(
-            prompts, params, task=task, cache_salt=cache_salt, adapter=adapter,
-            speculation=speculation, stop=stop,
-        )  # fmt: skip
+            prompts,
+            params,
+            task=task,
+            cache_salt=cache_salt,
+            adapter=adapter,
+            speculation=speculation,
+            stop=stop,
+        )
 
     def beam_search(
         self,
@@ -148,9 +159,15 @@ class LLM:
         if params.beams is None:
             raise RequestError("params.beams is None; say how to search", param="beams")
         return self._generate(
-            prompts, params, task, cache_salt, adapter, SpeculationOptions(enabled=False), (),
+            prompts,
+            params,
+            task,
+            cache_salt,
+            adapter,
+            SpeculationOptions(enabled=False),
+            (),
             ignore_eos=ignore_eos,
-        )  # fmt: skip
+        )
 
     def _generate(
         self,
@@ -264,9 +281,7 @@ class LLM:
     def _text_stream(self, request: Request, stop: tuple[str, ...]) -> TextStream | None:
         if self.tokenizer is None:
             if stop:
-                raise RequestError(
-                    "stop strings need a tokenizer, which the model's folder lacks", param="stop"
-                )
+                raise RequestError("stop strings need a tokenizer; there is none", param="stop")
             return None
         return TextStream(
             self.tokenizer,

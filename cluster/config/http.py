@@ -1,4 +1,4 @@
-"""The configuration of the OpenAI-compatible endpoint's listener, and of the page for browsers."""
+"""The configuration of the endpoints, of the page for browsers, and of Ray's dashboard."""
 
 from __future__ import annotations
 
@@ -48,6 +48,17 @@ class HttpConfig:
     def is_local(self) -> bool:
         """True if only this machine reaches it."""
         return is_loopback(self.host)
+
+
+@frozen
+class GrpcConfig:
+    """The gRPC endpoint: every ingress replica listens on its own node."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = HttpConfig.REMOVED
+    host: Host = "127.0.0.1"
+    """The interface to listen on, IPv4 or IPv6; 0.0.0.0 and :: = all."""
+    port: Port = 9000
+    """TCP port."""
 
 
 @frozen

@@ -15,10 +15,10 @@ from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
 from cluster.config.access import AccessConfig
-from cluster.config.addresses import Host, Url
+from cluster.config.addresses import Url
 from cluster.config.doors import DataPlaneConfig, NetworkConfig, TlsConfig
-from cluster.config.http import DashboardConfig, HttpConfig, UiConfig
-from cluster.config.parse import Line, NonNegativeInt, Port, PositiveInt, Range, Seconds, name_of
+from cluster.config.http import DashboardConfig, GrpcConfig, HttpConfig, UiConfig
+from cluster.config.parse import Line, NonNegativeInt, PositiveInt, Range, Seconds, name_of
 from cluster.config.placement import PlacementConfig
 from cluster.config.processes import (
     CoordinatorConfig,
@@ -40,10 +40,24 @@ from cluster.logs import LogFormat
 from cluster.records import frozen
 
 __all__ = [
-    "AccessConfig", "AnswersConfig", "ApiConfig", "Config", "CoordinatorConfig", "DashboardConfig",
-    "DataPlaneConfig", "DrafterConfig", "DrafterPlacement", "EngineConfig", "GrpcConfig",
-    "HttpConfig", "IngressConfig", "NetworkConfig", "PlacementConfig", "TargetConfig", "TlsConfig",
-]  # fmt: skip
+    "AccessConfig",
+    "AnswersConfig",
+    "ApiConfig",
+    "Config",
+    "CoordinatorConfig",
+    "DashboardConfig",
+    "DataPlaneConfig",
+    "DrafterConfig",
+    "DrafterPlacement",
+    "EngineConfig",
+    "GrpcConfig",
+    "HttpConfig",
+    "IngressConfig",
+    "NetworkConfig",
+    "PlacementConfig",
+    "TargetConfig",
+    "TlsConfig",
+]
 
 
 # Metrics have a series for each of them and each task.
@@ -148,17 +162,6 @@ class ApiConfig:
     the oldest go first. 0 = none."""
     max_stored_bytes: NonNegativeInt = 64 * 1024 * 1024
     """Bytes that their messages may take together."""
-
-
-@frozen
-class GrpcConfig:
-    """The gRPC endpoint: every ingress replica listens on its own node."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = HttpConfig.REMOVED
-    host: Host = "127.0.0.1"
-    """The interface to listen on, IPv4 or IPv6; 0.0.0.0 and :: = all."""
-    port: Port = 9000
-    """TCP port."""
 
 
 @frozen

@@ -71,15 +71,20 @@ class Engine:
             extra_layers = group.share_layers(extra_layers, model.layers[0])
         layers = (*model.layers, *extra_layers)
         num_pages = derive_num_pages(
-            config, layers, model.max_context_len,
+            config,
+            layers,
+            model.max_context_len,
             model.activation_bytes + reserved_bytes(config, model),
-        )  # fmt: skip
+        )
         if group is not None:
             num_pages = tuple(group.minimum(each) for each in num_pages)
         self.limits = Limits.of(
-            config, model.max_context_len, model.vocab_size, num_pages,
+            config,
+            model.max_context_len,
+            model.vocab_size,
+            num_pages,
             layer_groups(layers, config.page_size),
-        )  # fmt: skip
+        )
         self.model_hash, self.tokenizer_hash = identify(model.source, model.weights)
         if group is not None:
             group.end_loading(self.limits.digest(config, self.model_hash))

@@ -48,9 +48,12 @@ def recorded(world: World, *, num_texts: int = 12, num_tenants: int = 3) -> Worl
 
 def ids_in(answer: RecordedAnswer) -> np.ndarray[Any, Any]:
     parts = (
-        answer.prompt, answer.token_ids, answer.candidates, answer.rejected_token_ids,
+        answer.prompt,
+        answer.token_ids,
+        answer.candidates,
+        answer.rejected_token_ids,
         answer.rejected_candidates,
-    )  # fmt: skip
+    )
     return np.concatenate([each.ravel() for each in parts])
 
 
@@ -320,11 +323,14 @@ def _pickled(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (_truncated, "cannot be read"), (_flipped, "cannot be read"), (_foreign, "is no draft"),
-        (_pickled, "cannot be read"), (lambda path: path.write_text("text"), "cannot be read"),
+        (_truncated, "cannot be read"),
+        (_flipped, "cannot be read"),
+        (_foreign, "is no draft"),
+        (_pickled, "cannot be read"),
+        (lambda path: path.write_text("text"), "cannot be read"),
     ],
     ids=["truncated", "flipped", "foreign", "pickled", "text"],
-)  # fmt: skip
+)
 def test_a_damaged_or_foreign_file_is_refused_by_name(
     tmp_path: Path, damage: Callable[[Path], object], told: str
 ) -> None:

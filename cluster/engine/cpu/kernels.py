@@ -35,8 +35,19 @@ _SIGNATURES: Signatures = {
     "attention": (
         None,
         [
-            _POINTER, _LONG, _LONG, _POINTER, *[_LONG] * 3, *[_POINTER] * 6, _LONG, *[_POINTER] * 2,
-            _FLOAT, _FLOAT, _LONG, _INT, _INT,
+            _POINTER,
+            _LONG,
+            _LONG,
+            _POINTER,
+            *[_LONG] * 3,
+            *[_POINTER] * 6,
+            _LONG,
+            *[_POINTER] * 2,
+            _FLOAT,
+            _FLOAT,
+            _LONG,
+            _INT,
+            _INT,
         ],
     ),
     "rms_norm": (None, [*[_POINTER] * 3, _LONG, _LONG, _FLOAT]),
@@ -46,7 +57,7 @@ _SIGNATURES: Signatures = {
     "decoder_layer_scratch": (ctypes.c_int64, [_POINTER, ctypes.c_int64]),
     "growth_scratch": (ctypes.c_int64, [_POINTER, ctypes.c_int64]),
     "grow_trees": (ctypes.c_int64, [*[_POINTER] * 3, ctypes.c_int64, _INT]),
-}  # fmt: skip
+}
 
 
 class Format(enum.IntEnum):
@@ -160,9 +171,13 @@ class Kernels:
         return zeros_in_huge_pages(whole.shape, whole.dtype).copy_(whole)
 
     def linear(
-        self, rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int,
+        self,
+        rows: torch.Tensor,
+        packed: torch.Tensor,
+        bias: torch.Tensor | None,
+        num_outputs: int,
         format: Format,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """rows float32 [..., in], bias float32 [out] -> float32 [..., out]; a row's result depends
         on that row alone, to the bit."""
         rows = rows.contiguous()
@@ -171,10 +186,17 @@ class Kernels:
         output = torch.empty((*rows.shape[:-1], num_outputs), dtype=torch.float32)
         panels = torch.empty_like(rows)
         self._library.linear(
-            rows.data_ptr(), panels.data_ptr(), packed.data_ptr(),
-            None if bias is None else bias.data_ptr(), output.data_ptr(),
-            num_rows, num_inputs, num_outputs, format, self.num_threads,
-        )  # fmt: skip
+            rows.data_ptr(),
+            panels.data_ptr(),
+            packed.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            output.data_ptr(),
+            num_rows,
+            num_inputs,
+            num_outputs,
+            format,
+            self.num_threads,
+        )
         return output
 
     def attention(
@@ -195,11 +217,23 @@ class Kernels:
         if rows.num_rows < num_rows:
             output[rows.num_rows :].zero_()
         self._library.attention(
-            query.data_ptr(), query.stride(0), query.stride(1), kv.data_ptr(),
-            kv.shape[2], num_heads, head_dim, *rows.pointers, rows.num_tasks, output.data_ptr(),
-            None if sinks is None else sinks.data_ptr(), scaling, softcap or 0.0, window or 0,
-            kv.dtype == torch.bfloat16, self.num_threads,
-        )  # fmt: skip
+            query.data_ptr(),
+            query.stride(0),
+            query.stride(1),
+            kv.data_ptr(),
+            kv.shape[2],
+            num_heads,
+            head_dim,
+            *rows.pointers,
+            rows.num_tasks,
+            output.data_ptr(),
+            None if sinks is None else sinks.data_ptr(),
+            scaling,
+            softcap or 0.0,
+            window or 0,
+            kv.dtype == torch.bfloat16,
+            self.num_threads,
+        )
         return output
 
     def rms_norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -223,18 +257,29 @@ class Kernels:
         return output
 
     def decoder_layer(
-        self, weights: ctypes.Structure, rows: ctypes.Structure, kv: int, window: int,
-        hidden: int, output: int,
-    ) -> None:  # fmt: skip
+        self,
+        weights: ctypes.Structure,
+        rows: ctypes.Structure,
+        kv: int,
+        window: int,
+        hidden: int,
+        output: int,
+    ) -> None:
         """A whole layer; the structures are `decoder_layer.py`'s, all else addresses."""
         self._library.decoder_layer(
             ctypes.byref(weights), ctypes.byref(rows), kv, window, hidden, output, self.num_threads
         )
 
     def decoder_layers(
-        self, weights: ctypes.Array[Any], rows: ctypes.Structure, kvs: ctypes.Array[Any],
-        windows: ctypes.Array[Any], hidden: int, start: int, stop: int,
-    ) -> None:  # fmt: skip
+        self,
+        weights: ctypes.Array[Any],
+        rows: ctypes.Structure,
+        kvs: ctypes.Array[Any],
+        windows: ctypes.Array[Any],
+        hidden: int,
+        start: int,
+        stop: int,
+    ) -> None:
         """The layers [start, stop) one after the other, in place; arrays of one entry per layer."""
         parts = [
             ctypes.byref(each, start * (ctypes.sizeof(each) // len(each)))

@@ -174,9 +174,12 @@ def load_model(
     if config.tensor_parallel == 1:
         is_widened = can_widen(module, config, int(text_config.num_attention_heads), layers)
         forward = _fused(
-            module, config, layers, max_context_len,
+            module,
+            config,
+            layers,
+            max_context_len,
             FewBits(module, config, Folder(source), numbering) if is_widened else None,
-        )  # fmt: skip
+        )
     weights = served_weights(module)
     instead = ""
     if not weights:
@@ -215,16 +218,23 @@ def load_model(
     loaded.adapters.serve(found)
     log.info(
         "model loaded model=%s architecture=%s layers=%d device=%s dtype=%s weights=%s",
-        source, loaded.architecture, len(layers), loaded.device, layers[0].dtype,
+        source,
+        loaded.architecture,
+        len(layers),
+        loaded.device,
+        layers[0].dtype,
         weights or layers[0].dtype,
-    )  # fmt: skip
+    )
     return loaded
 
 
 def _fused(
-    module: Any, config: EngineConfig, layers: Sequence[LayerSpec], max_context_len: int,
+    module: Any,
+    config: EngineConfig,
+    layers: Sequence[LayerSpec],
+    max_context_len: int,
     few_bits: FewBits | None,
-) -> NativeForward | None:  # fmt: skip
+) -> NativeForward | None:
     """Pack and fuse what our kernels or torch's libraries compute faster; returns the forward, if
     all of it is ours.
 
@@ -246,8 +256,10 @@ def _fused(
             return_freed_memory()
     log.info(
         "linear layers packed count=%d native=%s others fused=%d",
-        num_packed, native is not None, num_fused,
-    )  # fmt: skip
+        num_packed,
+        native is not None,
+        num_fused,
+    )
     forward: NativeForward | None = None
     if fusing is not None:
         comparison = Comparison(layers, max_context_len, fusing)

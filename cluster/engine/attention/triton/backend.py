@@ -259,9 +259,14 @@ class TritonBackend(AttentionBackend):
             self._met.health.fail(error)
 
     def _try(
-        self, variant: _Variant, block_lines: int, kv: torch.Tensor, options: AttentionOptions,
-        *, trees: bool,
-    ) -> None:  # fmt: skip
+        self,
+        variant: _Variant,
+        block_lines: int,
+        kv: torch.Tensor,
+        options: AttentionOptions,
+        *,
+        trees: bool,
+    ) -> None:
         shape, zeros = variant.shape, np.zeros(1, np.int64)
         tiling = shape.tiling(block_lines, self._num_programs)
         frame = replace(Frame.holding(1, tiling), trees=trees)
