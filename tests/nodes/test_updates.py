@@ -51,8 +51,9 @@ def test_an_update_of_every_part_loses_no_text(
 ) -> None:
     release = tmp_path_factory.mktemp("release")
     environment = next_release(release)
+    # Nobody is silent here but for the load: on two cores ten processes start beside the texts.
     writers = Writers(
-        cluster.grpc_addresses, cluster.urls, NUM_STREAMS, NUM_HTTP_STREAMS, NUM_TOKENS
+        cluster.grpc_addresses, cluster.urls, NUM_STREAMS, NUM_HTTP_STREAMS, NUM_TOKENS, 60.0
     )
     with writers.running():
         writers.wait()

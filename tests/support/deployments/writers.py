@@ -17,8 +17,6 @@ from cluster.client import AsyncClient, ClientError, Endpoint, GenerateRequest, 
 
 MODEL = "tiny"
 _TIMEOUT_S = 120.0
-# An ingress that has stopped, or whose node is cut off, says nothing.
-_HTTP_TIMEOUT_S = 10.0
 
 
 @dataclass
@@ -28,7 +26,8 @@ class Writers:
 
     addresses, urls: where ingresses may listen, for gRPC and HTTP.  wrong: texts that
     differ from the first one of their seed.  errors: streams that an error ended, by its name;
-    their clients ask again.  rest_s: between two texts of a client.  longest_s: the longest time
+    their clients ask again.  http_timeout_s: an ingress that has stopped, or whose node is cut off,
+    says nothing for so long.  rest_s: between two texts of a client.  longest_s: the longest time
     between two pieces of one gRPC stream since the caller has set it to 0.
     """
 
@@ -37,6 +36,7 @@ class Writers:
     num_grpc: int
     num_http: int
     num_tokens: int
+    http_timeout_s: float = 10.0
     rest_s: float = 0.5
     expected: dict[int, str] = field(default_factory=dict)
     counts: Counter[int] = field(default_factory=Counter)
@@ -121,7 +121,7 @@ class Writers:
             url = f"{self.urls[attempt % len(self.urls)]}/v1/completions"
             # A new connection each time: an ingress may have gone since the last.
             try:
-                async with httpx.AsyncClient(timeout=_HTTP_TIMEOUT_S) as client:
+                async with httpx.AsyncClient(timeout=self.http_timeout_s) as client:
                     answer = (await client.post(url, json=body)).raise_for_status().json()
             except httpx.ConnectError:  # no ingress is there, and no text was lost
                 continue
