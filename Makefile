@@ -142,11 +142,11 @@ stubs: $(VENV)/.dev-installed ## regenerate the gRPC stubs from protos/
 	$(BIN)/python -m docs.tools stubs
 
 train: $(VENV)/.serve-installed ## train the demonstration models anew (hours on a CPU)
-	@exec $(BIN)/drafthouse train $(or $(ARGS),demo --minutes 110)
+	@exec $(BIN)/python -m models.recipe train $(or $(ARGS),--minutes 110)
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist mutants *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find cluster deployments docs k8s tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find cluster deployments docs k8s models tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps, so that running again installs nothing unless a file that decides about packages has changed.
 

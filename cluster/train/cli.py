@@ -1,4 +1,4 @@
-"""`drafthouse train ...`: drafters of chat models, and the demonstration models."""
+"""`drafthouse train ...`: drafters of chat models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from cluster.models.names import REPOSITORY
 from cluster.options import add_options
 from cluster.train.chat_heads import HeadSettings
 from cluster.train.compare import Questions, compare, drafters_of, read_questions, table
-from cluster.train.demo import RECIPES, TARGET_NAME, heldout_bits, train_demo
 from cluster.train.heads import train_head
 from cluster.train.layer_skip import find_layer_skip
 from cluster.train.processes import processes, run_together
@@ -35,9 +34,10 @@ _DRAFTER_VOCAB_SIZE = 10_240
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the training verbs to the parser of `drafthouse train`."""
     verbs = parser.add_subparsers(dest="train_verb", metavar="STEP", required=True)
-    names = ", ".join(recipe.name for recipe in RECIPES)
     for verb, told in _VERBS.items():
-        add_options(verbs.add_parser(verb, help=told["about"]), told["options"], names=names)
+        add_options(verbs.add_parser(verb, help=told["about"]), told["options"])
+    # It is gone, which is said whatever options follow: none of them begins like one of its own.
+    verbs.add_parser("demo", add_help=False, prefix_chars="\0").add_argument("given", nargs="*")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(arguments.threads)
     verbs: dict[str, Callable[[argparse.Namespace], None]] = {
         "layer-skip": _layer_skip,
-        "demo": _demo,
         "evaluate": _evaluate,
+        "demo": _demo,
     }
     try:
         verbs.get(arguments.train_verb, _head)(arguments)
@@ -177,25 +177,21 @@ def show_comparison(
     print(table(compare(target, drafters_of(target, folders), questions)))
 
 
-def _demo(arguments: argparse.Namespace) -> None:
-    train_demo(
-        arguments.work,
-        arguments.models,
-        arguments.names,
-        _budget(arguments),
-        arguments.processes,
-        arguments.seed,
-    )
-
-
 def _evaluate(arguments: argparse.Namespace) -> None:
-    models = arguments.models or PUBLISHED
-    folder = models / TARGET_NAME
-    if not arguments.skip_bits:
-        for kind, cost in heldout_bits(folder, arguments.max_bytes).items():
-            print(f"bits per byte\t{kind}\t{cost.rate:.4f}\t{cost.num_bytes} bytes held out")
-    questions, target = read_questions(arguments.questions or _HELD_OUT), str(folder)
-    print(table(compare(target, drafters_of(target, models.glob("*/")), questions)))
+    if arguments.skip_bits or arguments.max_bytes:
+        raise ConfigError(
+            "--skip-bits, --max-bytes: these options are gone, so leave them out; bits per byte "
+            "of the demonstration's target are measured in a checkout, by "
+            "`python -m models.recipe bits`"
+        )
+    show_comparison(arguments, arguments.target, questions_of(arguments))
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    raise ConfigError(
+        "this step is gone; in a checkout `make train` makes the demonstration models, or "
+        "`python -m models.recipe train`"
+    )
 
 
 def _layer_skip(arguments: argparse.Namespace) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -120,27 +119,16 @@ class Budget:
         assert self.minutes is not None
         return min(1.0, elapsed_s / (60.0 * self.minutes))
 
-    def part(self, share: float) -> Budget:
-        """That share of it, at least one step."""
-        if self.steps is not None:
-            return Budget(steps=max(1, round(share * self.steps)))
-        assert self.minutes is not None
-        return Budget(minutes=share * self.minutes)
-
 
 @frozen
 class TrainSettings:
-    """All settings that affect the weights, except the data and the objective.
-
-    compiles: the objective is compiled for each shape of its batches, where there is a compiler.
-    """
+    """All settings that affect the weights, except the data and the objective."""
 
     budget: Budget
     phases: Sequence[Phase]
     tokens_per_step: int
     seed: int
     rates: Rates = field(default_factory=Rates)
-    compiles: bool = False
     checkpoint_every_s: float = 180.0
 
     def phase_at(self, progress: float) -> int:
@@ -179,9 +167,7 @@ class Trainer:
             name: each for name, each in objective.named_parameters() if each.requires_grad
         }
         self._optimizers = Optimizers(self._trained, settings.rates)
-        self._objective = self._accelerator.prepare_model(
-            _compiled(objective) if settings.compiles else objective
-        )
+        self._objective = self._accelerator.prepare_model(objective)
         self.position = Position(windows_read=[0] * len(settings.phases))
 
     def run(
@@ -281,26 +267,3 @@ def train(
     trainer = Trainer(objective, orders, settings, checkpoint)
     trainer.resume()
     trainer.run()
-
-
-def _compiled(objective: nn.Module) -> nn.Module:
-    """Compiled for each shape of a batch; without a C++ compiler as it is."""
-    if shutil.which("g++") is None and shutil.which("clang++") is None:
-        log.warning("no C++ compiler found; training runs eagerly, about a third slower")
-        return objective
-    compiled = torch.compile(objective, dynamic=False)
-    assert isinstance(compiled, nn.Module)
-    return compiled
-
-
-class LanguageLoss(nn.Module):
-    """Next-token cross-entropy, with the softmax in float32."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        """windows: int64[rows, length + 1].  Returns the mean in nats per token."""
-        logits = self.network(input_ids=windows[:, :-1], use_cache=False).logits
-        return nn.functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())

@@ -20,16 +20,15 @@ def parse(*words: str) -> argparse.Namespace:
     ("words", "complaint"),
     [
         ((), "STEP"),
-        (("demo",), "--steps --minutes"),
-        (("demo", "--steps", "5", "--minutes", "1"), "not allowed with"),
-        (("demo", "--steps", "0"), "'0' is no whole number of at least 1"),
-        (("demo", "--minutes", "nan"), "'nan' is no number above 0"),
+        (("drafter", "x", "--target", "y"), "--steps --minutes"),
+        (("drafter", "x", "--target", "y", "--steps", "5", "--minutes", "1"), "not allowed with"),
+        (("drafter", "x", "--target", "y", "--minutes", "nan"), "'nan' is no number above 0"),
         (("drafter", "x", "--steps", "5"), "--target"),
         (
             ("drafter", "x", "--target", "y", "--steps", "5", "--layers", "0"),
             "'0' is no whole number of at least 1",
         ),
-        (("evaluate", "--max-bytes", "x"), "'x' is no whole number"),
+        (("evaluate",), "--target"),
     ],
 )
 def test_bad_options_are_explained(
@@ -53,15 +52,24 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_work(
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "instead"),
     [
-        (("demo", "demo-draft-poetry", "--steps", "5"), "known: demo-target"),
-        (("evaluate",), "drafthouse train demo"),
-        (("evaluate", "--skip-bits"), "demo-target"),
+        (("demo",), "`make train`"),
+        (("demo", "demo-draft", "--steps", "5", "--help"), "`python -m models.recipe train`"),
+        (("evaluate", "--target", "x", "--skip-bits"), "`python -m models.recipe bits`"),
+        (("evaluate", "--target", "x", "--max-bytes", "9"), "`python -m models.recipe bits`"),
     ],
 )
-def test_wrong_names_and_missing_models_are_named(
-    words: tuple[str, ...], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_has_left_says_where_it_is(
+    words: tuple[str, ...], instead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(parse(*words, "--models", str(tmp_path))) == 2
-    assert complaint in capsys.readouterr().err
+    assert run(parse(*words)) == 2
+    said = capsys.readouterr().err
+    assert "gone" in said
+    assert instead in said
+
+
+def test_missing_questions_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = str(tmp_path / "questions.jsonl")
+    assert run(parse("evaluate", "--target", "x", "--questions", missing)) == 2
+    assert f"{missing}: no questions" in capsys.readouterr().err

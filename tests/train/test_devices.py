@@ -23,10 +23,9 @@ from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.device import computes
 from cluster.train.chat_drafter import DraftModelLearner
 from cluster.train.chat_heads import Drafts, HeadBatch, Learner
-from cluster.train.demo import DistillationLoss
 from cluster.train.eagle3 import Eagle3Learner, new_head
 from cluster.train.heads import ExitLearner, MedusaLearner, new_exit, new_heads
-from cluster.train.trainer import LanguageLoss
+from models.recipe.demo import DistillationLoss, LanguageLoss
 
 VOCAB, WIDTH, HIDDEN, K = 64, 12, 32, 4
 Module = TypeVar("Module", bound=nn.Module)

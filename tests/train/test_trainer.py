@@ -12,16 +12,15 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from cluster.errors import ConfigError
-from cluster.train.corpus import Tokens, WindowOrder
-from cluster.train.demo import Shape, build
 from cluster.train.processes import new_accelerator, processes, run_together
 from cluster.train.trainer import (
     Budget,
-    LanguageLoss,
     Phase,
     Trainer,
     TrainSettings,
 )
+from models.recipe.corpus import Tokens, WindowOrder
+from models.recipe.demo import LanguageLoss, Shape, build
 
 VOCAB = 64
 TINY = Shape(32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.errors import ConfigError
-from cluster.train.corpus import train_tokenizer
-from cluster.train.demo import DRAFTER, TARGET, Shape, build, load, save
+from models.recipe.corpus import train_tokenizer
+from models.recipe.demo import DRAFTER, TARGET, Shape, build, load, save
 
 TINY = Shape(32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64)
 

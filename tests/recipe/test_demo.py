@@ -11,11 +11,11 @@ from transformers import LlamaForCausalLM
 
 from cluster.errors import ConfigError
 from cluster.models.made_for import folder_made_for
-from cluster.train import demo
-from cluster.train.corpus import Document
-from cluster.train.demo import DistillationLoss, Recipe, Shape, build, heldout_bits, train_demo
 from cluster.train.made_for import target_of
 from cluster.train.trainer import Budget, Phase, Rates
+from models.recipe import demo
+from models.recipe.corpus import Document
+from models.recipe.demo import DistillationLoss, Recipe, Shape, build, heldout_bits, train_demo
 
 VOCAB = 64
 TINY = Shape(32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64)
@@ -89,7 +89,7 @@ def test_target_and_drafters_are_trained_from_text_and_go_on(
     )
     monkeypatch.setattr(demo, "RECIPES", recipes)
     monkeypatch.setattr(demo, "load_corpus", tiny_corpus)
-    monkeypatch.setattr("cluster.train.trainer._compiled", lambda objective: objective)
+    monkeypatch.setattr(demo, "compile_for_each_shape", lambda objective: None)
     work, models = tmp_path / "work", tmp_path / "models"
     train_demo(work, models, (), Budget(steps=20), 1, 0)
     assert sorted(each.name for each in models.iterdir()) == [each.name for each in recipes[1:]] + [

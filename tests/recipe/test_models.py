@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from cluster.train.compare import compare, drafters_of, read_questions
-from cluster.train.corpus import KINDS, SPECIAL_TOKENS, VOCAB_SIZE, Kind
-from cluster.train.demo import DistillationLoss, load
+from models.recipe.corpus import KINDS, SPECIAL_TOKENS, VOCAB_SIZE, Kind
+from models.recipe.demo import DistillationLoss, load
 from tests.support.choices import by_day
 
 MODELS = Path(__file__).parents[2] / "models"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from cluster.train.corpus import Document, train_tokenizer
-from cluster.train.demo import Shape, bits_per_byte, build, sample_documents
 from cluster.train.processes import new_accelerator
+from models.recipe.corpus import Document, train_tokenizer
+from models.recipe.demo import Shape, bits_per_byte, build, sample_documents
 
 TOKENIZER = train_tokenizer(["windows slide over the text\n"] * 3, vocab_size=270)
 TEXT = "windows slide over text, and the text is longer than any window\n" * 3

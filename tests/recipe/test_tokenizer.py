@@ -8,7 +8,7 @@ import pytest
 from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from cluster.train.corpus import (
+from models.recipe.corpus import (
     SPECIAL_TOKENS,
     encode_documents,
     render_turn,

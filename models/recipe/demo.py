@@ -1,4 +1,4 @@
-"""Trains the demonstration models on this machine's own text: `drafthouse train demo`.
+"""Trains the demonstration models on this machine's own text.
 
 The target learns the text.  The drafters learn the target's law along it: a general one, and from
 that one for each kind of text.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -26,7 +27,10 @@ from cluster.errors import ConfigError
 from cluster.models.made_for import write_made_for
 from cluster.records import frozen
 from cluster.train.chat_drafter import save_network
-from cluster.train.corpus import (
+from cluster.train.made_for import target_of
+from cluster.train.processes import new_accelerator, processes, run_together
+from cluster.train.trainer import Budget, Phase, Rates, TrainSettings, train
+from models.recipe.corpus import (
     END,
     END_OF_TEXT,
     KINDS,
@@ -41,9 +45,6 @@ from cluster.train.corpus import (
     save_tokenizer,
     train_tokenizer,
 )
-from cluster.train.made_for import target_of
-from cluster.train.processes import new_accelerator, processes, run_together
-from cluster.train.trainer import Budget, LanguageLoss, Phase, Rates, TrainSettings, train
 
 # The shapes of the demonstration networks, and their Hugging Face folders.
 
@@ -95,7 +96,7 @@ def build(shape: Shape, *, end_of_text_id: int, vocab_size: int = VOCAB_SIZE) ->
 def load(folder: Path) -> LlamaForCausalLM:
     """The network of a folder in float32, whatever its saved dtype, on this process's device."""
     if not (folder / "config.json").exists():
-        raise ConfigError(f"{folder}: no model here; train it first with `drafthouse train demo`")
+        raise ConfigError(f"{folder}: no model here; train it first with `make train`")
     network = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert isinstance(network, LlamaForCausalLM)
     network.to(processes().device)
@@ -224,6 +225,19 @@ RECIPES = (
 )
 
 
+class LanguageLoss(nn.Module):
+    """Next-token cross-entropy, with the softmax in float32."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        """windows: int64[rows, length + 1].  Returns the mean in nats per token."""
+        logits = self.network(input_ids=windows[:, :-1], use_cache=False).logits
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
+
+
 class DistillationLoss(nn.Module):
     """KL(target || drafter) in nats, the mean over all places; the target is not trained."""
 
@@ -258,8 +272,16 @@ def train_demo(
     chosen = [recipe for recipe in RECIPES if not names or recipe.name in names]
     total = sum(recipe.share for recipe in chosen)
     for recipe in chosen:
-        part = budget.part(recipe.share / total)
+        part = part_of(budget, recipe.share / total)
         run_together(num_processes, train_model, recipe, work, models, part, seed)
+
+
+def part_of(budget: Budget, share: float) -> Budget:
+    """That share of a budget, at least one step."""
+    if budget.steps is not None:
+        return Budget(steps=max(1, round(share * budget.steps)))
+    assert budget.minutes is not None
+    return Budget(minutes=share * budget.minutes)
 
 
 def write_streams(folder: Path, seed: int) -> None:
@@ -292,9 +314,8 @@ def train_model(recipe: Recipe, work: Path, models: Path, budget: Budget, seed: 
         network = build(recipe.start, end_of_text_id=end_id, vocab_size=len(tokenizer))
     is_target, target = recipe.name == TARGET_NAME, models / TARGET_NAME
     objective = LanguageLoss(network) if is_target else DistillationLoss(network, load(target))
-    settings = TrainSettings(
-        budget, recipe.phases, recipe.tokens_per_step, seed, recipe.rates, compiles=True
-    )
+    compile_for_each_shape(objective)
+    settings = TrainSettings(budget, recipe.phases, recipe.tokens_per_step, seed, recipe.rates)
     streams: list[Tokens] = [
         np.load(work / "data" / f"{name}.npy", mmap_mode="r") for name in recipe.streams
     ]
@@ -304,6 +325,15 @@ def train_model(recipe: Recipe, work: Path, models: Path, budget: Budget, seed: 
         save(network, tokenizer, models / recipe.name)
         if not is_target:
             write_made_for(models / recipe.name, target_of(str(target)))
+
+
+def compile_for_each_shape(objective: nn.Module) -> None:
+    """Compile its forward for each shape of a batch; without a C++ compiler it stays as it is."""
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        log.warning("no C++ compiler found; training runs eagerly, about a third slower")
+        return
+    # The forward alone: its parameters keep their names, by which a checkpoint has them.
+    objective.forward = torch.compile(objective.forward, dynamic=False)
 
 
 def heldout_bits(model: Path, max_bytes: int | None) -> dict[str, BitsPerByte]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.train.corpus import Document, load_corpus
+from models.recipe.corpus import Document, load_corpus
 
 PATHS = [f"package/module_{index}.py" for index in range(4000)]
 HELD_OUT = [path for path in PATHS if Document("code", path, "").is_held_out]
