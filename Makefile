@@ -113,7 +113,7 @@ docs: $(VENV)/.dev-installed ## regenerate what is generated: gRPC stubs, pages 
 	$(BIN)/python -m docs.tools
 
 vendor: $(VENV)/.dev-installed ## fetch the page's vendored files again, as deployments/page/vendor.json names them (npm)
-	$(BIN)/python -m deployments.page.vendor
+	$(BIN)/python -m docs.tools.vendor
 
 # Buf is no Python package; npx fetches it where it is not installed, which no other target does.
 lint-protos: ## lint the gRPC contract with buf (fetched by npx where absent)

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.config.http import HttpConfig, UiConfig
 from deployments.page.routes import assets
-from deployments.page.vendor import ROOT, packages
+from docs.tools.vendor import ROOT, packages
 
 MAX_COMPRESSED_BYTES = 120_000
 MAX_MODULE_LINES = 250

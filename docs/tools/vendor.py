@@ -1,4 +1,4 @@
-"""`make vendor`: fetches others' files of the page again, as `vendor.json` names them.
+"""`make vendor`: fetches others' files of the page again, as their list names them.
 
 Each stands there with its package on npm's registry, the version, its licence, the registry's
 integrity of that version, and its own digest.  A file that is not what it says stops with its name.
@@ -19,7 +19,7 @@ from pathlib import Path
 from cluster.records import frozen
 
 ROOT = Path(__file__).resolve().parents[2]
-LIST = Path(__file__).parent / "vendor.json"
+LIST = ROOT / "deployments/page/vendor.json"
 
 
 @frozen
