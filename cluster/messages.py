@@ -174,6 +174,14 @@ class TextName:
     generation: int
 
 
+# The interval at which each side says that it is there.  It is short enough that several missing
+# heartbeats in a row mean silence, and long enough to cost nothing.
+HEARTBEAT_S = 1.0
+# The frames of a target that a coordinator may leave unacknowledged before its texts are parked.
+# That is half a second of quick steps, so one that was only busy loses nothing.
+MAX_UNACKNOWLEDGED = 64
+
+
 @frozen
 class Heartbeat:
     """Sent once a second by either side: the texts that it runs for the other.

@@ -16,8 +16,7 @@ from cluster.draft.registry import has_laws
 from cluster.errors import ContextLengthError, NotFoundError, RequestError, TooLargeError
 from cluster.requests.fields import REMOVED_LAWS, Law
 from cluster.spec.params import check_params, clash_of_law
-
-_MAX_TOKEN_ID = 2**31 - 1
+from cluster.spec.tree_check import num_ids
 
 
 def check_request(request: Request, limits: Limits, config: Config) -> None:
@@ -30,7 +29,7 @@ def check_request(request: Request, limits: Limits, config: Config) -> None:
     for name, token_ids in (("prompt", request.prompt_ids), ("output_ids", request.output_ids)):
         _check_vocabulary(token_ids, limits.vocab_size, name)
     # While no target has told its vocabulary, ids are checked against none; the target will.
-    check_params(request.params, limits.vocab_size or _MAX_TOKEN_ID)
+    check_params(request.params, num_ids(limits.vocab_size))
     if request.params.max_tokens < 1:
         raise RequestError(
             f"max_tokens is {request.params.max_tokens}; it must be at least 1", param="max_tokens"

@@ -38,7 +38,6 @@ _MAX_CASES = 32
 # A server without idle time is audited all the same.
 _PATIENCE_S = 30.0
 _MAX_FILES = 64
-_TENANT_BYTES = 16
 
 
 class Auditor:
@@ -142,7 +141,7 @@ def _request(case: Ended) -> Request:
         params=params,
         speculation=SpeculationOptions(enabled=False),
         output_ids=EMPTY_TOKENS,
-        tenant=secrets.token_bytes(_TENANT_BYTES),
+        tenant=secrets.token_bytes(16),
         timeout_s=0.0,
     )
 

@@ -11,15 +11,13 @@ from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.workers import AdapterNews
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, WorkerError
-from cluster.messages import AdapterList, EventFrame, SubmitFrame
+from cluster.messages import HEARTBEAT_S, AdapterList, EventFrame, SubmitFrame
 from cluster.rpc.link import Link, Outbox, run_until_first_ends
 
 log = logging.getLogger(__name__)
 
 # Far below any frame limit, also with twenty alternatives' log-probabilities per token.
 _MAX_EVENTS_PER_FRAME = 256
-# How often an ingress hears that the coordinator is there, and how busy.
-_HEARTBEAT_S = 1.0
 # Of an ingress that was stopped for some seconds; what a client reads slowly waits there.
 _MAX_UNREAD = 2**16
 
@@ -84,7 +82,7 @@ class IngressLink(Outbox[EventFrame]):
                 raise CapacityError(f"{len(self._events)} events are unread; read what is sent")
             self._is_beat_due = True
             self.wake()
-            await asyncio.sleep(_HEARTBEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
 
     def _note_adapters(self, adapters: AdapterList) -> None:
         self._news = adapters

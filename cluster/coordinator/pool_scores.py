@@ -8,7 +8,7 @@ from cluster.config.schema import Config
 from cluster.coordinator.present import Answered
 from cluster.plan.roster import Roster
 from cluster.plan.scores import DraftScores
-from cluster.plan.texts import Text
+from cluster.plan.texts import MAX_LAG, Text
 
 # Nodes that a pool drafter is asked for (and a target sent), of one text and of all of a target:
 # broader trees more often go on behind the next commits; but the coordinator reads all of it.
@@ -16,7 +16,6 @@ POOL_NODES = 64
 _POOL_NODES_OF_ALL = 512
 # Steps without a verified draft after which a drafter is told less.
 _UNUSED_STEPS = 8
-_MAX_LAG = 64  # tokens that a pool drafter may lack: they are read in one commit later
 
 
 class PoolScores(DraftScores):
@@ -51,7 +50,7 @@ class PoolScores(DraftScores):
             return 1
         # On the target's cores a commit costs as much as some tokens: fewer and fewer are sent.
         if is_shared:
-            return min(num_unused, _MAX_LAG)
+            return min(num_unused, MAX_LAG)
         return min(max(num_texts // 2, 1), _UNUSED_STEPS)
 
     def hear(self, answers: Sequence[Answered]) -> None:

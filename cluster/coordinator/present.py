@@ -22,6 +22,7 @@ from cluster.metrics import Metric, vllm_metrics
 from cluster.metrics.recorder import Recorder
 from cluster.plan.fence import Fence
 from cluster.records import record
+from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel, Group
 
 E = TypeVar("E")
@@ -116,8 +117,6 @@ class Present:
 # What the metrics are told of steps and texts, and of how much drafters are asked for.
 
 
-# Weight of the newest batch in the exported mean purity.
-_PURITY_WEIGHT = 0.02
 _MAX_RECENT_STEPS = 512
 _STEP_FIELDS = (
     "num_sequences",
@@ -163,7 +162,7 @@ class Series:
         if tasks:
             purity = max(tasks.count(task) for task in set(tasks)) / len(tasks)
             mean = purity if self._mean_purity is None else self._mean_purity
-            self._mean_purity = mean + _PURITY_WEIGHT * (purity - mean)
+            self._mean_purity = mean + evidence.RECENT * (purity - mean)
             self._recorder.set(metrics.BATCH_PURITY, self._mean_purity)
 
     def _observe(self, metric: Metric, of_segment: Metric, value: float, request: Request) -> None:

@@ -28,13 +28,13 @@ from cluster.errors import (
     WorkerError,
 )
 from cluster.messages import Load
+from cluster.spec import evidence
 
 log = logging.getLogger(__name__)
 
 _MAX_RETRIES_IN_A_ROW = 3
 _MAX_REOPENED_IN_A_ROW = 8  # a link may lose frames too
-# Weight of the newest finished request in the estimate behind Retry-After, and its bounds.
-_DURATION_WEIGHT = 0.1
+# Bounds of Retry-After.
 _RETRY_AFTER_S = (1.0, 60.0)
 # Requests differ: a place may come so much later than their mean lets expect.
 _WAIT_MARGIN = 2.0
@@ -145,7 +145,7 @@ class SessionTable:
         self._present.events.post(Ended(session, reason, now, target_id))
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             duration_s = now - session.arrived_at - (session.queue_time_s or 0.0)
-            weight = _DURATION_WEIGHT if self._mean_duration_s else 1.0
+            weight = evidence.RECENT if self._mean_duration_s else 1.0
             self._mean_duration_s += weight * (duration_s - self._mean_duration_s)
 
     def fail(self, session: Session, error: DrafthouseError) -> None:

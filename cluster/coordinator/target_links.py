@@ -21,6 +21,7 @@ from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.workers import AdapterNews, Links, limits_of
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 from cluster.messages import (
+    HEARTBEAT_S,
     Heartbeat,
     Refusal,
     StepFrame,
@@ -32,17 +33,12 @@ from cluster.messages import (
 )
 from cluster.plan.fence import Fence
 from cluster.rpc.link import Link
+from cluster.spec.tree_check import num_ids
 
 log = logging.getLogger(__name__)
 
-# A process that was itself stopped, or starved, has heard nobody meanwhile: of the time between two
-# looks no more than this counts as anyone's silence.
-_MAX_LAPSE_S = 1.0
 # What is queued for a target when the coordinator stops is worth no longer wait.
 _FLUSH_GRACE_S = 1.0
-# How often a target hears which texts it is to have.
-_HEARTBEAT_S = 1.0
-_MAX_VOCABULARY = 2**31
 
 
 class TargetLinks:
@@ -101,9 +97,11 @@ class TargetLinks:
     def tick(self, now: float, *, is_plain: bool) -> None:
         """Leave targets that have not been heard of for too long, and let the others hear; to be
         called twice a second or so.  is_plain: texts are to have no drafts at present."""
-        elapsed_s = min(now - self._looked_at, _MAX_LAPSE_S)
+        # A process that was itself stopped, or starved, has heard nobody meanwhile, so no more than
+        # a heartbeat's time counts.
+        elapsed_s = min(now - self._looked_at, HEARTBEAT_S)
         self._looked_at = now
-        is_beat_due = now - self._beaten_at >= _HEARTBEAT_S
+        is_beat_due = now - self._beaten_at >= HEARTBEAT_S
         if is_beat_due:
             self._beaten_at = now
         settings = self._present.config.coordinator
@@ -231,7 +229,7 @@ class TargetLinks:
 def problem_of(verdict: TextVerdict, session: Session, vocab_size: int) -> str | None:
     """Why a verdict cannot be one of the session's text, which it continues; None = it can."""
     beams = session.request.params.beams
-    token_ids, most = verdict.token_ids, vocab_size or _MAX_VOCABULARY
+    token_ids, most = verdict.token_ids, num_ids(vocab_size)
     if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < most:
         return "a token is outside the vocabulary"
     if beams is not None:

@@ -19,6 +19,7 @@ from typing import Any
 from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.session import Session
 from cluster.messages import (
+    MAX_UNACKNOWLEDGED,
     AdapterList,
     Heartbeat,
     Load,
@@ -31,9 +32,6 @@ from cluster.messages import (
 )
 from cluster.rpc.link import Link, Outbox
 
-# Frames that a target may have sent before it is told that they came.  It parks this coordinator's
-# texts at four times as many.
-_ACKNOWLEDGE_EVERY = 16
 # What a target says of its control loop in status reports.
 _OF_LOOP = ("scores", "loads", "rollouts")
 _ANY_NUMBER = 2**16  # of seats, where a target has no limit
@@ -162,8 +160,12 @@ class TargetSeat(Outbox[StepFrame]):
     def note_received(self, serial: int) -> None:
         """A frame of the target has come."""
         self.received = max(self.received, serial)
-        if self.received - self._acknowledged >= _ACKNOWLEDGE_EVERY:
+        if self._is_acknowledgement_due:
             self.wake()
+
+    @property
+    def _is_acknowledgement_due(self) -> bool:
+        return 4 * (self.received - self._acknowledged) >= MAX_UNACKNOWLEDGED
 
     def beat(self) -> None:
         """Tell the target which texts it is to have; once a second or so."""
@@ -209,8 +211,8 @@ class TargetSeat(Outbox[StepFrame]):
         ]
 
     def next_frame(self) -> StepFrame | None:
-        is_late = self.received - self._acknowledged >= _ACKNOWLEDGE_EVERY
-        if not (self._unsent or self._cancels or self._trees or self._is_beat_due or is_late):
+        has_news = self._unsent or self._cancels or self._trees or self._is_beat_due
+        if not (has_news or self._is_acknowledgement_due):
             return None
         self._serial += 1
         cancels, trees = tuple(self._cancels), tuple(self._trees.values())

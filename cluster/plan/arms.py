@@ -29,17 +29,15 @@ from cluster.spec.step_profile import NODE_EDGES
 # The share of the time that each kind of exploration may take.  The kinds are trees of
 # other sizes than the one that pays, and models that are not the best for a text.
 _EXPLORED_SHARE = 0.003
-# The same share for the first explorations of each kind.  It spreads them over a text, because the
-# beginning of a text is not typical of the rest.
+# The same share while as little was tried as is taken for known beforehand.  It spreads the first
+# tries over a text, because the beginning of a text is not typical of the rest.
 _FIRST_SHARE = 0.05
-# What is known of drafters in all texts counts as so many places of this one.
-_PRIOR_PLACES = 2.0
-# What an outcome counts after each further token: half after 140 tokens, and in the short memory
-# after 14.  Where a drafter brings less than this share of what it brought, the text has changed,
-# and its outcomes so far tell nothing of the rest.
-_KEPT_SHORT, _KEPT_LONG = 0.95, 0.995
+# What an outcome counts after each further token: half after 140 tokens, and in the short memory,
+# a running mean like all others, after 14.
+_KEPT = 0.995
+# Where a drafter brings less than this share of what it brought, the text has changed, and its
+# outcomes so far tell nothing of the rest.
 _CHANGED_SHARE = 0.5
-_LEAST_OUTCOMES = 8.0
 
 
 @dataclass(slots=True)
@@ -51,7 +49,7 @@ class Turn:
 
     def is_due(self, now: float, cost_s: float) -> bool:
         """True if its cost is within its share of the time since it was last done."""
-        share = _FIRST_SHARE if self.num_done < evidence.FIRST_TRIES else _EXPLORED_SHARE
+        share = _FIRST_SHARE if self.num_done < evidence.PRIOR else _EXPLORED_SHARE
         return now - self.done_at >= cost_s / share
 
     def take(self, now: float) -> None:
@@ -75,11 +73,11 @@ class Standing:
         """Enter an outcome; place: the length of the text at the tree's root."""
         known_at, num, total, num_late, late = self._sums.get(drafter, (place, 0.0, 0.0, 0.0, 0.0))
         age = max(place - known_at, 0)
-        kept, kept_late = _KEPT_LONG**age, _KEPT_SHORT**age
+        kept, kept_late = _KEPT**age, (1.0 - evidence.RECENT) ** age
         num, total = kept * num + 1.0, kept * total + accepted
         num_late, late = kept_late * num_late + 1.0, kept_late * late + accepted
         self._sums[drafter] = place, num, total, num_late, late
-        if num > _LEAST_OUTCOMES and late * num < _CHANGED_SHARE * total * num_late:
+        if num > evidence.FEW and late * num < _CHANGED_SHARE * total * num_late:
             self._sums.clear()
             self.turns.clear()
 
@@ -91,15 +89,14 @@ class Standing:
     def expected(self, drafter: str, place: int, prior: float) -> float:
         """Return the tokens to expect of a drafter's best few nodes.  prior: in other texts."""
         known_at, num, total, _, _ = self._sums.get(drafter, (place, 0.0, 0.0, 0.0, 0.0))
-        kept = _KEPT_LONG ** max(place - known_at, 0)
-        return (_PRIOR_PLACES * prior + kept * total) / (_PRIOR_PLACES + kept * num)
+        kept = _KEPT ** max(place - known_at, 0)
+        return (evidence.PRIOR * prior + kept * total) / (evidence.PRIOR + kept * num)
 
 
-# Nodes of each text that residents may be asked for.
+# Nodes of each text that residents may be asked for, and before the worth of drafts is known.
 SIZES = (2, 4, 8, 16)
+FIRST_NODES = 8
 _NUM_BINS = 20
-# Weight of the newest turn: the worth of drafts changes from passage to passage.
-_RECENT = 0.1
 _FIRST_RANKS = np.array((0, *SIZES[:-1]))  # first rank of the group of ranks that each size adds
 
 
@@ -147,7 +144,7 @@ class Arm:
         count = shape[0] * shape[1]
         known = size > _FIRST_RANKS
         self._turns += known
-        share = (known * np.maximum(1.0 / np.maximum(self._turns, 1), _RECENT))[:, None]
+        share = (known * np.maximum(1.0 / np.maximum(self._turns, 1), evidence.RECENT))[:, None]
         for sums, weights in ((self._nodes, None), (self._tokens, survival)):
             found = np.bincount(cells, weights=weights, minlength=count).reshape(shape) / num_texts
             sums += share * (found - sums)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cluster.config.schema import CoordinatorConfig
-from cluster.plan import step_choice
+from cluster.plan.arms import FIRST_NODES
 from cluster.plan.ensemble import Ensemble
 from cluster.plan.in_flight import DraftLength, Moment, Plan, Round
 from cluster.plan.load import TargetModel
@@ -146,7 +146,7 @@ class Controller:
             return
         rate, ask = (0.0, None) if load is None else (load.rate(0.0), load.best)
         if ask is None:  # not known: look-ups draft, which need not read
-            ask = Ask(step_choice.FIRST_NODES, with_models=False)
+            ask = Ask(FIRST_NODES, with_models=False)
         ensemble = Ensemble(target, self.acceptance, moment.residents, rate)
         (mask,) = (
             ensemble.teams([text], np.array([self._weight(text)]))

@@ -13,15 +13,13 @@ from functools import cache, partial
 
 import numpy as np
 
-from cluster.plan.arms import SIZES, Turn
+from cluster.plan.arms import FIRST_NODES, SIZES, Turn
 from cluster.plan.load import TargetModel
 from cluster.plan.texts import Resident, Text
 from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel, Group
 from cluster.spec.forest import Floats
 
-# The size of trees whose time is compared: that of the first ones.
-_SIZE = SIZES.index(8)
 # A model that promises less than this share of the best one is not tried in each text: it takes
 # turns for all of them.
 _HOPEFUL_SHARE = 0.25
@@ -200,12 +198,12 @@ def _priors(acceptance: AcceptanceModel, models: Sequence[Resident], group: Grou
     weights = [score.weight() for score in scores]
     best = max(weights)
     return [
-        best + (weight - best) * score.num_trees / (score.num_trees + evidence.FIRST_TRIES)
+        best + (weight - best) * score.num_trees / (score.num_trees + evidence.PRIOR)
         for weight, score in zip(weights, scores, strict=True)
     ]
 
 
 def _seconds(target: TargetModel, model: Resident, num_texts: int) -> float:
-    """Return the seconds of a turn; 0 if none was measured."""
+    """Return the seconds of a turn with trees of the first size; 0 if none was measured."""
     found = target.drafting[model.name].seconds(num_texts) if num_texts else None
-    return 0.0 if found is None else float(found[_SIZE])
+    return 0.0 if found is None else float(found[SIZES.index(FIRST_NODES)])

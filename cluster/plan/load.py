@@ -33,8 +33,6 @@ from cluster.spec.step_profile import EDGES, NODE_EDGES, DraftTime, StepProfile,
 
 # After so many rounds a measurement counts about a third of what it counted at first.
 _MEMORY = 64.0
-# The prior counts as much as so many measured rounds.
-_PRIOR_ROUNDS = 2.0
 # A round counts as at most so many times its expected time; beyond that, something else slowed it.
 _STRAY = 2.0
 # A factor falls to no less than this share of its prior.
@@ -124,7 +122,7 @@ class RoundTimes:
     def _fit(self) -> None:
         # The prior counts as further rounds, with the same features as those that were recorded.
         num_rounds = max(min(self.num_recorded, _MEMORY), 1.0)
-        beliefs = _PRIOR_ROUNDS / num_rounds * self._products.diagonal() + 1e-12
+        beliefs = evidence.PRIOR / num_rounds * self._products.diagonal() + 1e-12
         weighed: Floats = self._products + np.diag(beliefs)
         times: Floats = self._times + beliefs * self._prior
         found: Floats = np.asarray(np.linalg.solve(weighed, times), dtype=np.float64)
@@ -227,7 +225,7 @@ class DraftTimes:
             return
         drafting_s = self.times.estimate(turn.num_sequences, turn.num_nodes) or 0.0
         read_s = (turn.time_s - drafting_s) / turn.num_read
-        weight = 1.0 / evidence.FIRST_TRIES if self.read_s else 1.0
+        weight = 1.0 / evidence.PRIOR if self.read_s else 1.0
         self.read_s += weight * (max(read_s, 0.0) - self.read_s)
 
     def seconds(self, num_texts: int) -> Floats | None:

@@ -11,14 +11,12 @@ from cluster.core import FloatArray
 from cluster.plan.in_flight import PLAIN, InFlight
 from cluster.plan.texts import POOL, HeldTree, SourceBits, Text
 from cluster.records import record
+from cluster.spec import evidence
 from cluster.spec.acceptance import LEAST_WEIGHT, AcceptanceModel, Group, Score
 from cluster.spec.forest import Forest, Indices, Mask
 from cluster.spec.held_trees import Held, MergedTrees, Seen
 from cluster.spec.merge_trees import merge_trees
 from cluster.spec.tree import below
-
-# The most trees of one step or merge that are scored: a sample of them is evidence enough.
-_MAX_LOOKED_AT = 16
 
 
 @record
@@ -88,7 +86,8 @@ def gather(batch: Sequence[Text], acceptance: AcceptanceModel) -> Offers | None:
 def look_at(batch: Sequence[Text], turn: int) -> None:
     """Remember some of the held trees, to be scored by the text that follows.
 
-    If there are many, `turn` selects a different part each time.  Shadow trees are included.
+    If there are many, a few are evidence enough, and `turn` selects others each time.  Shadow trees
+    are included.
     """
     held = [
         (text, name, tree)
@@ -96,7 +95,7 @@ def look_at(batch: Sequence[Text], turn: int) -> None:
         if text.is_coupled  # other texts follow what was verified: `cluster.worker.step_rows`
         for name, tree in text.held.items()
     ]
-    stride = -(-len(held) // _MAX_LOOKED_AT) if held else 1
+    stride = -(-len(held) // evidence.FEW) if held else 1
     for text, name, tree in held[turn % stride :: stride]:
         _remember(text, name, tree)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cluster.plan.arms import SIZES
+from cluster.plan.arms import FIRST_NODES, SIZES
 from cluster.plan.ensemble import Ensemble, draft_s
 from cluster.plan.in_flight import Moment, Plan
 from cluster.plan.load import Load, TargetModel
@@ -28,8 +28,6 @@ _MARGIN = 0.01
 # further steps of the same texts.  Planning takes a tenth of a step of a millisecond, and prices
 # change over tens of steps.
 _HELD_STEPS = 8
-# Nodes that residents are asked for before the worth of their drafts is known.
-FIRST_NODES = 8
 
 
 class StepChoice:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cluster.core import FloatArray, TokenTree
 from cluster.plan.arms import Standing
-from cluster.plan.trials import Trial
+from cluster.plan.trials import MAX_WAITING, Trial
 from cluster.records import frozen
 from cluster.requests.fields import NO_LAWS, Laws
 from cluster.spec import evidence
@@ -55,13 +55,12 @@ SourceBits = npt.NDArray[np.uint32]
 NO_SOURCES: SourceBits = np.empty(0, dtype=np.uint32)
 NO_SOURCES.setflags(write=False)
 MAX_DRAFTERS = 32  # of one text
+# Tokens of a text that a drafter may lack which is of no use in it at present: look-ups learn from
+# all texts, and a commit of many tokens costs little more than one of a few.
+MAX_LAG = 64
 
 # The name under which the pool's merged tree is held, beside the residents' names.
 POOL = "pool"
-
-# The most trees of a text that wait for their outcome; beyond that, the oldest is scored with the
-# tokens known so far.
-_MAX_SEEN = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -221,7 +220,7 @@ class Text:
         while self.seen:
             first = self.seen[0]
             is_known = len(self.tokens) - first.base_len >= first.depth
-            if not (is_known or ends or len(self.seen) > _MAX_SEEN):
+            if not (is_known or ends or len(self.seen) > MAX_WAITING):
                 break
             self.seen.popleft()
             followed = self.tokens.since(first.base_len, first.base_len + first.depth)

@@ -29,8 +29,7 @@ from cluster.spec.tree import prune, walk
 
 # Of the candidate, places and accepted tokens; of the former, places and accepted tokens.
 Stretch = tuple[float, ...]
-# Numbers of `moments`.
-SIZE = 20
+_NOTHING: Stretch = (0.0, 0.0, 0.0, 0.0)
 
 
 def moments(stretch: Stretch) -> Floats:
@@ -57,8 +56,9 @@ def lead_of(sums: Floats) -> tuple[float, float]:
 NUM_JUDGED = 4
 # Places of one text that are judged together.
 PLACES_OF_STRETCH = 10
-# The most places of one text that wait for their outcome.
-_MAX_WAITING = 8
+# The most trees of one text, and the most of its places, that wait for their outcome; beyond that
+# the oldest is judged by the tokens known so far.
+MAX_WAITING = 8
 
 
 class Trial:
@@ -71,7 +71,7 @@ class Trial:
         # had no draft, or none in time.
         self._places: dict[int, dict[str, TokenTree]] = {}
         self._next_steps = [0, 0]  # the length at which the next step with each would begin
-        self._sums = [0.0] * 4
+        self._sums = list(_NOTHING)
         self._num_places = 0
 
     def keep(self, drafter: str, proposal: Proposal) -> None:
@@ -85,7 +85,7 @@ class Trial:
         while self._places:
             base_len = next(iter(self._places))
             is_known = len(tokens) - base_len >= NUM_JUDGED
-            if not (is_known or ends or len(self._places) > _MAX_WAITING):
+            if not (is_known or ends or len(self._places) > MAX_WAITING):
                 break
             self._judge(base_len, self._places.pop(base_len), tokens)
             if self._num_places >= PLACES_OF_STRETCH:
@@ -107,7 +107,7 @@ class Trial:
 
     def _take(self) -> tuple[int, Stretch]:
         taken = self._num_places, tuple(self._sums)
-        self._sums, self._num_places = [0.0] * 4, 0
+        self._sums, self._num_places = list(_NOTHING), 0
         return taken
 
 
@@ -151,7 +151,7 @@ class Candidate:
 
     def _begin(self, phase: Phase) -> None:
         self.phase = phase
-        self.num_places, self._sums = 0, np.zeros(SIZE)
+        self.num_places, self._sums = 0, moments(_NOTHING)
         self._latest: deque[Stretch] = deque(maxlen=_STRETCHES_TO_FALL)
         self._num_faults = 0
 
@@ -198,7 +198,7 @@ class Candidate:
                 f"it leads by {mean:.3f} tokens a step (standard error {error:.3f})",
             )
         elif self.phase is not Phase.SHADOW and len(self._latest) == _STRETCHES_TO_FALL:
-            mean, error = lead_of(sum(map(moments, self._latest), np.zeros(SIZE)))
+            mean, error = lead_of(sum(map(moments, self._latest), moments(_NOTHING)))
             confidence = _CONFIDENCE if self.phase is Phase.CANARY else _CONFIDENCE_OF_ACTIVE
             if mean + confidence * error < 0.0:
                 lag = f"it lags by {-mean:.3f} tokens a step (standard error {error:.3f})"
@@ -221,7 +221,7 @@ class Candidate:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a result of `export`; raises ValueError for another form."""
-        sums = np.zeros(SIZE)
+        sums = moments(_NOTHING)
         evidence.restore([state["lead"]], sums)
         self._begin(Phase(state["phase"]))
         self.num_places, self._sums = int(state["places"]), sums

@@ -36,8 +36,7 @@ def group_of(params: SamplingParams, task: str, adapter: str) -> Group:
 
 
 # Half-life of a score, in trees: drafters learn, and clients' requests change.
-_HALF_LIFE = 1000.0
-TREE_DECAY = 0.5 ** (1.0 / _HALF_LIFE)
+TREE_DECAY = 0.5 ** (1.0 / 1000.0)
 # The weight of the prior of a score, in trees, so that a few trees do not move a weight by much.
 _PRIOR_TREES = 8.0
 # In a merge, a drafter's weight depends on the acceptance of so many of its best nodes, ...

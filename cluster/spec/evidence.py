@@ -16,8 +16,8 @@ import numpy.typing as npt
 RECENT = 0.05
 # Fewer rounds or trees than this are not enough for an estimate.
 FEW = 16
-# So many first explorations of each kind may take more of the time, as nothing is known before.
-FIRST_TRIES = 4
+# What is known beforehand counts as so many rounds, trees or places.
+PRIOR = 2.0
 
 
 def exported(*arrays: npt.NDArray[Any]) -> list[list[float]]:

@@ -17,17 +17,10 @@ from cluster.core import FloatArray
 
 Words = npt.NDArray[np.uint64]  # 32-bit words, held in 64 bits so that products do not overflow
 
-MULTIPLIER_0 = 0xD2511F53
-MULTIPLIER_1 = 0xCD9E8D57
-KEY_STEP_0 = 0x9E3779B9
-KEY_STEP_1 = 0xBB67AE85
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 NUM_ROUNDS = 10
 MASK32 = 0xFFFFFFFF
-
-_MULTIPLIERS = (MULTIPLIER_0, MULTIPLIER_1)
-_KEY_STEPS = (KEY_STEP_0, KEY_STEP_1)
-_HALF = np.uint64(32)
-_MASK = np.uint64(MASK32)
 
 # Elements per pass: the six working arrays of a pass stay within the second-level cache.
 _CHUNK = 4096
@@ -55,20 +48,21 @@ def philox(
     shape = np.broadcast_shapes(*(word.shape for word in words))
     # The two halves of a round run as one pass over pairs: [2, *shape].
     pair = (2, *(1 for _ in shape))
-    factors = np.array(_MULTIPLIERS, dtype=np.uint64).reshape(pair)
+    factors = np.array(MULTIPLIERS, dtype=np.uint64).reshape(pair)
     keys = np.stack(np.broadcast_arrays(words[4], words[5]))
     keys = keys.reshape(2, *(1 for _ in range(len(shape) + 1 - keys.ndim)), *keys.shape[1:])
-    steps = np.array(_KEY_STEPS, dtype=np.uint64).reshape(pair)
+    steps = np.array(KEY_STEPS, dtype=np.uint64).reshape(pair)
     factored, mixed = np.empty((2, *shape), np.uint64), np.empty((2, *shape), np.uint64)
     factored[0], factored[1], mixed[0], mixed[1] = words[0], words[2], words[1], words[3]
     product = np.empty_like(factored)
+    half, mask = np.uint64(32), np.uint64(MASK32)
     for _ in range(NUM_ROUNDS):
         np.multiply(factored, factors, out=product)
-        np.right_shift(product[::-1], _HALF, out=factored)
+        np.right_shift(product[::-1], half, out=factored)
         np.bitwise_xor(factored, mixed, out=factored)
         np.bitwise_xor(factored, keys, out=factored)
-        np.bitwise_and(product[::-1], _MASK, out=mixed)
-        keys = (keys + steps) & _MASK
+        np.bitwise_and(product[::-1], mask, out=mixed)
+        keys = (keys + steps) & mask
     return factored[0], mixed[0], factored[1], mixed[1]
 
 

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from cluster.spec.noise import (
-    KEY_STEP_0,
-    KEY_STEP_1,
+    KEY_STEPS,
     MASK32,
-    MULTIPLIER_0,
-    MULTIPLIER_1,
+    MULTIPLIERS,
     NUM_ROUNDS,
 )
 from cluster.spec.noise import gumbel_rows as gumbel_rows_numpy
@@ -43,11 +41,11 @@ def philox_words(
     c1, c2 = column(positions), column(streams)
     c3 = torch.zeros_like(c1)
     for _ in range(NUM_ROUNDS):
-        p0, p1 = c0 * MULTIPLIER_0, c2 * MULTIPLIER_1
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         c0 = ((p1 >> 32) & MASK32) ^ c1 ^ k0
         c2 = ((p0 >> 32) & MASK32) ^ c3 ^ k1
         c1, c3 = p1 & MASK32, p0 & MASK32
-        k0, k1 = (k0 + KEY_STEP_0) & MASK32, (k1 + KEY_STEP_1) & MASK32
+        k0, k1 = (k0 + KEY_STEPS[0]) & MASK32, (k1 + KEY_STEPS[1]) & MASK32
     return c0
 
 

@@ -80,9 +80,6 @@ NUM_BINS = 24
 NUM_FORECAST_BINS = 10
 _MAX_LOGIT = 6.0
 _CENTRES = (np.arange(NUM_BINS) + 0.5) * (2.0 * _MAX_LOGIT / NUM_BINS) - _MAX_LOGIT
-# A new fit is due after so many new outcomes, if they are also this share of the remembered ones.
-_REFIT_EVERY = 32
-_REFIT_SHARE = 0.05
 # The weight of the prior that pulls each bin towards the fit, as a multiple of the fit's prior.
 _BIN_PRIORS = 2.0
 _MIN_REMEMBERED = 1e-6
@@ -158,8 +155,9 @@ class Calibrator:
         self.fit_if_due()
 
     def fit_if_due(self) -> None:
-        """Fit anew if enough was observed since the last fit."""
-        if self._unfitted[0] >= max(_REFIT_EVERY, _REFIT_SHARE * self.num_observed):
+        """Fit anew if what was observed since the last fit is enough to tell, and is as much of
+        all that is remembered as a new value is of a running mean."""
+        if self._unfitted[0] >= max(evidence.FEW, evidence.RECENT * self.num_observed):
             self._fit()
 
     def expected_error(self) -> float:

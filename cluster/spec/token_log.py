@@ -19,7 +19,6 @@ _INVERSE_MULTIPLIER = pow(PREFIX_HASH_MULTIPLIER, -1, 1 << 64)
 
 # Below so many tokens a loop is faster than the vectorised hash.
 _SHORT = 24
-_INITIAL_CAPACITY = 64
 
 
 def prefix_hash(token_ids: Sequence[int] | TokenArray, start: int = 0) -> int:
@@ -52,11 +51,9 @@ class TokenLog:
 
     __slots__ = ("_hashes", "_last_hash", "_len", "_tokens")
 
-    def __init__(
-        self, token_ids: TokenArray = EMPTY_TOKENS, capacity: int = _INITIAL_CAPACITY
-    ) -> None:
+    def __init__(self, token_ids: TokenArray = EMPTY_TOKENS, capacity: int = 1) -> None:
         """capacity: the initial room, in tokens; it grows as needed."""
-        capacity = max(capacity, len(token_ids), 1)
+        capacity = max(capacity, len(token_ids))
         self._tokens: TokenArray = np.empty(capacity, dtype=np.int32)
         self._hashes: HashArray = np.empty(capacity + 1, dtype=np.uint64)
         self._hashes[0] = 0

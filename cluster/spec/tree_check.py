@@ -23,13 +23,12 @@ ANY_VOCABULARY = 0
 # No useful tree is larger, and the time of a merge grows with the square of a tree's breadth.
 MAX_PROPOSED_NODES = 1024
 # By rounding, a product of probabilities may slightly exceed one or its own factors.
-MAX_SURVIVAL = 1.001
-GROWTH_FACTOR = 1.001
+MOST_OF_ITS_FACTOR = 1.001
 GROWTH = 1e-6
 
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
-_MAX_LENGTH = (1 << 32) - 1
-_MAX_HASH = (1 << 64) - 1
+# The types that the wire gives a proposal's whole numbers.
+_WHOLE = {"generation": np.uint64, "base_len": np.uint32, "prefix_hash": np.uint64}
 
 
 def check_tree(tree: TokenTree, vocab_size: int) -> None:
@@ -50,8 +49,8 @@ def are_sound(
     if any(map(_problem_of_arrays, trees, values)):
         return False
     if native.is_available():
-        bounds = (MAX_SURVIVAL, GROWTH_FACTOR, GROWTH)
-        return native.are_sound(trees, survivals, _num_ids(vocab_size), bounds)
+        bounds = (MOST_OF_ITS_FACTOR, MOST_OF_ITS_FACTOR, GROWTH)
+        return native.are_sound(trees, survivals, num_ids(vocab_size), bounds)
     return not any(
         _problem_of_nodes(tree, claimed, vocab_size)
         for tree, claimed in zip(trees, values, strict=True)
@@ -103,12 +102,8 @@ def _problem_of_fields(proposal: Proposal) -> str | None:
     if not isinstance(proposal.is_complete, (bool, np.bool_)):
         kind = type(proposal.is_complete).__name__
         return f"is_complete of a proposal is of type {kind}; send True or False"
-    for name, largest in (
-        ("generation", _MAX_HASH),
-        ("base_len", _MAX_LENGTH),
-        ("prefix_hash", _MAX_HASH),
-    ):
-        value = getattr(proposal, name)
+    for name, kind in _WHOLE.items():
+        value, largest = getattr(proposal, name), np.iinfo(kind).max
         if not isinstance(value, (int, np.integer)):  # its value may quote a prompt
             return f"{name} of a proposal is of type {type(value).__name__}; send an integer"
         if not 0 <= value <= largest:
@@ -120,7 +115,8 @@ def _problem_of_fields(proposal: Proposal) -> str | None:
     return problem
 
 
-def _num_ids(vocab_size: int) -> int:
+def num_ids(vocab_size: int) -> int:
+    """Return the number of token ids that there may be."""
     return vocab_size if vocab_size > 0 else 1 << 31
 
 
@@ -151,7 +147,7 @@ def _problem_of_nodes(tree: TokenTree, survival: FloatArray | None, vocab_size: 
     """Return the problem of arrays that fit each other, or None.  The native check's reference."""
     tokens, parents = tree.token_ids.tolist(), tree.parents.tolist()
     claimed = None if survival is None else survival.tolist()
-    num_ids = _num_ids(vocab_size)
+    most = num_ids(vocab_size)
     edges: set[tuple[int, int]] = set()
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if not -1 <= parent < node:
@@ -159,17 +155,17 @@ def _problem_of_nodes(tree: TokenTree, survival: FloatArray | None, vocab_size: 
                 f"node {node} has parent {parent}; parents stand before their children, "
                 "-1 continues the context"
             )
-        if not 0 <= token < num_ids:
-            return f"node {node} has token {token}, the target's vocabulary is 0..{num_ids - 1}"
+        if not 0 <= token < most:
+            return f"node {node} has token {token}, the target's vocabulary is 0..{most - 1}"
         if (parent, token) in edges:
             return f"node {node} repeats token {token} of a sibling under {parent}"
         edges.add((parent, token))
         if claimed is None:
             continue
         value = claimed[node]
-        if not (math.isfinite(value) and 0.0 <= value <= MAX_SURVIVAL):
+        if not (math.isfinite(value) and 0.0 <= value <= MOST_OF_ITS_FACTOR):
             return f"node {node} has survival {value}, which is no probability; send one in [0, 1]"
-        if parent >= 0 and value > GROWTH_FACTOR * claimed[parent] + GROWTH:
+        if parent >= 0 and value > MOST_OF_ITS_FACTOR * claimed[parent] + GROWTH:
             return (
                 f"node {node} has survival {value}, above {claimed[parent]} of its parent; a path "
                 "is emitted at most as often as its beginning"

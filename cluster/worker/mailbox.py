@@ -16,7 +16,14 @@ from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar, TypeVarTuple, Unpack
 
 from cluster.errors import CapacityError, WorkerError
-from cluster.messages import AdapterList, Load, StepFrame, StepReport, VerdictFrame
+from cluster.messages import (
+    MAX_UNACKNOWLEDGED,
+    AdapterList,
+    Load,
+    StepFrame,
+    StepReport,
+    VerdictFrame,
+)
 from cluster.models.engine_state import EngineState
 from cluster.plan.texts import Text
 from cluster.rpc.link import Link
@@ -28,12 +35,6 @@ Arguments = TypeVarTuple("Arguments")
 
 # While so many frames wait for the worker's thread, no more are read from the link.
 MAX_BACKLOG = 256
-# The steps that a coordinator may leave unacknowledged before its texts are parked.  That is half a
-# second of quick steps, so a coordinator that was only busy loses nothing.
-_MAX_UNACKNOWLEDGED = 64
-# The unacknowledged steps up to which it is told of others' steps, too: a busy machine parks the
-# texts of one that counts for a moment, and its counters are to be right afterwards.
-_MAX_UNREPORTED = 3 * _MAX_UNACKNOWLEDGED
 
 
 class LinkEnd:
@@ -179,7 +180,7 @@ class TargetStream(LinkEnd):
     """
 
     # Among them are those that tell every second that the target is there.
-    what, max_unread = "frames", 4 * _MAX_UNACKNOWLEDGED
+    what, max_unread = "frames", 4 * MAX_UNACKNOWLEDGED
 
     def __init__(self, number: int) -> None:
         self._frames = deque[VerdictFrame]()
@@ -195,12 +196,15 @@ class TargetStream(LinkEnd):
     @property
     def is_parked(self) -> bool:
         """True if its texts wait until the coordinator acknowledges frames again."""
-        return self.serial - self.acknowledged > _MAX_UNACKNOWLEDGED
+        return self.serial - self.acknowledged > MAX_UNACKNOWLEDGED
 
     @property
     def gets_reports(self) -> bool:
-        """True if it counts steps, and is not too far behind to be told of those of other texts."""
-        return self.counts and self.serial - self.acknowledged <= _MAX_UNREPORTED
+        """True if it counts steps, and is not too far behind to be told of those of other texts.
+
+        A busy machine parks the texts of one that counts for a moment, and its counters are to be
+        right afterwards."""
+        return self.counts and self.serial - self.acknowledged <= 3 * MAX_UNACKNOWLEDGED
 
     def post(self, frame: VerdictFrame) -> None:
         """Send `frame` with the next serial.  Does nothing once the loop is closed."""

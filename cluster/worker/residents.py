@@ -27,23 +27,14 @@ from cluster.messages import Refusal, StepReport
 from cluster.metrics.recorder import Recorder
 from cluster.models.fingerprint import NO_MODEL, ModelVersion
 from cluster.models.made_for import made_for_of
-from cluster.plan.texts import Resident
+from cluster.plan.texts import MAX_LAG, Resident
 from cluster.records import record
+from cluster.spec import evidence
 from cluster.spec.step_profile import MAX_COMMIT, DraftTime
 from cluster.worker.texts import TargetText
 
 log = logging.getLogger(__name__)
 
-# A drafter that is asked for nothing is told of a text once it lacks so many tokens: look-ups learn
-# from all texts, and a commit of many tokens costs little more than one of a few.
-_MAX_LAG = 64
-# Weight of the newest round in the running mean of a drafter's time.
-_TIME_WEIGHT = 0.1
-# The time that drafting may take after a step, as a share of the step's own time.  A round that
-# takes twice as long as a plain one pays if drafts double the tokens of a step; a longer one hardly
-# ever pays.  The limit also bounds how long texts in decoding wait for models that read a prompt: a
-# prompt of many chunks is read over as many rounds.
-_STEP_SHARE = 1.0
 # After a chunk of a prompt, for which texts have waited already, it is no more than after the last
 # step without one, or than this.
 _LONG_STEP_S = 0.05
@@ -118,7 +109,7 @@ class ResidentDrafter(Runner):
             if now >= deadline:
                 break
         took_s = self._clock() - started
-        self.mean_s += _TIME_WEIGHT * (took_s - self.mean_s)
+        self.mean_s += evidence.RECENT * (took_s - self.mean_s)
         if asked := [nodes for text in due if (nodes := text.num_wanted(self.member))]:
             is_look_up, size = self.member.is_look_up, (len(asked), max(asked))
             num_read = 0 if is_look_up else num_unread
@@ -167,7 +158,7 @@ class ResidentDrafter(Runner):
             if not text.may_ask(self.name) or now < self._declined.get(text.id, now):
                 continue
             num_nodes = text.num_wanted(self.member)
-            if num_nodes or (self._follows and self._num_lacking(text) >= _MAX_LAG):
+            if num_nodes or (self._follows and self._num_lacking(text) >= MAX_LAG):
                 due.append(text)
                 self._num_asked[text.opened.task] += num_nodes
         return due
@@ -275,8 +266,11 @@ class Residents:
             return NOTHING_DRAFTED
         if not step.num_prefill_tokens:
             self._plain_s = step.step_time_s
+        # As long as the step: a round that takes twice as long as a plain one pays if drafts double
+        # the tokens of a step; a longer one hardly ever pays.  So texts in decoding do not wait for
+        # a model that reads a prompt of many chunks: it reads it over as many rounds.
         step_s = min(step.step_time_s, max(self._plain_s, _LONG_STEP_S))
-        started, bound_s = self._clock(), max(_STEP_SHARE * step_s, _LEAST_BOUND_S)
+        started, bound_s = self._clock(), max(step_s, _LEAST_BOUND_S)
         stalled_s, turns = 0.0, list[DraftTime]()
         if rows:
             stalled_s += sum(each.read_step(rows, self.wants, bound_s) for each in self)

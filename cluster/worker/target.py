@@ -12,7 +12,14 @@ from typing import Any
 
 from cluster.config.schema import Config, CoordinatorConfig
 from cluster.errors import WorkerError
-from cluster.messages import AdapterList, Heartbeat, StepFrame, VerdictFrame, WorkerDescription
+from cluster.messages import (
+    HEARTBEAT_S,
+    AdapterList,
+    Heartbeat,
+    StepFrame,
+    VerdictFrame,
+    WorkerDescription,
+)
 from cluster.models.engine_state import EngineState
 from cluster.plan import autoscaling
 from cluster.plan.controller import Controller
@@ -27,9 +34,6 @@ log = logging.getLogger(__name__)
 
 TargetLink = Link[VerdictFrame, StepFrame]
 
-# The interval at which a coordinator is told which of its texts are here.  It is short enough that
-# several missing ones in a row mean silence, and long enough to cost nothing.
-_HEARTBEAT_S = 1.0
 # A coordinator is silent if it was not heard between so many looks, one after the other.
 _NUM_LOOKS = 4
 
@@ -52,7 +56,7 @@ class TargetWorker:
         *,
         max_draft_tokens: int = 16,
         silence_s: float = 3.0,
-        heartbeat_s: float = _HEARTBEAT_S,
+        heartbeat_s: float = HEARTBEAT_S,
         prepare: Prepare = lambda opened: None,
     ) -> None:
         """silence_s: after so long without a frame, a coordinator's texts are freed."""

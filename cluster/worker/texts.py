@@ -29,8 +29,6 @@ from cluster.worker.mailbox import TargetStream
 # A scoring step has logits of the whole vocabulary for each row: for a large vocabulary, 256 rows
 # take 160 MB.
 _MAX_SCORED_ROWS = 256
-# The initial room of a text's log, in tokens.
-_FIRST_ROOM = 1024
 _NO_LIMIT = 1 << 30
 
 
@@ -50,9 +48,8 @@ class TargetText(Text):
 
     def __init__(self, text_id: str, opened: Open) -> None:
         params = opened.params
-        room = len(opened.token_ids) + min(params.max_tokens, _FIRST_ROOM)
         group = group_of(params, opened.task, opened.adapter)
-        super().__init__(text_id, group, TokenLog(opened.token_ids, room))
+        super().__init__(text_id, group, TokenLog(opened.token_ids))
         self.is_coupled = params.is_coupled
         self.lot = lot_of(opened.request_id)
         self.opened = opened

@@ -103,7 +103,7 @@ def are_sound(
 ) -> bool:
     """See `cluster.spec.tree_check.are_sound`; the arrays fit each other.
 
-    bounds: its MAX_SURVIVAL, GROWTH_FACTOR and GROWTH.
+    bounds: the greatest survival, and by what factor and by how much one may exceed its parent.
     """
     given = (
         len(trees),
