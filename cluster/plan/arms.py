@@ -22,6 +22,7 @@ from cluster.spec import evidence
 from cluster.spec.budget import Prices
 from cluster.spec.forest import Floats, Indices
 from cluster.spec.step_profile import NODE_EDGES
+from cluster.spec.survival import NUM_EQUAL_BINS
 
 # How drafters fare in one text, and when something is to be tried again.
 
@@ -96,7 +97,6 @@ class Standing:
 # Nodes of each text that residents may be asked for, and before the worth of drafts is known.
 SIZES = (2, 4, 8, 16)
 FIRST_NODES = 8
-_NUM_BINS = 20
 _FIRST_RANKS = np.array((0, *SIZES[:-1]))  # first rank of the group of ranks that each size adds
 
 
@@ -127,8 +127,8 @@ class Arm:
         self.kept = Recent(evidence.FEW, evidence.FEW)
         self.tried = Turn()
         # Number of nodes per text and turn, by size and by bin of survival, the greatest first.
-        self._nodes = np.zeros((len(SIZES), _NUM_BINS))
-        self._tokens = np.zeros((len(SIZES), _NUM_BINS))
+        self._nodes = np.zeros((len(SIZES), NUM_EQUAL_BINS))
+        self._tokens = np.zeros((len(SIZES), NUM_EQUAL_BINS))
         self._turns = np.zeros(len(SIZES), dtype=np.int64)
 
     def learn(self, ranks: Indices, survival: Floats, num_texts: int, size: int) -> None:
@@ -139,8 +139,8 @@ class Arm:
         groups = np.searchsorted(SIZES, ranks, side="right")
         is_counted = groups < len(SIZES)
         groups, survival = groups[is_counted], survival[is_counted]
-        bins = np.minimum(((1.0 - survival) * _NUM_BINS).astype(np.int64), _NUM_BINS - 1)
-        cells, shape = groups * _NUM_BINS + bins, self._nodes.shape
+        bins = np.minimum(((1.0 - survival) * NUM_EQUAL_BINS).astype(np.int64), NUM_EQUAL_BINS - 1)
+        cells, shape = groups * NUM_EQUAL_BINS + bins, self._nodes.shape
         count = shape[0] * shape[1]
         known = size > _FIRST_RANKS
         self._turns += known

@@ -24,10 +24,6 @@ from cluster.spec.step_profile import EDGES
 # The gain over plain decoding that speculation must promise, as a share of a step: a smaller one
 # is within the error of the tables.
 _MARGIN = 0.01
-# Where no drafts pay, or the guard allows none, the plan of a step without any holds for so many
-# further steps of the same texts.  Planning takes a tenth of a step of a millisecond, and prices
-# change over tens of steps.
-_HELD_STEPS = 8
 
 
 class StepChoice:
@@ -53,7 +49,11 @@ class StepChoice:
         """target: its step times are known."""
         self.target, self.load, self.texts, self.moment = target, load, texts, moment
         self.caps, self.weights, self.needed_s = np.array(caps), weights, 0.0
-        self.why, self._num_left = PlainWhy.NONE, _HELD_STEPS
+        self.why = PlainWhy.NONE
+        # Where no drafts pay, or the guard allows none, the plan of a step without any holds until
+        # enough steps of the same texts have been measured to tell another price.  Planning takes
+        # a tenth of a step of a millisecond.
+        self._num_left = evidence.FEW
         times_s = target.steps.at_edges(len(texts))
         assert times_s is not None
         self.plain_s = float(times_s[0])

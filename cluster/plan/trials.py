@@ -4,56 +4,19 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from cluster.config.rollout import RolloutConfig
 from cluster.core import EMPTY_TREE, Proposal, TokenTree
 from cluster.spec import evidence
-from cluster.spec.forest import Floats
+from cluster.spec.acceptance import JUDGED_RANK
+from cluster.spec.interval import NOTHING, Stretch, lead_of, moments
+from cluster.spec.step_profile import DRAFT_LENGTHS
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import prune, walk
 
-# The lead of one drafter over another: the accepted tokens of a step with it, less the other's.
-#
-# A step accepts a stretch of the text at once, so of each drafter only those places count at
-# which a step with it would have begun (as in `cluster.spec.acceptance`). These differ, so the
-# lead is the difference of two ratios, accepted tokens by places. Places of one text resemble
-# each other, so the standard error comes from whole stretches of text, as of clusters (Cochran
-# 1977, section 6).
-
-
-# Of the candidate, places and accepted tokens; of the former, places and accepted tokens.
-Stretch = tuple[float, ...]
-_NOTHING: Stretch = (0.0, 0.0, 0.0, 0.0)
-
-
-def moments(stretch: Stretch) -> Floats:
-    """Return what is summed over stretches: the values, and their products."""
-    values: Floats = np.array(stretch, dtype=np.float64)
-    return np.concatenate((values, np.outer(values, values).ravel()))
-
-
-def lead_of(sums: Floats) -> tuple[float, float]:
-    """Return (the lead in tokens a step, its standard error).  sums: of `moments`."""
-    new_places, new_total, old_places, old_total = sums[:4].tolist()
-    if not (new_places and old_places):
-        return 0.0, math.inf
-    new, old = new_total / new_places, old_total / old_places
-    # By how much a stretch moves each ratio, to first order.
-    slopes: Floats = np.array(
-        [-new / new_places, 1.0 / new_places, old / old_places, -1.0 / old_places]
-    )
-    variance = float(slopes @ sums[4:].reshape(4, 4) @ slopes)
-    return new - old, math.sqrt(max(variance, 0.0))
-
-
-# A drafter is judged by so many of its best nodes, which is also as deep as they may go.
-NUM_JUDGED = 4
 # Places of one text that are judged together.
 PLACES_OF_STRETCH = 10
 # The most trees of one text, and the most of its places, that wait for their outcome; beyond that
@@ -63,7 +26,10 @@ MAX_WAITING = 8
 
 class Trial:
     """Two drafters along one text.  pair: the candidate and the former.  phase: of the rollout when
-    it began; its places are evidence of that phase alone."""
+    it began; its places are evidence of that phase alone.  num_judged: so many of a drafter's best
+    nodes, which is also as deep as they may go."""
+
+    num_judged = int(DRAFT_LENGTHS[JUDGED_RANK])
 
     def __init__(self, pair: tuple[str, str], phase: str) -> None:
         self.pair, self.phase = pair, phase
@@ -71,20 +37,20 @@ class Trial:
         # had no draft, or none in time.
         self._places: dict[int, dict[str, TokenTree]] = {}
         self._next_steps = [0, 0]  # the length at which the next step with each would begin
-        self._sums = list(_NOTHING)
+        self._sums = list(NOTHING)
         self._num_places = 0
 
     def keep(self, drafter: str, proposal: Proposal) -> None:
         """Keep the newest tree of one of them for a place."""
         trees = self._places.setdefault(proposal.base_len, {})
-        trees[drafter], _, _ = prune(proposal.tree, proposal.survival, NUM_JUDGED)
+        trees[drafter], _, _ = prune(proposal.tree, proposal.survival, self.num_judged)
 
     def take_due(self, tokens: TokenLog, *, ends: bool) -> Iterator[tuple[int, Stretch]]:
         """Judge the places whose outcome is known; yield each stretch that is complete, with its
         number of places.  ends: the text is over."""
         while self._places:
             base_len = next(iter(self._places))
-            is_known = len(tokens) - base_len >= NUM_JUDGED
+            is_known = len(tokens) - base_len >= self.num_judged
             if not (is_known or ends or len(self._places) > MAX_WAITING):
                 break
             self._judge(base_len, self._places.pop(base_len), tokens)
@@ -94,7 +60,7 @@ class Trial:
             yield self._take()
 
     def _judge(self, base_len: int, trees: Mapping[str, TokenTree], tokens: TokenLog) -> None:
-        followed = tokens.since(base_len, base_len + NUM_JUDGED)
+        followed = tokens.since(base_len, base_len + self.num_judged)
         if not len(followed):
             return
         self._num_places += 1
@@ -107,7 +73,7 @@ class Trial:
 
     def _take(self) -> tuple[int, Stretch]:
         taken = self._num_places, tuple(self._sums)
-        self._sums, self._num_places = list(_NOTHING), 0
+        self._sums, self._num_places = list(NOTHING), 0
         return taken
 
 
@@ -151,7 +117,7 @@ class Candidate:
 
     def _begin(self, phase: Phase) -> None:
         self.phase = phase
-        self.num_places, self._sums = 0, moments(_NOTHING)
+        self.num_places, self._sums = 0, moments(NOTHING)
         self._latest: deque[Stretch] = deque(maxlen=_STRETCHES_TO_FALL)
         self._num_faults = 0
 
@@ -198,7 +164,7 @@ class Candidate:
                 f"it leads by {mean:.3f} tokens a step (standard error {error:.3f})",
             )
         elif self.phase is not Phase.SHADOW and len(self._latest) == _STRETCHES_TO_FALL:
-            mean, error = lead_of(sum(map(moments, self._latest), moments(_NOTHING)))
+            mean, error = lead_of(sum(map(moments, self._latest), moments(NOTHING)))
             confidence = _CONFIDENCE if self.phase is Phase.CANARY else _CONFIDENCE_OF_ACTIVE
             if mean + confidence * error < 0.0:
                 lag = f"it lags by {-mean:.3f} tokens a step (standard error {error:.3f})"
@@ -221,7 +187,7 @@ class Candidate:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a result of `export`; raises ValueError for another form."""
-        sums = moments(_NOTHING)
+        sums = moments(NOTHING)
         evidence.restore([state["lead"]], sums)
         self._begin(Phase(state["phase"]))
         self.num_places, self._sums = int(state["places"]), sums

@@ -37,10 +37,9 @@ def group_of(params: SamplingParams, task: str, adapter: str) -> Group:
 
 # Half-life of a score, in trees: drafters learn, and clients' requests change.
 TREE_DECAY = 0.5 ** (1.0 / 1000.0)
-# The weight of the prior of a score, in trees, so that a few trees do not move a weight by much.
-_PRIOR_TREES = 8.0
-# In a merge, a drafter's weight depends on the acceptance of so many of its best nodes, ...
-_WEIGHED_RANK = 3
+# A drafter is judged by so many of its best nodes, as an index of DRAFT_LENGTHS.  In a merge its
+# weight depends on their acceptance ...
+JUDGED_RANK = 3
 # ... and is at least this, so that calibration alone decides about the nodes of a poor drafter.
 LEAST_WEIGHT = 0.05
 # Limit for scores, because clients name tasks and models change; the oldest task's is dropped.
@@ -94,12 +93,13 @@ class Score:
 
     def accepted_of_few(self) -> float:
         """Mean number of accepted tokens among a tree's best few nodes."""
-        return self.expected(_WEIGHED_RANK)[0]
+        return self.expected(JUDGED_RANK)[0]
 
     def weight(self) -> float:
         """The weight of this drafter in a merge: the tokens that its best nodes bring."""
-        count, total, _ = self._by_length[:, _WEIGHED_RANK].tolist()
-        return float((total + _PRIOR_TREES * 0.5) / (count + _PRIOR_TREES)) + LEAST_WEIGHT
+        count, total, _ = self._by_length[:, JUDGED_RANK].tolist()
+        # A few trees do not move it by much.
+        return float((total + evidence.FEW * 0.5) / (count + evidence.FEW)) + LEAST_WEIGHT
 
     def export(self) -> dict[str, Any]:
         return {
@@ -163,9 +163,7 @@ class AcceptanceModel:
         if native.is_available():
             addresses = [score.addresses for score in scores]
             node_decay = scores[0].calibrator.decay
-            found = iter(
-                native.score_trees(known, addresses, _WEIGHED_RANK, TREE_DECAY, node_decay)
-            )
+            found = iter(native.score_trees(known, addresses, JUDGED_RANK, TREE_DECAY, node_decay))
             for score in scores:
                 score.calibrator.fit_if_due()
         else:
@@ -197,7 +195,7 @@ class AcceptanceModel:
                 "accepted": {
                     str(rank): score.expected(index)[0] for index, rank in enumerate(DRAFT_LENGTHS)
                 },
-                "error": _finite(score.expected(_WEIGHED_RANK)[1]),
+                "error": _finite(score.expected(JUDGED_RANK)[1]),
                 "calibration_error": score.calibrator.expected_error(),
             }
             for drafter, (task, is_sampled), score in self
@@ -220,7 +218,7 @@ def _learned(fate: Fate, own: Score, of_all: Score) -> int:
     of_all.add(fate)
     if fate.next_steps is not None:
         fate.next_steps[begins] = fate.seen.base_len + of_best[begins] + 1
-    return int(of_best[_WEIGHED_RANK]) if begins[_WEIGHED_RANK] else -1
+    return int(of_best[JUDGED_RANK]) if begins[JUDGED_RANK] else -1
 
 
 def versioned(drafter: str, model_hash: str) -> str:

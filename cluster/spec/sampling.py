@@ -32,9 +32,8 @@ _NUM_CANDIDATES_ON_GPU = 512
 # The number of logits that are sorted, or whose masses are computed, at once: this bounds the extra
 # memory.
 _ENTRIES_AT_ONCE = 2**21
-# Extra bytes per logit: a sort with its indices, or masses and their sums in 64 bits.
-_BYTES_PER_ENTRY = 64
-WORKSPACE_BYTES = _ENTRIES_AT_ONCE * _BYTES_PER_ENTRY
+# 64 for each of them: a sort with its indices, or masses and their sums in 64 bits.
+WORKSPACE_BYTES = 64 * _ENTRIES_AT_ONCE
 # A power of two, so that float32 numbers are multiplied exactly.  The sum over a vocabulary of at
 # most 2^20 tokens is below 2^63, and its total rounding error is below 2^-23 of the greatest mass.
 _MASS_UNITS = float(2**43)

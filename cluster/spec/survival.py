@@ -76,12 +76,11 @@ def claimed_conditionals(parents: TokenArray | Indices, survival: FloatArray) ->
     return np.where(ratios > 0.0, np.minimum(ratios, 1.0), 0.0)  # NaN becomes 0
 
 
+# Bins of a probability: by its logit, and of equal width.
 NUM_BINS = 24
-NUM_FORECAST_BINS = 10
+NUM_EQUAL_BINS = 10
 _MAX_LOGIT = 6.0
 _CENTRES = (np.arange(NUM_BINS) + 0.5) * (2.0 * _MAX_LOGIT / NUM_BINS) - _MAX_LOGIT
-# The weight of the prior that pulls each bin towards the fit, as a multiple of the fit's prior.
-_BIN_PRIORS = 2.0
 _MIN_REMEMBERED = 1e-6
 _SLOPES = (0.1, 5.0)
 _OFFSETS = (-5.0, 5.0)
@@ -95,8 +94,7 @@ class Calibrator:
     on the claim and corrects claims that deviate from that form, as those from counts do (a token
     seen once in one place).  Outcomes are kept as counts per bin of the claim, with exponential
     forgetting.  The fit is a few Newton steps over the bins; a prior that is worth `prior`
-    observations pulls it towards the identity, and one worth twice as many pulls each bin towards
-    the fit.
+    observations pulls it towards the identity, and another one each bin towards the fit.
     """
 
     def __init__(self, half_life: float = 2000.0, prior: float = 20.0) -> None:
@@ -105,12 +103,12 @@ class Calibrator:
         Native code reads and writes `sums`, the evidence, and `curve`, the fit, in place."""
         self.decay = 0.5 ** (1.0 / half_life)
         self._prior = prior
-        self.sums = np.zeros(3 * (NUM_BINS + NUM_FORECAST_BINS) + 1)
+        self.sums = np.zeros(3 * (NUM_BINS + NUM_EQUAL_BINS) + 1)
         bins = self.sums[: 3 * NUM_BINS].reshape(3, NUM_BINS)
         self._num, self._accepted, self._claims = bins  # _claims: sums of claimed logits
         # Per bin of the prediction that was made before the outcome was known: count, sum of
         # predictions, sum of outcomes.
-        self._forecasts = self.sums[3 * NUM_BINS : -1].reshape(3, NUM_FORECAST_BINS)
+        self._forecasts = self.sums[3 * NUM_BINS : -1].reshape(3, NUM_EQUAL_BINS)
         self._evidence = *bins, *self._forecasts
         self._unfitted = self.sums[-1:]  # number of nodes since the last fit
         # Slope and offset; the knots, claimed logits that ascend; and the shifts at these, which
@@ -181,10 +179,10 @@ class Calibrator:
         self._fit()
 
     def _judge(self, predicted: Floats, outcomes: Floats, decay: float) -> None:
-        bins = np.minimum((predicted * NUM_FORECAST_BINS).astype(np.int64), NUM_FORECAST_BINS - 1)
+        bins = np.minimum((predicted * NUM_EQUAL_BINS).astype(np.int64), NUM_EQUAL_BINS - 1)
         self._forecasts *= decay
         for sums, values in zip(self._forecasts, (None, predicted, outcomes), strict=True):
-            sums += np.bincount(bins, weights=values, minlength=NUM_FORECAST_BINS)
+            sums += np.bincount(bins, weights=values, minlength=NUM_EQUAL_BINS)
 
     def _fit(self) -> None:
         """Fit slope and offset by penalised maximum likelihood: Newton steps, one axis at a time.
@@ -208,7 +206,7 @@ class Calibrator:
         knots = np.where(self._num > _MIN_REMEMBERED, means, _CENTRES)
         # One shift per bin: the distance of its observed rate from the fit.  The rates are made
         # non-decreasing, so that calibration keeps the order of claims.
-        prior = _BIN_PRIORS * self._prior
+        prior = self._prior
         totals, fitted = self._num + prior, weights[0] * knots + weights[1]
         rates = isotonic(
             ((self._accepted + prior * _sigmoid(fitted)) / totals).tolist(), totals.tolist()

@@ -15,8 +15,9 @@ from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Proposal, TokenTree, token_ar
 from cluster.plan.roster import Role, Roster, lot_of
 from cluster.plan.scores import DraftScores
 from cluster.plan.texts import HeldTree, Resident, Text
-from cluster.plan.trials import Candidate, Phase, Stretch, Trial, lead_of, moments
+from cluster.plan.trials import Candidate, Phase, Trial
 from cluster.spec.budget import Ask
+from cluster.spec.interval import NOTHING, Stretch, lead_of, moments
 from cluster.spec.token_log import TokenLog
 
 SHARE = 0.5
@@ -37,7 +38,7 @@ def roster(**hashes: str) -> Roster:
 
 def learned(phase: str, places: int = 0, lead: float = 0.0) -> dict[str, object]:
     """What a candidate has exported."""
-    return {"phase": phase, "places": places, "lead": [lead] * len(moments((0.0,) * 4))}
+    return {"phase": phase, "places": places, "lead": [lead] * len(moments(NOTHING))}
 
 
 def candidate(phase: str = "shadow") -> Candidate:
@@ -219,7 +220,7 @@ def test_a_trial_counts_the_steps_of_each_and_a_silent_drafter_has_none_right() 
 def test_the_error_of_a_lead_is_that_of_whole_stretches() -> None:
     generator, found = np.random.default_rng(3), []
     for _ in range(300):
-        sums = moments((0.0,) * 4)
+        sums = moments(NOTHING)
         for _ in range(60):
             luck = generator.normal(0.0, 0.5)  # of the text, for both
             new, old = (generator.normal(10 * (1.0 + luck + gain), 2.0) for gain in (0.1, 0.0))

@@ -19,7 +19,7 @@ from cluster.core import FloatArray, TokenTree
 from cluster.spec.forest import Forest
 from cluster.spec.held_trees import Fate, Held, MergedTrees
 from cluster.spec.step_profile import DRAFT_LENGTHS
-from cluster.spec.survival import NUM_BINS, NUM_FORECAST_BINS
+from cluster.spec.survival import NUM_BINS, NUM_EQUAL_BINS
 
 
 def _fields(kind: type[Any], names: str) -> tuple[tuple[str, type[Any]], ...]:
@@ -178,7 +178,7 @@ def score_trees(
         len(fates),
         len(DRAFT_LENGTHS),
         NUM_BINS,
-        NUM_FORECAST_BINS,
+        NUM_EQUAL_BINS,
         NUM_BINS,
         few,
         np.array([len(each.tree.token_ids) for each in seen], dtype=np.int64),
