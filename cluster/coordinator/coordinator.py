@@ -30,7 +30,6 @@ from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.watch import Watches
 from cluster.coordinator.workers import (
     COORDINATOR_CONFIG,
-    TARGET_CONFIG,
     AdapterNews,
     Links,
     added_up,
@@ -43,6 +42,7 @@ from cluster.coordinator.workers import (
 from cluster.core import Clock, FinishReason, Request, TokenEvent
 from cluster.errors import ProtocolError
 from cluster.messages import (
+    HEARTBEAT_S,
     EventFrame,
     Load,
     StepFrame,
@@ -57,9 +57,6 @@ from cluster.plan.fence import Fence
 from cluster.rpc.link import Link
 
 log = logging.getLogger(__name__)
-
-# Timeouts are multiples of seconds; nothing on the round path depends on the watch.
-_WATCH_INTERVAL_S = 0.5
 
 
 class Coordinator:
@@ -94,7 +91,6 @@ class Coordinator:
         listen(Answered, "scores", self._scores.hear)
         listen(Ended, "statistics", self._auditor.hear)
         listen(Stepped, "metrics", self._watches.hear)
-        self._config_refused = ""
         self._watch: asyncio.Task[None] | None = None
         self._link_numbers = itertools.count(1)
 
@@ -124,14 +120,15 @@ class Coordinator:
 
     def use(self, config: Config) -> None:
         """Go on with other values of the keys of `cluster.config.live`; what runs keeps its own."""
-        self._present.config, self._config_refused = config, ""
+        self._present.config = config
+        self.refuse_config("")
         self._switchback.use(config)
         self._scores.use(config)
         self._table.admit()
 
     def refuse_config(self, reason: str) -> None:
         """Report that a change of the configuration was refused, until one is not."""
-        self._config_refused = reason
+        self._present.refused[COORDINATOR_CONFIG] = reason
 
     # Workers
 
@@ -282,18 +279,9 @@ class Coordinator:
             "engines": reported((*seats, *replicas)),
             "scores": self._scores.acceptance.table(),
             "rollouts": self._scores.roster.table(),
-            "refused": self._refusals(),
+            "refused": {name: why for name, why in self._present.refused.items() if why},
             "recent_steps": list(self._series.recent_steps),
         }
-
-    def _refusals(self) -> dict[str, str]:
-        """Why drafters take no part, by name, and why a change of the configuration was refused."""
-        found, adapters = dict(self._present.refused), self._adapters.current
-        if adapters is not None and adapters.refused:
-            found[TARGET_CONFIG] = adapters.refused
-        if self._config_refused:
-            found[COORDINATOR_CONFIG] = self._config_refused
-        return found
 
     def watch(self) -> AsyncGenerator[tuple[str, str], None]:
         """Yield events, each with its name and as JSON (`cluster.coordinator.watch`)."""
@@ -326,7 +314,8 @@ class Coordinator:
 
     async def _watch_forever(self) -> None:
         while True:
-            await asyncio.sleep(_WATCH_INTERVAL_S)
+            # Timeouts are multiples of seconds; nothing on the round path depends on the watch.
+            await asyncio.sleep(HEARTBEAT_S / 2)
             try:
                 self.tick()
             except Exception:

@@ -14,7 +14,7 @@ from cluster import metrics
 from cluster.coordinator.pool_scores import POOL_NODES, PoolScores
 from cluster.coordinator.present import Asked, Present
 from cluster.coordinator.replica import DrafterLink, DrafterReplica, Subscription
-from cluster.coordinator.session import Session
+from cluster.coordinator.session import MAX_LOST_IN_A_ROW, Session
 from cluster.core import Observation, Proposal
 from cluster.draft.breaker import CircuitBreaker
 from cluster.logs import OnceAMinute
@@ -25,9 +25,6 @@ from cluster.spec.tree import prune
 from cluster.spec.tree_check import problem_in_text, problems_of_proposals
 
 log = logging.getLogger(__name__)
-
-# Answers in a row that ask for tokens again, after which a drafter is given up for a while.
-_MAX_SHORTAGES = 8
 
 
 class DrafterPool(list[DrafterReplica]):
@@ -111,7 +108,7 @@ class DrafterPool(list[DrafterReplica]):
         """
         with self._committing:
             target, text = session.target, session.text
-            inside = target.residents if target is not None else ()
+            inside = target.description.residents if target is not None else ()
             num_texts = len(target.sessions) if target is not None else 1
             for name in self._scores.roster.asked(text):
                 if name in inside:
@@ -160,7 +157,7 @@ class DrafterPool(list[DrafterReplica]):
         """Names of the drafters of which a replica may be used at present, or one in a target."""
         found = {each.name for each in self if each.is_usable}
         for seat in self._present.seats.values():
-            found |= {*seat.residents}.difference(seat.left_alone())
+            found |= {*seat.description.residents}.difference(seat.left_alone())
         return found
 
     def pick(self, name: str, besides: DrafterReplica | None = None) -> DrafterReplica | None:
@@ -319,7 +316,7 @@ class DrafterPool(list[DrafterReplica]):
         elif 0 <= have_len < own.sent_len:
             own.num_shortages += 1
             keeps_nothing = have_len == 0 and own.base_len == 0
-            if keeps_nothing or own.num_shortages > _MAX_SHORTAGES:
+            if keeps_nothing or own.num_shortages > MAX_LOST_IN_A_ROW:
                 # It is full, or at its end; sending the text again and again would not help.
                 self._decline(own, own.replica.breaker.reset_s)
                 return

@@ -37,19 +37,19 @@ class IngressLink(Outbox[EventFrame]):
         self._prefix = prefix
         self._live: set[str] = set()
         self._adapters = adapters
-        self._news = adapters.current  # to be told
+        self._told: AdapterList | None = None
         self._is_beat_due = False
         self._events: deque[TokenEvent] = deque()
 
     async def serve(self) -> None:
         """Until the link ends; its requests are then cancelled: nobody would read their text."""
-        self._adapters.listeners.append(self._note_adapters)
+        self._adapters.links.add(self)
         try:
             await run_until_first_ends(self._read_all(), self.send_forever(), self._beat())
         except WorkerError as error:
             log.info("ingress link broke: %s", error.message)
         finally:
-            self._adapters.listeners.remove(self._note_adapters)
+            self._adapters.links.remove(self)
             for request_id in list(self._live):
                 self._table.cancel(self._prefix + request_id)
 
@@ -84,10 +84,6 @@ class IngressLink(Outbox[EventFrame]):
             self.wake()
             await asyncio.sleep(HEARTBEAT_S)
 
-    def _note_adapters(self, adapters: AdapterList) -> None:
-        self._news = adapters
-        self.wake()
-
     def _deliver(self, event: TokenEvent) -> None:
         if event.finish_reason is not None:
             self._live.discard(event.request_id)
@@ -95,9 +91,9 @@ class IngressLink(Outbox[EventFrame]):
         self.wake()
 
     def next_frame(self) -> EventFrame | None:
-        if self._news is not None or self._is_beat_due:
-            news, self._news, self._is_beat_due = self._news, None, False
-            return EventFrame(adapters=news, load=self._table.load())
+        if self._is_beat_due or self._told is not self._adapters.current:
+            self._told, self._is_beat_due = self._adapters.current, False
+            return EventFrame(adapters=self._told, load=self._table.load())
         count = min(len(self._events), _MAX_EVENTS_PER_FRAME)
         events = tuple(self._events.popleft() for _ in range(count))
         return EventFrame(events) if events else None

@@ -99,7 +99,8 @@ class Events:
 class Present:
     """config: the last one that it was told.  sessions: those with a place and those that wait for
     one.  limits: what every target serves; without targets, what the last ones did.  refused: why
-    drafters take no part, by name."""
+    drafters take no part, by name, and why a change of the configuration was refused, by what it
+    was of; "" = it was not."""
 
     config: Config
     recorder: Recorder

@@ -13,7 +13,7 @@ from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError
 from cluster.messages import Load, Open, PoolTree, TextVerdict, WorkerDescription
 from cluster.plan.roster import lot_of
-from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, Text
+from cluster.plan.texts import NO_SOURCES, Text
 from cluster.records import frozen
 from cluster.requests.fields import PlainWhy, Redraw, StepCount
 from cluster.spec.acceptance import group_of
@@ -21,6 +21,9 @@ from cluster.spec.statistics import TextStatistics
 from cluster.spec.token_log import TokenLog
 
 Deliver = Callable[[TokenEvent], None]
+# So often in a row a target or a drafter may have lost a text, since a link may lose frames too;
+# beyond that it is no place for the text.
+MAX_LOST_IN_A_ROW = 8
 
 
 @frozen
@@ -39,7 +42,6 @@ class Seat(Protocol):
 
     id: str
     description: WorkerDescription
-    residents: tuple[str, ...]
     load: Load
 
     @property
@@ -149,11 +151,6 @@ class Session:
         """True if the target draws its tokens: it is neither scored nor searched for."""
         return not self.is_scored and self.request.params.beams is None
 
-    def help_by(self, drafters: tuple[str, ...], max_draft_tokens: int) -> None:
-        """These may draft for it."""
-        self.text.names = drafters[:MAX_DRAFTERS]
-        self.text.max_draft_tokens = max_draft_tokens
-
     def opened(self) -> Open:
         """Return what its target is told, once: all of it."""
         tokens, request = self.tokens, self.request
@@ -175,18 +172,26 @@ class Session:
             self.is_audit,
         )
 
-    def count(self, verdict: TextVerdict, now: float) -> None:
-        """Enter a verdict into its statistics."""
+    def count(self, verdict: TextVerdict, now: float) -> StepCount:
+        """Enter a verdict into its statistics; returns what it counts."""
         self.last_at = now
         if self.first_at is None:
             self.first_at = now
-        step = self._step(verdict)
+        counts = zip(self.text.names, verdict.verified, strict=False)
+        verified = {name: count for name, count in counts if count}
+        step = StepCount(self._sources(verdict), verdict.num_nodes, verified, self.decode_time_s)
         self.statistics.take([step], len(verdict.token_ids))
-        self.text.stepped([*step.verified])
+        self.text.stepped([*verified])
         self.plain_steps[verdict.why] += 1
+        return step
 
-    def event(self, verdict: TextVerdict | None, finish_reason: FinishReason | None) -> TokenEvent:
-        """The tokens of a verdict, or just the end, as the client's event."""
+    def event(
+        self,
+        verdict: TextVerdict | None,
+        finish_reason: FinishReason | None,
+        step: StepCount | None = None,
+    ) -> TokenEvent:
+        """The tokens of a verdict, or just the end, as the client's event.  step: of `count`."""
         speculation, is_over = self.request.speculation, finish_reason is not None
         said = verdict or TextVerdict(self.id, 0, len(self.tokens), EMPTY_TOKENS, NO_SOURCES)
         return TokenEvent(
@@ -196,13 +201,13 @@ class Session:
             said.logprobs,
             finish_reason,
             self.statistics.snapshot(self.idle_because) if is_over else None,
-            draft_sources=self._sources(said) if speculation.return_draft_sources else (),
+            draft_sources=step.sources if step and speculation.return_draft_sources else (),
             queue_time_s=(self.queue_time_s or 0.0) if is_over else 0.0,
             prefill_time_s=self.prefill_time_s if is_over else 0.0,
             num_cached=self.num_cached,
             beams=said.beams,
             draft_steps=() if said.step is None else (said.step,),
-            steps=(self._step(said),) if verdict and self.request.counts_steps else (),
+            steps=(step,) if step and self.request.counts_steps else (),
         )
 
     def failed(self, error: DrafthouseError) -> TokenEvent:
@@ -213,11 +218,6 @@ class Session:
             stats=self.statistics.snapshot(self.idle_because),
             queue_time_s=self.queue_time_s or 0.0,
         )
-
-    def _step(self, verdict: TextVerdict) -> StepCount:
-        counts = zip(self.text.names, verdict.verified, strict=False)
-        verified = {name: count for name, count in counts if count}
-        return StepCount(self._sources(verdict), verdict.num_nodes, verified, self.decode_time_s)
 
     def _sources(self, verdict: TextVerdict) -> tuple[tuple[str, ...], ...]:
         """Of each token, which drafters had proposed it; () for one of the target's own."""

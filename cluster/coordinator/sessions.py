@@ -17,7 +17,7 @@ from cluster.coordinator.admission import (
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.idle import IdleReason, idle_reason
 from cluster.coordinator.present import Ended, Present
-from cluster.coordinator.session import Deliver, Session
+from cluster.coordinator.session import MAX_LOST_IN_A_ROW, Deliver, Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import FinishReason, Request
 from cluster.errors import (
@@ -28,12 +28,12 @@ from cluster.errors import (
     WorkerError,
 )
 from cluster.messages import Load
+from cluster.plan.texts import MAX_DRAFTERS
 from cluster.spec import evidence
 
 log = logging.getLogger(__name__)
 
 _MAX_RETRIES_IN_A_ROW = 3
-_MAX_REOPENED_IN_A_ROW = 8  # a link may lose frames too
 # Bounds of Retry-After.
 _RETRY_AFTER_S = (1.0, 60.0)
 # Requests differ: a place may come so much later than their mean lets expect.
@@ -88,7 +88,8 @@ class SessionTable:
         if options.max_draft_tokens is not None:
             limit = min(limit, options.max_draft_tokens)
         if options.enabled and limit > 0 and session.is_drawn:
-            session.help_by(helpers(config, request), limit)
+            session.text.names = helpers(config, request)[:MAX_DRAFTERS]
+            session.text.max_draft_tokens = limit
         if session.remaining <= 0:  # resumed at its very end
             self.cancel(session_id, FinishReason.LENGTH)
             return
@@ -176,7 +177,7 @@ class SessionTable:
         if seat is None:
             return
         session.num_reopened += 1
-        if session.num_reopened > _MAX_REOPENED_IN_A_ROW:
+        if session.num_reopened > MAX_LOST_IN_A_ROW:
             session.num_reopened = 0
             self.relocate(session, WorkerError(f"target {seat.id} loses the text again and again"))
             return

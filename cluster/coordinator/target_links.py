@@ -18,7 +18,7 @@ from cluster.coordinator.present import Answered, Present, Stepped
 from cluster.coordinator.session import Session
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.targets import TargetSeat
-from cluster.coordinator.workers import AdapterNews, Links, limits_of
+from cluster.coordinator.workers import TARGET_CONFIG, AdapterNews, Links, limits_of
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 from cluster.messages import (
     HEARTBEAT_S,
@@ -32,13 +32,11 @@ from cluster.messages import (
     WorkerDescription,
 )
 from cluster.plan.fence import Fence
+from cluster.requests.fields import StepCount
 from cluster.rpc.link import Link
 from cluster.spec.tree_check import num_ids
 
 log = logging.getLogger(__name__)
-
-# What is queued for a target when the coordinator stops is worth no longer wait.
-_FLUSH_GRACE_S = 1.0
 
 
 class TargetLinks:
@@ -67,7 +65,7 @@ class TargetLinks:
         max_frame_tokens = self._present.config.coordinator.max_frame_tokens
         seat = TargetSeat(target_id, description, link, max_frame_tokens)
         self._present.seats[target_id] = seat
-        self._pool.seen.update(seat.residents)
+        self._pool.seen.update(description.residents)
         self._update()
         log.info("target joined id=%s model=%s", target_id, description.model_hash[:12])
         self._table.admit()
@@ -86,10 +84,10 @@ class TargetLinks:
             self._links.close(seat)
 
     async def flush(self) -> None:
-        """Send what is queued, if that can be done soon."""
+        """Send what is queued, if that can be done as soon as a heartbeat is due."""
         flushes = [asyncio.create_task(seat.flush()) for seat in self._present.seats.values()]
         if flushes:
-            await asyncio.wait(flushes, timeout=_FLUSH_GRACE_S)
+            await asyncio.wait(flushes, timeout=HEARTBEAT_S)
         for each in flushes:
             each.cancel()
         await asyncio.gather(*flushes, return_exceptions=True)
@@ -120,11 +118,12 @@ class TargetLinks:
         limits = limits_of(seat.description for seat in seats)
         if limits is not None:
             self._present.limits = limits
-        self._adapters.update([each.adapters for each in seats if each.adapters is not None])
+        news = self._adapters
+        news.update([each.adapters for each in seats if each.adapters is not None])
+        self._present.refused[TARGET_CONFIG] = news.current.refused if news.current else ""
 
     async def _read_all(self, seat: TargetSeat) -> None:
         async for frame in seat.link:
-            seat.heard(frame)
             self._take(seat, frame)
             self._table.admit()
             # Clients and drafters hear of it first.
@@ -148,11 +147,9 @@ class TargetLinks:
                 self._take_refusal(seat, session, answer)
             else:
                 self._take_verdict(seat, session, answer)
-        seat.note_received(frame.serial)
+        seat.heard(frame)
         if frame.heartbeat is not None:
             self._take_heartbeat(seat, frame.heartbeat)
-        if frame.load is not None:
-            seat.note_load(frame.load)
         if frame.adapters is not None:
             seat.adapters = frame.adapters
             self._update()
@@ -160,7 +157,6 @@ class TargetLinks:
             seat.description = dataclasses.replace(seat.description, engines=frame.engines)
         if frame.report is not None:
             self._take_report(seat, frame.report)
-        seat.page = frame.page or seat.page
         if frame.status:
             with self._statistics:
                 seat.state = dict(json.loads(frame.status))
@@ -180,8 +176,9 @@ class TargetLinks:
         now, former_at, reason = self._present.clock(), session.last_at, verdict.finish_reason
         if not verdict.beams:
             session.tokens.append(verdict.token_ids)
+        step: StepCount | None = None
         with self._statistics:
-            session.count(verdict, now)
+            step = session.count(verdict, now)
         if not session.has_answered:
             session.has_answered = True
             session.num_cached = session.num_cached or min(verdict.num_cached, session.prompt_len)
@@ -192,7 +189,7 @@ class TargetLinks:
         if reason is not None:
             seat.ended(session)
             self._table.finish(session, reason)
-        session.deliver(session.event(verdict, reason))
+        session.deliver(session.event(verdict, reason, step))
         if reason is None:
             self._pool.commit(session)
 

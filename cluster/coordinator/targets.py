@@ -46,10 +46,9 @@ _MEMORY = 0.99
 class TargetSeat(Outbox[StepFrame]):
     """A target replica as the coordinator sees it.
 
-    residents: names of the drafters that run inside it.  load: how busy the target last said it
-    was.  state: what it last said of its control loop.  adapters: that it serves, None = it has not
-    said yet.  page: its own metrics, and pages: of its KV cache, in use and all, if it tells them
-    here.  received: serial of its last frame.
+    load: how busy the target last said it was.  state: what it last said of its control loop.
+    adapters: that it serves, None = it has not said yet.  page: its own metrics, and pages: of its
+    KV cache, in use and all, if it tells them here.  received: serial of its last frame.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class TargetSeat(Outbox[StepFrame]):
         super().__init__(link)
         self.id = target_id
         self.description = description
-        self.residents = description.residents
         self.sessions: dict[str, Session] = {}
         self._silent_s = self._stuck_s = 0.0  # with work: without a word, without progress
         self._longest_stuck_s = 0.0
@@ -103,11 +101,17 @@ class TargetSeat(Outbox[StepFrame]):
         return not self.is_full and len(self.sessions) < self.num_seats
 
     def heard(self, frame: VerdictFrame) -> None:
-        """A frame of the target has come."""
+        """A frame of the target has come, and what it says of texts is taken."""
         self._silent_s, load = 0.0, frame.load or self.load
         if frame.verdicts or frame.refusals or load.num_steps != self.load.num_steps:
             self._longest_stuck_s = max(_MEMORY * self._longest_stuck_s, self._stuck_s)
             self._stuck_s = 0.0
+        if frame.load is not None:
+            self.note_load(frame.load)
+        self.page = frame.page or self.page
+        self.received = max(self.received, frame.serial)
+        if self._is_acknowledgement_due:
+            self.wake()
 
     def why_leave(self, elapsed_s: float, settings: CoordinatorConfig) -> str:
         """Return why the target is to be left now, "" if it is not.
@@ -157,12 +161,6 @@ class TargetSeat(Outbox[StepFrame]):
             self._trees[tree.request_id] = tree
             self.wake()
 
-    def note_received(self, serial: int) -> None:
-        """A frame of the target has come."""
-        self.received = max(self.received, serial)
-        if self._is_acknowledgement_due:
-            self.wake()
-
     @property
     def _is_acknowledgement_due(self) -> bool:
         return 4 * (self.received - self._acknowledged) >= MAX_UNACKNOWLEDGED
@@ -207,7 +205,7 @@ class TargetSeat(Outbox[StepFrame]):
                 "breaker": known.get(name, "closed"),
                 "written_at": written_at.get(name, 0.0),
             }
-            for name in self.residents
+            for name in self.description.residents
         ]
 
     def next_frame(self) -> StepFrame | None:

@@ -180,12 +180,12 @@ class AdapterNews:
     """The adapters that all targets serve, as they last said.
 
     current: None = no target has said anything yet.  While there is no target it stays as it was.
-    listeners: hear of every change.
+    links: to ingresses; they wake with every change.
     """
 
     def __init__(self) -> None:
         self.current: AdapterList | None = None
-        self.listeners: list[Callable[[AdapterList], None]] = []
+        self.links: set[Outbox[Any]] = set()
 
     def update(self, lists: Sequence[AdapterList]) -> None:
         """These are what the targets have said that are here."""
@@ -199,5 +199,5 @@ class AdapterNews:
         found = AdapterList(served, refused)
         if found != self.current:
             self.current = found
-            for listener in list(self.listeners):
-                listener(found)
+            for link in self.links:
+                link.wake()

@@ -15,14 +15,12 @@ from typing import Any
 from cluster import metrics
 from cluster.core import Clock
 from cluster.messages import StepReport, TextVerdict, VerdictFrame, WorkerDescription
-from cluster.metrics.recorder import Recorder
-from cluster.metrics.told import TARGET
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.plan.in_flight import InFlight, Moment, Plan, Round
 from cluster.requests.fields import NO_LAWS, PlainWhy
 from cluster.spec.budget import NO_DRAFTS, Ask
-from cluster.worker.mailbox import Mail, Mailbox, TargetStream
+from cluster.worker.mailbox import Mail, TargetStream
 from cluster.worker.residents import NOTHING_DRAFTED, Drafted, ResidentDrafter, Residents
 from cluster.worker.step_rows import laws_of_verified
 from cluster.worker.text_keeper import TextKeeper
@@ -88,8 +86,6 @@ class StepLoop:
         max_draft_tokens: int,
         clock: Clock = time.perf_counter,
     ) -> None:
-        self.mailbox = Mailbox()
-        self.recorder = Recorder(description.worker_id, TARGET)
         self._verifier = verifier
         self._residents = residents
         self._controller = controller
@@ -98,18 +94,11 @@ class StepLoop:
         self._clock = clock
         for drafter in residents:
             controller.scores.meet(drafter.name, drafter.model.model_hash)
-        self.texts = TextKeeper(
-            verifier,
-            residents,
-            controller,
-            description,
-            max_draft_tokens,
-            self.recorder,
-            self.mailbox,
-        )
-        self.streams = self.texts.streams
-        self._planning, self._learning, self._scoring = (
-            Fence(self.recorder, part) for part in ("planning", "rounds", "scores")
+        texts = TextKeeper(verifier, residents, controller, description, max_draft_tokens)
+        self.texts, self.streams = texts, texts.streams
+        self.mailbox, self.recorder = texts.mailbox, texts.recorder
+        self._planning, self._learning = (
+            Fence(self.recorder, part) for part in ("planning", "rounds")
         )
         self._coming = Step()
 
@@ -159,7 +148,7 @@ class StepLoop:
         for text in answered:
             if text.end is not None:
                 self.texts.drop(text)
-        with self._scoring:
+        with self.texts.scoring:
             self._controller.scores.score([text for text in answered if text.end is None])
         settled_s = self._clock() - drafted_at
         self._coming = Step(step.began_at, step.plan.ask, drafted, settled_s)
@@ -290,7 +279,7 @@ class StepLoop:
         controller, now = self._controller, self._clock()
         target = controller.target
         faults = {each.name: dict(each.breaker.faults) for each in residents if each.breaker.faults}
-        with self._scoring:
+        with self.texts.scoring:
             controller.scores.roster.note_faults(faults)
             controller.scores.record(recorder)
             recorder.set(metrics.DEFICIT, target.deficit_s, target=self._worker_id)

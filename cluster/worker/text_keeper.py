@@ -15,6 +15,7 @@ from cluster import metrics
 from cluster.errors import CapacityError, DrafthouseError, ProtocolError, RequestError, WorkerError
 from cluster.messages import Open, PoolTree, Refusal, TextName, VerdictFrame, WorkerDescription
 from cluster.metrics.recorder import Recorder
+from cluster.metrics.told import TARGET
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.plan.texts import POOL
@@ -50,12 +51,12 @@ class TextKeeper(dict[str, TargetText]):
         controller: Controller,
         description: WorkerDescription,
         max_draft_tokens: int,
-        recorder: Recorder,
-        mailbox: Mailbox,
     ) -> None:
         super().__init__()
         self.prepare: Prepare = lambda opened: None
-        self._mailbox = mailbox
+        self.mailbox = Mailbox()
+        self.recorder = Recorder(description.worker_id, TARGET)
+        self.scoring = Fence(self.recorder, "scores")
         self.streams = TargetStreams(description.max_running_sequences, self)
         self.vocab_size = description.vocab_size
         self.max_draft_tokens = max_draft_tokens
@@ -63,8 +64,6 @@ class TextKeeper(dict[str, TargetText]):
         self._verifier = verifier
         self._residents = residents
         self._controller = controller
-        self._recorder = recorder
-        self._scoring = Fence(recorder, "scores")
         self._roster = controller.scores.roster
         self._convicted: set[str] = set()  # names that raised alone; they begin as suspects
         self.raised_alone: set[str] = set()  # names of texts, since the last good step
@@ -151,7 +150,7 @@ class TextKeeper(dict[str, TargetText]):
         self[name], text.stream = text, stream
         text.preparation = work = self.prepare(opened)
         if work is not None:  # a thread that waits is told when the text is ready
-            work.add_done_callback(lambda _: self._mailbox.call(lambda: None))
+            work.add_done_callback(lambda _: self.mailbox.call(lambda: None))
         text.max_draft_tokens = min(max(opened.max_draft_tokens, 0), self.max_draft_tokens)
         text.suspect = name in self._convicted
         self._roster.assign(text)
@@ -206,7 +205,7 @@ class TextKeeper(dict[str, TargetText]):
         """Free all state of a text."""
         self.pop(text.id, None)
         self._free(text)
-        with self._scoring:
+        with self.scoring:
             self._controller.scores.score([text], ends=True)
 
     def _free(self, text: TargetText) -> None:
@@ -224,7 +223,7 @@ class TextKeeper(dict[str, TargetText]):
         """Take in that the engine has lost tokens of these texts; their logs have them."""
         for name in names:
             text = self[name]
-            self._recorder.add(metrics.CACHE_MISSES)
+            self.recorder.add(metrics.CACHE_MISSES)
             text.in_flight = None
             text.num_misses += 1
             if text.num_misses > _MAX_MISSES_IN_A_ROW:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -29,7 +30,6 @@ from cluster.worker.mailbox import TargetStream
 # A scoring step has logits of the whole vocabulary for each row: for a large vocabulary, 256 rows
 # take 160 MB.
 _MAX_SCORED_ROWS = 256
-_NO_LIMIT = 1 << 30
 
 
 class TargetText(Text):
@@ -209,11 +209,11 @@ def measured_text(
         0,
         len(token_ids),
         params,
-        _NO_LIMIT,
+        sys.maxsize,
         task="",
         tenant=PROFILE_TENANT,
         drafters=tuple(drafters),
     )
     text = TargetText(name, opened)
-    text.cap = _NO_LIMIT
+    text.cap = sys.maxsize
     return text

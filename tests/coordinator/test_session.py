@@ -36,7 +36,7 @@ def test_where_a_text_ends_is_fixed_by_the_first_limit_that_is_known() -> None:
 
 def test_a_target_is_told_all_of_the_text() -> None:
     text = session()
-    text.help_by(("a", "b"), 4)
+    text.text.names, text.text.max_draft_tokens = ("a", "b"), 4
     text.tokens.append(token_array([8, 9]))
     opened = text.opened()
     assert opened.token_ids.tolist() == [5, 6, 7, 8, 9]

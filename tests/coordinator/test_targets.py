@@ -10,7 +10,14 @@ import numpy as np
 from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import SamplingParams, TokenTree
-from cluster.messages import Load, PoolTree, StepFrame, TextName, WorkerDescription
+from cluster.messages import (
+    Load,
+    PoolTree,
+    StepFrame,
+    TextName,
+    VerdictFrame,
+    WorkerDescription,
+)
 from cluster.rpc.link import MemoryLink, memory_pair
 from tests.support.coordinator.house import request
 
@@ -94,15 +101,15 @@ async def test_the_newest_tree_of_a_text_that_runs_is_sent() -> None:
 async def test_what_came_is_acknowledged_long_before_the_target_parks_its_texts() -> None:
     target = Target()
     for serial in range(1, 16):
-        target.seat.note_received(serial)
+        target.seat.heard(VerdictFrame(serial=serial))
     assert await target.told() == []
-    target.seat.note_received(16)
-    target.seat.note_received(9)
+    target.seat.heard(VerdictFrame(serial=16))
+    target.seat.heard(VerdictFrame(serial=9))
     (frame,) = await target.told()
     assert frame.acknowledged == 16
     assert await target.told() == []
     target.seat.open(session("any frame says it"))
-    target.seat.note_received(17)
+    target.seat.heard(VerdictFrame(serial=17))
     assert [frame.acknowledged for frame in await target.told()] == [17]
 
 
@@ -110,7 +117,7 @@ async def test_a_heartbeat_names_the_texts_once_all_of_them_were_sent() -> None:
     target = Target(max_frame_tokens=4)
     for name in ("a", "b"):
         target.seat.open(session(name))
-    target.seat.note_received(3)
+    target.seat.heard(VerdictFrame(serial=3))
     target.seat.beat()
     first, second = await target.told()
     assert first.heartbeat is None
