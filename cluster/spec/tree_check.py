@@ -102,8 +102,8 @@ def _problem_of_fields(proposal: Proposal) -> str | None:
     if not isinstance(proposal.is_complete, (bool, np.bool_)):
         kind = type(proposal.is_complete).__name__
         return f"is_complete of a proposal is of type {kind}; send True or False"
-    for name, kind in _WHOLE.items():
-        value, largest = getattr(proposal, name), np.iinfo(kind).max
+    for name, dtype in _WHOLE.items():
+        value, largest = getattr(proposal, name), np.iinfo(dtype).max
         if not isinstance(value, (int, np.integer)):  # its value may quote a prompt
             return f"{name} of a proposal is of type {type(value).__name__}; send an integer"
         if not 0 <= value <= largest:
