@@ -27,8 +27,12 @@ MOST_OF_ITS_FACTOR = 1.001
 GROWTH = 1e-6
 
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
-# The types that the wire gives a proposal's whole numbers.
-_WHOLE = {"generation": np.uint64, "base_len": np.uint32, "prefix_hash": np.uint64}
+# The greatest of a proposal's whole numbers, as the wire carries them.
+_MOST = {
+    "generation": np.iinfo(np.uint64).max,
+    "base_len": np.iinfo(np.uint32).max,
+    "prefix_hash": np.iinfo(np.uint64).max,
+}
 
 
 def check_tree(tree: TokenTree, vocab_size: int) -> None:
@@ -102,8 +106,8 @@ def _problem_of_fields(proposal: Proposal) -> str | None:
     if not isinstance(proposal.is_complete, (bool, np.bool_)):
         kind = type(proposal.is_complete).__name__
         return f"is_complete of a proposal is of type {kind}; send True or False"
-    for name, dtype in _WHOLE.items():
-        value, largest = getattr(proposal, name), np.iinfo(dtype).max
+    for name, largest in _MOST.items():
+        value = getattr(proposal, name)
         if not isinstance(value, (int, np.integer)):  # its value may quote a prompt
             return f"{name} of a proposal is of type {type(value).__name__}; send an integer"
         if not 0 <= value <= largest:
