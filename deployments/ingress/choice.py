@@ -32,11 +32,12 @@ class Delta(ChoiceDelta):
     """New text and tokens of one choice, with what gRPC does not tell.
 
     token_ids: only tokens that belong to the output.  stop: the stop string that ended the text,
-    with FinishReason.STOP.  reasoning, call: of a chat, in place of the text: a delta has one part.
+    with FinishReason.STOP.  kind: what the text is of: text, reasoning, function or custom, which
+    is called.  call: of the latter two, the piece that has brought the text.
     has_calls: some came, now or before; is_cut: as of `Reading`.
     """
 
-    reasoning: str = ""
+    kind: str = "text"
     call: CallPiece | None = None
     has_calls: bool = False
     is_cut: bool = False
@@ -44,12 +45,12 @@ class Delta(ChoiceDelta):
     @property
     def says_nothing(self) -> bool:
         """True if there are only tokens, whose text is held back."""
-        return not (self.text or self.reasoning or self.call or self.finish_reason)
+        return not (self.text or self.call or self.finish_reason)
 
     @property
     def says_only_text(self) -> bool:
         """True in the middle of an answer: there is text, and nothing else but its tokens."""
-        return bool(self.text) and self.finish_reason is None
+        return self.kind == "text" and bool(self.text) and self.finish_reason is None
 
 
 class Choice:
@@ -101,13 +102,11 @@ class Choice:
         if self.done:
             return []
         reason, text, stop = event.finish_reason, piece.text, piece.stop
-        if stop is not None:
-            reason = FinishReason.STOP
-        elif reason is not None:
+        if stop is None and reason is not None:
             rest = self.text.finish()
             text, stop = text + rest.text, rest.stop
-            if stop is not None:
-                reason = FinishReason.STOP
+        if stop is not None:
+            reason = FinishReason.STOP
         self.done, self.finish_reason = reason is not None, reason
         if not text and not kept and reason is None:
             return []
@@ -132,10 +131,11 @@ class Choice:
 
 
 def _said(part: Part) -> dict[str, Any]:
-    """The field of a delta that a part of the answer is."""
+    """The fields of a delta that a part of the answer is."""
     if isinstance(part, CallPiece):
-        return {"call": part}
-    return {"reasoning" if part.is_reasoning else "text": part.text}
+        kind = "custom" if part.is_text else "function"
+        return {"kind": kind, "text": part.arguments, "call": part}
+    return {"kind": "reasoning" if part.is_reasoning else "text", "text": part.text}
 
 
 def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:

@@ -86,9 +86,7 @@ class Answer(Writer):
             self._choice(sample, collected[sample], is_whole=True) | {"index": place}
             for place, sample in enumerate(self._kept(collected))
         ]
-        more: dict[str, Any] = {}
-        if self._is_chat:
-            more = self._of_prompt(0)
+        more = self._of_prompt(0) if self._is_chat else {}
         more |= {"usage": usage(self._generation), "metrics": metrics(self._generation)}
         return self._written(choices, more, "").encode()
 
@@ -221,7 +219,8 @@ class Answer(Writer):
                 continue
             self._open -= delta.finish_reason is not None
             is_last = self._open == 0 and delta is deltas[-1]
-            tail = self._statistics() if is_last and not self._options.include_usage else {}
+            is_told = is_last and not self._options.include_usage
+            tail = {"metrics": metrics(self._generation)} if is_told else {}
             parts.append(self._chunk(self._choice(delta.index, [delta], is_whole=False), tail))
         return b"".join(parts)
 
@@ -240,7 +239,8 @@ class Answer(Writer):
     def closing(self) -> bytes:
         if not self._options.include_usage:
             return DONE
-        return self._event([], {"usage": usage(self._generation), **self._statistics()}) + DONE
+        told = {"usage": usage(self._generation), "metrics": metrics(self._generation)}
+        return self._event([], told) + DONE
 
     def _chunk(self, choice: dict[str, Any], tail: Mapping[str, Any]) -> bytes:
         more: dict[str, Any] = {}
@@ -251,9 +251,6 @@ class Answer(Writer):
 
     def _event(self, choices: Sequence[dict[str, Any]], more: Mapping[str, Any]) -> bytes:
         return f"data: {self._written(choices, more, '.chunk')}\n\n".encode()
-
-    def _statistics(self) -> dict[str, Any]:
-        return {"metrics": metrics(self._generation)}
 
 
 def finish_reason(last: Delta) -> str | None:
@@ -287,9 +284,9 @@ def delta_fields(delta: Delta) -> dict[str, Any]:
     """The `delta` of one chunk."""
     piece = delta.call
     if piece is None:
-        said = {"content": delta.text, "reasoning_content": delta.reasoning}
-        return {name: text for name, text in said.items() if text}
-    item = Item("custom" if piece.is_text else "function", 0, piece.name or "", piece.arguments)
+        name = "content" if delta.kind == "text" else "reasoning_content"
+        return {name: delta.text} if delta.text else {}
+    item = Item(delta.kind, 0, piece.name or "", delta.text)
     call = {"index": piece.index, **item.call()}
     if piece.name is None:  # it goes on
         del call["id"], call["type"], call[item.kind]["name"]

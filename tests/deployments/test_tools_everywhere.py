@@ -135,15 +135,19 @@ def test_tools_are_tokenised_as_a_chat_with_them_is(tool_server: Server) -> None
     assert tool_server.ask("/v1/chat/completions", **asked)["prompt_token_ids"] == tokens
 
 
+def called(piece: CallPiece) -> Delta:
+    return Delta(0, piece.arguments, kind="function", call=piece, has_calls=True)
+
+
 # The tiny model does not reason: what a reasoning model's answer is read as, written by hand.
 DELTAS = [
-    Delta(0, "", reasoning="Let me"),
-    Delta(0, "", reasoning=" see."),
+    Delta(0, "Let me", kind="reasoning"),
+    Delta(0, " see.", kind="reasoning"),
     Delta(0, "I ask."),
-    Delta(0, call=CallPiece(0, "weather")),
-    Delta(0, call=CallPiece(0, None, '{"city":'), has_calls=True),
-    Delta(0, call=CallPiece(0, None, '"Rome"}', is_end=True), has_calls=True),
-    Delta(0, call=CallPiece(1, "time", "{}", is_end=True), has_calls=True),
+    called(CallPiece(0, "weather")),
+    called(CallPiece(0, None, '{"city":')),
+    called(CallPiece(0, None, '"Rome"}', is_end=True)),
+    called(CallPiece(1, "time", "{}", is_end=True)),
     Delta(0, "", finish_reason=FinishReason.STOP, has_calls=True),
 ]
 

@@ -50,18 +50,16 @@ News = Iterator[tuple[str, Item, str]]
 
 def grow(items: list[Item], delta: Delta) -> News:
     """Grow the items of an answer; yields each that has ended, begun or grown, by what."""
-    call, name = delta.call, None
-    kind, text = ("reasoning", delta.reasoning) if delta.reasoning else ("text", delta.text)
-    if call is not None:
-        kind, text, name = "custom" if call.is_text else "function", call.arguments, call.name
-    elif not text:
+    call = delta.call
+    if call is None and not delta.text:
         return
-    if name is not None or not items or items[-1].kind != kind:  # it begins
+    name = None if call is None else call.name
+    if name is not None or not items or items[-1].kind != delta.kind:  # it begins
         yield from (("ended", last, "") for last in items[-1:])
-        yield "begun", begin(items, kind, name or ""), ""
-    items[-1].text += text
+        yield "begun", begin(items, delta.kind, name or ""), ""
+    items[-1].text += delta.text
     items[-1].is_complete = call is not None and call.is_end
-    yield "grown", items[-1], text
+    yield "grown", items[-1], delta.text
 
 
 def begin(items: list[Item], kind: str, name: str = "") -> Item:
