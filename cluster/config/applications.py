@@ -56,7 +56,7 @@ def parse_pool(arguments: Mapping[str, Any]) -> Config:
     check_keys(mapping(arguments.get("coordinator"), ""), ("max_frame_bytes",), "coordinator")
     config = parse(Config, arguments)
     config.data_plane.check()
-    check_stages(config.tasks, config.drafters)
+    check_stages(config.drafters)
     if not config.on_their_own:
         raise ConfigError.at("drafters", "there is none; name one, or remove the application")
     for name in config.on_their_own:

@@ -116,7 +116,7 @@ def changed_drafter(
                 f"the application (keys that can: {', '.join(OF_A_DRAFTER)})",
             )
     result = replace(config, drafters={**config.drafters, name: drafter})
-    check_stages(result.tasks, result.drafters)
+    check_stages(result.drafters)
     return result
 
 

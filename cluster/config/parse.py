@@ -194,16 +194,10 @@ def _parse(kind: Any, value: Any, path: str) -> Any:
         return _parse_dataclass(typing.cast(type[Any], kind), value, path)
     if kind is Any:
         return value
+    if origin is Literal:
+        return _parse_union((kind,), value, path)
     if origin in (Union, types.UnionType):
         return _parse_union(arguments, value, path)
-    if origin is Literal:
-        if isinstance(value, bool) and "on" in arguments:
-            value = "on" if value else "off"  # the words that YAML reads as true and false
-        if value not in arguments:
-            raise ConfigError.at(
-                path, f"{value!r} is none of: {', '.join(filter(None, map(str, arguments)))}"
-            )
-        return value
     if origin is not None and issubclass(origin, Mapping):
         keys, values = arguments
         return {
@@ -244,18 +238,19 @@ Folder = Annotated[str, Readable("folder", _folder_of)]
 
 
 def _parse_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
-    if value is None and types.NoneType in kinds:
-        return None
-    rest = [kind for kind in kinds if kind is not types.NoneType and get_origin(kind) != Literal]
+    """Of words, of another type, of None: what the schema uses has one type beside the others."""
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    if value in words:
+    rest = [kind for kind in kinds if kind is not types.NoneType and get_origin(kind) != Literal]
+    if value in words or (value is None and types.NoneType in kinds):
         return value
+    if not rest:
+        known = ", ".join(filter(None, map(str, words)))
+        raise ConfigError.at(path, f"{value!r} is none of: {known}")
     if isinstance(value, str) and words:
         others = _TYPE_NAMES.get(rest[0], "a mapping")
         raise ConfigError.at(path, f"{value!r} is not {', '.join(words)} or {others}")
-    if len(rest) != 1:
-        raise TypeError(f"{path}: the schema may only use `X | None` and `Literal | X` unions")
-    return _parse(rest[0], value, path)
+    (other,) = rest
+    return _parse(other, value, path)
 
 
 def _hints(kind: type[Any]) -> dict[str, Any]:

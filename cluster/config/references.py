@@ -18,15 +18,25 @@ def stages_of(drafters: Drafters) -> dict[str, str]:
 
 
 def check_tasks(tasks: Tasks, drafters: Drafters) -> None:
-    """Raise ConfigError for a task class that names a drafter twice, or one that there is not."""
+    """Raise ConfigError for a task class that names a drafter twice, one that there is not, or one
+    that drafts in another's place."""
+    cascades = stages_of(drafters)
     for task, names in tasks.items():
+        path = f"tasks.{task}"
         for position, name in enumerate(names):
             if name in names[:position]:
-                raise ConfigError.at(f"tasks.{task}", f"{name!r} stands twice; name it once")
-            _check_drafter(name, drafters, f"tasks.{task}")
+                raise ConfigError.at(path, f"{name!r} stands twice; name it once")
+            _check_drafter(name, drafters, path)
+            if name in cascades:
+                reason = f"{name!r} is a stage of {cascades[name]!r}; name that one"
+                raise ConfigError.at(path, reason)
+            rollout = drafters[name].rollout
+            if rollout is not None:
+                reason = f"takes the place of {rollout.replaces!r} by itself; name that one alone"
+                raise ConfigError.at(path, f"{name!r} {reason}")
 
 
-def check_stages(tasks: Tasks, drafters: Drafters) -> None:
+def check_stages(drafters: Drafters) -> None:
     """Raise ConfigError for a cascade whose stages cannot be its own."""
     cascades = stages_of(drafters)
     for name, drafter in drafters.items():
@@ -40,17 +50,13 @@ def check_stages(tasks: Tasks, drafters: Drafters) -> None:
             if (owner := cascades[stage]) != name:
                 raise ConfigError.at(path, f"{stage!r} is a stage of {owner!r} already")
             drafters[stage].check_resident(f"drafters.{stage}")
-    for task, names in tasks.items():
-        for stage in (each for each in names if each in cascades):
-            reason = f"{stage!r} is a stage of {cascades[stage]!r}; name that one"
-            raise ConfigError.at(f"tasks.{task}", reason)
 
 
 def _check_drafter(name: str, drafters: Drafters, path: str) -> None:
     check_known(name, drafters, path, f"no drafter is named {name!r}", "drafters")
 
 
-def check_rollouts(tasks: Tasks, drafters: Drafters, residents: Collection[str]) -> None:
+def check_rollouts(drafters: Drafters, residents: Collection[str]) -> None:
     """Raise ConfigError for a rollout that makes no sense.  residents: run inside the target."""
     replaced: dict[str, str] = {}
     for name, drafter in drafters.items():
@@ -67,10 +73,6 @@ def check_rollouts(tasks: Tasks, drafters: Drafters, residents: Collection[str])
                 "trees of both; give both the same placement",
             )
         replaced[former] = name
-        for task, names in tasks.items():
-            if name in names:
-                reason = f"{name!r} takes the place of {former!r} by itself; name that one alone"
-                raise ConfigError.at(f"tasks.{task}", reason)
 
 
 def _problems(

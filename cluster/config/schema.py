@@ -305,7 +305,7 @@ class Config:
             self.drafters[name].check_resident(f"drafters.{name}")
         for name in self.elsewhere:
             check_elsewhere(name, self.drafters[name])
-        check_stages(self.tasks, self.drafters)
+        check_stages(self.drafters)
         classes = self.coordinator.latency_classes
         self.coordinator.draft_length.check(classes, (*self.tasks, "default"))
         for name in self.public_latency_classes:
@@ -316,8 +316,8 @@ class Config:
         if len(segments) > MAX_SEGMENTS or OTHER_SEGMENT in segments:
             reason = f"{len(segments)} names; name at most {MAX_SEGMENTS}, none of them `other`"
             raise ConfigError.at("ingress.segments", reason)
+        check_rollouts(self.drafters, self.residents)
         check_tasks(self.tasks, self.drafters)
-        check_rollouts(self.tasks, self.drafters, self.residents)
         self._check_ports()
 
     def _check_ports(self) -> None:
