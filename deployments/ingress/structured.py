@@ -91,7 +91,6 @@ def _held(form: NamedSchema) -> Any:
 
 
 class NamedSchema(Body):
-    is_listed = False
     name: str | None = supported("of the schema", max_length=64)
     description: str | None = supported("of the schema", max_length=65536)
     schema_: dict[str, Any] = supported("a JSON schema", REQUIRED, alias="schema")
@@ -100,7 +99,6 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(_Form):
-    is_listed = False
     type: str = supported("text, json_object, json_schema or structural_tag", "", max_length=64)
     json_schema: NamedSchema | None = supported("a name and a schema")
     format: Any = supported("of a structural_tag")

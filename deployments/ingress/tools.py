@@ -82,7 +82,6 @@ OF_FORMAT = "of a custom tool: told to the model, which is not held to it"
 class Function(Body):
     """A tool, or what it says of its function."""
 
-    is_listed = False
     hidden = frozenset({"format"})
     name: Annotated[str, Read(_name)] = supported("the name of the function", REQUIRED)
     description: str | None = supported("for the model", max_length=65536)
@@ -140,7 +139,6 @@ class Custom(Function):
 
 
 class Tool(Body):
-    is_listed = False
     kinds = _KINDS
     type: Literal["function", "custom"] = supported("function or custom", REQUIRED)
     function: Function | None = supported("its name, description, parameters and strict")

@@ -14,6 +14,7 @@ from deployments.ingress.api.unserved import UNSERVED
 from deployments.ingress.api.wording import Rule, Status, described
 from deployments.ingress.usage import STATISTICS, STATISTICS_PATH, TIMES, WORDS
 from docs.tools import commands
+from docs.tools.fields import rules_of
 from docs.tools.from_vllm import FIELDS, tables
 from docs.tools.markdown import DOCS, table
 
@@ -122,7 +123,7 @@ def missing() -> list[str]:
     return [
         f"{endpoint.path}: {name}"
         for endpoint in ENDPOINTS
-        for name in sorted(set(fields_of(endpoint.path)) - {rule.name for rule in endpoint.rules})
+        for name in sorted({*fields_of(endpoint.path)} - {each.name for each in rules_of(endpoint)})
     ]
 
 
@@ -184,7 +185,7 @@ def _section(endpoint: Endpoint) -> str:
             _values(rule),
             rule.note,
         )
-        for rule in endpoint.rules
+        for rule in rules_of(endpoint)
     )
     fields = table(("field", "of", "status", "values", ""), rows)
     return f"\n## POST {endpoint.path}\n\n{endpoint.summary}.\n\n{fields}"

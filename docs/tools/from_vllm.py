@@ -8,6 +8,7 @@ from cluster.metrics.vllm_metrics import IMITATED, PREFIX, RECORDED
 from deployments.ingress.api.openapi import ENDPOINTS
 from deployments.ingress.api.wording import Status
 from deployments.vllm_options import ANSWERS, KEYS, METHODS, SETTINGS
+from docs.tools.fields import rules_of
 from docs.tools.markdown import table
 
 # What vLLM's documentation (Online Serving, OpenAI-compatible server, 0.32) lists as extra
@@ -112,7 +113,7 @@ def _fields() -> Iterator[tuple[str, str, str]]:
     found = {
         rule.name: (f"`{rule.name}`", rule.status.value, rule.note)
         for endpoint in reversed(ENDPOINTS)
-        for rule in endpoint.rules
+        for rule in rules_of(endpoint)
         if rule.name in FIELDS.get(endpoint.path, ()) and rule.status is not Status.SUPPORTED
     }
     yield from sorted(found.values())

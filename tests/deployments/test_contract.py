@@ -34,6 +34,7 @@ from deployments.ingress.openai_request import (
 )
 from deployments.ingress.spec import Limits
 from docs.tools import api
+from docs.tools.fields import rules_of
 from tests.deployments.test_openai_request import (
     CONFIG,
     LENIENT,
@@ -75,7 +76,7 @@ NEEDS: Mapping[str, dict[str, Any]] = {
 ALL_RULES = [
     pytest.param(endpoint, rule, id=f"{endpoint.path} {rule.name}")
     for endpoint in ENDPOINTS
-    for rule in endpoint.rules
+    for rule in rules_of(endpoint)
 ]
 
 
@@ -123,7 +124,7 @@ def test_a_field_that_a_new_version_adds_is_reported(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
 def test_no_field_has_two_rules(endpoint: Endpoint) -> None:
-    names = [rule.name for rule in endpoint.rules]
+    names = [rule.name for rule in rules_of(endpoint)]
     assert len(names) == len(set(names))
 
 
@@ -197,7 +198,9 @@ def test_a_required_field_is_missed_by_name(endpoint: Endpoint, rule: Rule) -> N
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
 def test_the_required_fields_suffice(endpoint: Endpoint) -> None:
-    needed = {rule.name for rule in endpoint.rules if rule.is_required} | {"prompt"}  # or messages
+    needed = {rule.name for rule in rules_of(endpoint) if rule.is_required} | {
+        "prompt"
+    }  # or messages
     parse(endpoint, {k: v for k, v in PARSERS[endpoint][0].items() if k in needed}, LENIENT)
 
 

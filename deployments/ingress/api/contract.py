@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cache
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, Self
@@ -30,14 +30,13 @@ REQUIRED: Any = ...
 class Body(BaseModel):
     """An object in a request, or all of it.  A field that is null is absent.
 
-    hidden: fields of the bases that this body does not have.  is_listed: its fields have rows in
-    docs/api.md.  kinds: the values of `type` that are served, where others are told before what
-    stands beside them, or are left out of a list by a lenient server.
+    hidden: fields of the bases that this body does not have.  kinds: the values of `type` that are
+    served, where others are told before what stands beside them, or are left out of a list by a
+    lenient server.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
     hidden: ClassVar[frozenset[str]] = frozenset()
-    is_listed: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = frozenset()
     # As it was sent, the names of fields without effect, and whether it is taken as not sent.
     _given: Mapping[str, Any] = {}
@@ -144,19 +143,6 @@ class Endpoint:
     path: str
     summary: str
     body: type[Any]
-
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        """Every field, by its path; `[]` stands for every element of a list."""
-        return tuple(_listed(self.body, ""))
-
-
-def _listed(body: type[Body], prefix: str) -> Iterator[Rule]:
-    for rule in body.rules().values():
-        yield replace(rule, name=prefix + rule.name)
-        if rule.below is not None and rule.below.is_listed:
-            each = "" if rule.schema.get("type") == "object" else "[]"
-            yield from _listed(rule.below, f"{prefix}{rule.name}{each}.")
 
 
 def _body_in(annotation: Any) -> type[Body] | None:

@@ -159,7 +159,6 @@ class MessagesTool(Function):
 
 
 class ToolChoice(Body):
-    is_listed = False
     type: Literal["auto", "any", "tool", "none"] = supported("who chooses", REQUIRED)
     name: str | None = supported("of a tool")
     disable_parallel_tool_use: bool = supported("true = one call at most", False)

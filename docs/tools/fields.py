@@ -1,0 +1,28 @@
+"""The fields of bodies that have rows of their own in the tables of the documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from deployments.ingress.api.contract import Body, Endpoint
+from deployments.ingress.api.messages import ToolChoice
+from deployments.ingress.api.wording import Rule
+from deployments.ingress.structured import NamedSchema, ResponseFormat
+from deployments.ingress.tools import Function, Tool
+
+# Each is told in the row of the field that holds it.
+_FOLDED = (Function, NamedSchema, ResponseFormat, Tool, ToolChoice)
+
+
+def rules_of(endpoint: Endpoint) -> tuple[Rule, ...]:
+    """Return every field, by its path; `[]` stands for every element of a list."""
+    return tuple(_listed(endpoint.body, ""))
+
+
+def _listed(body: type[Body], prefix: str) -> Iterator[Rule]:
+    for rule in body.rules().values():
+        yield replace(rule, name=prefix + rule.name)
+        if rule.below is not None and not issubclass(rule.below, _FOLDED):
+            each = "" if rule.schema.get("type") == "object" else "[]"
+            yield from _listed(rule.below, f"{prefix}{rule.name}{each}.")
