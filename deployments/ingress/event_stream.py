@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from cluster.errors import DrafthouseError, UnavailableError
+from cluster.rpc.channel import CoordinatorLink
 from cluster.rpc.link import run_until_first_ends
 from deployments.ingress.api.writer import Writer
 from deployments.ingress.coordinators import Coordinators
@@ -123,12 +124,6 @@ MAX_WATCHERS = 8
 _OPENING = b": watching\n\n"
 
 
-class Watched(Protocol):
-    """A coordinator, as far as it can be watched."""
-
-    def watch(self) -> AsyncGenerator[tuple[str, str], None]: ...
-
-
 News = asyncio.Queue[bytes | None]
 
 
@@ -136,7 +131,7 @@ class Watchers:
     """All of one ingress."""
 
     def __init__(
-        self, links: Mapping[str, Watched], coordinators: Coordinators, draining: Draining
+        self, links: Mapping[str, CoordinatorLink], coordinators: Coordinators, draining: Draining
     ) -> None:
         """links: to the coordinators that are connected now."""
         self._links = links
@@ -172,7 +167,7 @@ class Watchers:
             await asyncio.gather(following, return_exceptions=True)
 
     async def _follow(self, news: News) -> None:
-        readings: dict[Watched, asyncio.Task[None]] = {}
+        readings: dict[CoordinatorLink, asyncio.Task[None]] = {}
         try:
             while not self._draining.has_begun:
                 changed = self._coordinators.next_change()
@@ -187,7 +182,7 @@ class Watchers:
             await asyncio.gather(*readings.values(), return_exceptions=True)
 
 
-async def _read(link: Watched, news: News) -> None:
+async def _read(link: CoordinatorLink, news: News) -> None:
     """Pass on a coordinator's events until it is gone."""
     try:
         async with contextlib.aclosing(link.watch()) as events:

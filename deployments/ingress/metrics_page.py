@@ -12,13 +12,14 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from cluster import metrics
 from cluster.errors import DrafthouseError
 from cluster.metrics import Metric, vllm_metrics
 from cluster.metrics.recorder import Recorder, side_by_side
 from cluster.records import frozen
+from cluster.rpc.channel import CoordinatorLink
 from deployments.metrics_reader import Page
 
 
@@ -113,14 +114,7 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
 
 
-Link = TypeVar("Link")
 T = TypeVar("T")
-
-
-class AsksCoordinator(Protocol):
-    """The part of a coordinator link that is used here."""
-
-    async def metrics(self, timeout_s: float) -> bytes: ...
 
 
 # Within another label's value the quote would be escaped.
@@ -137,7 +131,7 @@ async def nobody(timeout_s: float) -> list[bytes]:
 
 async def metrics_page(
     own: Recorder,
-    coordinators: Mapping[str, AsksCoordinator],
+    coordinators: Mapping[str, CoordinatorLink],
     others: AskOthers,
     num_others: int,
 ) -> bytes:
@@ -153,11 +147,11 @@ async def metrics_page(
 
 
 async def answers_of(
-    links: Mapping[str, Link], question: Callable[[Link], Awaitable[T]]
+    links: Mapping[str, CoordinatorLink], question: Callable[[CoordinatorLink], Awaitable[T]]
 ) -> list[T]:
     """What those coordinators said that answered."""
 
-    async def ask(name: str, link: Link) -> list[T]:
+    async def ask(name: str, link: CoordinatorLink) -> list[T]:
         try:
             return [await question(link)]
         except DrafthouseError as error:

@@ -92,14 +92,12 @@ MAX_PIECES = 64
 
 
 def _merged(events: Sequence[TokenEvent]) -> TokenEvent:
-    return dataclasses.replace(
-        events[0],
-        token_ids=np.concatenate([event.token_ids for event in events]),
-        logprobs=tuple(one for event in events for one in event.logprobs),
-        draft_sources=tuple(one for event in events for one in event.draft_sources),
-        draft_steps=tuple(one for event in events for one in event.draft_steps),
-        steps=tuple(one for event in events for one in event.steps),
-    )
+    said: dict[str, Any] = {
+        name: tuple(one for event in events for one in getattr(event, name))
+        for name in ("logprobs", "draft_sources", "draft_steps", "steps")
+    }
+    token_ids = np.concatenate([event.token_ids for event in events])
+    return dataclasses.replace(events[0], token_ids=token_ids, **said)
 
 
 CoordinatorStream = Link[SubmitFrame, EventFrame]
