@@ -14,173 +14,85 @@ from cluster.rpc.generation import ChatMessage, GenerationRequest, SamplingOptio
 from deployments.ingress.fields import Names
 from deployments.ingress.grpc_request import prompt_of, to_spec
 from tests.deployments.test_openai_request import LIMITS, refused
-from tests.deployments.test_wrong_fields import at
 from tests.support.deployments.server import Server
 
 USER: Any = {"role": "user", "content": "hi"}
 BAD_SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "poem"}}}
 LONG = "word " * 9000
-CALL: Any = {"type": "function", "function": {"name": "f", "arguments": "[1e400]"}}
-TOOL: Any = {"name": "f", "strict": True}
 BASES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x", "max_tokens": 1},
     "/v1/chat/completions": {"messages": [USER], "max_tokens": 1},
     "/v1/responses": {"input": "x", "max_output_tokens": 1},
     "/v1/messages": {"messages": [USER], "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": [USER]},
-    "/tokenize": {"messages": [USER]},
-    "/detokenize": {"tokens": [1]},
+    "/tokenize": {},
 }
 
-Case = tuple[str, dict[str, Any], str]
 
-
-def form(schema: Any) -> dict[str, Any]:
-    return {"type": "json_schema", "name": "a", "schema": schema}
-
-
-COUNTED: dict[str, list[Any]] = {
-    "system": [5],
-    "tool_choice.type": ["some"],
-    "thinking.type": ["hard"],
-    "output_config.effort": ["utmost"],
+FORM = {"type": "json_schema", "name": "a", "schema": BAD_SCHEMA}
+FUNCTION = {"type": "function", "name": "f", "strict": True, "parameters": BAD_SCHEMA}
+REGEX = ("structured_outputs.regex", {"structured_outputs": {"regex": "(a"}})
+# What is found when a prompt is rendered and counted, and a grammar compiled; what the body alone
+# shows is in test_wrong_fields.py and test_error_places.py.
+CASES: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "/v1/completions": [
+        REGEX,
+        ("structured_outputs.grammar", {"structured_outputs": {"grammar": "start: b"}}),
+        ("structured_outputs.json", {"structured_outputs": {"json": BAD_SCHEMA}}),
+        (
+            "response_format.json_schema.schema",
+            {"response_format": {"type": "json_schema", "json_schema": FORM}},
+        ),
+    ],
+    "/v1/chat/completions": [
+        REGEX,
+        ("response_format", {"response_format": {"type": "structural_tag", "format": 5}}),
+        ("messages[0].role", {"messages": [{"role": "wizard", "content": "x"}]}),
+        (
+            "tools",
+            {"tool_choice": "required", "tools": [{"type": "function", "function": FUNCTION}]},
+        ),
+    ],
+    "/tokenize": [
+        ("messages", {"messages": [{**USER, "content": LONG}]}),
+        ("prompt", {"prompt": LONG}),
+    ],
+    "/v1/responses": [
+        REGEX,
+        ("previous_response_id", {"previous_response_id": "resp_none"}),
+        ("input", {"instructions": LONG}),
+        (
+            "input[1].role",
+            {
+                "instructions": "Be brief.",
+                "input": [{"type": "reasoning"}, {"role": "wizard", "content": "x"}],
+            },
+        ),
+        ("text.format.schema", {"text": {"format": FORM}}),
+        ("tools", {"tool_choice": "required", "tools": [FUNCTION]}),
+    ],
+    "/v1/messages/count_tokens": [("system", {"system": 5})],
+    "/v1/messages": [
+        ("output_config.format.schema", {"output_config": {"format": FORM}}),
+        (
+            "tools",
+            {
+                "tools": [{"name": "f", "input_schema": BAD_SCHEMA}],
+                "tool_choice": {"type": "any"},
+            },
+        ),
+    ],
 }
-# By the path of the field that is wrong: values.
-VALUES: dict[str, dict[str, list[Any]]] = {
-    "/v1/completions": {
-        "prompt": [LONG],
-        "structured_outputs.regex": ["(a"],
-        "structured_outputs.grammar": ["start: b"],
-        "structured_outputs.json": [BAD_SCHEMA],
-    },
-    "/v1/chat/completions": {
-        "structured_outputs.regex": ["(a"],
-        "response_format": [{"type": "structural_tag", "format": 5}],
-        "prediction": ["text"],
-    },
-    "/tokenize": {"prompt": ["x"]},
-    "/detokenize": {"tokens": ["x", [10**9]]},
-    "/v1/responses": {
-        "input": [None, "", [], LONG],
-        "include": [[5]],
-        "previous_response_id": ["resp_none"],
-        "text.format.type": ["yaml"],
-        "response_format.type": ["poem"],
-        "structured_outputs.regex": ["(a"],
-        "tool_choice.type": ["allowed_tools"],
-        "reasoning.effort": ["utmost"],
-    },
-    "/v1/messages/count_tokens": COUNTED,
-    "/v1/messages": {**COUNTED, "stop_sequences": [[""], ["a"] * 99]},
-}
-ALONE: list[Case] = [
-    (path, at(param, value), param)
-    for path, fields in VALUES.items()
-    for param, values in fields.items()
-    for value in values
-]
-COMPLETIONS: list[Case] = [
-    ("/v1/completions",
-     {"response_format": {"type": "json_schema", "json_schema": {"name": "a",
-                                                                 "schema": BAD_SCHEMA}}},
-     "response_format.json_schema.schema"),
-]  # fmt: skip
-CHATS: list[Case] = [
-    *(("/v1/chat/completions", fields, param) for fields, param in (
-        ({"messages": [{"role": "user", "content": LONG}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-         "messages[0].content[0].text"),
-        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]},
-         "messages[0].content[0].type"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]},
-         "messages[1].tool_calls[0].function.arguments"),
-        ({"tool_choice": "required",
-          "tools": [{"type": "function", "function": {**TOOL, "parameters": BAD_SCHEMA}}]},
-         "tools"),
-        ({"tool_choice": "required", "structured_outputs": {"regex": "a"},
-          "tools": [{"type": "function", "function": TOOL}]}, "structured_outputs.regex"),
-        ({"prediction": {"type": "image", "content": "x"}}, "prediction.type"),
-        ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
-        ({"prediction": {"type": "content", "content": [{"type": "text"}]}},
-         "prediction.content[0].text"),
-    )),
-    ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
-    ("/tokenize", {"messages": [USER], "tools": [{"type": 5}]}, "tools[0].type"),
-    ("/tokenize", {"messages": None}, "prompt"),
-    ("/tokenize", {"messages": None, "prompt": ["x"]}, "prompt"),
-    ("/tokenize", {"messages": None, "prompt": "x" * 99_000}, "prompt"),
-]  # fmt: skip
-RESPONSES: list[Case] = [("/v1/responses", fields, param) for fields, param in (
-    ({"tools": [{"type": 5}]}, "tools[0].type"),
-    ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
-    ({"instructions": LONG}, "input"),
-    ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
-    ({"input": ["x"]}, "input[0]"),
-    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
-     "input[0].content[0].text"),
-    ({"input": [{"type": "reasoning"}, {"role": "user", "content": 5}]}, "input[1].content"),
-    ({"input": [{"type": "reasoning"}, {"role": "wizard", "content": "x"}],
-      "instructions": "Be brief."}, "input[1].role"),
-    ({"input": [USER, {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
-                {"type": "function_call", "call_id": "b", "name": "f", "arguments": "[1e400]"}]},
-     "input[2].arguments"),
-    ({"input": [USER, {"type": "function_call", "call_id": "a", "arguments": "{}"}]},
-     "input[1].name"),
-    ({"input": [USER, {"type": "function_call_output", "call_id": 5, "output": "x"}]},
-     "input[1].call_id"),
-    ({"input": [{"type": "function_call_output", "call_id": "a", "output": [{"type": "text"}]}]},
-     "input[0].output[0].text"),
-    ({"text": {"format": form(BAD_SCHEMA)}}, "text.format.schema"),
-    ({"text": {"format": form(5)}}, "text.format.schema"),
-    ({"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
-     "text.format"),
-    ({"tool_choice": "required", "tools": [{"type": "function", **TOOL,
-                                            "parameters": BAD_SCHEMA}]}, "tools"),
-    ({"tools": [{"type": "function", **TOOL, "parameters": 5}]}, "tools[0].parameters"),
-    ({"tools": [{"type": "function", **TOOL}], "tool_choice": {"type": "function", "name": "g"}},
-     "tool_choice.name"),
-)]  # fmt: skip
-_CONVERSATIONS: list[tuple[dict[str, Any], str]] = [
-    ({"system": [{"type": "text"}]}, "system[0].text"),
-    ({"system": "s", "messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-     "messages[0].content[0].text"),
-    ({"system": "s", "messages": [
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"},
-                                     {"type": "image"}]}]}, "messages[0].content[1]"),
-    ({"messages": [USER, {"role": "user", "content": [
-        {"type": "tool_result", "tool_use_id": 5}]}]}, "messages[1].content[0].tool_use_id"),
-    ({"messages": [USER, {"role": "user", "content": [
-        {"type": "tool_result", "content": [{"type": "text"}]}]}]},
-     "messages[1].content[0].content[0].text"),
-    ({"messages": [USER, {"role": "assistant", "content": [
-        {"type": "thinking"}, {"type": "tool_use", "input": {}}]}]},
-     "messages[1].content[1].name"),
-    ({"tools": [{"type": 5, "name": "bash"}]}, "tools[0].type"),
-    ({"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema"),
-]  # fmt: skip
-MESSAGES: list[Case] = [
-    *((path, fields, param) for path in ("/v1/messages", "/v1/messages/count_tokens")
-      for fields, param in _CONVERSATIONS),
-    *(("/v1/messages", fields, param) for fields, param in (
-        ({"output_config": {"format": {"type": "json_schema", "schema": BAD_SCHEMA}}},
-         "output_config.format.schema"),
-        ({"tools": [{"name": "f", "input_schema": BAD_SCHEMA}], "tool_choice": {"type": "any"}},
-         "tools"),
-    )),
-]  # fmt: skip
-
-CASES = [*ALONE, *COMPLETIONS, *CHATS, *RESPONSES, *MESSAGES]
 
 
-@pytest.mark.parametrize(("path", "fields", "param"), CASES)
+@pytest.mark.parametrize(
+    ("path", "param", "fields"), [(path, *case) for path in CASES for case in CASES[path]]
+)
 def test_an_error_names_the_field_of_its_own_body(
-    tool_server: Server, path: str, fields: dict[str, Any], param: str
+    tool_server: Server, path: str, param: str, fields: dict[str, Any]
 ) -> None:
     error = tool_server.refusal(path, **{**BASES[path], **fields})
-    if "param" in error:  # Anthropic's errors have none
-        assert error["param"] == param
+    assert error.get("param", param) == param  # Anthropic's errors have none
     assert error["message"].startswith(f"{param}: ")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import copy
+import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -128,6 +129,9 @@ BODIES: Mapping[Endpoint, dict[str, Any]] = {
     TOKENIZE: {"messages": CONVERSATION, "tools": TOOLS, "add_special_tokens": True},
 }
 WRONG: tuple[Any, ...] = (5, -1, True, "x", "", [], {}, [5], [""], [{}], {"type": "x"}, 1e300, None)
+HALF = "\ud83d"  # of a surrogate pair: JSON can escape it, and UTF-8 cannot have it
+# What is said and not rendered, whatever it is.
+UNREAD = {"input[0].summary", "messages[1].content[0].thinking"}
 # A field that only makes sense with another one may be named for it.
 TOGETHER = {("tools", "tool_choice"), ("logprobs", "top_logprobs"), ("messages", "prompt")}
 
@@ -157,24 +161,43 @@ def is_near(param: str, path: str) -> bool:
     )
 
 
-def refusals(endpoint: Endpoint) -> Iterator[tuple[str, RequestError]]:
-    """What each wrong value at each place is answered with, where it is refused."""
+def answers(endpoint: Endpoint, *wrong: Any) -> Iterator[tuple[str, RequestError | None]]:
+    """What each wrong value at each place is answered with; None where it is taken."""
     for number, (path, *_) in enumerate(places(BODIES[endpoint])):
-        for wrong in WRONG:
-            body = copy.deepcopy(BODIES[endpoint])
+        for value in wrong:
+            body = json.loads(json.dumps(BODIES[endpoint]))  # nothing of it is there twice
             _, holder, key = list(places(body))[number]
-            holder[key] = wrong
+            holder[key] = value
             try:
                 parse(endpoint, body, SERVED)
             except RequestError as error:
                 yield path, error
+            else:
+                yield path, None
 
 
-@pytest.mark.parametrize("endpoint", BODIES, ids=lambda endpoint: endpoint.path)
+ENDPOINTS = pytest.mark.parametrize("endpoint", BODIES, ids=lambda endpoint: endpoint.path)
+
+
+@ENDPOINTS
 def test_an_error_names_the_place_that_is_wrong(endpoint: Endpoint) -> None:
+    """For some value of each place exactly that, or the list of texts that it is in, or what an
+    object lacks: the name of a function."""
     parse(endpoint, BODIES[endpoint], SERVED)
-    found = [(path, error.param or "", error.message) for path, error in refusals(endpoint)]
-    assert len(found) > 50
-    for path, param, message in found:
-        assert is_near(param, path), (path, message)
-        assert message.startswith(f"{param}: ")
+    named: dict[str, set[str]] = defaultdict(set)
+    for path, error in answers(endpoint, *WRONG):
+        if error is not None:
+            param = error.param or ""
+            assert is_near(param, path), (path, error.message)
+            assert error.message.startswith(f"{param}: ")
+            named[path].add(param)
+    assert len(named) > 25
+    for path, params in named.items():
+        owner = path.rpartition("[")[0] if path.endswith("]") else f"{path}.name"
+        assert params & {path, owner}, path
+
+
+@ENDPOINTS
+def test_half_a_character_is_refused_wherever_it_stands(endpoint: Endpoint) -> None:
+    for path, error in answers(endpoint, HALF):
+        assert is_near(error.param or "", path) if error is not None else path in UNREAD

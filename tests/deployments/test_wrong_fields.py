@@ -18,18 +18,28 @@ from deployments.ingress.api.messages import MESSAGES
 from deployments.ingress.api.response_request import RESPONSES
 from deployments.ingress.body import parse_body
 from deployments.ingress.grpc_request import to_spec
-from deployments.ingress.openai_request import CHAT, COMPLETIONS, Chat, Completion
+from deployments.ingress.openai_request import (
+    CHAT,
+    COMPLETIONS,
+    DETOKENIZE,
+    TOKENIZE,
+    Chat,
+    Completion,
+)
 from tests.deployments.test_contract import PARSERS, parse
 from tests.deployments.test_openai_request import LIMITS, chat, completion, refused
 from tests.deployments.test_tools import SERVED, TOOLS, tool
 
 FORMS = ("json", "regex", "choice", "grammar", "structural_tag")
+HALF = '{"\\ud83d": "\\ud83d"}'  # of a surrogate pair
 USER = {"role": "user", "content": "hello"}
 BEAMS = {"use_beam_search": True, "n": 2}
 # What is as good as nothing to Python says something all the same.
 NOTHING: tuple[Any, ...] = (0, False, "", {})
 OF_FORMS: dict[str, Sequence[Any]] = {
     **{f"structured_outputs.{form}": [0, 0.0, False] for form in FORMS},
+    "structured_outputs.json": [0, 0.0, False, HALF],
+    "structured_outputs.choice": [0, 0.0, False, ["\ud83d"]],
     "structured_outputs.json_object": [0],
 }
 # By the path of the field that is wrong, which is the one that is named: values.  Beside types and
@@ -78,10 +88,19 @@ VALUES: Mapping[Endpoint, Mapping[str, Sequence[Any]]] = {
         "max_completion_tokens": [0],
         "prompt": ["x"],
     },
-    RESPONSES: {"tools": NOTHING},
+    RESPONSES: {
+        "tools": NOTHING,
+        "tool_choice.type": ["allowed_tools"],
+        "response_format.type": ["poem"],
+    },
+    TOKENIZE: {"prompt": [["x"]]},
+    DETOKENIZE: {"tokens": ["x", [10**9]]},
     MESSAGES: {"tools": NOTHING},
 }
 FORMAT = {"type": "json_object"}
+FUNCTION = {"type": "function", "name": "f"}
+# Of a call: no object, a number that is none, and half a character.
+ARGUMENTS = (0, False, [], "[1e400]", HALF)
 # The field that is named, what else is sent, and words of the error.
 CASES: Mapping[Endpoint, Sequence[tuple[Any, ...]]] = {
     COMPLETIONS: [
@@ -133,7 +152,7 @@ CASES: Mapping[Endpoint, Sequence[tuple[Any, ...]]] = {
                             "tool_calls": [{"function": {"name": "f", "arguments": value}}],
                         },
                     )
-                    for value in (0, False, [])
+                    for value in ARGUMENTS
                 ),
             )
         ),
@@ -149,6 +168,10 @@ CASES: Mapping[Endpoint, Sequence[tuple[Any, ...]]] = {
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
         ),
         ("response_format", {"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT}),
+        (
+            "structured_outputs.regex",
+            {"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}},
+        ),
         ("response_format.type", {"response_format": {"type": "poem"}}, "json_schema"),
         ("response_format.json_schema", {"response_format": {"type": "json_schema"}}, "missing"),
         (
@@ -174,25 +197,39 @@ CASES: Mapping[Endpoint, Sequence[tuple[Any, ...]]] = {
         ),
     ],
     RESPONSES: [
+        *(
+            (
+                "input[0].arguments",
+                {
+                    "input": [
+                        {**FUNCTION, "type": "function_call", "call_id": "a", "arguments": value}
+                    ]
+                },
+            )
+            for value in ARGUMENTS
+        ),
+        ("text.format", {"text": {"format": FORMAT}, "structured_outputs": {"regex": "a"}}),
         (
-            "input[0].arguments",
-            {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": value}]},
-        )
-        for value in (0, False, [])
+            "tool_choice.name",
+            {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}},
+        ),
     ],
     MESSAGES: [
-        (
-            "messages[0].content[0].input",
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "content": [{"type": "tool_use", "name": "f", "input": value}],
-                    }
-                ]
-            },
-        )
-        for value in (0, False, [])
+        *(
+            (
+                "messages[0].content[0].input",
+                {
+                    "messages": [
+                        {
+                            "role": "assistant",
+                            "content": [{"type": "tool_use", "name": "f", "input": value}],
+                        }
+                    ]
+                },
+            )
+            for value in (0, False, [])
+        ),
+        ("tools[0].type", {"tools": [{"type": 5, "name": "bash"}]}),
     ],
 }
 
@@ -216,6 +253,7 @@ def test_an_error_names_the_field_and_the_remedy(case: tuple[Any, ...]) -> None:
     endpoint, param, fields, *words = case
     error = refused(parse, endpoint, {**PARSERS[endpoint][0], **fields}, SERVED)
     assert error.param == param
+    assert error.message.startswith(f"{param}: ")
     assert 400 <= error.http_status < 500
     assert len(error.message) < 300
     assert "1234567" not in error.message
