@@ -204,50 +204,6 @@ def test_no_child_survives_more_often_than_its_parent(way: Way, batch: Batch) ->
 
 
 @BOTH_WAYS
-def test_a_drafter_that_did_not_look_so_far_does_not_halve_a_longer_chain(way: Way) -> None:
-    """A look-up's long chain, and a model whose tree ends after its first two tokens."""
-    chain, model = TokenTree.chain(range(10, 18)), TokenTree.of([10, 11, 20], [-1, 0, -1])
-    claimed = np.float32(0.9) ** np.arange(1, 9, dtype=np.float32)
-    said = np.array([0.9, 0.9 * 0.9, 0.05], np.float32)
-
-    found = way([held(chain, claimed), held(model, said)], 1)
-
-    places = [found.merged.token_ids.tolist().index(token) for token in range(10, 18)]
-    np.testing.assert_allclose(found.survival[places], claimed, rtol=1e-5)
-
-
-@BOTH_WAYS
-def test_a_drafter_that_looked_and_proposed_something_else_says_zero(way: Way) -> None:
-    ours, theirs = TokenTree.of([1, 2], [-1, 0]), TokenTree.of([1, 3], [-1, 0])
-    values = np.array([0.8, 0.4], np.float32)
-
-    found = way([held(ours, values), held(theirs, values)], 1)
-
-    assert found.merged.token_ids.tolist() == [1, 2, 3]
-    np.testing.assert_allclose(found.survival, [0.8, 0.2, 0.2], rtol=1e-6)
-
-
-@BOTH_WAYS
-def test_who_held_the_beginning_more_likely_has_more_to_say_of_what_follows(way: Way) -> None:
-    sure, unsure = TokenTree.of([1, 2], [-1, 0]), TokenTree.of([1, 3], [-1, 0])
-    high, low = np.array([0.9, 0.9], np.float32), np.array([0.1, 0.1], np.float32)
-
-    found = way([held(sure, high), held(unsure, low)], 1)
-
-    np.testing.assert_allclose(found.survival, [0.5, 0.45, 0.05], rtol=1e-6)
-
-
-@given(token_trees(), st.integers(0, 2**32 - 1))
-def test_merging_a_tree_with_itself_changes_nothing(tree: TokenTree, seed: int) -> None:
-    values = survivals(tree, np.random.default_rng(seed))
-
-    merged = merge_trees([held(tree, values)] * 2, 1)
-
-    assert paths(merged.merged.split()[0]) == paths(tree)
-    np.testing.assert_allclose(merged.survival, values, rtol=1e-6)
-
-
-@BOTH_WAYS
 def test_a_merge_clamps_claims_that_grow_along_a_path(way: Way) -> None:
     merged = way([held(TokenTree.chain([1, 2]), np.array([0.2, 0.9], np.float32))], 1)
 
