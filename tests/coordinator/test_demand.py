@@ -10,7 +10,7 @@ from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, drafter_description, oracle_chain
 
 
-async def test_a_drafter_is_told_of_texts_without_room_and_what_its_trees_are_worth() -> None:
+async def test_a_full_drafter_gets_no_more_texts_and_is_told_what_its_trees_are_worth() -> None:
     async with house() as stage:
         target = ToyTarget()
         target.gate.clear()
@@ -22,6 +22,7 @@ async def test_a_drafter_is_told_of_texts_without_room_and_what_its_trees_are_wo
         stage.coordinator.add_drafter("a", "r0", description, ours)
         tasks = [stage.begin(id=f"q{i}") for i in range(5)]
         await stage.settle(20)
+        assert len(drafter.contexts) == 2
         assert stage.coordinator.demand() == {"a": {"waiting": 3, "worth": 0.0}}
         target.gate.set()
         await asyncio.gather(*tasks)

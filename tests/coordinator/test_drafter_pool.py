@@ -163,23 +163,6 @@ async def test_a_request_that_a_drafter_fails_on_is_not_sent_to_it_again_and_aga
         assert 'drafthouse_drafter_faults_total{drafter="a",why="refused"} 1.0' in metrics
 
 
-async def test_a_full_drafter_gets_no_more_requests_than_it_takes() -> None:
-    async with house() as stage:
-        target = ToyTarget()
-        target.gate.clear()
-        stage.add_target(target)
-        drafter = ToyDrafter("a", oracle_chain())
-        ours, theirs = memory_pair()
-        stage.tasks.append(asyncio.create_task(drafter.serve(theirs)))
-        description = replace(drafter_description("a"), max_running_sequences=2)
-        stage.coordinator.add_drafter("a", "r0", description, ours)
-        tasks = [stage.begin(id=f"q{i}") for i in range(5)]
-        await stage.settle(20)
-        assert len(drafter.contexts) == 2
-        target.gate.set()
-        await asyncio.gather(*tasks)
-
-
 async def test_a_drafter_that_joins_late_is_told_of_running_requests() -> None:
     async with house() as stage:
         target = ToyTarget()

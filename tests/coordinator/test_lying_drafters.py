@@ -21,7 +21,8 @@ from cluster.rpc.channel import connect_drafter
 from cluster.rpc.conversations import DRAFTER
 from cluster.rpc.server import serve_worker
 from tests.support.choices import by_day
-from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
+from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, text_of
+from tests.support.coordinator.house import request as asked_for
 from tests.support.coordinator.lies import LYING, Lie, lies
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
 from tests.support.rpc.toys import stopping
@@ -62,7 +63,7 @@ class Stack:
         self.num_requests += 1
         # What was learned of a task lasts for its next request.
         task = f"task-{self.num_requests % 100}"
-        asked = request(params=params, id=f"r{self.num_requests}", task=task)
+        asked = asked_for(params=params, id=f"r{self.num_requests}", task=task)
         return text_of(self.loop.run_until_complete(collect(self.stage.coordinator, asked)))
 
     def check(self) -> None:
@@ -125,21 +126,14 @@ def _running(enter: Any, told: Told) -> Iterator[Stack]:
         loop.close()
 
 
-def test_many_lies_within_a_process_change_no_text(in_process: Stack) -> None:
+@pytest.mark.parametrize("where", ["in_process", "over_the_wire"])
+def test_many_lies_change_no_text(where: str, request: pytest.FixtureRequest) -> None:
+    stack: Stack = request.getfixturevalue(where)
+
     @MANY
     @given(told=st.lists(lies(), min_size=4, max_size=8), params=st.sampled_from(PARAMS))
     def test(told: list[Lie], params: SamplingParams) -> None:
-        assert in_process.complete(params, told) == plain_text([1, 2, 3], params)
+        assert stack.complete(params, told) == plain_text([1, 2, 3], params)
 
     test()
-    in_process.check()
-
-
-def test_many_lies_over_the_wire_change_no_text(over_the_wire: Stack) -> None:
-    @MANY
-    @given(told=st.lists(lies(), min_size=4, max_size=8), params=st.sampled_from(PARAMS))
-    def test(told: list[Lie], params: SamplingParams) -> None:
-        assert over_the_wire.complete(params, told) == plain_text([1, 2, 3], params)
-
-    test()
-    over_the_wire.check()
+    stack.check()
