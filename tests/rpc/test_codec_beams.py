@@ -5,40 +5,24 @@ from __future__ import annotations
 import pytest
 
 from cluster.client import GenerateRequest, SamplingOptions
-from cluster.client.generated import common_pb2
 from cluster.client.generated import generation_pb2 as pb
-from cluster.core import SamplingParams, TokenEvent, TokenLogprob, token_array
+from cluster.core import TokenEvent, TokenLogprob, token_array
 from cluster.errors import RequestError
 from cluster.messages import EventFrame, TextVerdict, VerdictFrame
 from cluster.plan.texts import NO_SOURCES
 from cluster.requests.fields import BeamEnd, BeamSpec
-from cluster.rpc.codec import BEAM_SPEC, PARAMS
+from cluster.rpc.codec import BEAM_SPEC
 from cluster.rpc.codec_generation import decode_prompt, decode_request
 from cluster.rpc.conversations import EVENT, VERDICT
 from cluster.rpc.generated import coordinator_pb2
 from cluster.rpc.generation import ChatMessage
 
 ENDS = (BeamEnd(2, True, -1.5, -0.75), BeamEnd(0, True, -2.0, -2.0), BeamEnd(1, False, -4.0, -4.0))
-SPECS = [BeamSpec(1), BeamSpec(4, 0.0, True), BeamSpec(64, -1.5, "never")]
 
 
 def asked(spec: BeamSpec | None) -> GenerateRequest:
     sampling = SamplingOptions(beam_search=spec and BEAM_SPEC.encode(spec))
     return GenerateRequest(model="m", text="hello", sampling=sampling)
-
-
-@pytest.mark.parametrize("spec", [None, *SPECS])
-def test_the_parameters_survive_the_wire(spec: BeamSpec | None) -> None:
-    message = PARAMS.encode(SamplingParams(beams=spec))
-    assert (
-        PARAMS.decode(common_pb2.SamplingParams.FromString(message.SerializeToString())).beams
-        == spec
-    )
-
-
-@pytest.mark.parametrize("spec", [None, *SPECS])
-def test_the_public_request_survives_the_wire(spec: BeamSpec | None) -> None:
-    assert decode_request(asked(spec)).sampling.beam_search == spec
 
 
 def test_a_way_of_stopping_that_nobody_knows_is_the_clients_mistake() -> None:

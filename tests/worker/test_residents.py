@@ -17,7 +17,6 @@ from cluster.config.schema import Config
 from cluster.core import SamplingParams
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.suffix import NgramCacheOptions, SuffixDrafter, SuffixOptions
-from cluster.engine.work import Output
 from cluster.messages import Open
 from cluster.worker.priority import freeze_gc
 from cluster.worker.residents import Residents
@@ -26,7 +25,6 @@ from tests.support.worker.residents import LONG_STEP, GreedyOracle, resident, re
 from tests.support.worker.stage import hosted, stage, worker_of
 from tests.support.worker.steps import desk_of, steps, written
 from tests.support.worker.texts import GREEDY, LAWS, opened, plain
-from tests.support.worker.toy_engine import ToyEngine
 
 
 def suffix() -> Drafter:
@@ -62,29 +60,6 @@ async def test_residents_change_no_text(params: SamplingParams, budget: str) -> 
     drafters = {"a": GreedyOracle(), "suffix": suffix(), "ngram": ngram()}
     async with hosted(drafters, budget=budget) as peer:
         assert await peer.written(*opens) == texts(opens)
-
-
-class LossyEngine(ToyEngine):
-    """Answers two works a step, and loses a text in five that it is not asked for."""
-
-    def __init__(self) -> None:
-        super().__init__(works_per_step=2)
-        self._count = 0
-
-    def step(self, taps: Sequence[int] = ()) -> list[Output]:
-        for name in list(self.contexts):
-            self._count += 1
-            if self._count % 5 == 0:
-                self.lose(name)
-        return super().step()
-
-
-@LAWS
-async def test_a_text_is_right_where_the_target_loses_its_caches(params: SamplingParams) -> None:
-    opens, oracle = several(params, "a"), GreedyOracle()
-    async with hosted({"a": oracle}, LossyEngine()) as peer:
-        assert await peer.written(*opens) == texts(opens)
-    assert oracle.tasks
 
 
 async def test_a_short_answer_is_drafted_for_from_its_first_step() -> None:

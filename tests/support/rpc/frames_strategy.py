@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from cluster import core, messages
-from cluster.requests.fields import DraftStep
+from cluster.requests.fields import BeamSpec, DraftStep
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import monotone
 from tests.support.spec.trees import token_trees
@@ -29,7 +29,7 @@ singles = st.floats(allow_nan=False, allow_infinity=False, width=32)
 # Fields of 64 bits.
 _WIDE = ("generation", "prefix_hash", "seed", "serial", "acknowledged")
 # Fields with tests of their own, or that do not travel.
-_LEFT_OUT = ("beams", "beam_search", "laws")
+_LEFT_OUT = ("beams", "laws")
 
 
 def tokens(min_size: int = 0, max_size: int = 12) -> st.SearchStrategy[core.TokenArray]:
@@ -138,7 +138,7 @@ _KNOWN: dict[Any, st.SearchStrategy[Any]] = {
 _KNOWN[core.TokenLogprob] = of(
     core.TokenLogprob, logprob=singles, top=several(st.tuples(lengths, singles))
 )
-_KNOWN[core.SamplingParams] = of(core.SamplingParams, seed=hashes)
+_KNOWN[core.SamplingParams] = of(core.SamplingParams, seed=hashes, beams=st.none() | of(BeamSpec))
 _KNOWN[DraftStep] = trees().flatmap(_draft_steps)
 _KNOWN |= {
     messages.Open: of(messages.Open, token_ids=tokens(1)),
