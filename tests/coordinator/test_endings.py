@@ -29,35 +29,6 @@ from tests.support.coordinator.toys import (
 )
 
 
-@pytest.mark.parametrize("cut", range(1, 12))
-async def test_a_stop_token_inside_an_accepted_path_ends_the_text_before_it(cut: int) -> None:
-    whole = plain_text([1, 2, 3], SEEDED)
-    params = replace(SEEDED, stop_token_ids=(whole[cut], 99))
-    async with at_work(ToyDrafter("a", oracle_chain(7))) as stage:
-        events = await stage.ask(params=params)
-    assert events[-1].finish_reason is FinishReason.STOP
-
-
-@pytest.mark.parametrize("max_tokens", range(1, 12))
-async def test_max_tokens_is_exact_although_paths_are_long(max_tokens: int) -> None:
-    params = replace(GREEDY, max_tokens=max_tokens)
-    async with at_work(ToyDrafter("a", oracle_chain(7))) as stage:
-        events = await stage.ask(params=params)
-    assert events[-1].finish_reason is FinishReason.LENGTH
-
-
-async def test_no_node_is_verified_that_could_never_be_emitted() -> None:
-    target = ToyTarget()
-    async with house() as stage:
-        stage.add_target(target)
-        stage.add_drafter(ToyDrafter("a", oracle_chain(9)))
-        await stage.ask(params=replace(GREEDY, max_tokens=12))
-    assert any(len(item.tree) for item in target.items)
-    for item in target.items:
-        emitted = item.context_len - item.text.opened.prompt_len
-        assert len(item.tree) <= 12 - emitted - 1
-
-
 async def test_the_context_limit_ends_a_text() -> None:
     async with house() as stage:
         stage.add_target(ToyTarget(), max_context_len=20)
@@ -65,16 +36,6 @@ async def test_the_context_limit_ends_a_text() -> None:
         events = await stage.ask()
     assert text_of(events) == plain_text([1, 2, 3], GREEDY)[:17]
     assert events[-1].finish_reason is FinishReason.LENGTH
-
-
-async def test_before_min_tokens_no_stop_token_is_drawn() -> None:
-    whole = plain_text([1, 2, 3], SEEDED)
-    params = replace(SEEDED, stop_token_ids=(whole[2],), min_tokens=20)
-    async with at_work(ToyDrafter("a", oracle_chain(7))) as stage:
-        events = await stage.ask(params=params)
-    assert text_of(events)[:2] == whole[:2]
-    assert len(text_of(events)) >= 20
-    assert whole[2] not in text_of(events)
 
 
 async def test_cancelling_frees_target_and_drafters_within_one_round() -> None:
@@ -140,22 +101,6 @@ async def test_statistics_follow_the_definitions() -> None:
     assert f"drafthouse_accepted_draft_tokens_total{label} {float(accepted)}" in metrics
 
 
-async def test_each_drafter_is_credited_with_its_own_nodes() -> None:
-    async with at_work(
-        ToyDrafter("a", oracle_chain(3)), ToyDrafter("b", random_tree(8, 4))
-    ) as stage:
-        events = await stage.ask()
-        metrics = stage.metrics()
-    stats = events[-1].stats
-    accepted = float(stats.num_accepted_draft_tokens)
-    # The oracle proposed every accepted node; the other one hit a few of the same by chance.
-    assert (
-        f'drafthouse_accepted_draft_tokens_total{{drafter="a",task="default"}} {accepted}'
-        in metrics
-    )
-    assert 'drafthouse_draft_tokens_total{drafter="b"' in metrics
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -213,16 +158,6 @@ async def test_worker_errors_are_tried_again_a_few_times_and_then_reported() -> 
     async with house() as stage:
         stage.add_target(refuse(WorkerError, 4))
         await stage.ask(error=WorkerError.code)
-
-
-async def test_drafts_that_the_target_refuses_do_not_cost_the_text() -> None:
-    def no_drafts(item: Item) -> DrafthouseError | None:
-        return RequestError("too many nodes") if len(item.tree) else None
-
-    async with house() as stage:
-        stage.add_target(ToyTarget(refuses=no_drafts))
-        stage.add_drafter(ToyDrafter("a", oracle_chain()))
-        await stage.ask()
 
 
 async def test_a_target_that_never_keeps_anything_ends_in_an_error_not_in_a_loop() -> None:

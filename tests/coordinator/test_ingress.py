@@ -48,15 +48,6 @@ async def test_requests_of_one_link_are_multiplexed() -> None:
     assert text_of(events["y"]) == plain_text([3, 4], GREEDY)
 
 
-async def test_two_links_may_use_the_same_id() -> None:
-    async with at_work(drafters=()) as stage:
-        links = [connect(stage), connect(stage)]
-        for index, link in enumerate(links):
-            await link.send(SubmitFrame((request([index, 9], id="x"),)))
-        texts = [text_of((await read(link, "x"))["x"]) for link in links]
-    assert texts == [plain_text([index, 9], GREEDY) for index in range(2)]
-
-
 async def test_each_ingress_hears_how_busy_the_coordinator_is_with_all_of_them() -> None:
     async with house(drafters=(), max_running_sequences=1) as stage:
         first = connect(stage)

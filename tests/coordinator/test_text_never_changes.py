@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.core import FinishReason, Proposal, SamplingParams, TokenTree
+from cluster.core import Proposal, SamplingParams, TokenTree
 from tests.support.coordinator.house import (
     GREEDY,
     SEEDED,
@@ -31,14 +31,6 @@ from tests.support.coordinator.toys import (
 pytestmark = pytest.mark.usefixtures("budget")
 
 LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-
-
-@LAWS
-async def test_plain_decoding_emits_the_targets_text(params: SamplingParams) -> None:
-    async with at_work(drafters=()) as stage:
-        events = await stage.ask(params=params)
-    assert events[-1].finish_reason is FinishReason.LENGTH
-    assert len(events) == params.max_tokens
 
 
 @LAWS
@@ -160,18 +152,6 @@ async def test_a_drafter_that_dies_and_returns_costs_only_speed() -> None:
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(9)))
         events = await running
         assert events[-1].stats.num_accepted_draft_tokens > 0
-
-
-async def test_an_engine_that_forgets_is_told_again_and_the_text_goes_on() -> None:
-    rng = np.random.default_rng(3)
-    async with house() as stage:
-        stage.add_target(ToyTarget(forgets=lambda item: item.base_len > 0 and rng.random() < 0.3))
-        stage.add_drafter(ToyDrafter("a", oracle_chain()))
-        await stage.ask(params=SEEDED)
-        await stage.pass_time(1.0)
-        metrics = stage.metrics()
-        assert "drafthouse_target_cache_misses_total 0.0" not in metrics
-        assert "drafthouse_target_cache_misses_total " in metrics
 
 
 async def test_a_target_that_forgets_a_text_is_sent_all_of_it_again() -> None:

@@ -45,15 +45,6 @@ async def test_texts_that_come_and_go_run_together_and_none_changes_another(
     assert not set(desks[0].verdicts) & set(desks[1].verdicts)
 
 
-async def test_two_coordinators_may_use_the_same_name() -> None:
-    async with steps() as target:
-        desks = [target.connect(), target.connect()]
-        for number, desk in enumerate(desks):
-            desk.post(opened(prompt=[number, 9]))
-        assert await target.run() == GREEDY.max_tokens
-    assert [desk.text() for desk in desks] == [plain([number, 9]) for number in range(2)]
-
-
 @LAWS
 @pytest.mark.parametrize("num_written", [1, 7, 39])
 async def test_a_text_goes_on_where_another_target_left_it(
