@@ -206,6 +206,11 @@ class TargetStream(LinkEnd):
         right afterwards."""
         return self.counts and self.serial - self.acknowledged <= 3 * MAX_UNACKNOWLEDGED
 
+    def hear(self, frame: StepFrame) -> None:
+        """Note that the coordinator is there, and what it says that it has read."""
+        self.is_heard = True
+        self.acknowledged = max(self.acknowledged, min(frame.acknowledged, self.serial))
+
     def post(self, frame: VerdictFrame) -> None:
         """Send `frame` with the next serial.  Does nothing once the loop is closed."""
         self._call_soon(self._put, frame)

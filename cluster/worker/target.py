@@ -156,9 +156,7 @@ class TargetWorker:
     async def _read_all(self, stream: TargetStream, link: TargetLink) -> None:
         """Hand the frames of a link to the engine thread."""
         async for frame in link:
-            stream.is_heard = True
-            acknowledged = min(frame.acknowledged, stream.serial)
-            stream.acknowledged = max(stream.acknowledged, acknowledged)
+            stream.hear(frame)
             self._mailbox.put(stream, frame)
             await stream.frame_handed(self._mailbox)
 

@@ -26,7 +26,6 @@ from tests.support.coordinator.toys import (
     plain_text,
     random_tree,
 )
-from tests.support.rpc.faulty import FaultPlan
 
 
 @dataclass
@@ -241,20 +240,3 @@ async def test_a_text_runs_no_further_ahead_than_its_coordinator_has_heard(
         await running
         (opened,) = target.opens
         assert opened.params == LONG
-
-
-async def test_texts_of_others_go_on_while_one_coordinators_are_parked() -> None:
-    target = ToyTarget()
-    muffled = FaultPlan(0, lost=frozenset(range(1, 10)))  # all but what opens its text
-    async with house() as first, house() as second:
-        second.add_target(target)  # it counts the steps, so the other is told of its own alone
-        first.add_target(target, there=muffled)
-        parked = first.begin(params=LONG)
-        await target.wait_for_steps(2)
-        await asyncio.gather(*(second.ask(params=LONG, id=f"r{i}") for i in range(3)))
-        assert not parked.done()
-        (text,) = target.texts.values()
-        assert 60 <= text.num_steps <= 70
-        await first.pass_time(10.0)
-        await first.settle(4000)
-        await parked

@@ -224,7 +224,7 @@ class ToyTarget:
                 continue
             self.frames.append(frame)
             self.arrived.set()
-            stream.acknowledged = max(stream.acknowledged, min(frame.acknowledged, stream.serial))
+            stream.hear(frame)
             self._put(stream, frame)
 
     def _put(self, stream: TargetStream, frame: StepFrame | None) -> None:
