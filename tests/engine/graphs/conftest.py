@@ -12,6 +12,12 @@ from tests.support.engine.graphs import FEW_LAYERS
 
 @pytest.fixture(scope="session")
 def small_llama(checkpoint_factory: Callable[..., Path]) -> Path:
+    """Of one layer: the interpreter takes as long for each."""
+    return checkpoint_factory("llama", **FEW_LAYERS["llama"])
+
+
+@pytest.fixture(scope="session")
+def two_layers(checkpoint_factory: Callable[..., Path]) -> Path:
     return checkpoint_factory("llama", **FEW_LAYERS["llama"] | {"num_hidden_layers": 2})
 
 

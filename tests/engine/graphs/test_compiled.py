@@ -17,9 +17,9 @@ from tests.support.engine.driver import load_engine, prompt, rows, run
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_a_compiled_forward_gives_the_same_logits_for_prompts_trees_and_batches(
-    small_llama: Path,
+    two_layers: Path,
 ) -> None:
-    plain, compiled = load_engine(small_llama), load_engine(small_llama, compile=True)
+    plain, compiled = load_engine(two_layers), load_engine(two_layers, compile=True)
     assert compiled.model.compiled is not None
     assert not compiled.model.compiled.has_failed
     tree = TokenTree.of([3, 4, 5, 6], [-1, -1, 0, 2])

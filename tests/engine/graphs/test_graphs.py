@@ -93,9 +93,9 @@ def test_one_graph_serves_a_context_while_its_items_become_more(
 
 
 @interpreted
-def test_taps_of_graphed_steps_are_those_of_eager_ones(small_llama: Path) -> None:
+def test_taps_of_graphed_steps_are_those_of_eager_ones(two_layers: Path) -> None:
     recorder = Recorder()
-    logs = [TapLog(build(small_llama, each), (1, -1)) for each in (None, recorder)]
+    logs = [TapLog(build(two_layers, each), (1, -1)) for each in (None, recorder)]
     logs[1].engine.capture_ahead((1, -1))
     num_captures, num_replays = recorder.num_captures, recorder.num_replays
     expected, found = ([answers(log.engine, CASES[MIXED]), log] for log in logs)
