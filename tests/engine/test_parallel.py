@@ -19,8 +19,9 @@ from cluster.records import frozen
 from tests.support.draft.heads import random_eagle3
 from tests.support.draft.inside import Inside, config_of
 from tests.support.engine.driver import GreedyDecoder, load_engine
-from tests.support.engine.rank_process import NUM_TOKENS, PROMPTS, drafted
+from tests.support.engine.rank_process import NUM_TOKENS, PROMPTS, drafted, paced
 from tests.support.engine.ranks import TIMEOUT_S, free_address, two_ranks
+from tests.support.engine.slowed import SLOW
 
 # The last one has layers with a window and without.
 ARCHITECTURES = ("llama", "qwen3", "mixtral", "starcoder2", "gemma2")
@@ -30,10 +31,11 @@ ARCHITECTURES = ("llama", "qwen3", "mixtral", "starcoder2", "gemma2")
 class Session:
     """What the ranks said, in turn.
 
-    taps, drafts, texts: rank 0, the texts per architecture.  differences: both.  last_word: of
-    rank 0, when rank 1 was killed."""
+    taps, paces, drafts, texts: rank 0, the texts per architecture.  differences: both.
+    last_word: of rank 0, when rank 1 was killed."""
 
     taps: Any
+    paces: Any
     drafts: Any
     differences: list[list[str]]
     texts: list[dict[str, list[int]]]
@@ -56,12 +58,12 @@ def session(checkpoint_factory: Callable[..., Path], head: Path) -> Iterator[Ses
             assert rank.stdout is not None
             return [rank.stdout.readline() for _ in range(count)]
 
-        taps, drafts = (json.loads(line or "null") for line in said(leader, 2))
+        taps, paces, drafts = (json.loads(line or "null") for line in said(leader, 3))
         differences = [said(leader, 2), said(follower, 2)]
         texts = [json.loads(line or "{}") for line in said(leader, len(ARCHITECTURES))]
         follower.kill()
         last_word, _ = leader.communicate(timeout=TIMEOUT_S)
-        yield Session(taps, drafts, differences, texts, last_word.strip(), leader.returncode)
+        yield Session(taps, paces, drafts, differences, texts, last_word.strip(), leader.returncode)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -85,6 +87,19 @@ def test_the_leader_reads_taps_of_which_the_others_know_nothing(session: Session
     assert chunks == [["a", 0, 16], ["a", 16, 16], ["a", 32, 9]]
     assert error <= 1e-5
     assert "adapter 3" in refusal
+
+
+def test_the_first_ranks_clock_bounds_a_chunk_for_all_ranks(
+    session: Session, llama_folder: Path
+) -> None:
+    """The second one's own clock would have it read as much as a step may hold."""
+    rows, *texts = session.paces
+    quick_rows, *expected = paced(load_engine(llama_folder))
+    fitting = int((EngineConfig().max_chunk_s - SLOW[0]) / SLOW[1])
+    # The first chunk is the largest, for this engine has measured nothing yet.
+    assert max(rows[1:]) <= fitting < rows[0] == max(quick_rows)
+    assert sum(rows) == sum(quick_rows)
+    assert texts == expected
 
 
 def test_a_draft_head_on_the_first_rank_drafts_as_on_the_only_one(

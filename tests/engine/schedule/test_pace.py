@@ -12,24 +12,19 @@ import pytest
 from cluster.config.schema import EngineConfig
 from cluster.core import token_array
 from cluster.engine.memory.sequence import Pending, Sequence
-from cluster.engine.schedule.batch import Pick
 from cluster.engine.schedule.scheduler import PromptPace
 from cluster.engine.work import StepSummary, Work
 from cluster.spec.step_profile import StepProfile
 from tests.support.engine.driver import GreedyDecoder, load_engine, prompt
+from tests.support.engine.slowed import SLOW, slow_down
 
 LIMIT_S = EngineConfig().max_chunk_s
-# Seconds of a step, and of a row of it: 130 prompt tokens a second, as on two slow cores.
-SLOW = 0.02, 0.0075
 QUICK = 0.001, 0.0001
 MANY_ROWS = 512
 
 
 class Slowed:
-    """An engine whose forward passes take what they cost by a clock of its own.
-
-    costs: seconds of a step, and of each of its rows.  times_s: what its steps took.
-    """
+    """An engine whose forward passes take what they cost by a clock of its own."""
 
     def __init__(
         self,
@@ -38,26 +33,18 @@ class Slowed:
         prompts: dict[str, np.ndarray],
         num_tokens: int = 1000,
     ) -> None:
-        self.now, self.costs = 0.0, costs
         self.engine = load_engine(
             folder, num_pages=4096, max_batch_tokens=MANY_ROWS, prefix_cache=False
         )
-        self.engine._clock = lambda: self.now
-        forward = self.engine.forward
-
-        def slowed(picks: list[Pick], taps: tuple[int, ...]) -> object:
-            self.now += self.costs[0] + self.costs[1] * sum(pick.num_rows for pick in picks)
-            return forward(picks, taps)
-
-        self.engine.forward = slowed  # type: ignore[assignment]
+        self.clock = slow_down(self.engine, costs)
         self.decoder = GreedyDecoder(self.engine, prompts, num_tokens)
 
     def steps(self, is_over: Callable[[], bool]) -> Iterator[float]:
         """Run until then; the seconds of each step."""
         while not is_over():
-            began = self.now
+            began = self.clock.now
             self.decoder.step()
-            yield self.now - began
+            yield self.clock.now - began
 
 
 def prompts(count: int, length: int) -> dict[str, np.ndarray]:

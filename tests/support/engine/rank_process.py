@@ -4,11 +4,13 @@
 
 taps: rank 0 reads the hidden states of a text in chunks and of a tree, after an adapter that it
 alone knows of was refused, and prints a line of JSON: the chunks, the largest relative error, the
-refusal.  head: rank 0 drafts with HEAD for the first folder's target and prints a line of JSON, the
-text and the trees.  differ: the ranks are given other settings, and then rank 1 loses what it
-should hold; both ranks print the errors.  decode: rank 0 decodes with each model in turn and prints
-a line of JSON, its texts; with the first model it measures its steps before.  Then it goes on with
-the last one until the group breaks, and prints the error's code.
+refusal.  pace: rank 0, whose clock alone is that of a slow machine, reads a prompt beside a text
+and prints a line of JSON: the rows of the prompt in each step, and both texts.  head: rank 0
+drafts with HEAD for the first folder's target and prints a line of JSON, the text and the trees.
+differ: the ranks are given other settings, and then rank 1 loses what it should hold; both ranks
+print the errors.  decode: rank 0 decodes with each model in turn and prints a line of JSON, its
+texts; with the first model it measures its steps before.  Then it goes on with the last one until
+the group breaks, and prints the error's code.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from cluster.engine.engine import Engine, Work
 from cluster.errors import WorkerError
 from tests.support.draft.inside import Inside, config_of
 from tests.support.engine.driver import GreedyDecoder, load_engine, load_oracle, prompt, run
+from tests.support.engine.slowed import SLOW, slow_down
 from tests.support.engine.taps import TapLog, errors, expected_nodes, expected_taps
 from tests.support.worker.rounds import Session
 
@@ -55,6 +58,7 @@ def main() -> None:
     # One of them may load a model for much longer than the other, which waits for it.
     parallel.init_rank(rank, WORLD_SIZE, address, timeout_s=120)
     _tap(folders[0], rank)
+    _pace(folders[0], rank)
     _draft(folders[0], head, rank)
     _differ(folders[0], rank)
     _decode(folders, rank)
@@ -121,6 +125,30 @@ def _tap(folder: Path, rank: int) -> None:
     reason = "" if refused.error is None else refused.error.message
     _say(json.dumps([log.chunks, float(error), reason]))
     engine.close()
+
+
+def _pace(folder: Path, rank: int) -> None:
+    engine = load_engine(folder, tensor_parallel=WORLD_SIZE)
+    if rank > 0:
+        engine.follow()
+        return
+    slow_down(engine, SLOW)
+    _say(json.dumps(paced(engine)))
+    engine.close()
+
+
+def paced(engine: Engine) -> list[Any]:
+    """The rows of a prompt in each step beside a text, and the first tokens of both."""
+    decoder = GreedyDecoder(engine, {"text": prompt(4), "read": prompt(300)}, 1000)
+    decoder.start("text")
+    while len(decoder.text("text")) < 5:
+        decoder.step()
+    decoder.start("read")
+    rows = []
+    while not decoder.text("read"):
+        decoder.step()
+        rows.append(engine.last_step.num_prompt_rows)
+    return [rows, *(decoder.text(name)[:5] for name in ("text", "read"))]
 
 
 def _draft(target: Path, head: Path, rank: int) -> None:
