@@ -18,6 +18,7 @@ from accelerate.utils import send_to_device
 from numpy.typing import NDArray
 from torch import nn
 
+from cluster.draft.vocabulary import DraftVocabulary
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor
 from cluster.records import frozen, record
@@ -125,21 +126,13 @@ class HeadOrder:
     """An `Order` of whole conversations, fixed by a seed; neighbours are of similar length, to pad
     little."""
 
-    def __init__(
-        self,
-        answers: Sequence[Answer],
-        target_ids: NDArray[np.int32],
-        vocab_size: int,
-        length: int,
-        seed: int,
-    ) -> None:
-        """target_ids: of the draft vocabulary.  vocab_size: the target's."""
+    def __init__(self, answers: Sequence[Answer], vocabulary: DraftVocabulary, seed: int) -> None:
+        """vocabulary: in which the drafter writes."""
         self._answers = answers
         self._seed = seed
         self._lengths = np.array([len(each.prompt) + len(each.token_ids) for each in answers])
-        self._draft_ids = np.full(vocab_size, -1, np.int64)
-        self._draft_ids[target_ids] = np.arange(len(target_ids))
-        self._length = length
+        self._draft_ids = np.full(len(vocabulary.draft_ids), -1, np.int64)
+        self._draft_ids[vocabulary.target_ids] = np.arange(len(vocabulary.target_ids))
 
     def read(self, first: int, count: int) -> HeadBatch:
         """See `Order`."""
@@ -164,8 +157,8 @@ class HeadOrder:
         return np.concatenate([batches[index] for index in generator.permutation(len(batches))])
 
     def batch(self, answers: Sequence[Answer]) -> HeadBatch:
-        """Conversations side by side, cut to the order's length and padded to the longest."""
-        lens = [min(len(each.prompt) + len(each.token_ids), self._length) for each in answers]
+        """Conversations side by side, cut to the phase's length and padded to the longest."""
+        lens = [min(len(each.prompt) + len(each.token_ids), PHASE.length) for each in answers]
         shape = (len(answers), max(lens))
         k = answers[0].candidates.shape[1]
         token_ids = np.zeros(shape, np.int64)
@@ -283,9 +276,9 @@ def learn(
 
 
 @torch.no_grad()
-def evaluate(learner: Learner, order: HeadOrder, answers: Sequence[Answer]) -> HeldOut:
+def evaluate(learner: Learner, vocabulary: DraftVocabulary, answers: Sequence[Answer]) -> HeldOut:
     """Measure a drafter along answers that it did not learn from."""
-    device = next(learner.parameters()).device
+    device, order = next(learner.parameters()).device, HeadOrder(answers, vocabulary, 0)
     losses: list[list[float]] = []
     matches: list[list[NDArray[np.bool_]]] = []
     chains, coverages = list[float](), list[float]()

@@ -220,17 +220,13 @@ def train_head(
         vocabulary = kept_vocabulary(work / kind, known, network, settings.vocab_size, source)
     torch.manual_seed(seed)
     learner = new_learner(kind, network, vocabulary, taps, settings, reading)
-    orders = [
-        HeadOrder(each, vocabulary.target_ids, len(vocabulary.draft_ids), PHASE.length, seed)
-        for each in (known, held_out)
-    ]
     del network
-    loss = HeadLoss(learner)
-    learn(loss, orders[0], budget, _RATES, seed, checkpoint=work / kind / "head.pt")
+    order, checkpoint = HeadOrder(known, vocabulary, seed), work / kind / "head.pt"
+    learn(HeadLoss(learner), order, budget, _RATES, seed, checkpoint)
     if processes().is_main_process:
         learner.save(folder, target_of(target))
     learner.depth = settings.depth  # chains are measured, even where one draft is learnt
-    return evaluate(learner, orders[1], held_out)
+    return evaluate(learner, vocabulary, held_out)
 
 
 def new_learner(

@@ -131,19 +131,20 @@ def learn_from_traffic(
         known = [*known, *_so_many(originals, wanted)] if wanted else originals
     torch.manual_seed(seed)
     learner = load_drafter(current, origin, settings.weights)
-    before = _measured(learner, held, origin)
+    before = _measured(learner, held)
     if settings.vocab_size:
         network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         learner = with_vocabulary(learner, known, network, settings.vocab_size)
     loss = TrafficLoss if traffic.is_accepting else HeadLoss
-    learn(loss(learner), _order(learner, known, origin, seed), budget, _RATES, seed)
+    order = HeadOrder(known, learner.vocabulary, seed)
+    learn(loss(learner), order, budget, _RATES, seed)
     if not processes().is_main_process:
         return None
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     learner.save(unfinished, target_of(target))
     # What is written is measured: rounding the weights is part of it.
-    after = _measured(load_drafter(unfinished, origin, settings.weights), held, origin)
+    after = _measured(load_drafter(unfinished, origin, settings.weights), held)
     try:
         _check(before, after)
     except ConfigError:
@@ -203,23 +204,11 @@ def load_drafter(folder: Path, origin: Origin, weights: str = "") -> DraftModelL
     return DraftModelLearner(network.train(), vocabulary, weights or written)
 
 
-def _order(
-    learner: DraftModelLearner, answers: Sequence[Answer], origin: Origin, seed: int
-) -> HeadOrder:
-    target_ids = learner.vocabulary.target_ids
-    return HeadOrder(answers, target_ids, origin.vocab_size, PHASE.length, seed)
-
-
-def _measured(
-    learner: DraftModelLearner, held: dict[str, Sequence[Answer]], origin: Origin
-) -> dict[str, HeldOut]:
+def _measured(learner: DraftModelLearner, held: dict[str, Sequence[Answer]]) -> dict[str, HeldOut]:
     """By what the answers are; empty in all processes but the main one."""
     if not processes().is_main_process:
         return {}
-    return {
-        name: evaluate(learner, _order(learner, answers, origin, 0), answers)
-        for name, answers in held.items()
-    }
+    return {name: evaluate(learner, learner.vocabulary, answers) for name, answers in held.items()}
 
 
 def _check(before: dict[str, HeldOut], after: dict[str, HeldOut]) -> None:

@@ -38,7 +38,7 @@ def shards(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def order_of(answers: list[Answer], vocabulary: DraftVocabulary) -> HeadOrder:
-    return HeadOrder(answers, vocabulary.target_ids, VOCAB, 512, 3)
+    return HeadOrder(answers, vocabulary, 3)
 
 
 def test_answers_carry_the_law_by_which_the_target_wrote_them(

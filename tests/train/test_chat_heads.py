@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.eagle3 import Eagle3Head
 from cluster.draft.heads.load import load_draft_head
-from cluster.draft.vocabulary import load_draft_vocabulary
+from cluster.draft.vocabulary import load_draft_vocabulary, written_vocabulary
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.train import heads, trainer
@@ -51,7 +51,9 @@ def answers(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Answ
 
 
 def order_of(answers: list[Answer]) -> HeadOrder:
-    return HeadOrder(answers, IDS.numpy().astype(np.int32), VOCAB, 512, 0)
+    written, _ = written_vocabulary(IDS.numpy(), VOCAB)
+    assert written is not None
+    return HeadOrder(answers, written, 0)
 
 
 def target_shape(network: PreTrainedModel) -> TargetShape:
@@ -201,8 +203,7 @@ def test_training_lowers_the_loss_and_resumes_to_the_bit(
     taps = () if kind == "drafter" else TAPS
     untrained = heads.new_learner(kind, network, vocabulary, taps, SETTINGS)
     untrained.depth = SETTINGS.depth
-    order = HeadOrder(held_out, vocabulary.target_ids, VOCAB, 512, 0)
-    before = evaluate(untrained, order, held_out)
+    before = evaluate(untrained, vocabulary, held_out)
     assert whole.num_answers == before.num_answers == len(held_out)
     assert len(whole.loss_nats) == 3, "chains are measured, even where one draft is learnt"
     assert sum(whole.loss_nats) < sum(before.loss_nats)

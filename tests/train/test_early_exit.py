@@ -17,6 +17,7 @@ from cluster.core import SamplingParams, token_array
 from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.exit import ExitHead
 from cluster.draft.heads.load import load_draft_head
+from cluster.draft.vocabulary import DraftVocabulary
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
@@ -61,7 +62,7 @@ def test_it_begins_as_the_untrained_exit_and_drafts_from_the_rows_of_drafts(
     draw_shards(folder, tmp_path, 60, 0, replace(ANSWERS, taps=(EXIT,)))
     answers = read_shards(tmp_path)
     ids = np.arange(VOCAB, dtype=np.int32)
-    batch = HeadOrder(answers, ids, VOCAB, 512, 0).batch(answers[:1])
+    batch = HeadOrder(answers, DraftVocabulary(ids, ids), 0).batch(answers[:1])
     head = new_exit(network, EXIT)
     learner = ExitLearner(network, head, torch.from_numpy(ids).long(), 0, depth=3)
     with torch.no_grad():

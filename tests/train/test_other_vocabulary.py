@@ -16,7 +16,7 @@ from cluster.models.made_for import folder_made_for
 from cluster.models.token_bytes import TokenBytes
 from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
 from cluster.train.chat_drafter import OtherVocabularyLearner, Rereading, smaller_copy
-from cluster.train.chat_heads import HeadOrder, HeadSettings, evaluate
+from cluster.train.chat_heads import HeadSettings, evaluate
 from cluster.train.generate import Answer
 from cluster.train.heads import train_head
 from cluster.train.trainer import Budget
@@ -101,7 +101,6 @@ def test_training_gives_an_ordinary_model_with_the_other_tokenizer(
     draw_shards(folder, tmp_path / "work" / "answers", 1, 0, ANSWERS)
     held_out = list(map(reading, read_shards(tmp_path / "work" / "answers")[::20]))
     vocabulary = reading.vocabulary
-    order = HeadOrder(held_out, vocabulary.target_ids, len(vocabulary.draft_ids), 512, 0)
     untrained = smaller_copy(reading.renamed(network), vocabulary, 2)
-    before = evaluate(OtherVocabularyLearner(untrained, reading, "float32"), order, held_out)
+    before = evaluate(OtherVocabularyLearner(untrained, reading, "float32"), vocabulary, held_out)
     assert trained.loss_nats[0] < before.loss_nats[0]
