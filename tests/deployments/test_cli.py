@@ -172,7 +172,7 @@ def test_a_server_that_was_stopped_leaves_nothing_behind_and_none_of_rays_own_wo
     assert all(why_not("127.0.0.1", port) is None for port in ports(shared_file))
 
 
-@pytest.mark.parametrize("phase", ["starting Serve", "loading: "])
+@pytest.mark.parametrize("phase", ["starting Ray", "starting Serve", "loading: "])
 def test_an_interrupt_during_start_up_ends_it_at_once_and_leaves_nothing_behind(
     command: Command, phase: str
 ) -> None:

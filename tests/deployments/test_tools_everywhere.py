@@ -135,6 +135,31 @@ def test_tools_are_tokenised_as_a_chat_with_them_is(tool_server: Server) -> None
     assert tool_server.ask("/v1/chat/completions", **asked)["prompt_token_ids"] == tokens
 
 
+def test_a_forced_call_is_streamed_by_one_entry_a_chunk(tool_server: Server) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+    asked = {"messages": [USER], "tools": [tool], "tool_choice": "required", **SEEDED}
+    asked |= {"max_tokens": 120, "n": 2}
+    path = "/v1/chat/completions"
+    whole = [each["message"]["tool_calls"] for each in tool_server.ask(path, **asked)["choices"]]
+    chunks = [each["choices"][0] for each in tool_server.stream(path, **asked)]
+    for choice, calls in enumerate(whole):
+        first, begins, *later, last = (each for each in chunks if each["index"] == choice)
+        assert first["delta"]["role"] == "assistant"
+        assert "tool_calls" not in first["delta"]
+        ((call,),) = begins["delta"].values()
+        assert call.keys() == {"index", "id", "type", "function"}
+        assert (call["index"], call["function"]["name"]) == (0, "weather")
+        # No delta is empty but that of the end, and none has a second entry or a text beside it.
+        pieces = [call, *(piece for each in later for (piece,) in each["delta"].values())]
+        assert all(piece["function"] for piece in pieces)
+        written = [
+            "".join(each["function"]["arguments"] for each in pieces if each["index"] == index)
+            for index in range(len(calls))
+        ]
+        assert written == [each["function"]["arguments"] for each in calls]
+        assert last["finish_reason"] in {"tool_calls", "length"}
+
+
 def called(piece: CallPiece) -> Delta:
     return Delta(0, piece.arguments, kind="function", call=piece, has_calls=True)
 

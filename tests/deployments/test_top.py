@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,11 +13,13 @@ import httpx
 import pytest
 
 from cluster.errors import WorkerError
+from deployments.cli import EXIT_UNREAD
 from deployments.command_line import parser_for
 from deployments.metrics_reader import Change, Page
 from deployments.top_command import top, view
-from tests.conftest import Run
+from tests.conftest import REPOSITORY, Run
 from tests.deployments.conftest import DEADLINE_S, MODEL, Served
+from tests.support.deployments.fake_http import answering
 from tests.support.deployments.scripted_server import in_virtual_time
 
 # vLLM 0.32 with its ngram drafter, after 18 requests.
@@ -97,6 +101,24 @@ def test_a_server_without_such_figures_is_named() -> None:
         transport = httpx.MockTransport(lambda _, s=status, t=text: httpx.Response(s, text=t))
         with pytest.raises(WorkerError, match=wrong):
             in_virtual_time(top(arguments, transport))
+
+
+@pytest.mark.parametrize("words", ["", "--json"])
+def test_it_ends_without_a_word_where_nobody_reads_on(words: str) -> None:
+    with answering("/metrics", VLLM.encode()) as port:
+        top = f"-m deployments.cli top http://127.0.0.1:{port} --interval 0.05 {words}"
+        shell = f"{sys.executable} {top} | head -1; exit ${{PIPESTATUS[0]}}"
+        found = subprocess.run(
+            ["bash", "-c", shell],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    assert (found.returncode, found.stderr) == (EXIT_UNREAD, "")
+    (line,) = found.stdout.splitlines()
+    assert "demo-target" in line
 
 
 def test_a_real_server_of_ours_is_shown(served: Served, run: Run) -> None:

@@ -43,16 +43,17 @@ def test_each_option_has_its_settings() -> None:
 
 
 def test_an_option_of_vllm_is_taken_or_answered_with_what_to_write_instead(tmp_path: Path) -> None:
-    adapter = str(tmp_path)
+    adapter, template = str(tmp_path), tmp_path / "template.jinja"
     words = (
         "--draft suffix --tool-call-parser llama3_json --enable-auto-tool-choice "
         f"--reasoning-parser deepseek_r1 --enable-lora --lora-modules a={adapter} "
         "--data-parallel-size 2 --no-enable-prefix-caching --generation-config vllm "
         '--allowed-origins ["*"] --enable-chunked-prefill '
         "--otlp-traces-endpoint http://127.0.0.1:4318/v1/traces "
-        f"--ssl-certfile {adapter} --ssl-keyfile {adapter}"
+        f"--ssl-certfile {adapter} --ssl-keyfile {adapter} --chat-template {template}"
     )
     found = config("demo-target", *words.split())
+    assert found.answers.chat_template == str(template)
     assert (found.answers.tool_parser, found.answers.reasoning_parser) == ("llama3", "think")
     assert (found.target.replicas, found.target.generation_config) == (2, "none")
     assert found.target.engine.adapters == {"a": adapter}
