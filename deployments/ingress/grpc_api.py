@@ -61,7 +61,7 @@ class GrpcApi:
     async def _responses(self, body: bytes, context: Any) -> AsyncIterator[GenerationResponse]:
         sent = dict(context.invocation_metadata() or ())
         caller = self._ingress.caller(sent)
-        try:
+        with self._ingress.counting_refusals():
             message = _message_of(pb.GenerateRequest, body, self._ingress)
             request = decode_request(message)
             limits = self._ingress.limits_of(caller, sent.get(SEGMENT.lower(), ""))
@@ -76,9 +76,6 @@ class GrpcApi:
                 caller,
                 sent.get("traceparent", ""),
             )
-        except DrafthouseError as error:
-            self._ingress.count_refusal(error)
-            raise
         try:
             is_over, model = False, request.model or self._ingress.config.model_name
             async for deltas in generation.deltas():

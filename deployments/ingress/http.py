@@ -146,21 +146,21 @@ async def _generate(ingress: Ingress, face: Face, request: Request) -> Response:
     caller = request.state.caller
     limits = ingress.limits_of(caller, request.headers.get(SEGMENT, ""))
     try:
-        timeout_s = timeout_of(request)
-        form: type[Sampling] = face.endpoint.body
-        asked = await read_object(
-            request, ingress.config.ingress, lambda values: form.parse(values, limits)
-        )
-        generation = await ingress.generate(
-            face.answer_id(request_id),
-            asked.spec,
-            timeout_s=timeout_s,
-            caller=caller,
-            traceparent=request.headers.get("traceparent", ""),
-        )
-    except DrafthouseError as error:
-        ingress.count_refusal(error)
-        if isinstance(error, ContextLengthError) and face.endpoint is RESPONSES and asked.stream:
+        with ingress.counting_refusals():
+            timeout_s = timeout_of(request)
+            form: type[Sampling] = face.endpoint.body
+            asked = await read_object(
+                request, ingress.config.ingress, lambda values: form.parse(values, limits)
+            )
+            generation = await ingress.generate(
+                face.answer_id(request_id),
+                asked.spec,
+                timeout_s=timeout_s,
+                caller=caller,
+                traceparent=request.headers.get("traceparent", ""),
+            )
+    except ContextLengthError as error:
+        if face.endpoint is RESPONSES and asked.stream:
             return _failed_stream(ingress, face, asked, error, request_id)
         raise
     is_streaming = False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cluster import metrics
@@ -225,15 +226,17 @@ class Ingress:
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """Return who calls, by the headers or the metadata; a refusal is counted."""
-        try:
+        with self.counting_refusals():
             return self.keys.caller(headers)
-        except DrafthouseError as error:
-            self.count_refusal(error)
-            raise
 
-    def count_refusal(self, error: DrafthouseError) -> None:
-        """Count a request that the ingress itself refused."""
-        self.recorder.add(metrics.REJECTED, code=error.code)
+    @contextlib.contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Count a request that the ingress itself refuses inside."""
+        try:
+            yield
+        except DrafthouseError as error:
+            self.recorder.add(metrics.REJECTED, code=error.code)
+            raise
 
     async def health(self) -> dict[str, Any]:
         """The current health; `status` is "ok" if a coordinator leads a target.
