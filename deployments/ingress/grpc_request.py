@@ -21,7 +21,7 @@ from deployments.ingress.fields import Names, shown
 from deployments.ingress.openai_request import check_range
 from deployments.ingress.sampling import Alternatives, Sampling
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
-from deployments.ingress.structured import KINDS, grammar_of
+from deployments.ingress.structured import KINDS, StructuredOutputs
 
 _MAX_NAME_LEN = 128
 _GRAMMAR = "sampling.grammar.source"
@@ -103,7 +103,7 @@ def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
     spec = call.generation(limits, (prompt,), call.logprobs, num_samples=width)
     grammar = request.sampling.grammar
     if grammar is not None:
-        params = dataclasses.replace(spec.params, grammar=_grammar(grammar))
+        params = dataclasses.replace(spec.params, grammar=_grammar(grammar, limits))
         spec = dataclasses.replace(spec, params=params, grammar_field=_GRAMMAR)
     return spec
 
@@ -124,14 +124,18 @@ def _value(request: Any, path: str) -> Any:
     return None if request == "" else request
 
 
-def _grammar(grammar: GrammarSpec) -> GrammarSpec:
+def _grammar(grammar: GrammarSpec, limits: Limits) -> GrammarSpec:
     """The request's grammar, checked as those of HTTP are."""
     kind = "json" if grammar.kind == "json_schema" else grammar.kind
     if kind not in KINDS:
         remedy = "send json_schema, regex, choice, grammar or structural_tag"
         raise RequestError.at("sampling.grammar.kind", f"{shown(grammar.kind)}; {remedy}")
     source = parse_json(grammar.source, _GRAMMAR) if kind == "choice" else grammar.source
-    return grammar_of(kind, source, _GRAMMAR)
+    with Names({kind: _GRAMMAR}).told():
+        found, _ = StructuredOutputs.read({kind: source}, limits).grammar("")
+    if found is None:
+        raise RequestError.at(_GRAMMAR, "null; send a list of texts")
+    return found
 
 
 def _check_resume(resume: Sequence[ResumedChoice], num_choices: int, limits: Limits) -> None:

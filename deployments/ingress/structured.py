@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from cluster.errors import RequestError
 from cluster.grammar.json_schema import lenient
@@ -13,7 +13,7 @@ from cluster.requests.fields import GrammarSpec
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.contract import REQUIRED, Body, supported
 from deployments.ingress.api.wording import TEXT, joined
-from deployments.ingress.fields import encodable, encodable_json, json_kind, shown
+from deployments.ingress.fields import encodable_json, json_kind
 from deployments.ingress.spec import Limits
 
 _MAX_CHOICES, _MAX_CHOICE_LEN = 4096, 65536
@@ -21,14 +21,16 @@ KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 OF_STRICT = "the schema holds either way; true = what is not served of it is refused"
 _ANY_OBJECT = GrammarSpec("json_schema", '{"type": "object"}')
 _ObjectOrText = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, TEXT]})]
-_Text = Annotated[Any, WithJsonSchema({**TEXT})]
+_Text = Annotated[str, Field(min_length=1)]
 _Texts = Annotated[
-    Any, WithJsonSchema({"type": "array", "items": TEXT, "minItems": 1, "maxItems": _MAX_CHOICES})
+    list[Annotated[str, Field(max_length=_MAX_CHOICE_LEN)]],
+    Field(min_length=1, max_length=_MAX_CHOICES),
 ]
 
 
 def grammar_of(kind: str, value: Any, path: str) -> GrammarSpec:
-    """The grammar of one of vLLM's kinds; raises RequestError, naming `path`, for what is none."""
+    """The grammar of one of vLLM's kinds, from a value that its field of `StructuredOutputs` may
+    have; raises RequestError, naming `path`, for what is no schema or tag."""
     if kind in ("json", "structural_tag"):
         # vLLM takes schemas as objects, and as texts of them.
         value = parse_json(value, path) if isinstance(value, str) else value
@@ -37,18 +39,8 @@ def grammar_of(kind: str, value: Any, path: str) -> GrammarSpec:
         source = _dumped(encodable_json(value, path))
         return GrammarSpec("json_schema" if kind == "json" else kind, source)
     if kind == "choice":
-        if not isinstance(value, list) or not 0 < len(value) <= _MAX_CHOICES:
-            what = f"{len(value)} items" if isinstance(value, list) else json_kind(value)
-            remedy = f"send a list with at least one text, and at most {_MAX_CHOICES}"
-            raise RequestError.at(path, f"{what}; {remedy}")
-        if not all(isinstance(text, str) and len(text) <= _MAX_CHOICE_LEN for text in value):
-            remedy = f"send texts of at most {_MAX_CHOICE_LEN} characters"
-            raise RequestError.at(path, f"not all are such; {remedy}")
-        return GrammarSpec(kind, _dumped(list(dict.fromkeys(encodable_json(value, path)))))
-    if not isinstance(value, str) or not value:
-        what = "empty" if value == "" else json_kind(value)
-        raise RequestError.at(path, f"{what}; send a text with at least one character")
-    return GrammarSpec(kind, encodable(value, path))
+        value = _dumped(list(dict.fromkeys(value)))
+    return GrammarSpec(kind, value)
 
 
 def _dumped(value: Any) -> str:
@@ -69,9 +61,9 @@ class _Form(Body):
 class StructuredOutputs(_Form):
     json_: _ObjectOrText = supported("a JSON schema", alias="json")
     json_object: bool = supported("any JSON object", False)
-    regex: _Text = supported("a regular expression for the whole answer")
-    choice: _Texts = supported("one of these texts")
-    grammar_: _Text = supported("a grammar in Lark, or in GBNF", alias="grammar")
+    regex: _Text | None = supported("a regular expression for the whole answer")
+    choice: _Texts | None = supported("one of these texts")
+    grammar_: _Text | None = supported("a grammar in Lark, or in GBNF", alias="grammar")
     structural_tag: _ObjectOrText = supported("as in response_format")
 
     def check(self, limits: Limits) -> None:
@@ -99,7 +91,9 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(_Form):
-    type: str = supported("text, json_object, json_schema or structural_tag", "", max_length=64)
+    type: Literal["text", "json_object", "json_schema", "structural_tag"] = supported(
+        "text, json_object, json_schema or structural_tag", REQUIRED
+    )
     json_schema: NamedSchema | None = supported("a name and a schema")
     format: Any = supported("of a structural_tag")
     structures: Any = supported("of a structural_tag")
@@ -116,9 +110,6 @@ class ResponseFormat(_Form):
             self._grammar = grammar_of("structural_tag", tag, ""), ""
         elif self.type == "json_object":
             self._grammar = _ANY_OBJECT, ""
-        elif self.type != "text":
-            remedy = "send text, json_object, json_schema or structural_tag"
-            raise RequestError.at("type", f"{shown(self.type)}; {remedy}")
 
     def schema_of(self) -> tuple[str, Any]:
         """Where the schema stands, and the schema as it is held."""

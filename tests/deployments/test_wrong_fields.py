@@ -192,7 +192,7 @@ CASES: Mapping[Endpoint, Sequence[tuple[Any, ...]]] = {
                 (".json", {"json": "{"}, "not valid JSON"),
                 (".json", {"json": 5}, "JSON schema"),
                 (".choice", {"choice": []}, "at least one"),
-                (".regex", {"regex": 5}, "send a text"),
+                (".regex", {"regex": 5}, "send a string"),
             )
         ),
     ],
