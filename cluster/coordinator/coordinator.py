@@ -274,7 +274,9 @@ class Coordinator:
             "num_waiting": self._table.num_waiting,
             "targets": [seat.status() for seat in seats],
             "drafters": drafter_states(self._present, replicas),
-            "faults": added_up([replicas.faults(), *(seat.faults() for seat in seats)]),
+            "faults": added_up(
+                [replicas.faults, *(seat.state.get("faults", {}) for seat in seats)]
+            ),
             "left_alone": sorted(left_alone),
             "engines": reported((*seats, *replicas)),
             "scores": self._scores.acceptance.table(),

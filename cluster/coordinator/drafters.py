@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 class DrafterPool(list[DrafterReplica]):
     """All replicas.  A session sticks to one per drafter while that one lives.
 
-    seen: names of drafters that were here at some time.
+    seen: names of drafters that were here at some time.  faults: their numbers, by the drafter's
+    name and by reason.
     """
 
     def __init__(self, present: Present, scores: PoolScores) -> None:
@@ -41,7 +42,7 @@ class DrafterPool(list[DrafterReplica]):
         self._num_merges = 0
         self._merging = Fence(present.recorder, "pool trees")
         self.seen: set[str] = set()
-        self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._said = OnceAMinute()
         # By drafter, replica and model; one that a replica's former life opened stays open.
         self.breakers: dict[tuple[str, str, str], CircuitBreaker] = {}
@@ -97,7 +98,7 @@ class DrafterPool(list[DrafterReplica]):
                 self._count_fault(replica.name, "stalled")
                 self._move(replica)
         roster = self._scores.roster
-        roster.note_faults(self.faults())
+        roster.note_faults(self.faults)
         roster.follow(each.text for each in self._present.sessions.values())
 
     def commit(self, session: Session) -> None:
@@ -148,10 +149,6 @@ class DrafterPool(list[DrafterReplica]):
             for name in session.text.names
             if name in full and name not in session.subscriptions
         )
-
-    def faults(self) -> dict[str, dict[str, int]]:
-        """Return the number of faults by the drafter's name and by reason."""
-        return {name: dict(counts) for name, counts in self._faults.items()}
 
     def usable(self) -> set[str]:
         """Names of the drafters of which a replica may be used at present, or one in a target."""
@@ -277,7 +274,7 @@ class DrafterPool(list[DrafterReplica]):
     def _count_fault(self, name: str, why: str) -> None:
         """Count a fault that says nothing of what comes next."""
         self._present.recorder.add(metrics.DRAFTER_FAULTS, drafter=name, why=why)
-        self._faults[name][why] += 1
+        self.faults[name][why] += 1
 
     def _count_failure(self, replica: DrafterReplica, why: str, told: str = "") -> bool:
         """Count a fault.  True when the replica is to be left alone from now on.

@@ -185,10 +185,6 @@ class TargetSeat(Outbox[StepFrame]):
             **{name: self.state[name] for name in _OF_LOOP if name in self.state},
         }
 
-    def faults(self) -> dict[str, dict[str, int]]:
-        """Of the drafters inside it, by name and reason."""
-        return dict(self.state.get("faults", {}))
-
     def left_alone(self) -> list[str]:
         """Names of the drafters inside it that may not be used at present."""
         states = self.state.get("residents", {})
