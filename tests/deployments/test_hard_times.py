@@ -1,0 +1,103 @@
+"""A whole server, without Ray, whose cores others take or whose wall clock jumps.
+
+A pause of all its processes is in test_silence.py, where they are several.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.engine.engine import Engine
+from cluster.engine.work import Output
+from tests.support.deployments.api import MODEL, events
+from tests.support.deployments.server import Server
+
+NUM_BUSY = 4
+BUSY = "while True: pass"
+# A step takes longer than the silence after which a target is left, and has a core to fight for.
+STEP_S, COMPUTED_S = 4.5, 0.5
+HOUR_S = 3600.0
+BODY = {"prompt": "abc abc abc", "temperature": 0.7, "seed": 3, "ignore_eos": True}
+
+
+@pytest.fixture
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nobody is left or at fault meanwhile: there is no warning."""
+    with caplog.at_level(logging.WARNING):
+        yield
+    ours = [each for each in caplog.records if each.name.startswith(("cluster", "deployments"))]
+    assert [each.getMessage() for each in ours] == []
+
+
+@contextmanager
+def busy_processes() -> Iterator[None]:
+    running = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(NUM_BUSY)]
+    try:
+        yield
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
+
+
+def read(server: Server, then: Callable[[int], Any] = lambda place: None, **body: Any) -> str:
+    """A streamed text, which may take a minute; `then` is called after each of its pieces."""
+    asked, text = {"model": MODEL, "stream": True, **BODY, **body}, ""
+    headers, url = {"x-request-timeout-ms": "60000"}, f"{server.url}/v1/completions"
+    with httpx.stream("POST", url, json=asked, headers=headers, timeout=120) as answer:
+        said = (event for line in answer.iter_lines() for event in events(line))
+        for place, event in enumerate(said):
+            assert "error" not in event, event
+            text += event["choices"][0]["text"] if event["choices"] else ""
+            then(place)
+    return text
+
+
+def test_steps_longer_than_a_silence_on_shared_cores_leave_nobody(
+    server: Server, quiet: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = read(server, max_tokens=2)
+    plain, states = Engine.step, []
+
+    def stretched(engine: Engine, *arguments: Any, **options: Any) -> list[Output]:
+        until, computed_s = time.monotonic() + STEP_S, time.thread_time() + COMPUTED_S
+        while time.thread_time() < computed_s:
+            pass
+        time.sleep(max(until - time.monotonic(), 0.0))
+        states.append(server.coordinator.status()["targets"])
+        return plain(engine, *arguments, **options)
+
+    with busy_processes(), monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", stretched)
+        assert read(server, max_tokens=2) == expected
+    assert len(states) >= 2
+    assert all(len(each) == 1 for each in states)
+
+
+def test_a_wall_clock_that_jumps_ends_no_text_and_no_time(
+    server: Server, quiet: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward and back by an hour, as when a machine's clock is set while it serves."""
+    asked: dict[str, Any] = {"max_tokens": 60, "speculation": {"enabled": False}}
+    expected = read(server, **asked)
+    real, real_ns, offset = time.time, time.time_ns, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + offset[0])
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + int(1e9 * offset[0]))
+    jumps = {3: HOUR_S, 9: -HOUR_S, 15: 0.0}
+
+    def jump(place: int) -> None:
+        offset[0] = jumps.get(place, offset[0])
+
+    assert read(server, jump, **asked) == expected
+    for offset[0] in (HOUR_S, -HOUR_S):
+        assert read(server, **asked) == expected
+    assert len(server.coordinator.status()["targets"]) == 1
