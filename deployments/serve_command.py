@@ -38,6 +38,8 @@ from deployments.readiness import base_url, engine_line, health, wait_until_conn
 
 _POLL_S = 0.25
 _REPORT_S = 10.0
+# After so long without an end, a stop that was asked for was swallowed.
+_AGAIN_S = 0.5
 # Back to the line's beginning, and nothing behind it.
 _CLEAR = "\r\x1b[K"
 # The last line of a traceback: the error's class, with its module unless it is Python's own.
@@ -250,20 +252,23 @@ def _say(text: str, stream: TextIO, end: str = "\n") -> None:
 
 
 class _Signals:
-    """SIGINT and SIGTERM interrupt the main thread, and are remembered where that is swallowed."""
+    """SIGINT and SIGTERM interrupt the main thread, again and again where that is swallowed, as by
+    whatever ends inside ray.init."""
 
     def __init__(self) -> None:
         self._is_asked = False
 
     @contextlib.contextmanager
     def interrupt(self) -> Iterator[None]:
-        """Inside, the first signal raises _Stop; others follow where a whole group is signalled.
-        Enter anew after ray.init, which takes over SIGTERM."""
+        """Inside, the first signal raises _Stop, and a clock does so from then on; others follow
+        where a whole group is signalled.  Enter anew after ray.init, which takes over SIGTERM."""
 
         def stop(signum: int, frame: FrameType | None) -> None:
-            is_first, self._is_asked = not self._is_asked, True
-            if is_first:
-                raise _Stop
+            if self._is_asked and signum != signal.SIGALRM:
+                return
+            self._is_asked = True
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+            raise _Stop
 
         former = sys.unraisablehook
 
@@ -278,6 +283,7 @@ class _Signals:
             self.check()
             yield
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             sys.unraisablehook = former
 
     def ignore(self) -> None:
@@ -298,5 +304,5 @@ class _Signals:
 
     @staticmethod
     def _set(handler: Callable[[int, FrameType | None], None]) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, handler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def test_on_a_ray_that_is_joined_each_process_is_replaced(monkeypatch: pytest.Mo
 @contextlib.contextmanager
 def former_handlers() -> Iterator[None]:
     """What handles signals after the block is what did before it."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
     former = [signal.getsignal(number) for number in numbers]
     try:
         yield
@@ -94,6 +95,16 @@ def test_a_signal_in_a_finaliser_is_remembered_and_nothing_is_said(
     with former_handlers(), pytest.raises(_Stop):
         watch(_Signals())
     assert said == []
+
+
+def test_a_stop_that_is_swallowed_is_raised_again() -> None:
+    def swallow() -> None:
+        with contextlib.suppress(_Stop):
+            signal.raise_signal(signal.SIGINT)
+        time.sleep(30.0)
+
+    with former_handlers(), pytest.raises(_Stop), _Signals().interrupt():
+        swallow()
 
 
 def test_a_signal_that_comes_twice_does_not_interrupt_the_end() -> None:
