@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import pkgutil
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -142,7 +142,8 @@ def add_options(
             # The module of one of its own is imported for that alone.
             how["type"] = _TYPES.get(kind) or partial(_resolved, kind)
         if "help" in how:
-            how["help"] = how["help"].format(**named)
+            shown = how["help"].format(**named)
+            how["help"] = SUPPRESS if shown == SUPPRESS else shown  # argparse compares by identity
         place(name, **how)
 
 

@@ -41,7 +41,7 @@ class Price(enum.Enum):
 # in an application are a part of its version.
 OUTSIDE: Mapping[str, Price] = {"logging_config": Price.LIVE, "proxy_location": Price.NOTHING}
 INSIDE: Mapping[str, Price] = {
-    "route_prefix": Price.LIVE,
+    "route_prefix": Price.NOTHING,
     "logging_config": Price.NOTHING,
     "external_scaler_enabled": Price.NOTHING,
 }

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _INTERVAL_S = 60.0
 _NUM_DIGEST_CHARS = 16
 # Another number begins anew: for records that say something else in the same form.
-_FORM = 7
+_FORM = 8
 
 
 def learned_file(config: Config, target: WorkerDescription, version: str, whose: str) -> Path:

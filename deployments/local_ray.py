@@ -36,6 +36,9 @@ _SERVE_SHUTDOWN_S = 10.0
 _SHUTDOWN_S = 15.0
 _PROCESS_GRACE_S = 3.0
 _LOOK_EVERY_S = 0.25
+_ANSWER_S = 5.0
+# The sections of what listens for clients.
+_FACES = ("http", "grpc")
 
 
 class LocalRay:
@@ -161,12 +164,14 @@ class JoinedRay:
         """Raise ConfigError where the ingress could not listen here, or would share a port."""
         num_nodes = sum(bool(node["Alive"]) for node in ray.nodes())
         if num_nodes > 1:
-            if self._config.http.is_local:
-                raise ConfigError.at(
-                    "http.host",
-                    f"{self._config.http.host} is for the ingress' own node, which may be any of "
-                    f"{num_nodes} here; set it to 0.0.0.0, and grpc.host, too",
-                )
+            for name in _FACES:
+                host = getattr(self._config, name).host
+                if is_loopback(host):
+                    raise ConfigError.at(
+                        f"{name}.host",
+                        f"{host} is for the ingress' own node, which may be any of "
+                        f"{num_nodes} here; set it to 0.0.0.0",
+                    )
         elif self._applications[0] not in serve.status().applications:
             # Of a Ray that runs already the dashboard does, too.
             dashboard = replace(self._config.dashboard, enabled=False)
@@ -176,13 +181,15 @@ class JoinedRay:
         """The configuration with an ingress' node as the host, where it listens on all of its
         interfaces."""
         handle = serve.get_deployment_handle("ingress", app_name=self._applications[0])
-        where = handle.placement.remote().result()["node_id"]
-        (host,) = (each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == where)
-        faces: dict[str, Any] = {"http": self._config.http, "grpc": self._config.grpc}
-        there = {
-            name: replace(face, host=host)
-            for name, face in faces.items()
-            if is_everywhere(face.host)
+        try:
+            where = handle.placement.remote().result(timeout_s=_ANSWER_S)["node_id"]
+        except Exception:  # noqa: BLE001 - Serve's errors have no common base; it is asked again
+            return self._config
+        hosts = {each["NodeID"]: each["NodeManagerAddress"] for each in ray.nodes()}
+        there: dict[str, Any] = {
+            name: replace(face, host=hosts[where])
+            for name in _FACES
+            if is_everywhere((face := getattr(self._config, name)).host) and where in hosts
         }
         return replace(self._config, **there)
 

@@ -78,7 +78,7 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
             _wait_until_running(names, signals, follower)
             is_serving = True
             ask = asking(cluster.as_reached, names[0])
-            url, drafters = base_url(file.config), file.config.on_their_own
+            url, drafters = base_url(cluster.as_reached()), file.config.on_their_own
             wait_until_connected(ask, url, drafters, signals.check, _progress)
             cluster.announce(file.document)
             token_file = cluster.token_file() if file.config.dashboard.enabled else None
@@ -88,7 +88,7 @@ def serve_until_stopped(file: ServeFile, place: Path | str) -> int:
                 _progress(line)
             engines, seen = engine_line(ask()), cluster.as_reached()
             _say(said(ready_line(seen, engines), beginning=""), sys.stdout)
-            _say(said(what_to_try(seen, base_url(seen)), beginning=""), sys.stderr)
+            _say(said(what_to_try(file.config, base_url(seen)), beginning=""), sys.stderr)
             signals.wait()
     except (_Stop, SystemExit, KeyboardInterrupt):
         _progress("stopping")

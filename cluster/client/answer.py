@@ -45,8 +45,6 @@ class Resumption:
 
         Raises ProtocolError for a choice that is finished or was not requested.
         """
-        if not response.id:
-            return False  # Ray Serve's proxy puts one before the status of an error
         self._request.sampling.seed = response.seed
         self._request.request_id = response.id
         for delta in response.choices:

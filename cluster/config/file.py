@@ -181,6 +181,9 @@ def _checked(path: Path, document: dict[str, Any], overrides: Sequence[str]) -> 
     for place, application in applications.items():
         check_keys(application, _SERVE_KEYS["applications"], place)
     (place, application), *pools = in_order
+    if application.get("route_prefix") not in (None, "/"):
+        reason = f"{application['route_prefix']!r} is for Ray Serve's proxies; remove it"
+        raise ConfigError.at(f"{place}.route_prefix", reason)
     config = _named(parse(Config, application["args"]))
     config.check()
     config, deployments = with_deployments(config, application, place)

@@ -15,7 +15,8 @@ class HttpConfig:
     """The OpenAI-compatible endpoint: every ingress replica listens on its own node."""
 
     REMOVED: ClassVar[Mapping[str, str]] = {
-        "listener": "every ingress replica listens itself, at host and port of its node; remove it",
+        "listener": "every ingress replica listens itself, at host and port of its node; remove "
+        "it, and write host: 0.0.0.0 where other machines are to reach it",
     }
 
     host: Host = "127.0.0.1"

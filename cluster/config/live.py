@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config.parse import check_keys, mapping, nearest, overlaid
-from cluster.config.references import check_stages
+from cluster.config.references import check_stages, check_tasks
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 
@@ -117,6 +117,7 @@ def changed_drafter(
             )
     result = replace(config, drafters={**config.drafters, name: drafter})
     check_stages(result.drafters)
+    check_tasks(result.tasks, result.drafters)
     return result
 
 

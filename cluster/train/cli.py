@@ -184,6 +184,8 @@ def _evaluate(arguments: argparse.Namespace) -> None:
             "of the demonstration's target are measured in a checkout, by "
             "`python -m models.recipe bits`"
         )
+    if arguments.target is None:
+        raise ConfigError("--target: name the model whose drafters are compared")
     show_comparison(arguments, arguments.target, questions_of(arguments))
 
 

@@ -60,12 +60,13 @@ class IngressDeployment:
             await self._ingress.first_link()
         self._exporter = Exporter(self._ingress.recorder)
         self._exporter.start()
+        self._listeners: list[GrpcListener | HttpListener] = []
         self._drained: asyncio.Task[None] | None = None
         patience_s = config.ingress.shutdown_grace_s + _LISTENER_MARGIN_S
         app, tls = create_app(self._ingress), config.tls.files()
         self._http = HttpListener(app, config.http, patience_s, tls)
         grpc = GrpcListener(GrpcApi(self._ingress), config, patience_s)
-        self._listeners: list[GrpcListener | HttpListener] = [grpc, self._http]
+        self._listeners += [grpc, self._http]
         admin = config.access.admin
         if admin.port is not None:
             where = HttpConfig(host=admin.host, port=admin.port)

@@ -1,4 +1,4 @@
-"""The gRPC API, behind Serve's proxy and by itself: generation, errors, health and reflection."""
+"""The gRPC API: generation, errors, health and reflection."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_stream_is_resumed_where_it_broke_off(client: Client) -> None:
     assert text.endswith("".join(choice.text for choice in rest))
 
 
-def test_calls_with_one_answer_pass_both_ways_in(client: Client, served: Served) -> None:
+def test_calls_with_one_answer(client: Client, served: Served) -> None:
     names = [model.id for model in client.list_models().models]
     assert names == [card["id"] for card in httpx.get(f"{served.http}/v1/models").json()["data"]]
     tokens = client.tokenize(TokenizeRequest(text="hello", model=MODEL))
@@ -86,7 +86,7 @@ def test_calls_with_one_answer_pass_both_ways_in(client: Client, served: Served)
         client.tokenize(TokenizeRequest(text="hello", model="gpt-5"))
     with pytest.raises(InvalidRequestError) as caught:
         client.detokenize(DetokenizeRequest(token_ids=[10**6]))
-    assert "token_ids: token id 1000000" in str(caught.value)  # Serve's proxy drops the metadata
+    assert "token_ids: token id 1000000" in str(caught.value)
 
 
 BAD: list[tuple[GenerationRequest | bytes, grpc.StatusCode]] = [

@@ -56,8 +56,8 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_work(
     [
         (("demo",), "`make train`"),
         (("demo", "demo-draft", "--steps", "5", "--help"), "`python -m models.recipe train`"),
-        (("evaluate", "--target", "x", "--skip-bits"), "`python -m models.recipe bits`"),
-        (("evaluate", "--target", "x", "--max-bytes", "9"), "`python -m models.recipe bits`"),
+        (("evaluate", "--skip-bits"), "`python -m models.recipe bits`"),
+        (("evaluate", "--max-bytes", "9"), "`python -m models.recipe bits`"),
     ],
 )
 def test_what_has_left_says_where_it_is(
