@@ -45,6 +45,8 @@ class Resumption:
 
         Raises ProtocolError for a choice that is finished or was not requested.
         """
+        if not response.id:
+            return False  # what stood behind Ray Serve's proxy put one before an error's status
         self._request.sampling.seed = response.seed
         self._request.request_id = response.id
         for delta in response.choices:

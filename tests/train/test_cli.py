@@ -28,7 +28,6 @@ def parse(*words: str) -> argparse.Namespace:
             ("drafter", "x", "--target", "y", "--steps", "5", "--layers", "0"),
             "'0' is no whole number of at least 1",
         ),
-        (("evaluate",), "--target"),
     ],
 )
 def test_bad_options_are_explained(
@@ -67,6 +66,11 @@ def test_what_has_left_says_where_it_is(
     said = capsys.readouterr().err
     assert "gone" in said
     assert instead in said
+
+
+def test_without_a_target_there_is_nothing_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(parse("evaluate")) == 2
+    assert "--target: name the model" in capsys.readouterr().err
 
 
 def test_missing_questions_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
