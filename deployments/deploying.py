@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve._private.build_app import build_app
 from ray.serve._private.constants import SERVE_DEFAULT_APP_NAME
@@ -52,7 +53,8 @@ def begin(file: ServeFile, *, is_own: bool) -> None:
             name=name,
             route_prefix=None,
             logging_config=logging_options(file, each),
-            default_runtime_env=schema.runtime_env,
+            # As `serve.run`: what the command itself was started with, of `ray job submit` say.
+            default_runtime_env=schema.runtime_env or ray.get_runtime_context().runtime_env,
             external_scaler_enabled=schema.external_scaler_enabled,
         )
         for place, deployment in enumerate(found.deployments):
