@@ -316,7 +316,7 @@ class CoordinatorConfig:
     requests move to another. Each says every second that it is there."""
     target_timeout_s: Annotated[float, Range(0.1, MAX_SECONDS)] = 120.0
     """A target that says it computes, but ends no step for so long, is given up. Requests wait as
-    long for a target when there is none."""
+    long for a target, or for a coordinator, when there is none."""
 
     @property
     def max_frame_tokens(self) -> int:

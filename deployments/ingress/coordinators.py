@@ -32,11 +32,11 @@ class Coordinators:
 
     def __init__(
         self,
-        connect_timeout_s: float = 30.0,
+        connect_timeout_s: float = 120.0,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         silence_s: float = 3.0,
     ) -> None:
-        """connect_timeout_s: how long a request waits for a coordinator before it is answered 503.
+        """connect_timeout_s: how long a request waits for a coordinator before it ends with 503.
         silence_s: a coordinator that says nothing for so long is left."""
         self._connect_timeout_s = connect_timeout_s
         self._silence_s = silence_s

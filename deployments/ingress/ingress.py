@@ -66,7 +66,9 @@ class Ingress:
         self._watching: asyncio.Task[None] | None = None
         settings = config.coordinator
         self.coordinators = Coordinators(
-            max_frame_bytes=settings.max_frame_bytes, silence_s=settings.target_silence_s
+            connect_timeout_s=settings.target_timeout_s,
+            max_frame_bytes=settings.max_frame_bytes,
+            silence_s=settings.target_silence_s,
         )
         # Until a coordinator says what the targets serve.
         self.coordinators.adapters = {name: name for name in config.target.engine.adapters}
