@@ -23,8 +23,6 @@ from cluster.spec.forest import Floats
 # A model that promises less than this share of the best one is not tried in each text: it takes
 # turns for all of them.
 _HOPEFUL_SHARE = 0.25
-# What a model's reading of a text takes is to be brought by so many turns behind it.
-_PAID_BACK = 16.0
 
 
 def draft_s(
@@ -155,10 +153,11 @@ class Ensemble:
         ]
 
     def _price_of_reading(self, model: Resident, text: Text) -> float:
-        """Return the weighted tokens that a turn is to bring for the reading before it."""
+        """Return the weighted tokens that a turn is to bring for the reading before it, which the
+        turns that are enough for an estimate are to pay."""
         if text.is_read(model.name):
             return 0.0
-        return self._rate * self._target.drafting[model.name].read_s / _PAID_BACK
+        return self._rate * self._target.drafting[model.name].read_s / evidence.FEW
 
     def _best(self, worth: Floats) -> list[int]:
         """Return the number of the model for each text, -1 = none.
