@@ -1,7 +1,6 @@
 """The draw in one Triton kernel is the draw: token for token that of the noise in rows.
 
-Here it runs under Triton's interpreter, in a process of its own; on a machine with a GPU also on
-that.
+Here it runs under Triton's interpreter; on a machine with a GPU also on that.
 """
 
 from __future__ import annotations
@@ -10,16 +9,16 @@ import pytest
 import torch
 
 from cluster.worker.verifier import fused_draw
-from tests.support.engine.interpreter import needs_gpu, needs_triton
+from tests.support.engine.interpreter import interpreted, needs_gpu
 from tests.support.engine.triton_cases import DRAWS
 
 
-@needs_triton
+@interpreted
 @pytest.mark.parametrize("name", DRAWS)
-def test_the_kernel_draws_what_the_reference_draws(
-    interpreted: dict[str, torch.Tensor], name: str
-) -> None:
-    assert interpreted[f"draw {name}"].tolist() == DRAWS[name].drawn(None).tolist()
+def test_the_kernel_draws_what_the_reference_draws(name: str) -> None:
+    from cluster.engine.draw.triton import draw_tokens
+
+    assert DRAWS[name].drawn(draw_tokens).tolist() == DRAWS[name].drawn(None).tolist()
 
 
 @needs_gpu

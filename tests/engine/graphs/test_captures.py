@@ -1,6 +1,6 @@
 """When a graph is captured, and where there can be none, steps run eagerly.
 
-With the double of `tests/engine/graphs/test_graphs.py`, in an interpreter's process as there.
+With the double of `tests/engine/graphs/test_graphs.py`, under the interpreter as there.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tests.support.engine.graphs import (
     build,
     check_equal,
     decoding,
-    interpreted,
 )
+from tests.support.engine.interpreter import interpreted
 
 
 @interpreted

@@ -2,7 +2,7 @@
 
 Without a GPU a double stands for CUDA: what it "captures" it calls again, and so it shows whether
 that can be called again, on whatever the words on the device say by then.  The kernels run under
-Triton's interpreter, for which this folder's files are run in a process of its own.
+Triton's interpreter: test_interpreted.py runs these tests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
 
 from cluster.engine.attention.triton import layout as triton_layout
 from cluster.engine.graphs.capture import Staging
@@ -31,19 +30,10 @@ from tests.support.engine.graphs import (
     build,
     check_equal,
     decoding,
-    interpreted,
-    starts_interpreter,
 )
-from tests.support.engine.interpreter import needs_gpu, run_python
+from tests.support.engine.interpreter import interpreted, needs_gpu
 from tests.support.engine.taps import TapLog
 from tests.support.engine.triton_cases import tree_of_size
-
-
-@starts_interpreter
-def test_the_interpreted_tests_of_this_folder_pass() -> None:
-    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("graphs", "captures")]
-    profile = f"--hypothesis-profile={settings.get_current_profile_name()}"
-    assert " passed" in run_python("pytest", "-p", "no:cacheprovider", profile, *files)
 
 
 @interpreted

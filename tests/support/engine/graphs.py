@@ -1,4 +1,4 @@
-"""What the tests of graphed steps share: engines, their steps, and the interpreter's process."""
+"""What the tests of graphed steps share: engines and their steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from cluster.core import TokenTree
@@ -14,14 +13,9 @@ from cluster.engine.engine import Engine
 from cluster.engine.loading.model import load_model
 from cluster.engine.work import Work
 from tests.support.engine.driver import prompt, rows
-from tests.support.engine.interpreter import IS_INTERPRETED, has_triton
 from tests.support.engine.tiny import tiny
 from tests.support.engine.triton_cases import tree_of_size
 
-interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="runs in a process of its own")
-starts_interpreter = pytest.mark.skipif(
-    IS_INTERPRETED or not has_triton, reason="this is the process of its own"
-)
 Steps = Sequence[Sequence[Work]]
 
 

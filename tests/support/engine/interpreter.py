@@ -13,6 +13,7 @@ from tests.conftest import python
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 has_triton = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not has_triton, reason="triton is not installed")
+interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="test_interpreted.py runs it")
 needs_gpu = pytest.mark.skipif(
     IS_INTERPRETED or not (has_triton and torch.cuda.is_available()),
     reason="this machine has no NVIDIA GPU",
