@@ -185,12 +185,6 @@ def test_an_interrupt_during_start_up_ends_it_at_once_and_leaves_nothing_behind(
     assert command.stdout.read_text() == ""
 
 
-def test_a_server_whose_first_process_is_killed_leaves_nothing_behind(command: Command) -> None:
-    command.wait_for("Drafthouse is ready:")
-    command.check_end("the first, to die at once")
-    assert command.said_by_others() == []
-
-
 def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path) -> None:
     """All that it logs is JSON, until all its processes are signalled and after it."""
     settings = dict(zip(("http.port", "grpc.port", "dashboard.port"), free_ports(3), strict=True))

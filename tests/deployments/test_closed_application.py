@@ -27,6 +27,7 @@ from tests.support.rpc.certificates import Authority
 from tests.support.rpc.servers import SECRET
 
 APPLICATION = "closed"
+DRAFTERS = {"lookup": 1, "suffix": 1}
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ def closed(
         },
         "data_plane": {"secret_file": str(folder / "secret"), "tls": of_parts},
     }
+    # One of each role: each has certificates of its own.
+    settings["ingress"]["replicas"] = 1
+    del settings["drafters"]["lm"], settings["drafters"]["ngram"]
     serve.run(build(settings), name=APPLICATION, route_prefix="/closed")
     context = ssl.create_default_context(cadata=public.cert.decode())
     where = Endpoint(
@@ -88,7 +92,7 @@ def closed(
 
 
 def test_all_parts_find_each_other_and_clients_are_answered(closed: Closed) -> None:
-    wait_until(lambda: closed.drafters() == {"lm": 1, "lookup": 1, "ngram": 1, "suffix": 1})
+    wait_until(lambda: closed.drafters() == DRAFTERS)
     with Client(closed.grpc) as client:
         sampling = SamplingOptions(max_tokens=24, temperature=0.0, seed=1)
         answer = client.complete(GenerateRequest(model=MODEL, text="Once", sampling=sampling))
@@ -104,4 +108,4 @@ def test_a_killed_coordinator_is_met_again_with_new_certificates(closed: Closed)
     (place,) = places("coordinator", APPLICATION)
     os.kill(place["pid"], signal.SIGKILL)
     assert closed.text() == before
-    wait_until(lambda: closed.drafters() == {"lm": 1, "lookup": 1, "ngram": 1, "suffix": 1})
+    wait_until(lambda: closed.drafters() == DRAFTERS)

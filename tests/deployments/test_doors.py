@@ -18,7 +18,7 @@ from deployments.preflight import inspect
 from deployments.ray_environment import check_asks_for_token, prepare_to_join, prepare_to_start
 from deployments.replica import address_for
 from tests.conftest import Run, serve_file
-from tests.deployments.conftest import free_port
+from tests.deployments.conftest import free_ports
 from tests.support.deployments.fake_http import answering
 from tests.support.deployments.server import tiny_config
 from tests.support.rpc.certificates import Authority
@@ -45,11 +45,12 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:
+    http, grpc, dashboard = free_ports(3)
     arguments = {
         "target": {"engine": {"model": "org/model"}},
-        "http": {"port": free_port()},
-        "grpc": {"port": free_port()},
-        "dashboard": {"port": free_port(), "host": "0.0.0.0"},
+        "http": {"port": http},
+        "grpc": {"port": grpc},
+        "dashboard": {"port": dashboard, "host": "0.0.0.0"},
     }
     return serve_file(tmp_path, arguments)
 

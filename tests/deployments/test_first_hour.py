@@ -20,7 +20,7 @@ import yaml
 from deployments import cli
 from tests.config.test_refused import change
 from tests.conftest import Run, python, serve_file
-from tests.deployments.conftest import free_port
+from tests.deployments.conftest import free_ports
 from tests.deployments.test_doors import environment
 from tests.support.models.wheels import look_only_in
 
@@ -40,13 +40,14 @@ class Beginner:
     args: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.http = {"host": "127.0.0.1", "port": free_port()}
+        http, grpc, dashboard = free_ports(3)
+        self.http = {"host": "127.0.0.1", "port": http}
         self.args = {
             "target": {"engine": {"model": str(self.model), "device": "cpu", "threads": 1}},
             "drafters": {"lookup": {"kind": "prompt_lookup"}},
             "http": self.http,
-            "grpc": {"port": free_port()},
-            "dashboard": {"port": free_port()},
+            "grpc": {"port": grpc},
+            "dashboard": {"port": dashboard},
         }
 
     @property

@@ -17,7 +17,7 @@ from deployments.ingress.http_listener import HttpListener
 from deployments.ports import check_free
 from deployments.readiness import health
 from deployments.serve_command import ready_line
-from tests.deployments.conftest import free_port
+from tests.deployments.conftest import free_port, free_ports
 from tests.support.deployments.site import Application
 
 
@@ -57,9 +57,10 @@ async def test_replicas_of_a_node_share_the_port(where: HttpConfig) -> None:
 
 @pytest.mark.parametrize("host", ["::1", "::"])
 async def test_a_server_at_an_ipv6_address_is_found_where_the_ready_line_says(host: str) -> None:
+    http, grpc = free_ports(2)
     config = Config(
-        http=HttpConfig(host=host, port=free_port()),
-        grpc=GrpcConfig(host=host, port=free_port()),
+        http=HttpConfig(host=host, port=http),
+        grpc=GrpcConfig(host=host, port=grpc),
         dashboard=DashboardConfig(enabled=False),
     )
     check_free(config)

@@ -23,14 +23,14 @@ from cluster.config.schema import Config
 from cluster.core import token_array
 from cluster.records import frozen
 from tests.deployments.conftest import MODEL, Served, arguments, places, wait_until
-from tests.support.choices import by_night
+from tests.support.choices import by_day, by_night
 from tests.support.deployments.writers import Writers
 from tests.support.engine.adapters import ATTENTION, merged_oracle, write_adapter
 from tests.support.engine.driver import generate, load_oracle
 
 APPLICATION, POOL = "live", "live-pool"
 PROMPT, NUM_ADAPTED, LONG = [9, 8, 7, 6, 5] * 8, 16, 3000
-NUM_GRPC, NUM_HTTP, NUM_TOKENS = 28, 4, 24
+NUM_GRPC, NUM_HTTP, NUM_TOKENS = by_day(12, 28), 4, 24
 OTHERS = (INGRESS, COORDINATOR, TARGET)
 
 EDITS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("live.yaml").read_text("utf-8"))

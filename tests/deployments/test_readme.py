@@ -92,6 +92,7 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     try:
         command.wait_for("Drafthouse is ready:")
         yield Ports(http, grpc)
+        command.check_end("the group")
     finally:
         command.end()
 

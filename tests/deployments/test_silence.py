@@ -13,17 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import psutil
+import pytest
 
 from tests.deployments.conftest import Served, wait_until
 
-NUM_STREAMS = 4
+NUM_STREAMS, NUM_TOKENS = 4, 400
 # Longer than any silence after which a part is left.
 PAUSE_S = float(os.environ.get("DRAFTHOUSE_PAUSE_S", "5"))
 
 
 def read(served: Served, number: int, texts: list[str]) -> str:
-    body = {"prompt": f"abc {number} abc", "max_tokens": 800, "temperature": 0.7, "seed": number}
-    for chunk in served.api.read("/v1/completions", **body, ignore_eos=True):
+    body = {"prompt": f"abc {number} abc", "temperature": 0.7, "seed": number, "ignore_eos": True}
+    for chunk in served.api.read("/v1/completions", **body, max_tokens=NUM_TOKENS):
         texts.append(chunk["choices"][0]["text"])
     return "".join(texts)
 
@@ -38,6 +39,11 @@ def streamed(served: Served, disturb: Callable[[], None]) -> list[str]:
         return [each.result() for each in running]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(served: Served) -> list[str]:
+    return streamed(served, lambda: None)
+
+
 @contextmanager
 def resumed_afterwards(pids: list[int]) -> Iterator[None]:
     try:
@@ -48,9 +54,8 @@ def resumed_afterwards(pids: list[int]) -> Iterator[None]:
 
 
 def test_the_only_target_is_left_when_it_stops_and_taken_back_when_it_goes_on(
-    served: Served,
+    served: Served, undisturbed: list[str]
 ) -> None:
-    undisturbed = streamed(served, lambda: None)
     (stopped,) = served.pids("target")
 
     def stop() -> None:
@@ -64,9 +69,10 @@ def test_the_only_target_is_left_when_it_stops_and_taken_back_when_it_goes_on(
     assert served.pids("target") == [stopped]
 
 
-def test_a_pause_of_all_processes_costs_no_text_and_nobody_is_left(served: Served) -> None:
+def test_a_pause_of_all_processes_costs_no_text_and_nobody_is_left(
+    served: Served, undisturbed: list[str]
+) -> None:
     """As when a laptop sleeps, or a machine moves to another host."""
-    undisturbed = streamed(served, lambda: None)
     targets, failovers = served.pids("target"), served.metric("drafthouse_failovers_total")
 
     def pause() -> None:

@@ -1,4 +1,4 @@
-"""Processes, nodes and links fail while 32 streams are written on four nodes: no text changes."""
+"""Processes, nodes and links fail while streams are written on four nodes: no text changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.nodes.faults import EVERY_DAY, FAULTS, HEAD
 from tests.support.deployments.metrics import metric
 from tests.support.deployments.writers import Writers
 
-NUM_STREAMS, NUM_HTTP_STREAMS, NUM_TOKENS = 28, 4, 48
+NUM_STREAMS, NUM_HTTP_STREAMS, NUM_TOKENS = 28 if NUM_RANDOM else 12, 4, 48
 RECORD = os.environ.get("DRAFTHOUSE_FAULTS_RECORD", "")
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
+from benchmarks.replay import synthetic
 from benchmarks.replay.machines import MACHINES
-from benchmarks.replay.synthetic import KINDS, USELESS, Leads, kind_at, specialists
+from benchmarks.replay.synthetic import KINDS, USELESS, Leads, kind_at
 from cluster.core import TokenTree, token_array
 from cluster.plan.arms import Standing, Turn
 from cluster.plan.ensemble import Ensemble
@@ -28,6 +30,7 @@ from tests.support.plan.asked import Oracle, Watched
 
 GROUP = ("default", False)
 SECONDS = 8.0
+specialists = cache(synthetic.specialists)
 
 
 class Noted(Watched):

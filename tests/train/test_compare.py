@@ -77,6 +77,7 @@ def test_drafters_are_those_that_were_made_for_the_target(
     assert found["head"].options == {"model": str(head)}
 
 
+@pytest.mark.usefixtures("tireless_residents")
 def test_a_target_that_drafts_for_itself_is_always_accepted_and_another_less(
     llama_folder: Path, draft_folder: Path, tmp_path: Path
 ) -> None:

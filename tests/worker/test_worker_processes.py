@@ -129,13 +129,14 @@ _LM_ACCEPTED = 'drafthouse_accepted_draft_tokens_total{drafter="lm"'
 async def test_hand_started_workers_decode_the_targets_text(
     llama_folder: Path, draft_folder: Path, tmp_path: Path, placement: Any
 ) -> None:
-    # In the pool with keys and certificates, inside the target as it is on loopback by itself.
-    doors = closed(tmp_path) if placement is OWN else DataPlaneConfig()
+    # In the pool with keys and certificates, inside a target of two ranks as it is on loopback by
+    # itself.
+    doors, ranks = (closed(tmp_path), 1) if placement is OWN else (DataPlaneConfig(), 2)
     config = serve_file(
         tmp_path,
         llama_folder,
         draft_folder,
-        2,
+        ranks,
         placement,
         data_plane=dataclasses.asdict(doors),
     )
