@@ -17,7 +17,7 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help serve first-look test test-application test-commands test-nightly test-clients check check-native check-gpu-offline format docs lint-protos lock mutation sbom stubs train vendor wheel clean
+.PHONY: help serve first-look test test-application test-others test-nightly test-clients check check-native check-gpu-offline format docs lint-protos lock mutation sbom stubs train vendor wheel clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -40,27 +40,27 @@ first-look: $(VENV)/.created
 TRY_AGAIN := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks \
 	--rerun-exclude-path=tests/spec --rerun-exclude-path=tests/plan --rerun-exclude-path=tests/test_matrix.py
 
-# Tests differ a thousandfold in what they take: whoever is done takes from the others (worksteal).
-# Ray forks its daemons; a process in which gRPC already runs (the other tests' servers) must not.
 # A hundred servers of ten processes are started; none is to compile our modules anew.
-test test-application test-commands: export PYTHONDONTWRITEBYTECODE =
+test test-application test-others: export PYTHONDONTWRITEBYTECODE =
 
+# Side by side: while processes start and silence is noticed, others compute.
 test: check ## every check, then every test
-	$(BIN)/python -m pytest $(TRY_AGAIN) -n auto --maxprocesses 4 --dist worksteal --ignore=tests/deployments --ignore=tests/nodes $(PYTEST_ARGS)
-	@$(MAKE) --no-print-directory -j2 test-application test-commands
-	$(BIN)/python -m pytest $(TRY_AGAIN) $(STARTS)
+	@$(MAKE) --no-print-directory -j2 test-application test-others
 
-# It starts one Ray after the other, each of which has Ray's fixed 30 s: beside others' servers that is too
-# little on two slow cores (eight of its tests failed at once, and pass alone).
-STARTS := tests/deployments/test_cli.py
+# They start one Ray after the other, each of which has Ray's fixed 30 s: beside others' that is too
+# little on two slow cores (eight tests failed at once, and pass alone).
+STARTS := $(addprefix tests/deployments/test_,cli.py drain.py own_drafter.py readme.py)
 
-# Both mostly wait: for processes to start, for silence to be noticed.
 test-application:
 	$(BIN)/python -m pytest $(TRY_AGAIN) -m application tests/deployments
-	$(BIN)/python -m pytest $(TRY_AGAIN) tests/nodes
+	$(BIN)/python -m pytest $(TRY_AGAIN) $(STARTS) tests/nodes
 
-test-commands:
-	$(BIN)/python -m pytest $(TRY_AGAIN) -n 2 --dist loadfile -m "not application" --ignore=$(STARTS) tests/deployments
+# Tests differ a thousandfold in what they take: whoever is done takes from the others (worksteal).
+# Ray forks its daemons; a process in which gRPC already runs (the other tests' servers) must not.
+# `nice`: what starts Ray goes before.
+test-others:
+	nice -n 5 $(BIN)/python -m pytest $(TRY_AGAIN) -n auto --maxprocesses 4 --dist worksteal --ignore=tests/deployments --ignore=tests/nodes $(PYTEST_ARGS)
+	nice -n 5 $(BIN)/python -m pytest $(TRY_AGAIN) -n 2 --dist loadfile -m "not application" $(addprefix --ignore=,$(STARTS)) tests/deployments
 
 # What `make test` asks of few it asks of many; the matrix of request kinds is whole in both.
 test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 damaged messages, schemathesis, 1,000 slow readers, the counts of 1,000 mixed requests, 1,000 examples of every property, every case of which a day takes a part, 100 faults and an update of four nodes, an hour of mixed load and one of none

@@ -154,7 +154,7 @@ FEW = [
     "eagle3-sliding",
     "medusa-gemma2",
     "peagle-pooled",
-    "dspark-pooled",
+    "dspark",
     "mtp",
 ]
 

@@ -15,6 +15,7 @@ import torch
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.kernels import Problem, attention_row, draw_row, tolerance
 from benchmarks.support.record import ROOT
+from tests.support.choices import by_night
 
 CPU = torch.device("cpu")
 
@@ -41,6 +42,7 @@ def report(out: Path) -> dict[str, Any]:
     return found
 
 
+@by_night
 def test_the_tiny_run_reports_every_part_and_says_that_it_is_tiny(
     out: Path, report: dict[str, Any]
 ) -> None:
@@ -56,6 +58,7 @@ def test_the_tiny_run_reports_every_part_and_says_that_it_is_tiny(
     assert f"| {'yes' if model['cuda_graphs'] else 'no'} |" in page.read_text("utf-8")
 
 
+@by_night
 def test_trees_are_accepted_and_do_not_change_the_text(report: dict[str, Any]) -> None:
     runs = [run for row in report["models"][0]["batches"] for run in row["speculative"]]
     assert all(run["tokens_equal_to_plain"] == 1.0 for run in runs)
