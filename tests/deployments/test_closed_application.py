@@ -1,4 +1,5 @@
-"""A whole application with a secret, and with certificates between its parts and to clients."""
+"""A whole application that others reach: keys, a secret, and certificates between its parts and to
+clients."""
 
 from __future__ import annotations
 
@@ -6,45 +7,59 @@ import os
 import signal
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
-from cluster.client import Client, Endpoint, GenerateRequest, SamplingOptions
+from cluster.client import Client, Endpoint, GenerateRequest, InvalidRequestError, SamplingOptions
 from cluster.config.doors import ROLES
+from cluster.config.parse import parse
+from cluster.config.schema import Config
+from deployments.readiness import health
+from deployments.serve_command import asking
 from tests.deployments.conftest import (
     DEADLINE_S,
     MODEL,
     Served,
     arguments,
+    free_port,
     places,
     wait_until,
 )
+from tests.support.deployments.place import write_keys
 from tests.support.rpc.certificates import Authority
 from tests.support.rpc.servers import SECRET
 
 APPLICATION = "closed"
 DRAFTERS = {"lookup": 1, "suffix": 1}
+BODY = {"model": MODEL, "prompt": "Once", "max_tokens": 24, "temperature": 0, "seed": 1}
 
 
 @dataclass(frozen=True)
 class Closed:
-    """Where it answers.  parts: the authority of its own parts, which is not that of clients."""
+    """Where it answers alice.  parts: the authority of its own parts, which is not that of
+    clients.  operators: the URL of their port."""
 
     client: httpx.Client
     grpc: Endpoint
+    config: Config
     folder: Path
     parts: Authority
+    operators: str
 
     def drafters(self) -> dict[str, Any]:
-        return dict(self.client.get("/health").json()["drafters"])
+        return dict(health(self.operators)["drafters"])
+
+    def answer(self, key: str = "alice") -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return self.client.post("/v1/completions", json=BODY, headers=headers)
 
     def text(self) -> str:
-        body = {"model": MODEL, "prompt": "Once", "max_tokens": 24, "temperature": 0, "seed": 1}
-        answer = self.client.post("/v1/completions", json=body)
+        answer = self.answer()
         assert answer.status_code == 200, answer.text
         return str(answer.json()["choices"][0]["text"])
 
@@ -70,7 +85,10 @@ def closed(
     of_parts = {
         f"{name}_file": str(folder / "{role}" / f"{name}.pem") for name in ("cert", "key", "ca")
     }
+    write_keys(folder / "keys.yaml", root={"admin": True}, alice={})
+    admin_port = free_port()
     settings = arguments(long_folder, long_draft_folder) | {
+        "access": {"keys_file": str(folder / "keys.yaml"), "admin": {"port": admin_port}},
         "tls": {
             "cert_file": str(folder / "public" / "cert.pem"),
             "key_file": str(folder / "public" / "key.pem"),
@@ -79,15 +97,20 @@ def closed(
     }
     # One of each role: each has certificates of its own.
     settings["ingress"]["replicas"] = 1
+    settings["http"]["host"] = "0.0.0.0"
     del settings["drafters"]["lm"], settings["drafters"]["ngram"]
     serve.run(build(settings), name=APPLICATION, route_prefix="/closed")
     context = ssl.create_default_context(cadata=public.cert.decode())
     where = Endpoint(
-        f"localhost:{settings['grpc']['port']}", tls=True, root_certificates=public.cert
+        f"localhost:{settings['grpc']['port']}",
+        tls=True,
+        root_certificates=public.cert,
+        metadata=[("authorization", "Bearer alice")],
     )
     base = f"https://localhost:{settings['http']['port']}"
     with httpx.Client(base_url=base, verify=context, timeout=DEADLINE_S) as client:
-        yield Closed(client, where, folder, parts)
+        operators = f"http://127.0.0.1:{admin_port}"
+        yield Closed(client, where, parse(Config, settings), folder, parts, operators)
     serve.delete(APPLICATION)
 
 
@@ -97,6 +120,40 @@ def test_all_parts_find_each_other_and_clients_are_answered(closed: Closed) -> N
         sampling = SamplingOptions(max_tokens=24, temperature=0.0, seed=1)
         answer = client.complete(GenerateRequest(model=MODEL, text="Once", sampling=sampling))
     assert answer.choices[0].text == closed.text()
+
+
+def test_http_and_grpc_ask_for_a_key(closed: Closed) -> None:
+    assert [closed.answer(key).status_code for key in ("", "wrong", "alice")] == [401, 401, 200]
+    wrong = replace(closed.grpc, metadata=[("authorization", "Bearer wrong")])
+    with Client(wrong, max_retries=0) as refused:
+        for ask in (
+            lambda: refused.complete(GenerateRequest(model=MODEL, text="x")),
+            refused.list_models,
+        ):
+            with pytest.raises(InvalidRequestError) as caught:
+                ask()
+            assert caught.value.status is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_operators_have_a_key_and_a_port_and_whoever_starts_it_learns_what_it_waits_for(
+    closed: Closed,
+) -> None:
+    assert closed.client.get("/health").json() == {"status": "ok"}
+    assert closed.client.get("/metrics").status_code == 401
+    found = closed.client.get("/metrics", headers={"Authorization": "Bearer root"})
+    assert "drafthouse_requests_total" in found.text
+    assert health(closed.operators)["keys"] == {"callers": ["alice", "root"], "fault": ""}
+    assert asking(lambda: closed.config, APPLICATION)()["targets"] == 1
+
+
+def test_the_replicas_read_the_keys_again(closed: Closed) -> None:
+    keys = closed.folder / "keys.yaml"
+    assert closed.answer("bob").status_code == 401
+    write_keys(keys, root={"admin": True}, alice={}, bob={})
+    wait_until(lambda: closed.answer("bob").status_code == 200)
+    keys.write_text("keys: {carol: {}}")
+    wait_until(lambda: "keys.carol.sha256" in health(closed.operators)["keys"]["fault"])
+    assert closed.answer("bob").status_code == 200
 
 
 def test_a_killed_coordinator_is_met_again_with_new_certificates(closed: Closed) -> None:
