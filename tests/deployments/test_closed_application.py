@@ -52,7 +52,7 @@ class Closed:
     operators: str
 
     def drafters(self) -> dict[str, Any]:
-        return dict(health(self.operators)["drafters"])
+        return dict(health(self.operators).get("drafters", {}))
 
     def answer(self, key: str = "alice") -> httpx.Response:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -152,7 +152,7 @@ def test_the_replicas_read_the_keys_again(closed: Closed) -> None:
     write_keys(keys, root={"admin": True}, alice={}, bob={})
     wait_until(lambda: closed.answer("bob").status_code == 200)
     keys.write_text("keys: {carol: {}}")
-    wait_until(lambda: "keys.carol.sha256" in health(closed.operators)["keys"]["fault"])
+    wait_until(lambda: "keys.carol.sha256" in str(health(closed.operators).get("keys")))
     assert closed.answer("bob").status_code == 200
 
 
