@@ -23,7 +23,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the end of the input; without a terminal, standard input is one question."""
-    conversation = Conversation(arguments, sys.stdout, sys.stderr)
+    conversation = ChatHistory(arguments, sys.stdout, sys.stderr)
     if not sys.stdin.isatty():
         conversation.ask(sys.stdin.read())
         return 0
@@ -42,7 +42,7 @@ def _typed() -> Iterator[str]:
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatHistory:
     """What was said so far, and how the next answer is asked for.
 
     answers go to `out`, all else to `notes`.  drafters: in the order in which they appeared, which

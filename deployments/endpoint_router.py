@@ -16,7 +16,7 @@ from deployments.endpoints import (
     ADDRESS_KEY,
     REFUSAL_KEY,
     WORKER_KEY,
-    Subscription,
+    EndpointSubscription,
 )
 
 # For Serve's RequestRouterConfig.
@@ -24,11 +24,11 @@ ROUTER_PATH = "deployments.endpoint_router.EndpointRouter"
 
 
 class EndpointRouter(RequestRouter):  # type: ignore[misc]
-    """Requests never flow through these handles; the one that does carries a Subscription."""
+    """Requests never flow through these handles; one that does carries an EndpointSubscription."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         """Serve calls this once, after construction."""
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions: list[EndpointSubscription] = []
 
     async def choose_replicas(
         self,
@@ -36,7 +36,7 @@ class EndpointRouter(RequestRouter):  # type: ignore[misc]
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         for argument in pending_request.args if pending_request is not None else ():
-            if isinstance(argument, Subscription) and argument not in self._subscriptions:
+            if isinstance(argument, EndpointSubscription) and argument not in self._subscriptions:
                 self._subscriptions.append(argument)
                 self._publish()
         return [list(candidate_replicas)]

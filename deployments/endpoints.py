@@ -28,7 +28,7 @@ class ServeEndpoints:
         self._handle = handle
 
     async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        subscription = Subscription(asyncio.get_running_loop())
+        subscription = EndpointSubscription(asyncio.get_running_loop())
         try:
             # Waits for the first replica; the router sees `subscription` and keeps it up to date.
             async with self._handle.choose_replica(subscription):
@@ -39,7 +39,7 @@ class ServeEndpoints:
             subscription.close()
 
 
-class Subscription:
+class EndpointSubscription:
     """Carries sets of endpoints from the router's thread to one event loop; the newest wins."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

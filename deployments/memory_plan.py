@@ -20,7 +20,7 @@ TARGET_PROCESS = "target"
 
 
 @frozen
-class Part:
+class MemoryShare:
     """A part of one process's memory.
 
     process: target or drafter-NAME, of which there may be several.  what: base = Python with its
@@ -54,7 +54,7 @@ class MemoryPlan:
     no memory of their GPU for a KV cache.  num_tokens: of the target's KV cache, 0 = not known.
     requests: how many fit at a time, by their tokens."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryShare, ...]
     models: tuple[Sized, ...]
     unsized: tuple[str, ...]
     too_large: tuple[str, ...]
@@ -74,7 +74,7 @@ def memory_plan(
     0 = other memory than that of models.  gpus: those that the models run on, None = this CPU."""
     from cluster.engine.loading.held import held  # torch takes seconds to import
 
-    parts = [Part(TARGET_PROCESS, "", "base", base)] if base else []
+    parts = [MemoryShare(TARGET_PROCESS, "", "base", base)] if base else []
     models: list[Sized] = []
     unsized, too_large = list[str](), list[str]()
     for path, engine in engines(config).items():
@@ -92,12 +92,12 @@ def memory_plan(
         )
         if on is not None and on.memory and not cache:
             too_large.append(path)
-        own = [Part(process, path, "weights", sizes.weights)]
-        own += [Part(process, path, "kv_cache", cache)] if cache else []
+        own = [MemoryShare(process, path, "weights", sizes.weights)]
+        own += [MemoryShare(process, path, "kv_cache", cache)] if cache else []
         if base and process != TARGET_PROCESS:
-            parts.append(Part(process, "", "base", base))
+            parts.append(MemoryShare(process, "", "base", base))
         if process not in {part.process for part in parts if part.what == "working"}:
-            own.append(Part(process, path, "working", sizes.working))
+            own.append(MemoryShare(process, path, "working", sizes.working))
         parts += own
         memory = sum(part.num_bytes for part in own if part.what != "working")
         architecture, read = found[path].described.architecture, int(sizes.weights * sizes.active)
@@ -115,7 +115,7 @@ def folder_of(model: str) -> Path | None:
 
 
 def _requests(
-    config: Config, found: Mapping[str, Inspected], parts: Sequence[Part], *, is_rank: bool
+    config: Config, found: Mapping[str, Inspected], parts: Sequence[MemoryShare], *, is_rank: bool
 ) -> tuple[int, Mapping[int, int]]:
     """Return the tokens of the target's KV cache, and the requests that fit by their length.
 
@@ -140,14 +140,14 @@ def _on_gpu(engine: EngineConfig, found: Inspected, gpus: Gpus, taken: int) -> i
     return (sizes.kv_cache or min(left, most) * sizes.kv_per_token) // ranks
 
 
-def _heads(config: Config) -> Iterator[Part]:
+def _heads(config: Config) -> Iterator[MemoryShare]:
     """Yield the weights of draft heads that are on this machine."""
     for name in config.hosted:
         drafter = config.drafters[name]
         folder = Path(str(drafter.options.get("model", "")))
         if drafter.kind in HEAD_KINDS and drafter.options.get("model") and folder.is_dir():
             num_bytes = sum(each.stat().st_size for each in folder.glob("*.safetensors"))
-            yield Part(TARGET_PROCESS, f"drafters.{name}", "weights", num_bytes)
+            yield MemoryShare(TARGET_PROCESS, f"drafters.{name}", "weights", num_bytes)
 
 
 # Rules of thumb for draft models, as warnings: none of them is a law, and a measurement stands

@@ -45,7 +45,7 @@ class Page:
 
 
 @frozen
-class Change:
+class MetricsChange:
     """What was counted between two pages of one server: since its start if `before` is empty."""
 
     before: Page
@@ -88,7 +88,7 @@ class Change:
 
 
 @frozen
-class Speculation:
+class SpeculationCounts:
     """What was drafted and accepted meanwhile, in vLLM's terms."""
 
     num_drafts: int
@@ -106,7 +106,7 @@ class Speculation:
         return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
 
 
-def speculation(changes: Sequence[Change]) -> Speculation | None:
+def speculation(changes: Sequence[MetricsChange]) -> SpeculationCounts | None:
     """Of all changes together; None if the pages have no such figures, or nothing was drafted."""
     counts = Counter[str]()
     positions = Counter[int]()
@@ -119,4 +119,4 @@ def speculation(changes: Sequence[Change]) -> Speculation | None:
     if not drafted:
         return None
     rates = tuple(positions[each] / max(drafts, 1) for each in sorted(positions))
-    return Speculation(drafts, drafted, counts["accepted_tokens"], rates)
+    return SpeculationCounts(drafts, drafted, counts["accepted_tokens"], rates)

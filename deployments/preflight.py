@@ -276,10 +276,10 @@ def _check_devices(config: Config) -> None:
 
     num_gpus = torch.cuda.device_count()
     if ranks > max(num_gpus, 1):
-        from cluster.engine.nvidia import Machine, unseen_gpu
+        from cluster.engine.nvidia import MachinePaths, unseen_gpu
 
         path = f"{TARGET}.tensor_parallel"
-        unseen = None if num_gpus else unseen_gpu(Machine())
+        unseen = None if num_gpus else unseen_gpu(MachinePaths())
         raise ConfigError.at(
             path,
             f"{ranks} ranks need a GPU each, {unseen or f'this machine shows {num_gpus}'}; "

@@ -108,7 +108,7 @@ async def silent_for(silence_s: float, ask: Callable[[], Awaitable[Any]]) -> Non
     answer.cancel()
 
 
-class RankGroup:
+class FollowerRanks:
     """Ranks 1 and up of this replica's target; empty when it has no tensor parallelism."""
 
     def __init__(self, config: Config) -> None:

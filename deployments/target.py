@@ -16,7 +16,7 @@ from cluster.worker.build import build_target, load_target
 from cluster.worker.priority import freeze_gc, shorten_switch_interval
 from deployments import learned
 from deployments.exporter import Exporter
-from deployments.ranks import GpusOfRanks, RankGroup, show_gpus, stay_on_this_node, unless_over
+from deployments.ranks import FollowerRanks, GpusOfRanks, show_gpus, stay_on_this_node, unless_over
 from deployments.replica import (
     WorkerReplica,
     configure_logging,
@@ -39,7 +39,7 @@ class TargetDeployment(WorkerReplica):
         configure_logging(config.log_format)
         self._config = config
         self._changing = asyncio.Lock()
-        self._ranks = RankGroup(config)
+        self._ranks = FollowerRanks(config)
         # Loading takes from seconds to minutes, measuring some seconds, and Serve asks for
         # the state meanwhile.
         gpus = await self._ranks.begin()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from cluster.errors import WorkerError
-from deployments.metrics_reader import Change, Page, speculation
+from deployments.metrics_reader import MetricsChange, Page, speculation
 from deployments.openai_client import OpenAIServer
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ async def top(
             while True:
                 await asyncio.sleep(arguments.interval)
                 pages.append(await _page(server))
-                show(view(Change(pages[0], pages[-1])))
+                show(view(MetricsChange(pages[0], pages[-1])))
                 if arguments.once:
                     return 0
                 while len(pages) > 2 and pages[-1].at_s - pages[1].at_s >= arguments.window:
@@ -90,7 +90,7 @@ async def _page(server: OpenAIServer) -> Page:
     return page
 
 
-def view(change: Change) -> dict[str, Any]:
+def view(change: MetricsChange) -> dict[str, Any]:
     """The figures between two pages.
 
     Latencies are those of what ended meanwhile, or of all since the server's start ("since") where
@@ -112,7 +112,7 @@ def view(change: Change) -> dict[str, Any]:
     return found
 
 
-def _speculation(change: Change) -> dict[str, Any] | None:
+def _speculation(change: MetricsChange) -> dict[str, Any] | None:
     found = speculation([change])
     if found is None:
         return None
@@ -133,8 +133,8 @@ def _speculation(change: Change) -> dict[str, Any] | None:
     }
 
 
-def _latency(change: Change, name: str) -> dict[str, Any] | None:
-    for since, each in (("window", change), ("start", Change(Page({}), change.after))):
+def _latency(change: MetricsChange, name: str) -> dict[str, Any] | None:
+    for since, each in (("window", change), ("start", MetricsChange(Page({}), change.after))):
         values = {key: each.quantile(name, share) for key, share in _SHARES.items()}
         if None not in values.values():
             return {**{key: 1e3 * (value or 0.0) for key, value in values.items()}, "since": since}

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @dataclass(slots=True)
-class Answer:
+class TriedAnswer:
     """times: when its pieces came, in seconds since it was asked, with the tokens of each."""
 
     text: str = ""
@@ -95,7 +95,7 @@ async def compare(
         presets = files("deployments.page") / "static" / "presets.json"
         chosen = random.choice(json.loads(presets.read_text("utf-8")))
         prompt, fields = chosen["prompt"], chosen["fields"]
-    answers: dict[bool, list[Answer]] = {True: [], False: []}
+    answers: dict[bool, list[TriedAnswer]] = {True: [], False: []}
     async with OpenAIServer(arguments.url, arguments.api_key, transport) as client:
         model, _ = await client.model()
         body = {
@@ -145,12 +145,12 @@ async def compare(
     return 1
 
 
-def _owners(answer: Answer) -> dict[str, int]:
+def _owners(answer: TriedAnswer) -> dict[str, int]:
     """How many tokens of the text count for each drafter, most first."""
     return dict(Counter(token.owner for token in answer.tokens if token.owner).most_common())
 
 
-def _figures(drafted: Sequence[Answer], plain: Sequence[Answer]) -> str:
+def _figures(drafted: Sequence[TriedAnswer], plain: Sequence[TriedAnswer]) -> str:
     sides, answers = {"with speculation": drafted, "without": plain}, [*drafted, *plain]
     # All are measured alike, or their ratio says nothing.
     measured, note = attrgetter("after_first"), ""
@@ -181,7 +181,7 @@ def _shown(values: Sequence[float]) -> str:
     return f"{fmean(values):8.1f}" if values else f"{'-':>8}"
 
 
-def _shares(drafted: Answer) -> list[str]:
+def _shares(drafted: TriedAnswer) -> list[str]:
     """Whose the tokens of the text were: all of them, each once."""
     stats, num_tokens = drafted.statistics, len(drafted.tokens)
     if not stats.get("num_spec_steps"):
@@ -206,13 +206,13 @@ def _shares(drafted: Answer) -> list[str]:
 
 async def _answer(
     server: OpenAIServer, body: Mapping[str, Any], clock: Callable[[], float]
-) -> Answer:
+) -> TriedAnswer:
     """The whole answer, streamed.
 
     Each time with another salt: what the server has learned from other texts, or keeps of the
     prompt, helps neither answer more than the other.
     """
-    answer, began = Answer(), clock()
+    answer, began = TriedAnswer(), clock()
     async for event in server.events({**body, "cache_salt": secrets.token_hex(8)}):
         answer.statistics = event.get("metrics", {}).get("speculative_decoding", answer.statistics)
         for choice in choices(event):

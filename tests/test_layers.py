@@ -1,5 +1,6 @@
 """What import-linter reads from the sources, seen once more in a running interpreter."""
 
+import ast
 import json
 import platform
 import re
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from graphlib import TopologicalSorter
+from itertools import chain
 from pathlib import Path
 
 import grimp
@@ -15,6 +17,7 @@ import pytest
 from tests.conftest import REPOSITORY, python
 from tests.support.choices import by_day
 
+HOUSE = ("cluster", "deployments")
 INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 # A second way to read headers.
 WIDER = [["-march=sapphirerapids"]] if platform.machine() == "x86_64" else []
@@ -137,3 +140,14 @@ def test_no_file_has_grown_into_two_ideas(folders: Sequence[str], limit: int) ->
     }
     assert len(lengths) > 50
     assert {path: length for path, length in lengths.items() if length > limit} == {}
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """The thin client stands alone, and a native class is named as what it does in Python."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(chain.from_iterable((REPOSITORY / each).rglob("*.py") for each in HOUSE)):
+        if not {"client", "native"} & set(path.parts):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    assert not {name: places for name, places in found.items() if len(places) > 1}

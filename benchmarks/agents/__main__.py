@@ -21,7 +21,7 @@ from benchmarks.support.options import add_options, add_server_options, parser_o
 from benchmarks.support.processes import exit_on_sigterm
 from benchmarks.support.record import OUT, write_report
 from benchmarks.support.serving import running
-from deployments.bench.answers import Answer
+from deployments.bench.answers import TimedAnswer
 from deployments.bench.load import Asking, ask
 from deployments.bench.ratios import FIGURES, ratios
 from deployments.openai_client import OpenAIServer
@@ -67,7 +67,7 @@ async def measured(
     rows = []
     async with OpenAIServer(url) as server:
         for level in levels:
-            found: tuple[list[Answer], ...] = ([], [])
+            found: tuple[list[TimedAnswer], ...] = ([], [])
             for turn, place in product(range(rounds), (0, 1)):
                 side = place if turn % 2 == 0 else 1 - place
                 bodies = [_salted([turn.body for turn in turns]) for turns in sessions]
@@ -100,12 +100,12 @@ def _salted(bodies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 async def _asked(
     server: OpenAIServer, fields: dict[str, Any], sessions: Sequence[list[Any]], level: int
-) -> list[Answer]:
+) -> list[TimedAnswer]:
     asking = Asking([body for bodies in sessions for body in bodies], fields)
     places = iter(range(len(asking.prompts)))
     waiting = iter([[next(places) for _ in bodies] for bodies in sessions])
 
-    async def one_by_one() -> list[Answer]:
+    async def one_by_one() -> list[TimedAnswer]:
         return [await ask(server, asking, place) for turns in waiting for place in turns]
 
     found = await asyncio.gather(*(one_by_one() for _ in range(level)))
@@ -116,7 +116,7 @@ async def _asked(
 
 
 def _row(
-    level: int, kind: str, drafted: Sequence[Answer], plain: Sequence[Answer]
+    level: int, kind: str, drafted: Sequence[TimedAnswer], plain: Sequence[TimedAnswer]
 ) -> dict[str, Any]:
     shown = {name: str(ratio) for name, ratio in ratios(drafted, plain).items()}
     return {

@@ -28,7 +28,7 @@ from benchmarks.replay.synthetic import KINDS, Leads, specialists
 from benchmarks.support.options import add_options, parser_of
 from benchmarks.support.record import Record
 from cluster.plan import arms, ensemble, load
-from cluster.plan.arms import Arm, Standing, Turn
+from cluster.plan.arms import Arm, Exploration, Standing
 from cluster.records import frozen
 from cluster.simulate.replay import Adaptive, Simulation
 from cluster.simulate.world import Machine, Pool, RecordedText, recorded
@@ -44,7 +44,7 @@ _SECONDS, _SECONDS_OF_MANY = 5.0, 10.0
 _LEADS = (Leads(0.8, 0.5), Leads(0.8, 0.5, shares=False), Leads(0.8, 0.5, changes=True))
 
 
-class _Never(Turn):
+class _Never(Exploration):
     def is_due(self, now: float, cost_s: float) -> bool:
         return False
 

@@ -11,7 +11,7 @@ from benchmarks.replay.rivals import Fixed, merged, random_source, silent_source
 from cluster.config.schema import CoordinatorConfig
 from cluster.records import frozen
 from cluster.simulate.replay import Adaptive, Outcome, Policy, Simulation
-from cluster.simulate.world import Machine, Pool, RecordedText, Source, recorded
+from cluster.simulate.world import DraftSource, Machine, Pool, RecordedText, recorded
 
 SIZES = (1, 4, 16, 32, 64)
 LAWS = {"greedy": False, "sampled": True}
@@ -80,7 +80,7 @@ def cells(
 
 def pool_of(cell: Cell, drafters: Sequence[str], models: frozenset[str]) -> Pool:
     """Return a cell's drafters.  drafters: recorded ones; models: those that are no look-ups."""
-    good: dict[str, Source] = {name: recorded(name) for name in drafters}
+    good: dict[str, DraftSource] = {name: recorded(name) for name in drafters}
     sources = {
         "good": good,
         "mixed": {**good, "random": random_source()},
@@ -91,7 +91,7 @@ def pool_of(cell: Cell, drafters: Sequence[str], models: frozenset[str]) -> Pool
     return _placed(cell, sources, own)
 
 
-def _placed(cell: Cell, sources: Mapping[str, Source], models: frozenset[str]) -> Pool:
+def _placed(cell: Cell, sources: Mapping[str, DraftSource], models: frozenset[str]) -> Pool:
     nodes_per_s = PLACES[cell.place]
     remote = frozenset() if nodes_per_s is None else frozenset(sources)
     return Pool(sources, models, remote, nodes_per_s or 0.0)

@@ -9,7 +9,7 @@ import numpy as np
 from cluster.core import EMPTY_TOKENS, EMPTY_TREE, TokenTree
 from cluster.plan.in_flight import Round
 from cluster.simulate.replay import Playing
-from cluster.simulate.world import NOTHING, Offer, RecordedText, Source
+from cluster.simulate.world import NOTHING, DraftSource, Offer, RecordedText
 from cluster.spec.budget import Ask
 from cluster.spec.held_trees import Held
 from cluster.spec.merge_trees import merge_trees
@@ -45,7 +45,7 @@ class Fixed:
         pass
 
 
-def merged(names: tuple[str, ...]) -> Source:
+def merged(names: tuple[str, ...]) -> DraftSource:
     """Some recorded drafters with their trees merged, as the best fixed budget uses them."""
     known: dict[tuple[int, int], Offer] = {}
 
@@ -58,10 +58,10 @@ def merged(names: tuple[str, ...]) -> Source:
             known[key] = union.merged.split()[0], union.survival
         return known[key]
 
-    return Source(tree_at)
+    return DraftSource(tree_at)
 
 
-def random_source() -> Source:
+def random_source() -> DraftSource:
     """A drafter that is sure of itself and never right: a trunk with a twig at each node."""
     size = 32
     parents = [-1 if node < 2 else node - 2 if node % 2 == 0 else node - 3 for node in range(size)]
@@ -69,9 +69,9 @@ def random_source() -> Source:
     depth = [node // 2 + 1 for node in range(size)]
     shares = [0.85**d if node % 2 == 0 else 0.1 * 0.85 ** (d - 1) for node, d in enumerate(depth)]
     claimed = np.array(shares, dtype=np.float32)
-    return Source(lambda text, position: (tree, claimed))
+    return DraftSource(lambda text, position: (tree, claimed))
 
 
-def silent_source() -> Source:
+def silent_source() -> DraftSource:
     """A drafter that never says anything."""
-    return Source(lambda text, position: NOTHING)
+    return DraftSource(lambda text, position: NOTHING)

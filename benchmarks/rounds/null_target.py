@@ -27,7 +27,7 @@ from cluster.worker.draft_profile import profile_drafting
 from cluster.worker.priority import freeze_gc, shorten_switch_interval
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.target import TargetWorker
-from cluster.worker.verifier import Stepped, Verifier
+from cluster.worker.verifier import StepAnswers, Verifier
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -40,7 +40,7 @@ class _Wire:
         self._walked_at = 0.0  # 0 = the frame of the last step has been written
         step, write = verifier.step, ServerStream.write
 
-        def timed_step() -> Stepped:
+        def timed_step() -> StepAnswers:
             stepped = step()
             self._walked_at = time.perf_counter()
             return stepped

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from cluster.config.processes import RECORDER
 from cluster.config.schema import Config
-from cluster.coordinator.session import Limits, Seat, Session
+from cluster.coordinator.session import Seat, Session, TextLimits
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import Request, TokenArray
 from cluster.draft.registry import has_laws
@@ -19,7 +19,7 @@ from cluster.spec.params import check_params, clash_of_law
 from cluster.spec.tree_check import num_ids
 
 
-def check_request(request: Request, limits: Limits, config: Config) -> None:
+def check_request(request: Request, limits: TextLimits, config: Config) -> None:
     """Raise the RequestError that names the first value that cannot be served, and the remedy."""
     max_frame_tokens = config.coordinator.max_frame_tokens
     prompt_len = len(request.prompt_ids) + len(request.output_ids)
@@ -70,7 +70,7 @@ def with_law(request: Request, laws: Sequence[Law]) -> Request:
     return replace(request, params=replace(request.params, law=law))
 
 
-def _check_length(prompt_len: int, limits: Limits, max_frame_tokens: int) -> None:
+def _check_length(prompt_len: int, limits: TextLimits, max_frame_tokens: int) -> None:
     if limits.max_context_len and prompt_len >= limits.max_context_len:
         raise ContextLengthError.of(
             prompt_len,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from cluster import metrics
 from cluster.config.schema import Config
-from cluster.coordinator.session import Limits, Session
+from cluster.coordinator.session import Session, TextLimits
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import Clock, FinishReason, Request
 from cluster.messages import StepReport, TextVerdict
@@ -107,7 +107,7 @@ class Present:
     clock: Clock = time.monotonic
     sessions: dict[str, Session] = field(default_factory=dict)
     seats: dict[str, TargetSeat] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    limits: TextLimits = field(default_factory=TextLimits)
     refused: dict[str, str] = field(default_factory=dict)
     events: Events = field(init=False)
 

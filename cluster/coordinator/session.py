@@ -27,7 +27,7 @@ MAX_LOST_IN_A_ROW = 8
 
 
 @frozen
-class Limits:
+class TextLimits:
     """The limits that end a text, besides its own stop tokens.
 
     max_context_len: prompt and output together, 0 = unknown.  vocab_size: 0 = unknown.
@@ -130,7 +130,7 @@ class Session:
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.prompt_len
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: TextLimits) -> None:
         """Fix where its text ends, once: by the context limit of that time."""
         if limits.max_context_len and not self._is_limited:
             self.max_len = min(self.max_len, limits.max_context_len)

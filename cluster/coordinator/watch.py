@@ -37,7 +37,7 @@ class Hello:
     """Ids of those that are connected."""
 
 
-class Step(NamedTuple):
+class StepEvent(NamedTuple):
     """A step of a target, an array in this order."""
 
     ago_ms: float
@@ -81,7 +81,7 @@ class Rounds:
     """As in `hello`."""
     at_ms: float
     """When the event was made, in milliseconds since 1970."""
-    steps: Mapping[str, list[Step]]
+    steps: Mapping[str, list[StepEvent]]
     """By the target's id."""
     drafts: list[Drafts]
     """Of the pool."""
@@ -174,7 +174,7 @@ class Watch:
         """Return the event since the last call; None = nothing has happened."""
         if not self._num_steps and not self._drafts:
             return None
-        now, steps = self._clock(), dict[str, list[Step]]()
+        now, steps = self._clock(), dict[str, list[StepEvent]]()
         for target_id, at, report in self._steps:
             steps.setdefault(target_id, []).append(_step(now - at, report))
         skipped = self._num_steps - len(self._steps)
@@ -187,9 +187,9 @@ class Watch:
         return Rounds(coordinator, round(1000.0 * self._wall(), 1), steps, drafts, skipped)
 
 
-def _step(ago_s: float, report: StepReport) -> Step:
+def _step(ago_s: float, report: StepReport) -> StepEvent:
     texts, nodes = report.num_sequences, report.num_nodes
-    return Step(
+    return StepEvent(
         round(1000.0 * ago_s, 1),
         round(1000.0 * report.step_time_s, 2),
         round(1000.0 * report.draft_time_s, 2),

@@ -13,7 +13,7 @@ from typing import Any
 
 from cluster import metrics
 from cluster.config.schema import Config
-from cluster.coordinator.session import Limits
+from cluster.coordinator.session import TextLimits
 from cluster.errors import ProtocolError, WorkerError
 from cluster.messages import AdapterList, WorkerDescription
 from cluster.metrics.recorder import Recorder
@@ -93,13 +93,13 @@ def note_foreign(
             recorder.add(metrics.DRAFTER_FOREIGN, drafter=name)
 
 
-def limits_of(targets: Iterable[WorkerDescription]) -> Limits | None:
+def limits_of(targets: Iterable[WorkerDescription]) -> TextLimits | None:
     """Return what every one of `targets` can serve; None without any."""
     served = list(targets)
     if not served:
         return None
     lengths = [each.max_context_len for each in served if each.max_context_len]
-    return Limits(min(lengths, default=0), served[0].vocab_size)
+    return TextLimits(min(lengths, default=0), served[0].vocab_size)
 
 
 class Links:

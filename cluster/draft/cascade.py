@@ -35,7 +35,7 @@ _RETRY = 32
 
 
 @dataclass(slots=True)
-class Trust:
+class AcceptedShare:
     """How much of a stage's trees the next one keeps, in one text."""
 
     share: float = 1.0
@@ -62,7 +62,7 @@ class CascadeRequest(RequestState):
     stage: int = 0
     best: Proposal | None = None
     num_judged: int = 0
-    trusts: list[Trust] = field(default_factory=list)
+    trusts: list[AcceptedShare] = field(default_factory=list)
 
     def begin(self) -> None:
         """The text has changed: the first stage drafts again."""
@@ -108,7 +108,7 @@ class CascadeDrafter(CommittedTextDrafter[CascadeRequest]):
     ) -> None:
         def opened(commit: Commit) -> CascadeRequest:
             request = CascadeRequest.opened_by(commit)
-            request.trusts = [Trust() for _ in options.stages]
+            request.trusts = [AcceptedShare() for _ in options.stages]
             return request
 
         super().__init__(context, opened)

@@ -50,7 +50,7 @@ class Span:
 
 
 @record
-class Part:
+class TextRows:
     """One text's rows of a pass, which are neighbours.
 
     masks: by layer, bool[rows, the span's and these rows], which of them each row sees; None = all.
@@ -64,7 +64,7 @@ class Part:
 class SpanAttention:
     """The `LayerPlan` of a pass over rows of several texts."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[TextRows]) -> None:
         """parts: in the order of the rows."""
         self._parts = parts
         self._sizes = [part.num_rows for part in parts]
@@ -178,7 +178,7 @@ class TextCache:
             np.concatenate([getattr(each, name) for each in places])
             for name in ("token_ids", "positions", "slots")
         )
-        rotated, attending = positions, list[Part]()
+        rotated, attending = positions, list[TextRows]()
         if self._head.takes_before:
             parts = torch.split(fused, [len(each.slots) for each in places])
             shifted = zip(places, parts, strict=True)
@@ -235,7 +235,7 @@ class TextCache:
         before = int(slots[first - 1]) if first else None
         return Places(rows.request_id, token_ids, np.arange(first, stop), slots[first:stop], before)
 
-    def _part(self, places: Places) -> Part:
+    def _part(self, places: Places) -> TextRows:
         """A text's rows, which attend to those before them."""
         first = int(places.positions[0])
         slots = self._host.slots(places.request_id)
@@ -247,7 +247,7 @@ class TextCache:
         # The text's first token has no row; it sees itself, so that it sees something.
         is_seen |= keys == rows
         mask = torch.from_numpy(is_seen).to(self._host.device)
-        return Part(Span(self._held(slots[positions])), len(rows), [mask] * len(self._layers))
+        return TextRows(Span(self._held(slots[positions])), len(rows), [mask] * len(self._layers))
 
     def _before(self, place: Places, own: torch.Tensor) -> torch.Tensor:
         """The hidden row before the first: [1, hidden]; any for the text's first token."""
@@ -289,13 +289,13 @@ def block_rows(
 ) -> torch.Tensor:
     """One pass of `Head.block` behind each of these texts: [texts, drafts, hidden]."""
     hidden = torch.stack([each.hidden for each in contexts])
-    device, parts = hidden.device, list[Part]()
+    device, parts = hidden.device, list[TextRows]()
     for text, context in zip(texts, contexts, strict=True):
         places = len(text) - 1 + np.arange(size)
         masks = {
             sight: _mask(sight, context.positions, places, device) for sight in set(head.sights)
         }
-        parts.append(Part(Span(context.layers), size, [masks[sight] for sight in head.sights]))
+        parts.append(TextRows(Span(context.layers), size, [masks[sight] for sight in head.sights]))
     return head.block(
         torch.tensor([int(text[-1]) for text in texts], device=device),
         hidden,

@@ -15,7 +15,7 @@ import torch
 
 from cluster.core import DraftTask, Proposal, SamplingParams, TokenArray
 from cluster.draft.base import DrafterContext
-from cluster.draft.head_cache import Part, Span, TextCache, kv_layers
+from cluster.draft.head_cache import Span, TextCache, TextRows, kv_layers
 from cluster.draft.heads.head import HeadModule
 from cluster.draft.heads.load import layers_of, ready_head
 from cluster.draft.inside import Host, StepRows, StepWants, host_of
@@ -42,12 +42,12 @@ class Growth:
     first: torch.Tensor
     handed_on: list[torch.Tensor] = field(default_factory=list)
 
-    def part(self, num_rows: int) -> Part:
+    def part(self, num_rows: int) -> TextRows:
         """Rows of a pass, those of the last places, each of which sees the text and its path."""
         seen = ancestor_mask(np.append(-1, self.tree.engine_tree().parents + 1))[-num_rows:]
         held = np.ones((num_rows, self.span.num_held), np.bool_)
         mask = torch.from_numpy(np.concatenate((held, seen), axis=1))
-        return Part(self.span, num_rows, [mask.to(self.first.device)])
+        return TextRows(self.span, num_rows, [mask.to(self.first.device)])
 
 
 @dataclass(slots=True, eq=False)

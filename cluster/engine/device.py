@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from cluster.cpp import cpu_flags
-from cluster.engine.nvidia import Machine, unseen_gpu
+from cluster.engine.nvidia import MachinePaths, unseen_gpu
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -30,14 +30,14 @@ _CPU = torch.device("cpu")
 _HUGE_PAGE = 2 * 1024**2
 
 
-def resolve_device(name: str, machine: Machine | None = None) -> torch.device:
+def resolve_device(name: str, machine: MachinePaths | None = None) -> torch.device:
     """`auto` is the first GPU where there is one, else the CPU.
 
     Raises ConfigError for a device that is not there, and where `auto` would be the CPU although
     `machine` (None = this one) has a GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-        unseen = unseen_gpu(machine or Machine()) if name == "cpu" else None
+        unseen = unseen_gpu(machine or MachinePaths()) if name == "cpu" else None
         if unseen is not None:
             raise ConfigError(
                 f"device auto: {unseen}; or set device: cpu to do without it", param="device"
@@ -52,7 +52,7 @@ def resolve_device(name: str, machine: Machine | None = None) -> torch.device:
         num_devices = torch.cuda.device_count()
         index = device.index or 0
         if index >= num_devices:
-            unseen = None if num_devices else unseen_gpu(machine or Machine())
+            unseen = None if num_devices else unseen_gpu(machine or MachinePaths())
             raise ConfigError(
                 f"device cuda:{index} does not exist: "
                 f"{unseen or f'this machine shows {num_devices} GPUs'}; use device: auto or cpu",
@@ -101,9 +101,9 @@ def warn_of_emulation(dtype: torch.dtype) -> None:
         )
 
 
-def warn_of_hidden_gpu(machine: Machine | None = None) -> None:
+def warn_of_hidden_gpu(machine: MachinePaths | None = None) -> None:
     """Warn where `auto` is the CPU because the machine's GPU is hidden from this process."""
-    machine = machine or Machine()
+    machine = machine or MachinePaths()
     if machine.hides_gpus and machine.device.exists():
         log.warning(
             "device auto is the CPU: CUDA_VISIBLE_DEVICES shows this process none of this machine's"

@@ -27,7 +27,7 @@ from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
 from cluster.engine.graphs.capture import Capture
 from cluster.engine.graphs.forward import reserved_bytes
 from cluster.engine.growth import ResidentGrowth, grow
-from cluster.engine.limits import Limits, unserved
+from cluster.engine.limits import EngineLimits, unserved
 from cluster.engine.loading import progress, self_check
 from cluster.engine.loading.identity import identify
 from cluster.engine.loading.model import ExtraLayers, LoadedModel, load_model
@@ -78,7 +78,7 @@ class Engine:
         )
         if group is not None:
             num_pages = tuple(group.minimum(each) for each in num_pages)
-        self.limits = Limits.of(
+        self.limits = EngineLimits.of(
             config,
             model.max_context_len,
             model.vocab_size,

@@ -16,7 +16,7 @@ from cluster.records import frozen
 
 
 @frozen
-class Limits:
+class EngineLimits:
     """The sizes no schedule can get around.
 
     num_pages, reaches: of each group of layers, its pages and which ones a long text needs."""
@@ -35,7 +35,7 @@ class Limits:
         vocab_size: int,
         num_pages: tuple[int, ...],
         groups: tuple[LayerGroup, ...],
-    ) -> Limits:
+    ) -> EngineLimits:
         """Raise ConfigError for sizes with which nothing could be served."""
         check_sizes(config, max_context_len, min(num_pages))
         reaches = tuple(group.reach for group in groups)

@@ -35,7 +35,7 @@ def _include() -> Path:
 
 
 @frozen
-class Machine:
+class MachinePaths:
     """The places where a machine tells what it has; the defaults are this machine's.
 
     device, driver: files that NVIDIA's driver makes.  smi: its program, by name or path.  include:
@@ -94,7 +94,7 @@ class Machine:
         return next((each for each in names if shutil.which(each, path=path)), None)
 
 
-def unseen_gpu(machine: Machine) -> str | None:
+def unseen_gpu(machine: MachinePaths) -> str | None:
     """The words for a GPU that torch does not see, None without one and where it is hidden from
     this process; call where torch sees none."""
     if machine.hides_gpus:
@@ -112,7 +112,7 @@ def unseen_gpu(machine: Machine) -> str | None:
     return f"this machine has an NVIDIA GPU (driver {version}), and torch sees none: {reason}"
 
 
-def check_can_compile(machine: Machine) -> None:
+def check_can_compile(machine: MachinePaths) -> None:
     """Raise ConfigError where Triton could launch no kernel, for it compiles what launches them."""
     missing, packages = [], []
     if machine.compiler() is None:

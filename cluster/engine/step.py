@@ -14,7 +14,7 @@ import torch
 from cluster.config.schema import EngineConfig
 from cluster.engine.attention.backends import create_backend
 from cluster.engine.attention.sdpa import SdpaBackend
-from cluster.engine.attention.seam import Step
+from cluster.engine.attention.seam import AttentionStep
 from cluster.engine.graphs.capture import Capture
 from cluster.engine.graphs.forward import GraphedForward, create_graphs
 from cluster.engine.loading.inspection import MIN_ROWS
@@ -173,7 +173,7 @@ class Forward:
 
     def _eager(self, batches: Sequence[Batch]) -> StepOutputs:
         batch = batches[0]
-        plan = Step(
+        plan = AttentionStep(
             self._cache,
             self._model.layers,
             list(map(self._backend.plan, batches, self._cache.scratch_slots)),

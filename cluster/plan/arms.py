@@ -42,7 +42,7 @@ _CHANGED_SHARE = 0.5
 
 
 @dataclass(slots=True)
-class Turn:
+class Exploration:
     """One kind of exploration: when it was last done, and how many times so far."""
 
     done_at: float = -math.inf
@@ -66,7 +66,7 @@ class Standing:
     """
 
     def __init__(self) -> None:
-        self.turns: dict[str, Turn] = {}
+        self.turns: dict[str, Exploration] = {}
         # By drafter: the latest place; outcomes and accepted, and both in the short memory.
         self._sums: dict[str, tuple[int, float, float, float, float]] = {}
 
@@ -125,7 +125,7 @@ class Arm:
 
     def __init__(self) -> None:
         self.kept = Recent(evidence.FEW, evidence.FEW)
-        self.tried = Turn()
+        self.tried = Exploration()
         # Number of nodes per text and turn, by size and by bin of survival, the greatest first.
         self._nodes = np.zeros((len(SIZES), NUM_EQUAL_BINS))
         self._tokens = np.zeros((len(SIZES), NUM_EQUAL_BINS))

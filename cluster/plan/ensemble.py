@@ -13,7 +13,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from cluster.plan.arms import FIRST_NODES, SIZES, Turn
+from cluster.plan.arms import FIRST_NODES, SIZES, Exploration
 from cluster.plan.load import TargetModel
 from cluster.plan.texts import Resident, Text
 from cluster.spec import evidence
@@ -121,7 +121,7 @@ class Ensemble:
                     continue
                 turn = self._target.tries[text.is_sampled, model.name]
                 if model.name in text.shadows or priors[number] >= hopeful:
-                    turn = text.standing.turns.setdefault(model.name, Turn())
+                    turn = text.standing.turns.setdefault(model.name, Exploration())
                 count = counts[number]
                 cost_s = self._seconds(model, count + 1) - self._seconds(model, count)
                 if not text.is_read(model.name):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cluster.config.schema import CoordinatorConfig
-from cluster.plan.arms import SIZES, Arm, Recent, Turn
+from cluster.plan.arms import SIZES, Arm, Exploration, Recent
 from cluster.plan.texts import Text
 from cluster.spec import evidence
 from cluster.spec.acceptance import law_name
@@ -174,11 +174,11 @@ class Law:
     """
 
     arms: tuple[Arm, Arm] = field(default_factory=lambda: (Arm(), Arm()))
-    load: Load | None = None
+    load: BatchGroup | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class BatchGroup:
     """The batches of one law and of about the same number of sequences.
 
     brought: weighted tokens of the latest rounds, and their time.  asked: the drafts that residents
@@ -244,13 +244,13 @@ class TargetModel:
         self.drafting: defaultdict[str, DraftTimes] = defaultdict(DraftTimes)  # by resident
         self.pace = Recent()  # seconds of the latest rounds: without drafts, and as they were
         # By law and model, of those that are poor in all texts so far.
-        self.tries: defaultdict[tuple[bool, str], Turn] = defaultdict(Turn)
+        self.tries: defaultdict[tuple[bool, str], Exploration] = defaultdict(Exploration)
         self.laws = Law(), Law()  # greedy, sampled
-        self.loads: dict[tuple[bool, int], Load] = {}
+        self.loads: dict[tuple[bool, int], BatchGroup] = {}
         for each in draft_times:
             self.drafting[each.drafter].learn(each)
 
-    def load(self, config: CoordinatorConfig, batch: Sequence[Text]) -> Load:
+    def load(self, config: CoordinatorConfig, batch: Sequence[Text]) -> BatchGroup:
         """Return the load for batches of about this size, which has a guard of its own.
 
         Otherwise the losses of large batches would long keep a single request from speculating.
@@ -262,7 +262,7 @@ class TargetModel:
         limits = config.max_slowdown, config.slowdown_slack / math.sqrt(max(size, 1))
         found = self.loads.get((is_sampled, size))
         if found is None:
-            found = self.loads[is_sampled, size] = Load(
+            found = self.loads[is_sampled, size] = BatchGroup(
                 self.laws[is_sampled], DeficitGuard(*limits)
             )
         found.guard.slowdown, found.guard.slack_steps = limits

@@ -11,7 +11,7 @@ import numpy as np
 from cluster.plan.arms import FIRST_NODES, SIZES
 from cluster.plan.ensemble import Ensemble, draft_s
 from cluster.plan.in_flight import Moment, Plan
-from cluster.plan.load import Load, TargetModel
+from cluster.plan.load import BatchGroup, TargetModel
 from cluster.plan.offers import Offers, in_flight_of
 from cluster.plan.texts import Text
 from cluster.requests.fields import PlainWhy
@@ -40,7 +40,7 @@ class StepChoice:
         self,
         target: TargetModel,
         acceptance: AcceptanceModel,
-        load: Load,
+        load: BatchGroup,
         texts: Sequence[Text],
         caps: Sequence[int],
         moment: Moment,

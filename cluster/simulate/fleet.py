@@ -18,7 +18,7 @@ import numpy as np
 
 from cluster.records import frozen
 from cluster.simulate.decode_times import DecodeTimes
-from cluster.simulate.settings import Load
+from cluster.simulate.settings import Workload
 from cluster.simulate.world import Machine, RecordedText
 
 # Of a text's decoding, what rounding may leave at its end.
@@ -26,7 +26,7 @@ _DONE = 1e-9
 
 
 @frozen
-class Limits:
+class FleetLimits:
     """Places for texts: at each target, at all of them together, and in the queue."""
 
     num_targets: int
@@ -36,7 +36,7 @@ class Limits:
 
 
 @frozen
-class Ended:
+class EndedText:
     """A text that has ended, and its times: all are seconds of the virtual clock."""
 
     num_tokens: int
@@ -54,11 +54,11 @@ class Ended:
 
 
 @frozen
-class Outcome:
+class FleetOutcome:
     """A run.  num_asked: of all requests; num_refused: of those that found the queue full.
     emitted, from_s: tokens from the moment on that counts, and that moment."""
 
-    ended: Sequence[Ended]
+    ended: Sequence[EndedText]
     num_asked: int
     num_refused: int
     emitted: float
@@ -109,7 +109,7 @@ class Fleet:
         texts: Sequence[RecordedText],
         times: DecodeTimes,
         machine: Machine,
-        limits: Limits,
+        limits: FleetLimits,
         seed: int = 0,
     ) -> None:
         self._texts, self._times, self._limits = texts, times, limits
@@ -124,10 +124,10 @@ class Fleet:
         self._lengths = [len(text.token_ids) for text in texts]
         self._numbers = self._endless()
         self._num_running = self._num_asked = self._num_refused = 0
-        self._ended: list[Ended] = []
+        self._ended: list[EndedText] = []
         self._changed: dict[int, None] = {}  # targets whose next event has to be noted
 
-    def run(self, load: Load, seconds: float, from_s: float = 0.0) -> Outcome:
+    def run(self, load: Workload, seconds: float, from_s: float = 0.0) -> FleetOutcome:
         """Run for so many virtual seconds; from_s: the moment from which on tokens are counted."""
         for _ in range(load.streams):
             self._ask(0.0)
@@ -149,7 +149,7 @@ class Fleet:
                 for _ in range(num_ended if load.streams else 0):
                     self._ask(now)
             self._open_texts(now)
-        return Outcome(
+        return FleetOutcome(
             self._ended,
             self._num_asked,
             self._num_refused,
@@ -215,7 +215,7 @@ class Fleet:
         target.running = [own for own in target.running if own.left > _DONE]
         for own in over:
             length = self._lengths[own.number]
-            self._ended.append(Ended(length, own.asked_at, own.first_at, now))
+            self._ended.append(EndedText(length, own.asked_at, own.first_at, now))
         self._change(place, -len(over))
         return len(over)
 

@@ -20,7 +20,7 @@ from cluster.plan.roster import lot_of
 from cluster.plan.scores import DraftScores
 from cluster.plan.texts import Text
 from cluster.records import frozen
-from cluster.simulate.world import Growing, Machine, Offer, Pool, RecordedText
+from cluster.simulate.world import Machine, Offer, Pool, RecordedText, RemoteTree
 from cluster.spec.step_profile import MAX_COMMIT, DraftTime
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import walk
@@ -43,7 +43,7 @@ class Playing:
     prompt_rows: int
     position: int = 0
     began_s: float = 0.0
-    growing: dict[str, Growing] = field(default_factory=dict)
+    growing: dict[str, RemoteTree] = field(default_factory=dict)
     offers: dict[str, Offer] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
 
@@ -199,7 +199,7 @@ class Simulation:
         share = min(1.0, self._pool.crowd / self._num_sequences)
         rate = self._pool.nodes_per_s * share
         playing.growing = {
-            name: Growing(self._pool.sources[name], rate, self._pool.latency_s, since_s=now)
+            name: RemoteTree(self._pool.sources[name], rate, self._pool.latency_s, since_s=now)
             for name in sorted(self._pool.remote)
         }
         return playing

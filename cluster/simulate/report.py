@@ -9,7 +9,7 @@ import numpy as np
 
 from cluster.records import frozen
 from cluster.simulate.decode_times import DecodeTimes
-from cluster.simulate.fleet import Fleet, Limits, Outcome
+from cluster.simulate.fleet import Fleet, FleetLimits, FleetOutcome
 from cluster.simulate.settings import Scene
 
 _PERCENTILES = (50, 90, 99)
@@ -26,7 +26,7 @@ class Row:
     ratio: float
     num_drafters: int
     price_per_hour: float
-    outcome: Outcome
+    outcome: FleetOutcome
 
     @property
     def cost(self) -> float:
@@ -59,7 +59,7 @@ def rows(scene: Scene) -> Iterator[Row]:
     """Simulate one ratio after the other."""
     settings, config = scene.settings, scene.config
     limits, engine = config.coordinator, config.target.engine
-    places = Limits(
+    places = FleetLimits(
         settings.target.replicas,
         engine.max_running_sequences,
         limits.max_running_sequences,

@@ -93,7 +93,7 @@ class DrafterSettings:
 
 
 @frozen
-class Load:
+class Workload:
     """Requests: of `streams` clients that each ask again at once, or by chance `requests_per_s`."""
 
     streams: NonNegativeInt = 0
@@ -114,7 +114,7 @@ class Settings:
     set: tuple[str, ...] = ()
     target: TargetSettings = field(default_factory=TargetSettings)
     drafter: DrafterSettings = field(default_factory=DrafterSettings)
-    load: Load = field(default_factory=Load)
+    load: Workload = field(default_factory=Workload)
     law: Literal["greedy", "sampled"] = "greedy"
     ratios: tuple[NonNegativeFloat, ...] = (0.0, 0.5, 1.0, 2.0, 4.0)
     seconds: Annotated[float, Range(1, 86_400)] = 60.0

@@ -192,7 +192,7 @@ def _profile(rows: tuple[int, ...], times_s: tuple[float, ...]) -> StepProfile:
 
 
 @dataclass(slots=True, eq=False)
-class Source:
+class DraftSource:
     """The complete tree of one drafter at every place of a text."""
 
     tree_at: Callable[[RecordedText, int], Offer]
@@ -203,9 +203,9 @@ class Source:
         return pruned, claimed
 
 
-def recorded(name: str) -> Source:
+def recorded(name: str) -> DraftSource:
     """A drafter as it was recorded."""
-    return Source(lambda text, position: text.trees[name].at(position))
+    return DraftSource(lambda text, position: text.trees[name].at(position))
 
 
 @record
@@ -218,7 +218,7 @@ class Pool:
     speed.  latency_s: from a commit to the first nodes after it.
     """
 
-    sources: Mapping[str, Source]
+    sources: Mapping[str, DraftSource]
     models: frozenset[str] = frozenset()
     remote: frozenset[str] = frozenset()
     nodes_per_s: float = 0.0
@@ -234,13 +234,13 @@ class Pool:
 
 
 @dataclass(slots=True, eq=False)
-class Growing:
+class RemoteTree:
     """The tree of one drafter on a device of its own, for one text.
 
     kept: nodes that it had at since_s, when its root was committed.
     """
 
-    source: Source
+    source: DraftSource
     rate: float
     latency_s: float
     position: int = 0

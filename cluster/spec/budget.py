@@ -48,7 +48,7 @@ class Prices:
 
 
 @equal_record
-class Choice:
+class BudgetChoice:
     """A number of nodes to verify.
 
     num_nodes: so many of the ranking, best first.  value: weighted tokens beyond a plain step's,
@@ -60,7 +60,7 @@ class Choice:
     extra_s: float
 
 
-def choose_nodes(gains: Floats, prices: Prices, spent_s: float = 0.0) -> Choice:
+def choose_nodes(gains: Floats, prices: Prices, spent_s: float = 0.0) -> BudgetChoice:
     """The best number of nodes to verify.
 
     gains: float64[n], weighted survivals, best first.
@@ -75,7 +75,7 @@ def choose_nodes(gains: Floats, prices: Prices, spent_s: float = 0.0) -> Choice:
     values = sums[counts] - prices.rate * extra_s
     values[(extra_s + spent_s > prices.max_extra_s) & (counts > 0)] = -math.inf
     best = int(values.argmax())
-    return Choice(int(counts[best]), float(values[best]), float(extra_s[best]))
+    return BudgetChoice(int(counts[best]), float(values[best]), float(extra_s[best]))
 
 
 def ranking(survival: FloatArray, weights: Floats, is_admissible: Mask) -> tuple[Indices, Floats]:

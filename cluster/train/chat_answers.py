@@ -22,7 +22,7 @@ from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.records import frozen
-from cluster.train.generate import Answer, Sampling, write_with
+from cluster.train.generate import BatchSampling, GeneratedAnswer, write_with
 from cluster.train.processes import processes
 
 # Stands for the user's words in the template; no template and no question contains it.
@@ -87,7 +87,9 @@ class ChatModel:
         )
         return cls(Engine.load(config), load_pretrained_tokenizer(source), settings.taps)
 
-    def answers(self, settings: AnswerSettings, generator: torch.Generator) -> list[Answer]:
+    def answers(
+        self, settings: AnswerSettings, generator: torch.Generator
+    ) -> list[GeneratedAnswer]:
         """Draw questions and answer them."""
         system = _system(settings.system_prompt)
         opened = [_ask(system) for _ in range(settings.conversations_per_shard)]
@@ -107,7 +109,7 @@ class ChatModel:
         """The conversations with their last message filled; those where it is empty are dropped."""
         texts = [self._render(each).split(_PLACEHOLDER)[0] for each in opened]
         opened, prompts = self._fitting(opened, texts, settings.max_question_tokens)
-        sampling = Sampling(settings.max_question_tokens, self._stop_ids, (1.0,))
+        sampling = BatchSampling(settings.max_question_tokens, self._stop_ids, (1.0,))
         asked: list[list[Message]] = []
         for messages, drawn in zip(
             opened, write_with(self._engine, prompts, sampling, generator, 1), strict=True
@@ -122,11 +124,11 @@ class ChatModel:
         asked: Sequence[list[Message]],
         settings: AnswerSettings,
         generator: torch.Generator,
-    ) -> tuple[list[Answer], list[list[Message]]]:
+    ) -> tuple[list[GeneratedAnswer], list[list[Message]]]:
         """The answers to conversations that end with a question, and these with the answers."""
         texts = [self._render(each, answers=True) for each in asked]
         asked, prompts = self._fitting(asked, texts, settings.max_answer_tokens)
-        sampling = Sampling(settings.max_answer_tokens, self._stop_ids, _TEMPERATURES)
+        sampling = BatchSampling(settings.max_answer_tokens, self._stop_ids, _TEMPERATURES)
         answers = write_with(
             self._engine, prompts, sampling, generator, _NUM_CANDIDATES, self._taps
         )
@@ -202,9 +204,9 @@ def draw_shards(
     state.wait_for_everyone()
 
 
-def read_shards(folder: Path) -> list[Answer]:
+def read_shards(folder: Path) -> list[GeneratedAnswer]:
     """All answers in the folder, without those to questions that were asked before."""
-    answers: dict[bytes, Answer] = {}
+    answers: dict[bytes, GeneratedAnswer] = {}
     for path in sorted(folder.glob("answers-*.pt")):
         for answer in _read(path)[1]:
             answers.setdefault(answer.prompt.tobytes(), answer)
@@ -212,8 +214,10 @@ def read_shards(folder: Path) -> list[Answer]:
 
 
 def known_and_held_out(
-    folder: Path, max_prompt_len: int, reading: Callable[[Answer], Answer] | None = None
-) -> tuple[list[Answer], list[Answer]]:
+    folder: Path,
+    max_prompt_len: int,
+    reading: Callable[[GeneratedAnswer], GeneratedAnswer] | None = None,
+) -> tuple[list[GeneratedAnswer], list[GeneratedAnswer]]:
     """The answers to learn from, and those that are kept out of training.
 
     reading: how the drafter reads them, if not in the target's tokens.
@@ -226,18 +230,18 @@ def known_and_held_out(
     return known, answers[::HELD_OUT]
 
 
-def _read(path: Path) -> tuple[str, list[Answer]]:
+def _read(path: Path) -> tuple[str, list[GeneratedAnswer]]:
     """The system prompt that a shard was drawn with, and its answers."""
     # Mapped, because all shards together may be larger than the memory.
     found = torch.load(path, mmap=True, weights_only=True)
     parts: list[list[Any]] = [
         [None if each is None else each.numpy() for each in row] for row in found["answers"]
     ]
-    return found["system_prompt"], [Answer(*each) for each in parts]
+    return found["system_prompt"], [GeneratedAnswer(*each) for each in parts]
 
 
-def _write(path: Path, answers: Sequence[Answer], system_prompt: str) -> None:
-    parts = ([getattr(answer, each.name) for each in fields(Answer)] for answer in answers)
+def _write(path: Path, answers: Sequence[GeneratedAnswer], system_prompt: str) -> None:
+    parts = ([getattr(answer, each.name) for each in fields(GeneratedAnswer)] for answer in answers)
     rows = [[None if each is None else torch.from_numpy(each) for each in row] for row in parts]
     unfinished = path.with_name(f"{path.name}.unfinished")
     torch.save({"system_prompt": system_prompt, "answers": rows}, unfinished)

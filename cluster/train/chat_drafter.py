@@ -25,7 +25,7 @@ from cluster.models.int8 import save_int8
 from cluster.models.made_for import MadeFor, write_made_for
 from cluster.models.token_bytes import TokenBytes
 from cluster.train.chat_heads import WEIGHTS, HeadBatch, Learner
-from cluster.train.generate import Answer
+from cluster.train.generate import GeneratedAnswer
 from cluster.train.processes import processes
 
 # A configuration's tokens that stand for no text.
@@ -68,7 +68,11 @@ class DraftModelLearner(Learner):
 
 
 def kept_vocabulary(
-    work: Path, answers: Sequence[Answer], network: PreTrainedModel, size: int, source: Path
+    work: Path,
+    answers: Sequence[GeneratedAnswer],
+    network: PreTrainedModel,
+    size: int,
+    source: Path,
 ) -> DraftVocabulary:
     """The draft vocabulary of the run in `work`, chosen when it began: answers that are added later
     must not change what the network means."""
@@ -83,7 +87,7 @@ def kept_vocabulary(
 
 
 def frequent_vocabulary(
-    answers: Sequence[Answer],
+    answers: Sequence[GeneratedAnswer],
     network: PreTrainedModel,
     size: int,
     tokenizer_hash: str,
@@ -217,7 +221,7 @@ class Rereading:
         ids = np.arange(self.vocab_size, dtype=np.int32)
         return DraftVocabulary(ids, ids)
 
-    def __call__(self, answer: Answer) -> Answer:
+    def __call__(self, answer: GeneratedAnswer) -> GeneratedAnswer:
         """The answer in the drafter's tokens.
 
         Its laws are the target's, by the drafter's tokens: a candidate that it lacks has no

@@ -23,13 +23,13 @@ from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor
 from cluster.records import frozen, record
 from cluster.train.chat_answers import AnswerSettings
-from cluster.train.generate import Answer
-from cluster.train.trainer import Budget, Phase, Rates, TrainSettings, train
+from cluster.train.generate import GeneratedAnswer
+from cluster.train.trainer import Budget, Rates, TrainingPhase, TrainSettings, train
 
 # How a draft model is written, the usual way first.
 WEIGHTS = ("bfloat16", "int8", "float32")
 # Conversations one by one, cut to so many tokens: nothing is padded.
-PHASE = Phase(0.0, length=768, rows=1)
+PHASE = TrainingPhase(0.0, length=768, rows=1)
 _CONVERSATIONS_PER_STEP = 4
 # So many micro-batches are filled from one sorted part of the order.
 _BATCHES_PER_POOL = 16
@@ -126,7 +126,9 @@ class HeadOrder:
     """An `Order` of whole conversations, fixed by a seed; neighbours are of similar length, to pad
     little."""
 
-    def __init__(self, answers: Sequence[Answer], vocabulary: DraftVocabulary, seed: int) -> None:
+    def __init__(
+        self, answers: Sequence[GeneratedAnswer], vocabulary: DraftVocabulary, seed: int
+    ) -> None:
         """vocabulary: in which the drafter writes."""
         self._answers = answers
         self._seed = seed
@@ -136,7 +138,7 @@ class HeadOrder:
 
     def read(self, first: int, count: int) -> HeadBatch:
         """See `Order`."""
-        chosen: list[Answer] = []
+        chosen: list[GeneratedAnswer] = []
         while len(chosen) < count:
             epoch, index = divmod(first + len(chosen), len(self._answers))
             order = self._epoch(epoch, count)[index : index + count - len(chosen)]
@@ -156,7 +158,7 @@ class HeadOrder:
         ]
         return np.concatenate([batches[index] for index in generator.permutation(len(batches))])
 
-    def batch(self, answers: Sequence[Answer]) -> HeadBatch:
+    def batch(self, answers: Sequence[GeneratedAnswer]) -> HeadBatch:
         """Conversations side by side, cut to the phase's length and padded to the longest."""
         lens = [min(len(each.prompt) + len(each.token_ids), PHASE.length) for each in answers]
         shape = (len(answers), max(lens))
@@ -198,7 +200,7 @@ _DEPTH_WEIGHT = 0.8
 
 
 @record
-class Drafts:
+class DepthDrafts:
     """Those of one depth at the places whose law is recorded.
 
     logits: [n, draft vocabulary].  probs, candidates: [n, k], of the laws.  log_probs: [n, k], the
@@ -234,7 +236,7 @@ class Drafts:
         return (self.logits.argmax(dim=-1) == self.candidates[:, 0]) & is_written
 
 
-def known_drafts(learner: Learner, batch: HeadBatch) -> Iterator[Drafts]:
+def known_drafts(learner: Learner, batch: HeadBatch) -> Iterator[DepthDrafts]:
     """The drafts of each depth."""
     first_known = int(batch.is_known.any(dim=0).int().argmax())
     first = max(first_known - learner.depth, 0)
@@ -244,7 +246,7 @@ def known_drafts(learner: Learner, batch: HeadBatch) -> Iterator[Drafts]:
         logits = learner.logits(hidden[known[:, first + ahead :]])
         candidates = batch.candidates[known]
         picked = torch.log_softmax(logits.float(), dim=-1).gather(1, candidates)
-        yield Drafts(logits, batch.probs[known], candidates, picked, batch.is_rejected[known])
+        yield DepthDrafts(logits, batch.probs[known], candidates, picked, batch.is_rejected[known])
 
 
 class HeadLoss(nn.Module):
@@ -276,7 +278,9 @@ def learn(
 
 
 @torch.no_grad()
-def evaluate(learner: Learner, vocabulary: DraftVocabulary, answers: Sequence[Answer]) -> HeldOut:
+def evaluate(
+    learner: Learner, vocabulary: DraftVocabulary, answers: Sequence[GeneratedAnswer]
+) -> HeldOut:
     """Measure a drafter along answers that it did not learn from."""
     device, order = next(learner.parameters()).device, HeadOrder(answers, vocabulary, 0)
     losses: list[list[float]] = []

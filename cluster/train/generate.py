@@ -17,7 +17,7 @@ from cluster.records import frozen, record
 
 
 @frozen
-class Sampling:
+class BatchSampling:
     """How to sample a batch of continuations; temperature 0 takes the most likely token."""
 
     max_new_tokens: int
@@ -26,7 +26,7 @@ class Sampling:
 
 
 @record
-class Answer:
+class GeneratedAnswer:
     """A prompt, what a model wrote behind it, and its most probable tokens at each place.
 
     candidates: int32[answer, k], best first.  log_probs: float16[answer, k], at temperature 1.
@@ -58,11 +58,11 @@ class _Writing:
 def write_with(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
-    sampling: Sampling,
+    sampling: BatchSampling,
     generator: torch.Generator,
     num_candidates: int,
     taps: Sequence[int] = (),
-) -> list[Answer]:
+) -> list[GeneratedAnswer]:
     """One continuation per prompt, by the engine that serves the model, up to the first stop token,
     which is included.
 
@@ -111,7 +111,7 @@ def write_with(
             engine.submit(Work(output.request_id, each.length, token_array([token])))
             each.length += 1
     return [
-        Answer(
+        GeneratedAnswer(
             np.array(prompt, np.int32),
             np.array(each.token_ids, np.int32),
             np.stack(each.candidates),

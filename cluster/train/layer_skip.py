@@ -28,7 +28,7 @@ from cluster.models.made_for import MadeFor
 from cluster.models.resolve import resolve
 from cluster.records import frozen
 from cluster.train.chat_answers import AnswerSettings, ChatModel, context_len
-from cluster.train.generate import Answer
+from cluster.train.generate import GeneratedAnswer
 from cluster.train.made_for import target_of
 
 # Chains of drafts are no longer than that.
@@ -125,7 +125,7 @@ class Bench:
         engine = Engine(self._config, self.model)
         chat = ChatModel(engine, load_pretrained_tokenizer(folder))
         generator = torch.Generator().manual_seed(seed)
-        self.answers: list[Answer] = []
+        self.answers: list[GeneratedAnswer] = []
         while sum(len(each.token_ids) for each in self.answers) < num_tokens:
             self.answers += chat.answers(answering, generator)
         layers = range(self.num_layers)
@@ -150,7 +150,7 @@ class Bench:
         return Engine(replace(self._config, num_pages=pages), part_of(self.model, layers))
 
 
-def _hits(engine: Engine, answer: Answer) -> list[bool]:
+def _hits(engine: Engine, answer: GeneratedAnswer) -> list[bool]:
     """Where the engine's most probable token is the whole model's, along the answer."""
     tree = TokenTree.chain(token_array(answer.token_ids[:-1]))
     logits = run_alone(engine, Work("answer", 0, answer.prompt, tree)).logits

@@ -41,7 +41,7 @@ from cluster.train.chat_heads import (
     known_drafts,
     learn,
 )
-from cluster.train.generate import Answer
+from cluster.train.generate import GeneratedAnswer
 from cluster.train.made_for import target_of
 from cluster.train.processes import processes
 from cluster.train.trainer import Budget, Rates
@@ -115,7 +115,7 @@ def learn_from_traffic(
     """
     source = resolve(target)
     origin = origin_of(source)
-    known, held = list[Answer](), dict[str, Sequence[Answer]]()
+    known, held = list[GeneratedAnswer](), dict[str, Sequence[GeneratedAnswer]]()
     if traffic.folder:
         known, held["traffic"] = split(traffic.folder, origin)
     current = resolve(traffic.starts_from)
@@ -158,7 +158,10 @@ def learn_from_traffic(
 
 @torch.no_grad()
 def with_vocabulary(
-    learner: DraftModelLearner, answers: Sequence[Answer], target: PreTrainedModel, size: int
+    learner: DraftModelLearner,
+    answers: Sequence[GeneratedAnswer],
+    target: PreTrainedModel,
+    size: int,
 ) -> DraftModelLearner:
     """The draft model with the vocabulary that these answers need most.  A token that it could not
     write begins with the target's embedding."""
@@ -204,7 +207,9 @@ def load_drafter(folder: Path, origin: Origin, weights: str = "") -> DraftModelL
     return DraftModelLearner(network.train(), vocabulary, weights or written)
 
 
-def _measured(learner: DraftModelLearner, held: dict[str, Sequence[Answer]]) -> dict[str, HeldOut]:
+def _measured(
+    learner: DraftModelLearner, held: dict[str, Sequence[GeneratedAnswer]]
+) -> dict[str, HeldOut]:
     """By what the answers are; empty in all processes but the main one."""
     if not processes().is_main_process:
         return {}
@@ -228,12 +233,12 @@ def origin_of(target: Path) -> Origin:
     return Origin(model_hash(target), folder_tokenizer_hash(target), vocab_size)
 
 
-def split(folder: Path, origin: Origin) -> tuple[list[Answer], list[Answer]]:
+def split(folder: Path, origin: Origin) -> tuple[list[GeneratedAnswer], list[GeneratedAnswer]]:
     """The answers to learn from, and those to every 20th prompt, which are kept out of training."""
     recorded = read_folder(folder, origin)
     prompts = list(dict.fromkeys(each.prompt.tobytes() for each in recorded))
     kept_out = set(prompts[::HELD_OUT])
-    known, held_out = list[Answer](), list[Answer]()
+    known, held_out = list[GeneratedAnswer](), list[GeneratedAnswer]()
     for each in recorded:
         (held_out if each.prompt.tobytes() in kept_out else known).append(_fitting(each))
     if not known:
@@ -241,10 +246,10 @@ def split(folder: Path, origin: Origin) -> tuple[list[Answer], list[Answer]]:
     return known, held_out
 
 
-def _fitting(recorded: RecordedAnswer) -> Answer:
+def _fitting(recorded: RecordedAnswer) -> GeneratedAnswer:
     """An answer as training reads it: of a long prompt its end."""
     room = max(PHASE.length - len(recorded.token_ids), PHASE.length // 2)
-    return Answer(
+    return GeneratedAnswer(
         recorded.prompt[-room:],
         recorded.token_ids,
         recorded.candidates,
@@ -253,9 +258,9 @@ def _fitting(recorded: RecordedAnswer) -> Answer:
     )
 
 
-def _so_many(answers: Sequence[Answer], num_tokens: int) -> list[Answer]:
+def _so_many(answers: Sequence[GeneratedAnswer], num_tokens: int) -> list[GeneratedAnswer]:
     """Answers of so many tokens together, some of them twice if there are fewer."""
-    found: list[Answer] = []
+    found: list[GeneratedAnswer] = []
     for answer in itertools.cycle(answers):
         if num_tokens <= 0:
             return found

@@ -91,7 +91,7 @@ class Order(Protocol):
 
 
 @frozen
-class Phase:
+class TrainingPhase:
     """After the part `start` of the budget, micro-batches are `rows` windows of `length` tokens."""
 
     start: float
@@ -125,7 +125,7 @@ class TrainSettings:
     """All settings that affect the weights, except the data and the objective."""
 
     budget: Budget
-    phases: Sequence[Phase]
+    phases: Sequence[TrainingPhase]
     tokens_per_step: int
     seed: int
     rates: Rates = field(default_factory=Rates)

@@ -25,7 +25,7 @@ from cluster.worker.residents import NOTHING_DRAFTED, Drafted, ResidentDrafter, 
 from cluster.worker.step_rows import laws_of_verified
 from cluster.worker.text_keeper import TextKeeper
 from cluster.worker.texts import TargetText
-from cluster.worker.verifier import Stepped, Verifier
+from cluster.worker.verifier import StepAnswers, Verifier
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Step:
     decoding: Sequence[TargetText] = ()
     plan: Plan = field(default_factory=lambda: Plan([]))
 
-    def told(self, stepped: Stepped) -> StepReport:
+    def told(self, stepped: StepAnswers) -> StepReport:
         """Return the report of its result, with the times around it."""
         period_s = self.began_at - self.former_at if self.former_at else 0.0
         return replace(stepped.report, period_s=period_s, draft_time_s=self.drafted.time_s)
@@ -195,7 +195,7 @@ class StepLoop:
             text.ask = NO_DRAFTS
         return Plan.plain(decoding, PlainWhy.FAULT)
 
-    def _verify(self, batch: Sequence[TargetText]) -> Stepped | None:
+    def _verify(self, batch: Sequence[TargetText]) -> StepAnswers | None:
         """Make the engine's step; returns None if there is none, or it failed and is contained."""
         verifier = self._verifier
         try:
@@ -213,7 +213,7 @@ class StepLoop:
         self.texts.raised_alone.clear()  # names since the last good step
         return stepped
 
-    def _commit(self, step: Step, stepped: Stepped, report: StepReport) -> list[TargetText]:
+    def _commit(self, step: Step, stepped: StepAnswers, report: StepReport) -> list[TargetText]:
         """Commit and send the answers of the step.  Returns the texts with a verdict."""
         answered: list[TargetText] = []
         self.streams.note_step(report)

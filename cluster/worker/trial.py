@@ -24,7 +24,7 @@ from cluster.worker.target_parts import TargetParts
 
 
 @frozen
-class Trial:
+class MeasuredTrial:
     """What was measured.
 
     Bytes, each beside those before it, on a GPU of its memory: weights, with what the engine needs
@@ -41,7 +41,7 @@ class Trial:
     refused: Mapping[str, str]
 
 
-def try_here(config: Config, task: str) -> Trial:
+def try_here(config: Config, task: str) -> MeasuredTrial:
     """Load everything that one target process holds, and measure it; takes as long as a start.
 
     task: whose drafters are timed.  Raises ConfigError for a model that cannot be loaded, or whose
@@ -68,7 +68,7 @@ def try_here(config: Config, task: str) -> Trial:
             [each for each in profiles if each is not None],
             max(plain_turn_s(parts.verifier, engine.vocab_size) - parts.profile.times_s[0], 0.0),
         )
-        return Trial(
+        return MeasuredTrial(
             loaded,
             ready - loaded,
             full - ready,

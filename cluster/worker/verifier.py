@@ -47,7 +47,7 @@ OpenHook = Callable[[TargetText], LogitsHook | None]
 
 
 @record
-class Stepped:
+class StepAnswers:
     """The answers of a step; each text is in one of the three collections.
 
     missed: texts of which the engine had lost tokens.  refused: texts that cannot be served, by
@@ -127,7 +127,7 @@ class Verifier:
                 sequence.text.held_len = 0
                 self._engine.release(request_id)
 
-    def step(self) -> Stepped:
+    def step(self) -> StepAnswers:
         """Run one forward over the texts that the engine picks; answers each completed one."""
         started_at = self._clock()
         self.last_rows, self._num_beam_rows = (), 0
@@ -170,7 +170,7 @@ class Verifier:
         taps = self._engine.last_step.taps
         self.last_rows = rows_of_step(self._wants, taps, answered, self._sequences.values())
         self._engine.drop_unused_adapters()
-        return Stepped(verdicts, missed, refused, report)
+        return StepAnswers(verdicts, missed, refused, report)
 
     def _admit(self, text: TargetText, tree: TokenTree) -> None:
         """Queue one text; raises if it cannot be served."""

@@ -14,7 +14,7 @@ import numpy as np
 from cluster.records import frozen
 
 # Bounds that a good answer keeps, by their names in --goodput, and what they bound.
-GOODPUT: Mapping[str, Callable[[Answer], float]] = {
+GOODPUT: Mapping[str, Callable[[TimedAnswer], float]] = {
     "ttft": lambda answer: 1e3 * answer.ttft_s,
     "tpot": lambda answer: 1e3 * (answer.tpot_s or 0.0),
     "e2el": lambda answer: 1e3 * answer.e2e_s,
@@ -23,7 +23,7 @@ _PERCENTILES = (95, 99)
 
 
 @frozen
-class Answer:
+class TimedAnswer:
     """One request as its client saw it.  All times are seconds of one clock.
 
     prompt: its place among the prompts.  unit: of what is compared, both sides of which were asked
@@ -64,7 +64,7 @@ class Answer:
 
 
 def figures(
-    answers: Sequence[Answer], duration_s: float, goodput: Mapping[str, float]
+    answers: Sequence[TimedAnswer], duration_s: float, goodput: Mapping[str, float]
 ) -> dict[str, float]:
     """The figures of one run by the names of `vllm bench serve`; times in milliseconds.
 

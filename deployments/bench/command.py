@@ -17,11 +17,11 @@ from cluster.errors import ConfigError, WorkerError
 from cluster.logs import say
 from cluster.options import number, url
 from cluster.records import frozen
-from deployments.bench.answers import GOODPUT, Answer, figures
+from deployments.bench.answers import GOODPUT, TimedAnswer, figures
 from deployments.bench.load import Asking, Level, load
 from deployments.bench.prompts import prompts
 from deployments.bench.report import Report, Run, markdown, write_json, write_picture
-from deployments.metrics_reader import Change, Page, speculation
+from deployments.metrics_reader import MetricsChange, Page, speculation
 from deployments.openai_client import OpenAIServer
 
 _OFF = "off"
@@ -118,9 +118,9 @@ async def _compare(
 ) -> None:
     """One load.  Where sides are compared they are asked block by block, each in its turn and in
     changing order, so that whatever the machine does meets both."""
-    found: dict[str, list[Answer]] = {side.name: [] for side in sides}
+    found: dict[str, list[TimedAnswer]] = {side.name: [] for side in sides}
     seconds = dict.fromkeys(found, 0.0)
-    changes: dict[str, list[Change]] = {name: [] for name in found}
+    changes: dict[str, list[MetricsChange]] = {name: [] for name in found}
     for side in sides:
         await _warm_up(side, arguments.warmups)
     size = level.concurrency if len(sides) > 1 and level.concurrency else report.num_prompts
@@ -133,7 +133,7 @@ async def _compare(
             asking = replace(side.asking, prompts=side.asking.prompts[start : start + size])
             before = await _page(side.server)
             answers, took_s = await load(side.server, asking, level, arguments.seed + again)
-            changes[side.name].append(Change(before, await _page(side.server)))
+            changes[side.name].append(MetricsChange(before, await _page(side.server)))
             # Rounds of the same prompts are one measurement, unless there are few others.
             unit = start // size if len(starts) >= _FEW_BLOCKS else turn
             found[side.name] += [

@@ -12,7 +12,7 @@ import numpy as np
 
 from cluster.errors import WorkerError
 from cluster.records import frozen
-from deployments.bench.answers import Answer
+from deployments.bench.answers import TimedAnswer
 from deployments.openai_client import OpenAIServer, choices, said
 
 
@@ -46,7 +46,7 @@ class Asking:
 
 async def load(
     server: OpenAIServer, asking: Asking, level: Level, seed: int
-) -> tuple[list[Answer], float]:
+) -> tuple[list[TimedAnswer], float]:
     """Ask every prompt once; returns the answers in order, and the seconds that all took.
 
     seed: of the arrivals.  A request that fails is an answer with an error.
@@ -65,7 +65,7 @@ async def load(
     else:
         waiting = iter(range(count))
 
-        async def ask_in_turn() -> list[Answer]:
+        async def ask_in_turn() -> list[TimedAnswer]:
             return [await ask(server, asking, index) for index in waiting]
 
         askers = [ask_in_turn() for _ in range(min(level.concurrency, count))]
@@ -75,7 +75,7 @@ async def load(
 
 async def ask(
     server: OpenAIServer, asking: Asking, index: int, due_s: float | None = None
-) -> Answer:
+) -> TimedAnswer:
     """Ask one prompt and note what comes when; due_s: when it should have been sent."""
     clock = asyncio.get_running_loop().time
     sent = clock()
@@ -94,7 +94,7 @@ async def ask(
         error = caught.message
     if not arrivals:
         error = error or "the answer is empty"
-    return Answer(
+    return TimedAnswer(
         index,
         sent,
         tuple(arrivals),

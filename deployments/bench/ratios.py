@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from cluster.spec.interval import Interval
-from deployments.bench.answers import Answer
+from deployments.bench.answers import TimedAnswer
 
 # Of each answer a numerator and a denominator: a side's figure is the quotient of their sums.
-Parts = Callable[[Answer], tuple[float, float]]
+Parts = Callable[[TimedAnswer], tuple[float, float]]
 FIGURES: Mapping[str, Parts] = {
     "tokens/s of a request": lambda answer: (answer.num_tokens, answer.e2e_s),
     "TTFT": lambda answer: (answer.ttft_s, 1.0),
@@ -21,7 +21,7 @@ def told(ratio: Interval) -> str:
     return f"{ratio}{'' if ratio.is_telling else ': cannot tell'}"
 
 
-def ratios(first: Sequence[Answer], second: Sequence[Answer]) -> dict[str, Interval]:
+def ratios(first: Sequence[TimedAnswer], second: Sequence[TimedAnswer]) -> dict[str, Interval]:
     """The ratios of FIGURES over what both sides answered; those that exist.
 
     Each unit gives one ratio.  They differ by their prompts and by the minute in which they were
@@ -44,7 +44,7 @@ def ratios(first: Sequence[Answer], second: Sequence[Answer]) -> dict[str, Inter
     return found
 
 
-def equal_texts(first: Sequence[Answer], second: Sequence[Answer]) -> tuple[int, int]:
+def equal_texts(first: Sequence[TimedAnswer], second: Sequence[TimedAnswer]) -> tuple[int, int]:
     """How many prompts have the same text on both sides, in every round, and of how many."""
     texts_of: list[dict[int, set[str]]] = [{}, {}]
     for side, answers in zip(texts_of, (first, second), strict=True):
@@ -56,9 +56,9 @@ def equal_texts(first: Sequence[Answer], second: Sequence[Answer]) -> tuple[int,
     return sum(len(each) == 1 for each in texts), len(texts)
 
 
-def _by_prompt(answers: Sequence[Answer]) -> dict[tuple[int, int], list[Answer]]:
+def _by_prompt(answers: Sequence[TimedAnswer]) -> dict[tuple[int, int], list[TimedAnswer]]:
     """By unit and prompt."""
-    found: dict[tuple[int, int], list[Answer]] = {}
+    found: dict[tuple[int, int], list[TimedAnswer]] = {}
     for answer in answers:
         if not answer.error:
             found.setdefault((answer.unit, answer.prompt), []).append(answer)
@@ -66,7 +66,9 @@ def _by_prompt(answers: Sequence[Answer]) -> dict[tuple[int, int], list[Answer]]
 
 
 def _sums(
-    side: Mapping[tuple[int, int], Sequence[Answer]], keys: Sequence[tuple[int, int]], parts: Parts
+    side: Mapping[tuple[int, int], Sequence[TimedAnswer]],
+    keys: Sequence[tuple[int, int]],
+    parts: Parts,
 ) -> tuple[float, float]:
     """Both parts over the answers of one unit."""
     found = [parts(answer) for key in keys for answer in side[key]]

@@ -11,10 +11,10 @@ from typing import Any
 
 from cluster.errors import ConfigError
 from cluster.records import frozen
-from deployments.bench.answers import Answer
+from deployments.bench.answers import TimedAnswer
 from deployments.bench.load import Level
 from deployments.bench.ratios import equal_texts, ratios, told
-from deployments.metrics_reader import Speculation
+from deployments.metrics_reader import SpeculationCounts
 
 _TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "e2e"}
 _SHARES = ("mean", "median", "p95", "p99")
@@ -28,9 +28,9 @@ class Run:
 
     level: Level
     side: str
-    answers: Sequence[Answer]
+    answers: Sequence[TimedAnswer]
     figures: Mapping[str, float]
-    speculation: Speculation | None
+    speculation: SpeculationCounts | None
 
     @property
     def names(self) -> list[str]:
@@ -185,7 +185,7 @@ def _ratios(pairs: Sequence[tuple[Run, Run]]) -> str:
     return f"{about}\n\n{_table(head, rows)}"
 
 
-def _speculation(found: Speculation | None) -> dict[str, Any] | None:
+def _speculation(found: SpeculationCounts | None) -> dict[str, Any] | None:
     if found is None:
         return None
     return {

@@ -21,7 +21,7 @@ from cluster.errors import ConfigError
 from cluster.records import frozen
 from cluster.spec.acceptance import law_name
 from deployments.evaluate import verdicts
-from deployments.evaluate.prompts import Prompt, read_prompts
+from deployments.evaluate.prompts import EvaluatedPrompt, read_prompts
 from deployments.evaluate.verdicts import Cell, Judgement, Pair
 
 if TYPE_CHECKING:
@@ -34,15 +34,15 @@ _PLAIN = SpeculationOptions(enabled=False)
 _HAD_DRAFTS = frozenset(("", IdleReason.NOT_WORTH_IT, IdleReason.PAUSED))
 
 Say = Callable[[str], None]
-Cells = Mapping[Cell, Sequence["Asked"]]
+Cells = Mapping[Cell, Sequence["AskedPrompt"]]
 Measure = Callable[[Sequence[str], Cells], Mapping[Cell, Sequence[Pair]]]
 
 
 @frozen
-class Asked:
+class AskedPrompt:
     """A prompt with the parameters of both answers."""
 
-    prompt: Prompt
+    prompt: EvaluatedPrompt
     params: SamplingParams
 
 
@@ -90,8 +90,8 @@ def judge(cells: Cells, config: Config, measure: Measure) -> list[Judgement]:
     return judgements
 
 
-def _cells(prompts: Sequence[Prompt], arguments: argparse.Namespace) -> Cells:
-    found: dict[Cell, list[Asked]] = {}
+def _cells(prompts: Sequence[EvaluatedPrompt], arguments: argparse.Namespace) -> Cells:
+    found: dict[Cell, list[AskedPrompt]] = {}
     for place, prompt in enumerate(prompts):
         stated = prompt.temperature
         wanted = arguments.temperatures or _TEMPERATURES if stated is None else (stated,)
@@ -102,7 +102,7 @@ def _cells(prompts: Sequence[Prompt], arguments: argparse.Namespace) -> Cells:
             )
             asked = found.setdefault(Cell(prompt.task, prompt.segment, law), [])
             if not arguments.limit or len(asked) < arguments.limit * len(wanted):
-                asked.append(Asked(prompt, params))
+                asked.append(AskedPrompt(prompt, params))
     return dict(sorted(found.items()))
 
 
@@ -139,7 +139,7 @@ class _Bench:
         return found
 
     def _pair(
-        self, llm: LLM, cell: Cell, batch: Sequence[Asked], salt: str, *, is_first: bool
+        self, llm: LLM, cell: Cell, batch: Sequence[AskedPrompt], salt: str, *, is_first: bool
     ) -> Pair | None:
         """Answer a batch twice, first with drafts if is_first; None where nothing can be timed.
 
@@ -164,7 +164,7 @@ class _Bench:
         )
 
     def _answers(
-        self, llm: LLM, cell: Cell, batch: Sequence[Asked], salt: str, has_drafts: bool
+        self, llm: LLM, cell: Cell, batch: Sequence[AskedPrompt], salt: str, has_drafts: bool
     ) -> list[Completion]:
         return llm.generate(
             [_ids(llm, each.prompt) for each in batch],
@@ -188,7 +188,7 @@ class _Bench:
         )
 
 
-def _ids(llm: LLM, prompt: Prompt) -> Sequence[int]:
+def _ids(llm: LLM, prompt: EvaluatedPrompt) -> Sequence[int]:
     tokenizer = llm.tokenizer
     if tokenizer is None:
         raise ConfigError.at("target.engine.model", "prompts are text, and it has no tokenizer")

@@ -24,7 +24,7 @@ _FORMS = 'one JSON object with "prompt", "messages" or "turns"'
 
 
 @frozen
-class Prompt:
+class EvaluatedPrompt:
     """text: of a completion, or of the user's message; messages: of a conversation, () = text is
     the whole prompt.  temperature, max_tokens: None = not said."""
 
@@ -36,7 +36,7 @@ class Prompt:
     max_tokens: int | None = None
 
 
-def read_prompts(path: Path, tasks: Collection[str]) -> list[Prompt]:
+def read_prompts(path: Path, tasks: Collection[str]) -> list[EvaluatedPrompt]:
     """tasks: the configuration's task classes; any other is the default one.
 
     Raises ConfigError with file and line."""
@@ -58,7 +58,7 @@ def read_prompts(path: Path, tasks: Collection[str]) -> list[Prompt]:
     return found
 
 
-def _prompt(line: Any, tasks: Collection[str]) -> Prompt:
+def _prompt(line: Any, tasks: Collection[str]) -> EvaluatedPrompt:
     if not isinstance(line, Mapping):
         raise TypeError("it is no object")
     body = line.get("body", line)
@@ -77,7 +77,7 @@ def _prompt(line: Any, tasks: Collection[str]) -> Prompt:
             raise ValueError("its prompt is no text" if text else "it has none of them")
     temperature = body.get("temperature")
     max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
-    return Prompt(
+    return EvaluatedPrompt(
         text,
         messages,
         task if task in tasks else DEFAULT_TASK,

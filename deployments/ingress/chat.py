@@ -117,7 +117,7 @@ class Harmless(Body):
 
 
 
-class Answered(ToolUse, Sampling):
+class AnsweredConversation(ToolUse, Sampling):
     """A conversation that is answered."""
 
     def asked(self, limits: Limits) -> GenerationSpec:

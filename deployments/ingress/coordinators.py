@@ -15,7 +15,7 @@ from cluster.errors import CapacityError, DrafthouseError, TooLargeError, Unavai
 from cluster.messages import SubmitFrame, WorkerDescription
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.link import run_until_first_ends
-from deployments.ingress.ticket import CoordinatorStream, Peer, Ticket
+from deployments.ingress.ticket import CoordinatorPeer, CoordinatorStream, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Coordinators:
         self._connect_timeout_s = connect_timeout_s
         self._silence_s = silence_s
         self._max_prompt_len = (max_frame_bytes - _ENVELOPE_BYTES) // 4  # a token has four bytes
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, CoordinatorPeer] = {}
         self._changed = asyncio.Event()
         self._resumptions: set[asyncio.Task[None]] = set()
         # Of the adapters that requests may ask for, by name what coordinators call them.
@@ -57,7 +57,7 @@ class Coordinators:
     ) -> None:
         """Send requests to this coordinator until its link ends or it falls silent; then resume
         them elsewhere."""
-        peer = Peer(peer_id, description, link)
+        peer = CoordinatorPeer(peer_id, description, link)
         self._peers[peer_id] = peer
         self.announce()
         try:
@@ -67,7 +67,7 @@ class Coordinators:
         finally:
             self._lose(peer)
 
-    def _lose(self, peer: Peer) -> None:
+    def _lose(self, peer: CoordinatorPeer) -> None:
         del self._peers[peer.id]
         self._update_adapters()
         self.announce()
@@ -177,7 +177,7 @@ class Coordinators:
         except DrafthouseError as error:
             ticket.fail(error)
 
-    async def _write(self, peer: Peer) -> None:
+    async def _write(self, peer: CoordinatorPeer) -> None:
         """Send everything that is ready, repeatedly; a request that is too large ends alone."""
         while True:
             await peer.wake.wait()
@@ -195,7 +195,7 @@ class Coordinators:
             if ready:
                 await peer.link.send(SubmitFrame(**ready))
 
-    async def _watch(self, peer: Peer) -> None:
+    async def _watch(self, peer: CoordinatorPeer) -> None:
         """Return when the coordinator has said nothing for too long."""
         num_missed = 0
         while num_missed < _NUM_LOOKS:
@@ -204,7 +204,7 @@ class Coordinators:
             peer.is_heard = False
         log.error("coordinator is left id=%s: it said nothing for %g s", peer.id, self._silence_s)
 
-    async def _read(self, peer: Peer) -> None:
+    async def _read(self, peer: CoordinatorPeer) -> None:
         async for frame in peer.link:
             peer.is_heard = True
             if frame.load is not None:
@@ -215,7 +215,7 @@ class Coordinators:
             for event in frame.events:
                 self._deliver(peer, event)
 
-    def _has_other(self, ticket: Ticket, peer: Peer) -> bool:
+    def _has_other(self, ticket: Ticket, peer: CoordinatorPeer) -> bool:
         """True if a coordinator is left that has not refused the request for want of room."""
         ticket.refused_by.add(peer.id)
         return not ticket.failovers and not self._peers.keys() <= ticket.refused_by
@@ -230,7 +230,7 @@ class Coordinators:
             shared = [each for each in told[0] if all(each in other for other in told)]
             self.adapters = {each.partition("@")[0]: each for each in shared}
 
-    def _deliver(self, peer: Peer, event: TokenEvent) -> None:
+    def _deliver(self, peer: CoordinatorPeer, event: TokenEvent) -> None:
         ticket = peer.tickets.pop(event.request_id, None)
         if ticket is None:  # it was closed; late events are normal
             return

@@ -55,7 +55,7 @@ _NAMES = {
 }
 
 
-class Call(Sampling):
+class GenerateFields(Sampling):
     """A GenerateRequest without its prompt, by the paths of its fields."""
 
     model_config = ConfigDict(alias_generator=lambda name: _NAMES.get(name, name))
@@ -85,7 +85,7 @@ def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
     """Validate `request`; raises RequestError or NotFoundError with field, value and remedy."""
     values = {path: _value(request, path) for path in _NAMES.values()}
     search = request.sampling.beam_search
-    call = Call.read({**values, "sampling.beam_search": search is not None}, limits)
+    call = GenerateFields.read({**values, "sampling.beam_search": search is not None}, limits)
     prompt = prompt_of(request.prompt, limits)
     prompt = dataclasses.replace(prompt, names=Names({**call.names().own, **prompt.names.own}))
     _check_resume(request.resume, call.n, limits)

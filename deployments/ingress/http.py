@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Match, Route
 
 from cluster.errors import ContextLengthError, DrafthouseError, NotFoundError, RequestError
 from cluster.records import frozen
-from deployments.ingress.api.contract import Endpoint
+from deployments.ingress.api.contract import PostEndpoint
 from deployments.ingress.api.messages import MESSAGES
 from deployments.ingress.api.messages import error_body as messages_error
 from deployments.ingress.api.messages_writer import MessagesWriter
@@ -62,7 +62,7 @@ class Face:
     answer_id: of the answer, from that of the HTTP request.  write: makes the answer's writer.
     """
 
-    endpoint: Endpoint
+    endpoint: PostEndpoint
     answer_id: Callable[[str], str]
     write: Callable[[Any, Generation, str], Writer]
 

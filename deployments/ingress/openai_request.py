@@ -14,11 +14,11 @@ import numpy as np
 from cluster.core import TokenArray
 from cluster.errors import RequestError
 from cluster.requests.fields import GrammarSpec
-from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported
+from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, instead, supported
 from deployments.ingress.api.wording import Schema
 from deployments.ingress.chat import (
     OF_MESSAGES,
-    Answered,
+    AnsweredConversation,
     Conversation,
     Harmless,
     TextOrParts,
@@ -82,7 +82,7 @@ def _prompts(value: Any, limits: Limits) -> tuple[Prompt, ...]:
 
 
 # fmt: off
-class Completion(Sampling, Harmless):
+class CompletionBody(Sampling, Harmless):
     default_max_tokens = 16  # OpenAI's
 
     prompt: Annotated[
@@ -133,7 +133,7 @@ class Prediction(Body):
 
 
 # fmt: off
-class Chat(Conversation, Answered, Harmless):
+class Chat(Conversation, AnsweredConversation, Harmless):
     max_completion_tokens: Count | None = supported(
         "output tokens, at most; 0 only with prompt_logprobs")
     max_tokens: Count | None = supported("the older name of max_completion_tokens")
@@ -191,7 +191,7 @@ class Detokenize(_MayName):
     )
 
 
-COMPLETIONS = Endpoint("/v1/completions", "Continue a prompt", Completion)
-CHAT = Endpoint("/v1/chat/completions", "Answer a conversation", Chat)
-TOKENIZE = Endpoint("/tokenize", "The tokens of a text or of a conversation", Tokenize)
-DETOKENIZE = Endpoint("/detokenize", "The text of tokens", Detokenize)
+COMPLETIONS = PostEndpoint("/v1/completions", "Continue a prompt", CompletionBody)
+CHAT = PostEndpoint("/v1/chat/completions", "Answer a conversation", Chat)
+TOKENIZE = PostEndpoint("/tokenize", "The tokens of a text or of a conversation", Tokenize)
+DETOKENIZE = PostEndpoint("/detokenize", "The text of tokens", Detokenize)

@@ -10,11 +10,11 @@ from typing import Any
 
 from cluster.core import FinishReason
 from cluster.errors import DrafthouseError
-from deployments.ingress.api.writer import Item, Writer, grow
+from deployments.ingress.api.writer import OutputItem, Writer, grow
 from deployments.ingress.body import error_event
 from deployments.ingress.choice import Delta
 from deployments.ingress.logprob_writer import LogprobWriter, TextOffsets, joined
-from deployments.ingress.openai_request import Chat, Completion
+from deployments.ingress.openai_request import Chat, CompletionBody
 from deployments.ingress.sampling import StreamOptions
 from deployments.ingress.ticket import written
 from deployments.ingress.usage import metrics, usage
@@ -25,13 +25,13 @@ DONE = b"data: [DONE]\n\n"
 class Answer(Writer):
     """Collects or streams the deltas of one generation in the format that its client asked for."""
 
-    _request: Chat | Completion
+    _request: Chat | CompletionBody
 
     def __init__(self, *what: Any) -> None:
         super().__init__(*what)
         request = self._request
         self._is_chat = isinstance(request, Chat)
-        self._echoes = isinstance(request, Completion) and request.echo
+        self._echoes = isinstance(request, CompletionBody) and request.echo
         self._options = request.stream_options or StreamOptions()
         self._usage_is_continuous = (
             self._options.include_usage and self._options.continuous_usage_stats
@@ -264,7 +264,7 @@ def finish_reason(last: Delta) -> str | None:
 
 def whole_message(parts: Sequence[Delta]) -> dict[str, Any]:
     """The message of an answer that is not streamed."""
-    items: list[Item] = []
+    items: list[OutputItem] = []
     for part in parts:
         list(grow(items, part))
     said = {
@@ -286,7 +286,7 @@ def delta_fields(delta: Delta) -> dict[str, Any]:
     if piece is None:
         name = "content" if delta.kind == "text" else "reasoning_content"
         return {name: delta.text} if delta.text else {}
-    item = Item(delta.kind, 0, piece.name or "", delta.text)
+    item = OutputItem(delta.kind, 0, piece.name or "", delta.text)
     call = {"index": piece.index, **item.call()}
     if piece.name is None:  # it goes on
         del call["id"], call["type"], call[item.kind]["name"]

@@ -113,7 +113,7 @@ class Ticket:
     def __init__(self, request: Request, arrived: asyncio.Event) -> None:
         self.request = request
         self.wire_id = request.id  # changes with every failover, so that old events are recognised
-        self.peer: Peer | None = None
+        self.peer: CoordinatorPeer | None = None
         self.failovers = 0
         self.refused_by: set[str] = set()  # ids of peers that had no room for it
         self.finished = False
@@ -205,7 +205,7 @@ def _error_of(event: TokenEvent) -> DrafthouseError:
     return error
 
 
-class Peer:
+class CoordinatorPeer:
     """One coordinator: its stream, its running requests, and what is to be sent next."""
 
     def __init__(

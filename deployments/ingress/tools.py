@@ -30,7 +30,7 @@ TEXT_ARGUMENT = "input"
 
 
 @frozen
-class Choice:
+class CallChoice:
     """kind: none, auto, required or named.  name: of the function.  place: where that stands.
 
     is_single: whether one call is made at most."""
@@ -53,10 +53,10 @@ def _effort(value: str, limits: Limits) -> str:
     return value
 
 
-def _choice(value: Any, limits: Limits) -> Choice:
+def _choice(value: Any, limits: Limits) -> CallChoice:
     """OpenAI's: a function's name stands in `function` (chats) or beside the type (Responses)."""
     if isinstance(value, str) and value in ("none", "auto", "required"):
-        return Choice(value)
+        return CallChoice(value)
     if not isinstance(value, dict):
         remedy = "send none, auto, required, or an object that names a function"
         raise RequestError.at("", f"{shown(value)}; {remedy}")
@@ -66,8 +66,8 @@ def _choice(value: Any, limits: Limits) -> Choice:
         raise RequestError.at("type", f"{shown(kind)} is not served; {remedy}")
     inner = value.get(kind)
     if isinstance(inner, dict):
-        return Choice("named", inner.get("name"), f"{kind}.name")
-    return Choice("named", value.get("name"), "name" if inner is None else kind)
+        return CallChoice("named", inner.get("name"), f"{kind}.name")
+    return CallChoice("named", value.get("name"), "name" if inner is None else kind)
 
 
 Effort = Annotated[str, Read(_effort)]
@@ -161,10 +161,10 @@ class ToolUse(Body):
 
     conversation: ClassVar[str] = "messages"
     tools: list[Tool] = supported(OF_TOOLS, (), max_length=MAX_TOOLS)
-    tool_choice: Annotated[Choice, instead(_choice, {"anyOf": [TEXT, {"type": "object"}]})] = (
+    tool_choice: Annotated[CallChoice, instead(_choice, {"anyOf": [TEXT, {"type": "object"}]})] = (
         supported(
             "none, auto, required, or a function; calls that are forced obey their schemas",
-            Choice(),
+            CallChoice(),
         )
     )
     parallel_tool_calls: bool = supported("false = one call at most", True)
@@ -192,7 +192,7 @@ class ToolUse(Body):
         """Arguments of the model's template."""
         return ()
 
-    def choice(self) -> Choice:
+    def choice(self) -> CallChoice:
         """Who chooses what is called."""
         return self.tool_choice
 

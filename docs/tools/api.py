@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping
 from pathlib import Path
 
-from deployments.ingress.api.contract import Endpoint
+from deployments.ingress.api.contract import PostEndpoint
 from deployments.ingress.api.openapi import ENDPOINTS, PAGES
 from deployments.ingress.api.unserved import UNSERVED
 from deployments.ingress.api.wording import Rule, Status, described
@@ -175,7 +175,7 @@ def _unserved_section() -> str:
     )
 
 
-def _section(endpoint: Endpoint) -> str:
+def _section(endpoint: PostEndpoint) -> str:
     known = fields_of(endpoint.path)
     rows = (
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from deployments.ingress.api.contract import Body, Endpoint
+from deployments.ingress.api.contract import Body, PostEndpoint
 from deployments.ingress.api.messages import ToolChoice
 from deployments.ingress.api.wording import Rule
 from deployments.ingress.structured import NamedSchema, ResponseFormat
@@ -15,7 +15,7 @@ from deployments.ingress.tools import Function, Tool
 _FOLDED = (Function, NamedSchema, ResponseFormat, Tool, ToolChoice)
 
 
-def rules_of(endpoint: Endpoint) -> tuple[Rule, ...]:
+def rules_of(endpoint: PostEndpoint) -> tuple[Rule, ...]:
     """Return every field, by its path; `[]` stands for every element of a list."""
     return tuple(_listed(endpoint.body, ""))
 

@@ -17,7 +17,7 @@ from cluster.config.access import ClientKey, KeysFile, RateLimits
 from cluster.config.live import READ_BY
 from cluster.config.parse import key_of
 from cluster.config.schema import Config, DrafterConfig
-from cluster.coordinator.watch import EVENTS, Drafts, Step
+from cluster.coordinator.watch import EVENTS, Drafts, StepEvent
 from cluster.draft.registry import KINDS
 from cluster.metrics import vllm_metrics
 from docs.tools.markdown import DOCS, table
@@ -74,7 +74,7 @@ def _sum_of(imitation: vllm_metrics.Imitation) -> str:
 def events_page() -> str:
     """docs/events.md: every event of /ui/events with its fields."""
     titled = [(f"`{name}`", kind) for name, kind in EVENTS.items()]
-    titled += [(f"{kind.__name__}, an array in `rounds`", kind) for kind in (Step, Drafts)]
+    titled += [(f"{kind.__name__}, an array in `rounds`", kind) for kind in (StepEvent, Drafts)]
     return "\n".join([EVENTS_HEAD, *(_event(title, kind) for title, kind in titled)])
 
 

@@ -29,7 +29,7 @@ from cluster.records import frozen
 from cluster.train.chat_drafter import save_network
 from cluster.train.made_for import target_of
 from cluster.train.processes import new_accelerator, processes, run_together
-from cluster.train.trainer import Budget, Phase, Rates, TrainSettings, train
+from cluster.train.trainer import Budget, Rates, TrainingPhase, TrainSettings, train
 from models.recipe.corpus import (
     END,
     END_OF_TEXT,
@@ -192,12 +192,12 @@ class Recipe:
     start: Shape | str
     streams: Sequence[str]
     share: float
-    phases: Sequence[Phase]
+    phases: Sequence[TrainingPhase]
     tokens_per_step: int
     rates: Rates
 
 
-_DRAFTER_PHASES = (Phase(0.0, 512, 4), Phase(0.85, 1024, 2))
+_DRAFTER_PHASES = (TrainingPhase(0.0, 512, 4), TrainingPhase(0.85, 1024, 2))
 _TASK_RATES = Rates(muon=0.006, adamw=0.0012, warmup=0.05, decay=0.95)
 RECIPES = (
     Recipe(
@@ -207,7 +207,7 @@ RECIPES = (
         ("code", "code", "prose", "chat", "chat"),
         0.6,
         # Short windows are the cheapest per token; the long ones teach it to use its context.
-        (Phase(0.0, 512, 4), Phase(0.72, 1024, 2), Phase(0.86, 2048, 1)),
+        (TrainingPhase(0.0, 512, 4), TrainingPhase(0.72, 1024, 2), TrainingPhase(0.86, 2048, 1)),
         8192,
         Rates(),
     ),

@@ -15,7 +15,7 @@ from cluster.errors import DrafthouseError, ProtocolError, RequestError
 from cluster.messages import TextName, VerdictFrame
 from cluster.requests.fields import BeamEnd, BeamSpec
 from cluster.text.completion import beam_event
-from cluster.worker.verifier import Stepped
+from cluster.worker.verifier import StepAnswers
 from tests.support.coordinator.house import GREEDY, house
 from tests.support.coordinator.toy_target import Asked, Item, ToyVerifier
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
@@ -47,9 +47,9 @@ class BeamVerifier(ToyVerifier):
         self._asked.update({item.request_id: item for item in self.sound})
         return refused
 
-    def step(self) -> Stepped:
+    def step(self) -> StepAnswers:
         asked, self._asked = self._asked, {}
-        return Stepped([verdict_of(item) for item in asked.values()])
+        return StepAnswers([verdict_of(item) for item in asked.values()])
 
     def release(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from cluster.coordinator.coordinator import Coordinator
-from cluster.coordinator.watch import EVENTS, Drafts, Step, Watch, encoded
+from cluster.coordinator.watch import EVENTS, Drafts, StepEvent, Watch, encoded
 from cluster.messages import ProposalFrame, StepReport
 from tests.support.coordinator.house import at_work, text_of
 from tests.support.coordinator.toys import ToyDrafter, oracle_chain
@@ -53,7 +53,9 @@ async def test_a_watcher_sees_every_step_and_what_drafters_brought() -> None:
         await watcher.events.aclose()
     name, hello = watcher.told[0]
     assert (name, hello["drafters"], hello["targets"]) == ("hello", ["right"], ["target-0"])
-    steps = [Step(*step) for event in watcher.all("rounds") for step in event["steps"]["target-0"]]
+    steps = [
+        StepEvent(*step) for event in watcher.all("rounds") for step in event["steps"]["target-0"]
+    ]
     assert len(steps) == stats.num_steps
     assert sum(step.accepted for step in steps) == stats.num_accepted_draft_tokens > 0
     assert sum(step.nodes for step in steps) == stats.num_draft_tokens
@@ -111,7 +113,7 @@ def test_an_event_is_bounded_and_keeps_the_newest_steps() -> None:
     _, told = encoded(rounds)
     assert len(told) < 32_768
     event = json.loads(told)
-    steps = [Step(*step) for steps in event["steps"].values() for step in steps]
+    steps = [StepEvent(*step) for steps in event["steps"].values() for step in steps]
     assert event["skipped"] == 5000 - len(steps) == 5000 - 256
     assert max(step.texts for step in steps) == 4999
     assert len(event["drafts"]) == 64

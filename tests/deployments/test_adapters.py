@@ -13,7 +13,7 @@ from cluster.core import token_array
 from cluster.errors import NotFoundError
 from cluster.rpc.generation import GenerationRequest
 from deployments.ingress.grpc_request import to_spec
-from deployments.ingress.openai_request import Chat, Completion
+from deployments.ingress.openai_request import Chat, CompletionBody
 from tests.deployments.conftest import ADAPTER, MODEL, Served
 from tests.deployments.test_openai_request import LIMITS, chat, completion
 from tests.support.engine.adapters import merged_oracle
@@ -56,7 +56,7 @@ def test_the_models_are_listed_with_their_parent(served: Served) -> None:
 
 def test_the_model_names_the_adapter() -> None:
     limits = dataclasses.replace(LIMITS, adapters={"sql": "sql@1", "demo/pirate": "demo/pirate@2"})
-    for parse, make in ((Completion.parse, completion), (Chat.parse, chat)):
+    for parse, make in ((CompletionBody.parse, completion), (Chat.parse, chat)):
         assert parse(make(), limits).spec.adapter == ""
         assert parse(make(model="demo/pirate"), limits).spec.adapter == "demo/pirate@2"
         with pytest.raises(NotFoundError, match="'demo' or 'sql' or 'demo/pirate'") as caught:

@@ -16,7 +16,7 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.grpc_request import to_spec
-from deployments.ingress.openai_request import Chat, Completion
+from deployments.ingress.openai_request import Chat, CompletionBody
 from deployments.ingress.openai_response import Answer
 from deployments.ingress.spec import GenerationSpec
 from tests.coordinator.test_beams import ENDS, TOKENS, BeamTarget
@@ -29,7 +29,7 @@ BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 3}
 
 
 def searched(fields: dict[str, Any]) -> GenerationSpec:
-    return Completion.parse(completion(**fields), LIMITS).spec
+    return CompletionBody.parse(completion(**fields), LIMITS).spec
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_request_for_beams(fields: dict[str, Any], spec: BeamSpec, num_choices
     assert found.params.beams == spec
     assert found.num_choices == num_choices
     assert not found.speculation.enabled
-    asked = Completion.parse(completion(**fields), LIMITS)
+    asked = CompletionBody.parse(completion(**fields), LIMITS)
     assert asked.n == num_choices, "beams are ranked already"
     assert asked.spec.params.logprobs is None
 
@@ -85,7 +85,7 @@ def test_grpc_refuses_by_name(changes: dict[str, Any], named: str) -> None:
 
 
 async def answered(
-    asked: Completion, tokenizer: Tokenizer, ingress: Coordinators
+    asked: CompletionBody, tokenizer: Tokenizer, ingress: Coordinators
 ) -> dict[str, Any]:
     generation = Generation("name", asked.spec, tokenizer, ingress, max_chars_per_token=16.0)
     try:
@@ -105,7 +105,7 @@ async def test_one_search_answers_with_the_best_texts_in_order(
 ) -> None:
     target = BeamTarget()
     prompts = [[5, 6, 7], [8, 9]][:num_prompts]
-    asked = Completion.parse(
+    asked = CompletionBody.parse(
         completion(**{**BEAMS, "n": 2, "best_of": 3, "return_token_ids": True, "prompt": prompts}),
         LIMITS,
     )
@@ -131,7 +131,7 @@ async def test_a_search_that_is_refused_after_its_admission_ends_with_the_reason
 ) -> None:
     target = ToyTarget(refuses=lambda item: RequestError("too many beams"))
     target.gate.clear()
-    asked = Completion.parse(completion(**BEAMS, prompt=[5, 6, 7]), LIMITS)
+    asked = CompletionBody.parse(completion(**BEAMS, prompt=[5, 6, 7]), LIMITS)
     async with stage() as setting, house() as only, asyncio.timeout(20):
         setting.add("a", only, target)
         await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cluster.errors import ConfigError, WorkerError
-from deployments.bench.answers import Answer, figures
+from deployments.bench.answers import TimedAnswer, figures
 from deployments.bench.command import bench
 from deployments.bench.ratios import equal_texts, ratios
 from deployments.bench.report import Report, markdown, write_json, write_picture
@@ -142,9 +142,9 @@ def test_drafts_are_compared_with_none_in_turn_and_nobody_profits_of_the_other(
 
 
 def test_ratios_are_of_the_same_prompts_and_know_how_sure_they_are() -> None:
-    def answer(prompt: int, seconds: float, text: str = "", error: str = "") -> Answer:
+    def answer(prompt: int, seconds: float, text: str = "", error: str = "") -> TimedAnswer:
         arrivals = (seconds / 2, seconds)
-        return Answer(prompt, 0.0, arrivals, 10, 1, text, error=error, unit=prompt)
+        return TimedAnswer(prompt, 0.0, arrivals, 10, 1, text, error=error, unit=prompt)
 
     fast = [answer(prompt, 1.0 + prompt) for prompt in range(8)]
     slow = [answer(prompt, 2.0 * (1 + prompt)) for prompt in range(8)]
@@ -166,10 +166,10 @@ def test_an_interval_holds_what_the_machine_does_from_one_measurement_to_the_nex
     """Two runs on one machine that is now fast, now slow, for whole runs of prompts: neither
     interval excludes the truth, whichever side met the slow times."""
 
-    def side(slow: float, units: Sequence[int]) -> list[Answer]:
+    def side(slow: float, units: Sequence[int]) -> list[TimedAnswer]:
         times = [(unit, slow if unit % 2 else 1.0) for unit in units for _ in range(8)]
         return [
-            Answer(place, 0.0, (time_s / 2, time_s), 10, unit=unit)
+            TimedAnswer(place, 0.0, (time_s / 2, time_s), 10, unit=unit)
             for place, (unit, time_s) in enumerate(times)
         ]
 
@@ -245,8 +245,8 @@ def test_spec_bench_s_form_and_conversations_are_prompts_too(tmp_path: Path) -> 
 
 
 def test_nothing_counted_has_no_times() -> None:
-    assert "mean_ttft_ms" not in figures([Answer(0, 0.0, error="x")], 1.0, {})
-    one = figures([Answer(0, 0.0, (0.5,), 1)], 1.0, {"tpot": 1.0})
+    assert "mean_ttft_ms" not in figures([TimedAnswer(0, 0.0, error="x")], 1.0, {})
+    one = figures([TimedAnswer(0, 0.0, (0.5,), 1)], 1.0, {"tpot": 1.0})
     assert "mean_tpot_ms" not in one
     assert one["request_goodput"] == 1.0
 

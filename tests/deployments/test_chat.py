@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from cluster.errors import WorkerError
-from deployments.chat_command import Conversation
+from deployments.chat_command import ChatHistory
 from deployments.cli import main
 from deployments.command_line import parser_for
 from tests.deployments.conftest import Served
@@ -26,11 +26,9 @@ def server(owner: str = "drafthouse") -> DraftingServer:
     return DraftingServer(lambda body: answer, owner)
 
 
-def conversation(
-    asked: DraftingServer, *words: str, out: io.StringIO | None = None
-) -> Conversation:
+def conversation(asked: DraftingServer, *words: str, out: io.StringIO | None = None) -> ChatHistory:
     ticks = iter(range(1000))
-    return Conversation(
+    return ChatHistory(
         parser_for([]).parse_args(["chat", *words]),
         out or io.StringIO(),
         io.StringIO(),

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from cluster.errors import WorkerError
-from deployments.chat_command import Conversation
+from deployments.chat_command import ChatHistory
 from deployments.cli import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_UNREAD
 from deployments.command_line import parser_for
 from deployments.openai_client import OpenAIServer
@@ -79,7 +79,7 @@ class Notes(io.StringIO):
 
 def test_a_line_of_a_conversation_that_is_no_text_is_noted_and_the_conversation_goes_on() -> None:
     notes = Notes()
-    talk = Conversation(parser_for(["chat"]).parse_args(["chat", URL]), Notes(), notes)
+    talk = ChatHistory(parser_for(["chat"]).parse_args(["chat", URL]), Notes(), notes)
     talk.talk(iter(["caf\udce9", "/reset"]))
     assert notes.said[-2:] == ["the line is not valid UTF-8\n", "the conversation begins anew\n"]
 

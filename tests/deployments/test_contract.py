@@ -14,7 +14,7 @@ from openapi_spec_validator import validate
 
 from cluster.config.schema import ApiConfig
 from cluster.errors import RequestError
-from deployments.ingress.api.contract import Endpoint
+from deployments.ingress.api.contract import PostEndpoint
 from deployments.ingress.api.messages import (
     COUNT_TOKENS,
     MESSAGES,
@@ -30,7 +30,7 @@ from deployments.ingress.openai_request import (
     DETOKENIZE,
     TOKENIZE,
     Chat,
-    Completion,
+    CompletionBody,
 )
 from deployments.ingress.spec import Limits
 from docs.tools import api
@@ -55,8 +55,8 @@ def parse_for_prompt(body: Any) -> Callable[..., Any]:
 
 
 # A body that each endpoint serves, and its parser.
-PARSERS: Mapping[Endpoint, tuple[dict[str, Any], Callable[..., Any]]] = {
-    COMPLETIONS: (completion(), Completion.parse),
+PARSERS: Mapping[PostEndpoint, tuple[dict[str, Any], Callable[..., Any]]] = {
+    COMPLETIONS: (completion(), CompletionBody.parse),
     CHAT: (chat(), Chat.parse),
     TOKENIZE: ({"prompt": "x"}, parse_for_prompt(TOKENIZE.body)),
     RESPONSES: ({"model": "demo", "input": "x"}, Response.parse),
@@ -84,7 +84,7 @@ def rules(status: Status) -> list[Any]:
     return [each for each in ALL_RULES if each.values[1].status is status]  # type: ignore[union-attr]
 
 
-def body_with(endpoint: Endpoint, name: str, value: Any) -> dict[str, Any]:
+def body_with(endpoint: PostEndpoint, name: str, value: Any) -> dict[str, Any]:
     """A good body with `value` at the path `name`."""
     needed = copy.deepcopy(NEEDS.get(name.partition(".")[0], {}))
     usable = {key: value for key, value in needed.items() if key in endpoint.body.rules()}
@@ -107,7 +107,7 @@ def body_with(endpoint: Endpoint, name: str, value: Any) -> dict[str, Any]:
     return body
 
 
-def parse(endpoint: Endpoint, body: Mapping[str, Any], limits: Any = LIMITS) -> Any:
+def parse(endpoint: PostEndpoint, body: Mapping[str, Any], limits: Any = LIMITS) -> Any:
     return PARSERS[endpoint][1](body, limits)
 
 
@@ -123,13 +123,15 @@ def test_a_field_that_a_new_version_adds_is_reported(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
-def test_no_field_has_two_rules(endpoint: Endpoint) -> None:
+def test_no_field_has_two_rules(endpoint: PostEndpoint) -> None:
     names = [rule.name for rule in rules_of(endpoint)]
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(("endpoint", "rule"), rules(Status.REFUSED))
-def test_a_refused_field_is_refused_by_name_however_lenient(endpoint: Endpoint, rule: Rule) -> None:
+def test_a_refused_field_is_refused_by_name_however_lenient(
+    endpoint: PostEndpoint, rule: Rule
+) -> None:
     for limits in (LIMITS, LENIENT):
         for value in (None, *rule.harmless):
             parse(endpoint, body_with(endpoint, rule.name, value), limits)
@@ -139,7 +141,7 @@ def test_a_refused_field_is_refused_by_name_however_lenient(endpoint: Endpoint, 
 
 
 @pytest.mark.parametrize(("endpoint", "rule"), rules(Status.IGNORED))
-def test_an_ignored_field_is_named_in_the_answer(endpoint: Endpoint, rule: Rule) -> None:
+def test_an_ignored_field_is_named_in_the_answer(endpoint: PostEndpoint, rule: Rule) -> None:
     asked = parse(endpoint, body_with(endpoint, rule.name, "anything"))
     assert rule.name in asked.ignored
     assert parse(endpoint, body_with(endpoint, rule.name, None)).ignored == ()
@@ -147,7 +149,7 @@ def test_an_ignored_field_is_named_in_the_answer(endpoint: Endpoint, rule: Rule)
 
 @pytest.mark.parametrize(("endpoint", "rule"), rules(Status.UNNEEDED))
 def test_a_field_that_changes_nothing_is_ignored_unless_strict(
-    endpoint: Endpoint, rule: Rule
+    endpoint: PostEndpoint, rule: Rule
 ) -> None:
     body = body_with(endpoint, rule.name, "anything")
     assert parse(endpoint, body, LENIENT).ignored == (rule.name,)
@@ -191,13 +193,13 @@ def test_the_warning_holds_no_more_of_a_name_than_a_header_may() -> None:
     ("endpoint", "rule"),
     [each for each in ALL_RULES if each.values[1].is_required],  # type: ignore[union-attr]
 )
-def test_a_required_field_is_missed_by_name(endpoint: Endpoint, rule: Rule) -> None:
+def test_a_required_field_is_missed_by_name(endpoint: PostEndpoint, rule: Rule) -> None:
     body = body_with(endpoint, rule.name, None)
     assert refused(parse, endpoint, body).param == shown(rule.name)
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
-def test_the_required_fields_suffice(endpoint: Endpoint) -> None:
+def test_the_required_fields_suffice(endpoint: PostEndpoint) -> None:
     needed = {rule.name for rule in rules_of(endpoint) if rule.is_required} | {
         "prompt"
     }  # or messages
@@ -205,7 +207,7 @@ def test_the_required_fields_suffice(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if "model" in PARSERS[one][0]])
-def test_a_body_needs_no_model_where_one_is_served(endpoint: Endpoint) -> None:
+def test_a_body_needs_no_model_where_one_is_served(endpoint: PostEndpoint) -> None:
     body = {key: value for key, value in PARSERS[endpoint][0].items() if key != "model"}
     other = dataclasses.replace(CONFIG, api=ApiConfig(served_model_names=("other",)))
     named = parse(endpoint, body, dataclasses.replace(LENIENT, config=other))
@@ -238,7 +240,7 @@ def bounds(schema: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
 
 
 @pytest.mark.parametrize(("endpoint", "rule"), rules(Status.SUPPORTED))
-def test_the_parser_and_the_schema_draw_the_same_bounds(endpoint: Endpoint, rule: Rule) -> None:
+def test_the_parser_and_the_schema_draw_the_same_bounds(endpoint: PostEndpoint, rule: Rule) -> None:
     whole = jsonschema.Draft202012Validator(body_schema(endpoint.body, LIMITS))
     for value, is_good in bounds(rule.schema or {}):
         body = body_with(endpoint, rule.name, value)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.errors import RequestError
-from deployments.ingress.api.contract import Endpoint
+from deployments.ingress.api.contract import PostEndpoint
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.response_request import RESPONSES
 from deployments.ingress.openai_request import CHAT, COMPLETIONS, TOKENIZE
@@ -91,7 +91,7 @@ COUNTED: dict[str, Any] = {
     "thinking": {"type": "enabled"},
     "output_config": {"effort": "low"},
 }
-BODIES: Mapping[Endpoint, dict[str, Any]] = {
+BODIES: Mapping[PostEndpoint, dict[str, Any]] = {
     COMPLETIONS: {
         **MORE,
         "prompt": ["a", "b"],
@@ -161,7 +161,7 @@ def is_near(param: str, path: str) -> bool:
     )
 
 
-def answers(endpoint: Endpoint, *wrong: Any) -> Iterator[tuple[str, RequestError | None]]:
+def answers(endpoint: PostEndpoint, *wrong: Any) -> Iterator[tuple[str, RequestError | None]]:
     """What each wrong value at each place is answered with; None where it is taken."""
     for number, (path, *_) in enumerate(places(BODIES[endpoint])):
         for value in wrong:
@@ -180,7 +180,7 @@ ENDPOINTS = pytest.mark.parametrize("endpoint", BODIES, ids=lambda endpoint: end
 
 
 @ENDPOINTS
-def test_an_error_names_the_place_that_is_wrong(endpoint: Endpoint) -> None:
+def test_an_error_names_the_place_that_is_wrong(endpoint: PostEndpoint) -> None:
     """For some value of each place exactly that, or the list of texts that it is in, or what an
     object lacks: the name of a function."""
     parse(endpoint, BODIES[endpoint], SERVED)
@@ -198,6 +198,6 @@ def test_an_error_names_the_place_that_is_wrong(endpoint: Endpoint) -> None:
 
 
 @ENDPOINTS
-def test_half_a_character_is_refused_wherever_it_stands(endpoint: Endpoint) -> None:
+def test_half_a_character_is_refused_wherever_it_stands(endpoint: PostEndpoint) -> None:
     for path, error in answers(endpoint, HALF):
         assert is_near(error.param or "", path) if error is not None else path in UNREAD

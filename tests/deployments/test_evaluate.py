@@ -14,8 +14,8 @@ from cluster.config.schema import Config, DrafterConfig
 from cluster.core import SamplingParams
 from cluster.errors import ConfigError
 from cluster.spec.interval import Interval
-from deployments.evaluate.command import Asked, Cells, judge
-from deployments.evaluate.prompts import Prompt, read_prompts
+from deployments.evaluate.command import AskedPrompt, Cells, judge
+from deployments.evaluate.prompts import EvaluatedPrompt, read_prompts
 from deployments.evaluate.verdicts import Cell, Pair, is_useless, table, verdict
 from tests.conftest import Run, serve_file
 
@@ -61,8 +61,8 @@ def test_a_drafter_is_useless_if_it_slows_texts_or_could_not_speed_them_up() -> 
     assert not is_useless("lm", [])
 
 
-def asked() -> Sequence[Asked]:
-    return [Asked(Prompt("once"), SamplingParams())]
+def asked() -> Sequence[AskedPrompt]:
+    return [AskedPrompt(EvaluatedPrompt("once"), SamplingParams())]
 
 
 def test_useless_drafters_are_named_by_what_each_does_alone() -> None:
@@ -101,10 +101,10 @@ def test_prompts_may_be_ours_spec_benchs_or_openai_bodies(tmp_path: Path) -> Non
     ]
     path.write_text("\n\n".join(map(json.dumps, lines)))
     assert read_prompts(path, ["code"]) == [
-        Prompt("def f", task="code", segment="trial"),
-        Prompt("Write.", ({"role": "user", "content": "Write."},), "code"),
-        Prompt("Hello", (message,), "default", temperature=0.2, max_tokens=9),
-        Prompt("x", task="code", segment="s"),
+        EvaluatedPrompt("def f", task="code", segment="trial"),
+        EvaluatedPrompt("Write.", ({"role": "user", "content": "Write."},), "code"),
+        EvaluatedPrompt("Hello", (message,), "default", temperature=0.2, max_tokens=9),
+        EvaluatedPrompt("x", task="code", segment="s"),
     ]
 
 

@@ -12,7 +12,7 @@ from cluster.errors import RequestError
 from cluster.rpc.generation import GenerationRequest
 from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.registry import FORMATS
-from deployments.ingress.api.contract import Endpoint
+from deployments.ingress.api.contract import PostEndpoint
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.response_request import RESPONSES
 from deployments.ingress.grpc_request import to_spec
@@ -30,7 +30,7 @@ OF_MESSAGES = {"name": "f", "input_schema": {"type": "object"}, "defer_loading":
 
 HOSTED = ("web_search", "local_shell", "image_generation")
 # By the path of the field that has no effect: its value.
-ALONE: Mapping[Endpoint, Mapping[str, Any]] = {
+ALONE: Mapping[PostEndpoint, Mapping[str, Any]] = {
     MESSAGES: {
         "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
         "output_config.effort": "max",
@@ -60,7 +60,7 @@ ALONE: Mapping[Endpoint, Mapping[str, Any]] = {
 # What is ignored by a strict server, too.
 HARMLESS = ("text.verbosity", "reasoning.summary")
 # A body's fields, and those that have no effect.
-CASES: list[tuple[Endpoint, dict[str, Any], Sequence[str]]] = [
+CASES: list[tuple[PostEndpoint, dict[str, Any], Sequence[str]]] = [
     *(
         (endpoint, at(path, value), [path])
         for endpoint, fields in ALONE.items()
@@ -125,7 +125,7 @@ CASES: list[tuple[Endpoint, dict[str, Any], Sequence[str]]] = [
 
 @pytest.mark.parametrize(("endpoint", "fields", "names"), CASES)
 def test_what_changes_nothing_is_ignored_and_named(
-    endpoint: Endpoint, fields: dict[str, Any], names: Sequence[str]
+    endpoint: PostEndpoint, fields: dict[str, Any], names: Sequence[str]
 ) -> None:
     body = {**PARSERS[endpoint][0], **fields}
     assert set(names) <= set(parse(endpoint, body, LENIENT).ignored)
@@ -134,7 +134,7 @@ def test_what_changes_nothing_is_ignored_and_named(
             parse(endpoint, body, STRICT)
 
 
-REFUSED: list[tuple[Endpoint, dict[str, Any], str]] = [
+REFUSED: list[tuple[PostEndpoint, dict[str, Any], str]] = [
     (CHAT, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
     (CHAT, {"tools": [OF_CHAT], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
     (CHAT, {"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].function"),
@@ -181,12 +181,12 @@ REFUSED: list[tuple[Endpoint, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("endpoint", "fields", "param"), REFUSED)
 def test_what_would_change_the_answer_is_refused_however_lenient(
-    endpoint: Endpoint, fields: dict[str, Any], param: str
+    endpoint: PostEndpoint, fields: dict[str, Any], param: str
 ) -> None:
     assert refused(parse, endpoint, {**PARSERS[endpoint][0], **fields}, LENIENT).param == param
 
 
-def said(endpoint: Endpoint, **fields: Any) -> Sequence[Any]:
+def said(endpoint: PostEndpoint, **fields: Any) -> Sequence[Any]:
     """The conversation, as the template gets it."""
     (prompt,) = parse(endpoint, {**PARSERS[endpoint][0], **fields}, LENIENT).spec.prompts
     assert prompt.messages is not None

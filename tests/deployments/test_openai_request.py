@@ -17,7 +17,7 @@ from cluster.requests.fields import DEFAULT_TENANT, Law, tenant_of
 from cluster.rpc.generation import GenerationRequest
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_request import to_spec
-from deployments.ingress.openai_request import Chat, Completion
+from deployments.ingress.openai_request import Chat, CompletionBody
 from deployments.ingress.spec import Limits
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
@@ -61,7 +61,7 @@ def refused(parse: Any, *arguments: Any) -> RequestError:
 
 
 def test_every_sampling_field_reaches_the_parameters() -> None:
-    request = Completion.parse(
+    request = CompletionBody.parse(
         completion(
             temperature=0.5,
             top_p=0.9,
@@ -117,10 +117,10 @@ def test_the_checkpoints_defaults_apply_unless_the_request_overrides_them() -> N
         temperature=0.7, top_p=0.8, top_k=20, min_p=0.1, repetition_penalty=1.1, max_tokens=64
     )
     limits = dataclasses.replace(LIMITS, defaults=defaults)
-    for request in (Chat.parse(chat(), limits), Completion.parse(completion(), limits)):
+    for request in (Chat.parse(chat(), limits), CompletionBody.parse(completion(), limits)):
         assert request.spec.params == dataclasses.replace(defaults, max_tokens=0)
     assert Chat.parse(chat(), limits).spec.default_max_tokens == 64
-    assert Completion.parse(completion(), limits).spec.default_max_tokens == 16
+    assert CompletionBody.parse(completion(), limits).spec.default_max_tokens == 16
     said = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
     assert Chat.parse(chat(**said), limits).spec.params == SamplingParams(max_tokens=0)
     spec = to_spec(GenerationRequest("demo", "x"), limits)
@@ -132,7 +132,7 @@ def test_the_checkpoints_defaults_apply_unless_the_request_overrides_them() -> N
     [("text", 1), (["one", "two"], 2), ([1, 2, 3], 1), ([[1, 2], [3]], 2)],
 )
 def test_a_prompt_may_be_text_or_tokens_one_or_several(prompt: Any, count: int) -> None:
-    assert len(Completion.parse(completion(prompt=prompt), LIMITS).spec.prompts) == count
+    assert len(CompletionBody.parse(completion(prompt=prompt), LIMITS).spec.prompts) == count
 
 
 @pytest.mark.parametrize("knows_developer", [False, True])
@@ -183,14 +183,14 @@ def test_an_unconfigured_task_is_served_as_the_default_one() -> None:
 
 
 def test_a_single_stop_string_obeys_the_limits_of_a_list() -> None:
-    assert Completion.parse(completion(stop="x" * 256), LIMITS).spec.stop == ("x" * 256,)
+    assert CompletionBody.parse(completion(stop="x" * 256), LIMITS).spec.stop == ("x" * 256,)
     for stop in ("x" * 257, ["x" * 257]):
         with pytest.raises(RequestError, match="longer than 256"):
-            Completion.parse(completion(stop=stop), LIMITS)
+            CompletionBody.parse(completion(stop=stop), LIMITS)
 
 
 def test_a_drafter_named_twice_counts_once() -> None:
-    request = Completion.parse(
+    request = CompletionBody.parse(
         completion(speculation={"drafters": ["lookup", "lm", "lookup"]}), LIMITS
     )
     assert request.spec.speculation.drafters == ("lookup", "lm")
@@ -198,7 +198,7 @@ def test_a_drafter_named_twice_counts_once() -> None:
 
 @pytest.mark.parametrize(("sent", "known"), [("throughput", "throughput"), ("", None)])
 def test_a_request_may_name_a_latency_class(sent: str, known: str | None) -> None:
-    request = Completion.parse(completion(speculation={"latency_class": sent}), LIMITS)
+    request = CompletionBody.parse(completion(speculation={"latency_class": sent}), LIMITS)
     assert request.spec.speculation.latency_class == known
 
 
@@ -206,7 +206,7 @@ def test_a_request_may_name_a_latency_class(sent: str, known: str | None) -> Non
 def test_a_latency_class_that_is_not_open_to_requests_is_refused_by_name(face: str) -> None:
     def ask() -> None:
         if face == "http":
-            Completion.parse(completion(speculation={"latency_class": "interactive"}), LIMITS)
+            CompletionBody.parse(completion(speculation={"latency_class": "interactive"}), LIMITS)
         else:
             options = SpeculationOptions(latency_class="interactive")
             to_spec(GenerationRequest("demo", "x", speculation=options), LIMITS)
@@ -230,7 +230,9 @@ def test_a_request_may_name_a_law_that_is_open_to_requests(
 ) -> None:
     def asked() -> SpeculationOptions:
         if face == "http":
-            return Completion.parse(completion(speculation={"law": law}), LIMITS).spec.speculation
+            return CompletionBody.parse(
+                completion(speculation={"law": law}), LIMITS
+            ).spec.speculation
         options = SpeculationOptions(law=law)
         return to_spec(GenerationRequest("demo", "x", speculation=options), LIMITS).speculation
 
@@ -245,10 +247,10 @@ def test_a_request_may_name_a_law_that_is_open_to_requests(
 def test_the_sequences_of_one_request_are_limited() -> None:
     few = dataclasses.replace(CONFIG.ingress, max_sequences_per_request=3)
     narrow = dataclasses.replace(LIMITS, config=dataclasses.replace(CONFIG, ingress=few))
-    Completion.parse(completion(prompt=["a"] * 3), narrow)
+    CompletionBody.parse(completion(prompt=["a"] * 3), narrow)
     for prompt, n, param in ((["a"] * 4, 1, "prompt"), (["a"] * 2, 2, "prompt"), ("a", 4, "n")):
         with pytest.raises(RequestError, match="max_sequences_per_request") as caught:
-            Completion.parse(completion(prompt=prompt, n=n), narrow)
+            CompletionBody.parse(completion(prompt=prompt, n=n), narrow)
         assert caught.value.param == param
     with pytest.raises(RequestError, match="max_sequences_per_request"):
         Chat.parse(chat(n=4), narrow)
@@ -260,12 +262,12 @@ def test_a_salt_becomes_a_tenant_and_goes_no_further() -> None:
     specs = [
         parse(values, LIMITS).spec
         for parse, values in (
-            (Completion.parse, completion(cache_salt="secret")),
+            (CompletionBody.parse, completion(cache_salt="secret")),
             (Chat.parse, chat(cache_salt="secret")),
-            (Completion.parse, completion(cache_salt="Secret")),
+            (CompletionBody.parse, completion(cache_salt="Secret")),
         )
     ]
     assert specs[0].tenant == specs[1].tenant == tenant_of("secret")
     assert specs[2].tenant != specs[0].tenant
     assert "secret" not in repr(specs[0])
-    assert Completion.parse(completion(), LIMITS).spec.tenant == DEFAULT_TENANT
+    assert CompletionBody.parse(completion(), LIMITS).spec.tenant == DEFAULT_TENANT

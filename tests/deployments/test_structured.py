@@ -12,7 +12,7 @@ from cluster.requests.fields import GrammarSpec
 from cluster.rpc.codec_generation import REQUEST, decode_request
 from cluster.rpc.generation import GenerationRequest, SamplingOptions
 from deployments.ingress.grpc_request import to_spec
-from deployments.ingress.openai_request import Chat, Completion
+from deployments.ingress.openai_request import Chat, CompletionBody
 from tests.deployments.test_openai_request import LIMITS, chat, completion
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -55,7 +55,7 @@ ASKED: list[tuple[dict[str, Any], str | None, Any]] = [
 def test_each_form_becomes_a_grammar(fields: dict[str, Any], kind: str, source: Any) -> None:
     for request in (
         Chat.parse(chat(**fields), LIMITS),
-        Completion.parse(completion(**fields), LIMITS),
+        CompletionBody.parse(completion(**fields), LIMITS),
     ):
         grammar = request.spec.params.grammar
         if kind is None:

@@ -15,7 +15,7 @@ import pytest
 from cluster.errors import WorkerError
 from deployments.cli import EXIT_UNREAD
 from deployments.command_line import parser_for
-from deployments.metrics_reader import Change, Page
+from deployments.metrics_reader import MetricsChange, Page
 from deployments.top_command import top, view
 from tests.conftest import REPOSITORY, Run
 from tests.deployments.conftest import DEADLINE_S, MODEL, Served
@@ -74,7 +74,7 @@ def test_ours_counts_by_drafter_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_where_nothing_happened_latencies_are_those_since_the_start() -> None:
-    found = view(Change(Page.read(VLLM, 1.0), Page.read(VLLM, 2.0)))
+    found = view(MetricsChange(Page.read(VLLM, 1.0), Page.read(VLLM, 2.0)))
     assert found["speculation"] is None
     assert found["output_tokens_per_s"] == 0.0
     assert found["latency_ms"]["ttft"]["since"] == "start"
@@ -91,8 +91,8 @@ def test_quantiles_are_spread_evenly_within_a_bucket(share: float, value: float)
         Page({"h_bucket": {(("le", edge),): old + new for edge, new in each.items()}})
         for old, each in ((7.0, dict.fromkeys(counts, 0.0)), (7.0, counts))
     )
-    assert Change(before, after).quantile("h", share) == pytest.approx(value)
-    assert Change(before, before).quantile("h", share) is None
+    assert MetricsChange(before, after).quantile("h", share) == pytest.approx(value)
+    assert MetricsChange(before, before).quantile("h", share) is None
 
 
 def test_a_server_without_such_figures_is_named() -> None:

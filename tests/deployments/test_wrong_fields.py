@@ -13,7 +13,7 @@ from cluster.errors import NotFoundError, RequestError
 from cluster.requests.fields import GrammarSpec
 from cluster.rpc.codec_generation import REQUEST, decode_request
 from cluster.rpc.generation import GenerationRequest, SamplingOptions
-from deployments.ingress.api.contract import Endpoint
+from deployments.ingress.api.contract import PostEndpoint
 from deployments.ingress.api.messages import MESSAGES
 from deployments.ingress.api.response_request import RESPONSES
 from deployments.ingress.body import parse_body
@@ -24,7 +24,7 @@ from deployments.ingress.openai_request import (
     DETOKENIZE,
     TOKENIZE,
     Chat,
-    Completion,
+    CompletionBody,
 )
 from tests.deployments.test_contract import PARSERS, parse
 from tests.deployments.test_openai_request import LIMITS, chat, completion, refused
@@ -44,7 +44,7 @@ OF_FORMS: dict[str, Sequence[Any]] = {
 }
 # By the path of the field that is wrong, which is the one that is named: values.  Beside types and
 # bounds: test_contract.py has those of every field.
-VALUES: Mapping[Endpoint, Mapping[str, Sequence[Any]]] = {
+VALUES: Mapping[PostEndpoint, Mapping[str, Sequence[Any]]] = {
     COMPLETIONS: {
         **OF_FORMS,
         "prompt": [
@@ -102,7 +102,7 @@ FUNCTION = {"type": "function", "name": "f"}
 # Of a call: no object, a number that is none, and half a character.
 ARGUMENTS = (0, False, [], "[1e400]", HALF)
 # The field that is named, what else is sent, and words of the error.
-CASES: Mapping[Endpoint, Sequence[tuple[Any, ...]]] = {
+CASES: Mapping[PostEndpoint, Sequence[tuple[Any, ...]]] = {
     COMPLETIONS: [
         ("min_tokens", {"min_tokens": 5, "max_tokens": 4}),
         ("min_tokens", {"max_tokens": 0, "echo": True, "min_tokens": 3}),
@@ -268,7 +268,7 @@ def test_a_path_is_no_name_of_a_model(name: str) -> None:
     carried = decode_request(REQUEST.encode(GenerationRequest(name, "hello")))
     for error in (
         refused(Chat.parse, chat(model=name), LIMITS),
-        refused(Completion.parse, completion(model=name), LIMITS),
+        refused(CompletionBody.parse, completion(model=name), LIMITS),
         refused(to_spec, carried, LIMITS),
     ):
         assert isinstance(error, NotFoundError)
@@ -304,7 +304,7 @@ def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
     ],
 )
 def test_no_message_repeats_prompt_text(fields: dict[str, Any]) -> None:
-    parse = Chat.parse if "messages" in fields else Completion.parse
+    parse = Chat.parse if "messages" in fields else CompletionBody.parse
     assert "launch" not in refused(parse, {"model": "demo", **fields}, LIMITS).message
 
 
@@ -347,5 +347,5 @@ def test_a_source_over_grpc_is_a_grammar_or_refused_by_its_name(kind: str, sourc
 def test_a_grammar_over_grpc_is_that_of_http() -> None:
     spec = to_spec(with_grammar("choice", '["b", "a", "b"]'), LIMITS)
     asked = completion(structured_outputs={"choice": ["b", "a", "b"]})
-    assert spec.params.grammar == Completion.parse(asked, LIMITS).spec.params.grammar
+    assert spec.params.grammar == CompletionBody.parse(asked, LIMITS).spec.params.grammar
     assert spec.params.grammar == GrammarSpec("choice", '["b","a"]')

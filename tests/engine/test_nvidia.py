@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cluster.engine.device import resolve_device, warn_of_hidden_gpu
-from cluster.engine.nvidia import Machine, check_can_compile, unseen_gpu
+from cluster.engine.nvidia import MachinePaths, check_can_compile, unseen_gpu
 from cluster.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees this machine's GPU")
@@ -26,7 +26,7 @@ def machine(
     device: bool = True,
     cuda: str | None = None,
     **environment: str,
-) -> Machine:
+) -> MachinePaths:
     """A machine with these files.  smi: the body of its nvidia-smi, a shell script."""
     folder.mkdir(exist_ok=True)
     if device:
@@ -37,7 +37,7 @@ def machine(
     if smi:
         program.write_text(f"#!/bin/sh\n{smi}\n")
         program.chmod(0o755)
-    return Machine(
+    return MachinePaths(
         folder / "nvidia0", folder / "version", str(program), folder / "include", environment, cuda
     )
 
@@ -101,7 +101,7 @@ def test_a_gpu_that_is_hidden_on_purpose_is_not_refused_but_said(
     assert ["CUDA_VISIBLE_DEVICES" in line for line in caplog.messages] == [True]
 
 
-def building(folder: Path, *, compiler: str, headers: bool, **environment: str) -> Machine:
+def building(folder: Path, *, compiler: str, headers: bool, **environment: str) -> MachinePaths:
     """A machine with that compiler in its only folder of programs."""
     for name in ("bin", "include"):
         (folder / name).mkdir()

@@ -14,7 +14,7 @@ from benchmarks.replay import synthetic
 from benchmarks.replay.machines import MACHINES
 from benchmarks.replay.synthetic import KINDS, USELESS, Leads, kind_at
 from cluster.core import TokenTree, token_array
-from cluster.plan.arms import Standing, Turn
+from cluster.plan.arms import Exploration, Standing
 from cluster.plan.ensemble import Ensemble
 from cluster.plan.load import TargetModel
 from cluster.plan.scores import DraftScores
@@ -135,7 +135,9 @@ def test_a_model_that_drafts_for_other_texts_is_tried_sooner() -> None:
     ensemble = Ensemble(priced(("a", "b")), AcceptanceModel(), residents, 100.0)
     texts = [told((3, 0), ("a", "b")), told((0, 3), ("a", "b"))]
     for each in texts:
-        each.standing.turns.update({name: Turn(done_at=0.0, num_done=1) for name in ("a", "b")})
+        each.standing.turns.update(
+            {name: Exploration(done_at=0.0, num_done=1) for name in ("a", "b")}
+        )
     for masks, tried in (([1, 1], [1, 1]), ([1, 2], [3, 3])):
         ensemble.add_tries(texts, masks, 0.1, 1.0)
         assert masks == tried

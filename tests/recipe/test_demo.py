@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from cluster.errors import ConfigError
 from cluster.models.made_for import folder_made_for
 from cluster.train.made_for import target_of
-from cluster.train.trainer import Budget, Phase, Rates
+from cluster.train.trainer import Budget, Rates, TrainingPhase
 from models.recipe import demo
 from models.recipe.corpus import Document
 from models.recipe.demo import DistillationLoss, Recipe, Shape, build, heldout_bits, train_demo
@@ -20,7 +20,7 @@ from models.recipe.demo import DistillationLoss, Recipe, Shape, build, heldout_b
 VOCAB = 64
 TINY = Shape(32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64)
 SMALLER = Shape(16, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=32)
-PHASES = (Phase(0.0, 16, 2),)
+PHASES = (TrainingPhase(0.0, 16, 2),)
 
 
 def toy(seed: int, hidden_size: int = 32) -> LlamaForCausalLM:

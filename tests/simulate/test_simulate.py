@@ -14,10 +14,10 @@ import pytest
 
 from cluster.errors import ConfigError
 from cluster.simulate.decode_times import DecodeTimes
-from cluster.simulate.fleet import Fleet, Limits, Outcome
+from cluster.simulate.fleet import Fleet, FleetLimits, FleetOutcome
 from cluster.simulate.replay import Adaptive, Simulation
 from cluster.simulate.report import head, rows, verdict
-from cluster.simulate.settings import Load, Scene, read
+from cluster.simulate.settings import Scene, Workload, read
 from deployments.cli import main
 from tests.simulate.conftest import written
 from tests.support.choices import by_day
@@ -43,17 +43,17 @@ def times(scene: Scene) -> DecodeTimes:
 
 
 def run(
-    scene: Scene, times: DecodeTimes, load: Load, num_targets: int = 4, seed: int = 0
-) -> Outcome:
-    fleet = Fleet(scene.texts, times, scene.machine, Limits(num_targets, 16, 256, 8), seed)
+    scene: Scene, times: DecodeTimes, load: Workload, num_targets: int = 4, seed: int = 0
+) -> FleetOutcome:
+    fleet = Fleet(scene.texts, times, scene.machine, FleetLimits(num_targets, 16, 256, 8), seed)
     return fleet.run(load, 20.0, 5.0)
 
 
 @pytest.mark.parametrize(
-    "load", [Load(streams=32), Load(requests_per_s=20.0), Load(requests_per_s=500.0)]
+    "load", [Workload(streams=32), Workload(requests_per_s=20.0), Workload(requests_per_s=500.0)]
 )
 def test_every_text_that_was_asked_for_is_refused_or_open_or_over(
-    scene: Scene, times: DecodeTimes, load: Load
+    scene: Scene, times: DecodeTimes, load: Workload
 ) -> None:
     outcome = run(scene, times, load)
     late = [each for each in outcome.ended if each.ended_at >= outcome.from_s]
@@ -67,7 +67,7 @@ def test_every_text_that_was_asked_for_is_refused_or_open_or_over(
 
 
 def test_a_seed_repeats_a_run_and_another_one_does_not(scene: Scene, times: DecodeTimes) -> None:
-    load = Load(requests_per_s=20.0)
+    load = Workload(requests_per_s=20.0)
     assert run(scene, times, load) == run(scene, times, load)
     assert run(scene, times, load, seed=1) != run(scene, times, load)
 
@@ -77,7 +77,7 @@ def test_texts_are_as_fast_as_step_by_step(scene: Scene, times: DecodeTimes) -> 
     for size in by_day((4,), (1, 4, 16)):
         simulation = Simulation(scene.texts, scene.machine, scene.pool(1.0), size)
         stepwise = simulation.run(Adaptive(scene.machine, scene.pool(1.0)), 20.0)
-        found = run(scene, times, Load(streams=size), num_targets=1).tokens_per_s
+        found = run(scene, times, Workload(streams=size), num_targets=1).tokens_per_s
         assert found == pytest.approx(stepwise.tokens / stepwise.time_s, rel=0.08), size
 
 

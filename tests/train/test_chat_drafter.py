@@ -23,7 +23,7 @@ from cluster.train.chat_drafter import (
     smaller_copy,
 )
 from cluster.train.chat_heads import HeadLoss, HeadOrder
-from cluster.train.generate import Answer
+from cluster.train.generate import GeneratedAnswer
 from tests.support.draft.author import GREEDY, draft_engine, lm_drafter
 
 VOCAB = 288
@@ -37,7 +37,7 @@ def shards(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work
 
 
-def order_of(answers: list[Answer], vocabulary: DraftVocabulary) -> HeadOrder:
+def order_of(answers: list[GeneratedAnswer], vocabulary: DraftVocabulary) -> HeadOrder:
     return HeadOrder(answers, vocabulary, 3)
 
 
@@ -129,7 +129,7 @@ def test_the_draft_vocabulary_holds_what_is_written_most(
 
 
 def test_with_all_layers_and_tokens_the_copy_starts_as_the_target(network: PreTrainedModel) -> None:
-    answer = Answer(
+    answer = GeneratedAnswer(
         np.arange(4, 9, dtype=np.int32),
         np.arange(20, 26, dtype=np.int32),
         np.tile(np.arange(VOCAB, dtype=np.int32), (6, 1)),

@@ -26,7 +26,7 @@ from cluster.train.chat_heads import (
     evaluate,
 )
 from cluster.train.eagle3 import Eagle3Learner, new_head
-from cluster.train.generate import Answer
+from cluster.train.generate import GeneratedAnswer
 from cluster.train.heads import MedusaLearner, new_heads, train_head
 from cluster.train.trainer import Budget
 from tests.support.choices import by_day
@@ -44,13 +44,13 @@ IDS = torch.arange(0, VOCAB, 2)
 
 
 @pytest.fixture(scope="module")
-def answers(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
+def answers(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[GeneratedAnswer]:
     work = tmp_path_factory.mktemp("answers")
     draw_shards(folder, work, 200, 0, ANSWERS)
     return read_shards(work)
 
 
-def order_of(answers: list[Answer]) -> HeadOrder:
+def order_of(answers: list[GeneratedAnswer]) -> HeadOrder:
     written, _ = written_vocabulary(IDS.numpy(), VOCAB)
     assert written is not None
     return HeadOrder(answers, written, 0)
@@ -92,7 +92,7 @@ def drafted_one_by_one(head: Eagle3Head, batch: HeadBatch, row: int, depth: int)
 
 
 def test_recorded_rows_are_the_hidden_states_of_the_target(
-    network: PreTrainedModel, answers: list[Answer]
+    network: PreTrainedModel, answers: list[GeneratedAnswer]
 ) -> None:
     for answer in answers[:5]:
         text = np.concatenate([answer.prompt, answer.token_ids])[:-1]
@@ -109,7 +109,7 @@ def test_recorded_rows_are_the_hidden_states_of_the_target(
 @torch.no_grad()
 @pytest.mark.parametrize("first", [0, 4])
 def test_training_sees_the_chains_that_serving_drafts(
-    network: PreTrainedModel, answers: list[Answer], first: int
+    network: PreTrainedModel, answers: list[GeneratedAnswer], first: int
 ) -> None:
     head = new_head(network, TAPS[:3], IDS).eval()
     for parameter in head.parameters():
@@ -129,7 +129,7 @@ def test_training_sees_the_chains_that_serving_drafts(
 
 
 @torch.no_grad()
-def test_padding_changes_nothing(network: PreTrainedModel, answers: list[Answer]) -> None:
+def test_padding_changes_nothing(network: PreTrainedModel, answers: list[GeneratedAnswer]) -> None:
     head = new_head(network, TAPS[:3], IDS).eval()
     learner = Eagle3Learner(head, 2, (0, 1, 2))
     order = order_of(answers)
@@ -139,7 +139,9 @@ def test_padding_changes_nothing(network: PreTrainedModel, answers: list[Answer]
         torch.testing.assert_close(one[0, : other.shape[1]], other[0], rtol=1e-4, atol=1e-4)
 
 
-def test_the_law_stands_where_the_token_that_it_drew_was_read_last(answers: list[Answer]) -> None:
+def test_the_law_stands_where_the_token_that_it_drew_was_read_last(
+    answers: list[GeneratedAnswer],
+) -> None:
     answer = next(each for each in answers if len(each.token_ids) > 5)
     batch = order_of(answers).batch([answer])
     start = len(answer.prompt) - 1
@@ -154,7 +156,7 @@ def test_the_law_stands_where_the_token_that_it_drew_was_read_last(answers: list
 
 
 def test_what_is_saved_is_what_was_trained(
-    network: PreTrainedModel, answers: list[Answer], tmp_path: Path
+    network: PreTrainedModel, answers: list[GeneratedAnswer], tmp_path: Path
 ) -> None:
     shape, output = target_shape(network), network.get_output_embeddings().weight.detach()
     embedding = network.get_input_embeddings().weight.detach()
@@ -219,10 +221,10 @@ def test_training_lowers_the_loss_and_resumes_to_the_bit(
 
 
 def test_answers_without_hidden_rows_are_refused(
-    network: PreTrainedModel, answers: list[Answer]
+    network: PreTrainedModel, answers: list[GeneratedAnswer]
 ) -> None:
     learner = MedusaLearner(network, new_heads(network, 1), IDS, 3)
-    plain = Answer(*(getattr(answers[0], name) for name in Answer.__slots__[:4]))
+    plain = GeneratedAnswer(*(getattr(answers[0], name) for name in GeneratedAnswer.__slots__[:4]))
     with pytest.raises(ConfigError, match="draw them anew"):
         learner.drafts(order_of([plain]).batch([plain]), 0)
 

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.device import computes
 from cluster.train.chat_drafter import DraftModelLearner
-from cluster.train.chat_heads import Drafts, HeadBatch, Learner
+from cluster.train.chat_heads import DepthDrafts, HeadBatch, Learner
 from cluster.train.eagle3 import Eagle3Learner, new_head
 from cluster.train.heads import ExitLearner, MedusaLearner, new_exit, new_heads
 from models.recipe.demo import DistillationLoss, LanguageLoss
@@ -102,7 +102,7 @@ def _compute_on_another_device(index: int) -> None:
                 probs, ids = (each[0, 3 + ahead :] for each in (heads.probs, heads.candidates))
                 logits = learner.logits(hidden[0])
                 picked = logits.log_softmax(dim=-1).gather(1, ids)
-                drafts = Drafts(logits, probs, ids, picked, heads.is_rejected[0, 3 + ahead :])
+                drafts = DepthDrafts(logits, probs, ids, picked, heads.is_rejected[0, 3 + ahead :])
                 assert drafts.cross_entropy.device == device
 
 

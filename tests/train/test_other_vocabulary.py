@@ -17,7 +17,7 @@ from cluster.models.token_bytes import TokenBytes
 from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
 from cluster.train.chat_drafter import OtherVocabularyLearner, Rereading, smaller_copy
 from cluster.train.chat_heads import HeadSettings, evaluate
-from cluster.train.generate import Answer
+from cluster.train.generate import GeneratedAnswer
 from cluster.train.heads import train_head
 from cluster.train.trainer import Budget
 
@@ -32,13 +32,13 @@ def reading(folder: Path, network: PreTrainedModel) -> Rereading:
     return Rereading(folder, DEMO_TARGET, network)
 
 
-def answer_of(target: TokenBytes, prompt: str, text: str) -> Answer:
+def answer_of(target: TokenBytes, prompt: str, text: str) -> GeneratedAnswer:
     """An answer with the target's law on itself and on a token after it."""
     written = np.array(target.encode(text), np.int32)
     candidates = np.stack([written, (written + 1) % len(target.bytes_of)], axis=1)
     log_probs = np.log(np.tile(np.float16([0.75, 0.25]), (len(written), 1)))
     ids = np.array(target.encode(prompt), np.int32)
-    return Answer(ids, written, candidates, log_probs.astype(np.float16))
+    return GeneratedAnswer(ids, written, candidates, log_probs.astype(np.float16))
 
 
 @pytest.mark.parametrize(

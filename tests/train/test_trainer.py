@@ -15,8 +15,8 @@ from cluster.errors import ConfigError
 from cluster.train.processes import new_accelerator, processes, run_together
 from cluster.train.trainer import (
     Budget,
-    Phase,
     Trainer,
+    TrainingPhase,
     TrainSettings,
 )
 from models.recipe.corpus import Tokens, WindowOrder
@@ -57,7 +57,7 @@ def tiny_trainer(
     objective: type[LanguageLoss] = LanguageLoss,
     tokens_per_step: int = 128,
 ) -> Trainer:
-    phases = (Phase(0.0, 16, 4), Phase(0.5, 32, 2))
+    phases = (TrainingPhase(0.0, 16, 4), TrainingPhase(0.5, 32, 2))
     settings = TrainSettings(Budget(steps=steps), phases, tokens_per_step, seed=5)
     orders = orders_of(settings)
     return Trainer(objective(network), orders, settings, checkpoint)
@@ -93,7 +93,9 @@ def test_products_are_in_bfloat16_only_where_the_processor_has_them(
 
 def test_time_budget_ends_by_the_clock() -> None:
     now_s = iter(range(0, 10_000, 20))
-    settings = TrainSettings(Budget(minutes=2.0), (Phase(0.0, 16, 4),), tokens_per_step=64, seed=5)
+    settings = TrainSettings(
+        Budget(minutes=2.0), (TrainingPhase(0.0, 16, 4),), tokens_per_step=64, seed=5
+    )
     network = tiny_network(seed=1)
     trainer = Trainer(LanguageLoss(network), orders_of(settings), settings)
     trainer.run(clock=lambda: float(next(now_s)))

@@ -1,8 +1,8 @@
 """The seam between transformers' models and our attention.
 
 Models run unmodified: `tree_paged` is registered as an attention implementation, and the forward's
-`plan` argument reaches it in every layer.  What happens there is the plan's affair: `Step` writes
-keys and values into the cache and attends by a backend; the probe at load time takes notes.
+`plan` argument reaches it in every layer.  What happens there is the plan's affair: `AttentionStep`
+writes keys and values into the cache and attends by a backend; the probe at load time takes notes.
 A backend turns a Batch into an AttentionPlan once per step; `cluster.engine.attention.sdpa` is the
 reference that every other one is tested against.
 """
@@ -75,7 +75,7 @@ class LayerPlan(Protocol):
         ...
 
 
-class Step:
+class AttentionStep:
     """The plan of a real step: write, then attend.
 
     cache: of all layers.  attentions, write_slots (int64[rows]): of each of its groups.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from cluster.engine.attention.cpu import NativePlan
-from cluster.engine.attention.seam import Step
+from cluster.engine.attention.seam import AttentionStep
 from cluster.engine.cpu.comparison import Comparison, is_close
 from cluster.engine.cpu.decoder_layer import NativeLayer
 from cluster.engine.cpu.kernels import Kernels
@@ -99,8 +99,8 @@ class NativeForward:
     def __call__(self, inputs: StepInputs) -> StepOutputs | None:
         """None for a step that it is not made for."""
         plan = inputs.plan
-        attention = plan.attention(0) if isinstance(plan, Step) else None
-        if not isinstance(plan, Step) or not isinstance(attention, NativePlan):
+        attention = plan.attention(0) if isinstance(plan, AttentionStep) else None
+        if not isinstance(plan, AttentionStep) or not isinstance(attention, NativePlan):
             self._cache = None  # its steps run elsewhere
             return None
         if plan.cache is not self._cache:
@@ -169,7 +169,7 @@ class NativeForward:
         )
         return model, rotations
 
-    def _take_cache(self, step: Step) -> None:
+    def _take_cache(self, step: AttentionStep) -> None:
         # The model's own; behind them may stand those of a draft head.
         layers = step.cache.layers[: len(self._layers)]
         self._cache = step.cache
@@ -219,7 +219,7 @@ def _is_same(module: Any, forward: NativeForward, comparison: Comparison) -> boo
     shaken, _ = comparison.steps()
     generator = torch.Generator().manual_seed(0)
 
-    def logits(plan: Step) -> torch.Tensor:
+    def logits(plan: AttentionStep) -> torch.Tensor:
         found: torch.Tensor = module(
             input_ids=token_ids.unsqueeze(0),
             position_ids=positions.unsqueeze(0),

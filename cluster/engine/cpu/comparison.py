@@ -18,7 +18,7 @@ import torch
 
 from cluster.engine.attention.cpu import NativeBackend
 from cluster.engine.attention.sdpa import SdpaBackend
-from cluster.engine.attention.seam import AttentionBackend, AttentionPlan, Step
+from cluster.engine.attention.seam import AttentionBackend, AttentionPlan, AttentionStep
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.memory.kv_cache import KVCache, layer_groups
 from cluster.engine.schedule.batch import Batch, IndexArray, Share
@@ -54,7 +54,7 @@ def is_comparable(module: torch.nn.Module) -> bool:
     return f"{kind.__module__}.{kind.__qualname__}" in _CLASSES
 
 
-class NotingStep(Step):
+class NotingStep(AttentionStep):
     """A step that keeps the options that it attended with last."""
 
     options: AttentionOptions | None = None
@@ -111,9 +111,9 @@ class Comparison:
             steps.append(NotingStep(cache, [*specs] * count, plans, slots))
         return steps
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[AttentionStep]:
         """Steps of the whole model, by the reference attention and natively, on equal caches."""
-        return [Step(*self._parts(self.layers, backend)) for backend in self._backends]
+        return [AttentionStep(*self._parts(self.layers, backend)) for backend in self._backends]
 
     def _parts(
         self, specs: Sequence[LayerSpec], backend: AttentionBackend

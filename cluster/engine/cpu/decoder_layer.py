@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cluster.engine.attention.cpu import NativePlan
-from cluster.engine.attention.seam import Step
+from cluster.engine.attention.seam import AttentionStep
 from cluster.engine.cpu.comparison import Comparison, is_close, is_comparable
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.layers import NativeMLP, NativeRMSNorm, SiblingLinear
@@ -60,7 +60,7 @@ class Scratch:
 
     def rows(
         self,
-        step: Step,
+        step: AttentionStep,
         layer: int,
         plan: NativePlan,
         cosines: torch.Tensor,
@@ -124,7 +124,7 @@ class NativeLayer:
         **kwargs: Any,
     ) -> torch.Tensor:
         """hidden_states [1, rows, size] -> the same shape."""
-        if isinstance(plan, Step) and position_embeddings is not None and not args:
+        if isinstance(plan, AttentionStep) and position_embeddings is not None and not args:
             attention = plan.attention(self._index)
             cosines, sines = position_embeddings
             kv = plan.kv(self._index)
@@ -166,7 +166,7 @@ class NativeLayer:
 
     def _run(
         self,
-        step: Step,
+        step: AttentionStep,
         plan: NativePlan,
         hidden: torch.Tensor,
         cosines: torch.Tensor,

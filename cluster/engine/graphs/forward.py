@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from cluster.config.schema import EngineConfig
-from cluster.engine.attention.seam import AttentionBackend, AttentionPlan, Step
+from cluster.engine.attention.seam import AttentionBackend, AttentionPlan, AttentionStep
 from cluster.engine.graphs.capture import Capture, CudaCapture, Replay, Staging, Words
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.memory.kv_cache import KVCache
@@ -193,7 +193,7 @@ class GraphedForward:
         staged = [staging.words for staging in self._stagings]
         indices = [words[:start].view(torch.int64).view(_NUM_INDICES, width) for words in staged]
         token_ids, positions, _, logit_rows = indices[0]
-        plan = Step(
+        plan = AttentionStep(
             self._cache,
             self._model.layers,
             [form.plan(words[start:]) for words in staged],

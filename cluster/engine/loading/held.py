@@ -34,7 +34,7 @@ WORKING_BYTES = 96 * 1024 * 1024
 
 
 @frozen
-class Held:
+class HeldMemory:
     """weights: bytes, of all ranks, on GPUs of the fullest one.  working: what steps take beside
     them and the KV cache.  active: the share of the parameters that one token needs: of experts,
     those to which it is sent."""
@@ -45,7 +45,7 @@ class Held:
     active: float
 
 
-def held(folder: Path, config: EngineConfig, on_gpus: Planned | None = None) -> Held:
+def held(folder: Path, config: EngineConfig, on_gpus: Planned | None = None) -> HeldMemory:
     """folder: of the model's config.json, and of its weights where they are here.  on_gpus: what it
     takes there, None = it is to run on this machine."""
     described = describe(str(folder), config)
@@ -53,14 +53,14 @@ def held(folder: Path, config: EngineConfig, on_gpus: Planned | None = None) -> 
     num_parameters = sum(each.numel() for each in module.parameters())
     active = 1.0 - _idle(module, described.text_config) / num_parameters
     if on_gpus is not None:
-        return Held(num_parameters, on_gpus.rank_weights, on_gpus.beside, active)
+        return HeldMemory(num_parameters, on_gpus.rank_weights, on_gpus.beside, active)
     device = resolve_device(config.device)
     stored = getattr(described.text_config, "dtype", None) or torch.float32
     is_quantised = config.quantization or getattr(described.config, "quantization_config", None)
     if device.type != "cpu" or is_quantised or config.tensor_parallel > 1:
         sizes = planned(folder, described, config, is_here=True)
         working = sizes.beside if device.type != "cpu" else WORKING_BYTES
-        return Held(num_parameters, sizes.weights, working, active)
+        return HeldMemory(num_parameters, sizes.weights, working, active)
     found = weights_dtype(config, device, stored)
     dtype = stored if isinstance(found, str) else found
     bits: float = 8 * dtype.itemsize
@@ -72,7 +72,7 @@ def held(folder: Path, config: EngineConfig, on_gpus: Planned | None = None) -> 
         if computes(torch.bfloat16):
             bits, groups = _few_bits(folder, config, bits)
     weights = _bytes(module, bits, groups, others)
-    return Held(num_parameters, weights, WORKING_BYTES, active)
+    return HeldMemory(num_parameters, weights, WORKING_BYTES, active)
 
 
 def _idle(module: Any, text_config: Any) -> float:

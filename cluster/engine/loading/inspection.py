@@ -21,7 +21,7 @@ from cluster.engine.device import computes, resolve_device
 from cluster.engine.loading.few_bits import check_few_bits, computed_instead, planned_weights
 from cluster.engine.loading.model_config import built, read_model_config
 from cluster.engine.loading.peft_folder import read_adapters
-from cluster.engine.nvidia import Machine, check_can_compile
+from cluster.engine.nvidia import MachinePaths, check_can_compile
 from cluster.errors import ConfigError
 from cluster.models.weights import check_weights
 from cluster.records import record
@@ -241,7 +241,7 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
         check_few_bits(config, device)
         check_compile(config, device)
         if device.type == "cuda" and config.attention in ("auto", "triton"):
-            check_can_compile(Machine())
+            check_can_compile(MachinePaths())
         _check_packages(described, config)
     check_weights(folder)
     module = built(folder, described.config, config)

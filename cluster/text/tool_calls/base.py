@@ -56,7 +56,7 @@ Result = TypeVar("Result")
 Reads = Generator[Part | None, None, Result]
 
 
-class Source:
+class UnreadText:
     """The text of an answer that is not read yet.  is_whole: no more will come."""
 
     def __init__(self) -> None:
@@ -116,10 +116,10 @@ class Source:
 
 # Reads the call that the source begins with, as its marker shows.  Returns None, or the number of
 # characters that are text where it is no call.
-ReadsCall = Callable[[Source, str], Reads[int | None]]
+ReadsCall = Callable[[UnreadText, str], Reads[int | None]]
 
 
-def marked_calls(source: Source, markers: Sequence[str], call: ReadsCall) -> Reads[None]:
+def marked_calls(source: UnreadText, markers: Sequence[str], call: ReadsCall) -> Reads[None]:
     """Read a text with calls that begin with one of `markers`, anywhere in it."""
     while marker := (yield from source.until(markers, Said)):
         text_len = yield from call(source, marker)
@@ -130,8 +130,8 @@ def marked_calls(source: Source, markers: Sequence[str], call: ReadsCall) -> Rea
 class CallParser:
     """Reads the text of one answer, piece by piece."""
 
-    def __init__(self, read: Callable[[Source], Reads[None]]) -> None:
-        self._source = Source()
+    def __init__(self, read: Callable[[UnreadText], Reads[None]]) -> None:
+        self._source = UnreadText()
         self._parts = read(self._source)
         self._space = ""  # white space that a stretch of text has begun with
         self._is_space = True  # the stretch has nothing else so far
@@ -174,7 +174,7 @@ class CallFormat:
     """
 
     name: str
-    read: Callable[[Source], Reads[None]]
+    read: Callable[[UnreadText], Reads[None]]
     tags: Callable[[str], tuple[str, str]]
     trigger: str
     separator: str = ""

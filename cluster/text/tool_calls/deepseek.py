@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from cluster.text.tool_calls.base import NAME, CallFormat, Reads, Source, marked_calls
+from cluster.text.tool_calls.base import NAME, CallFormat, Reads, UnreadText, marked_calls
 from cluster.text.tool_calls.json_call import named_call
 
 
@@ -23,7 +23,7 @@ _FENCE = "```"
 _HEAD = re.compile(rf"\s*(?:\w*\s*{_SEP})?\s*({NAME.pattern})\s*(?:{_SEP})?\s*(?:{_FENCE}\w*)?\s*")
 
 
-def _call(source: Source, marker: str) -> Reads[int | None]:
+def _call(source: UnreadText, marker: str) -> Reads[int | None]:
     at = len(marker)
     if marker == CALLS_BEGIN:
         at = yield from source.after_space(at)

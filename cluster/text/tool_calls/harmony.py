@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from cluster.text.reasoning import first_of
-from cluster.text.tool_calls.base import NAME, CallFormat, CallPiece, Part, Reads, Said, Source
+from cluster.text.tool_calls.base import NAME, CallFormat, CallPiece, Part, Reads, Said, UnreadText
 from cluster.text.tool_calls.json_call import JsonValue
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
@@ -27,7 +27,7 @@ _CUT_HEADER = re.compile(
 _MAX_HEADER_LEN = 256
 
 
-def _read(source: Source) -> Reads[None]:
+def _read(source: UnreadText) -> Reads[None]:
     end = ""
     while True:
         header = yield from _take_header(source, is_started=end == _START)
@@ -45,7 +45,7 @@ def _read(source: Source) -> Reads[None]:
         source.take(len(end))
 
 
-def _take_header(source: Source, *, is_started: bool) -> Reads[str]:
+def _take_header(source: UnreadText, *, is_started: bool) -> Reads[str]:
     """Take the header of a message; "" where the source begins with text.
 
     is_started: the token that starts a message has been read.  That of the first message stands in

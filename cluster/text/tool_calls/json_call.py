@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from cluster.text.tool_calls.base import NAME, CallPiece, Reads, Source
+from cluster.text.tool_calls.base import NAME, CallPiece, Reads, UnreadText
 
 
 class JsonValue:
@@ -86,7 +86,7 @@ _MAX_HEAD_LEN = 512
 _MAX_NAMED_LEN = 256
 
 
-def json_call(source: Source, at: int) -> Reads[int | None]:
+def json_call(source: UnreadText, at: int) -> Reads[int | None]:
     """Read the object at `at`, behind white space: a call's name, and its arguments as they come.
 
     A call that has its arguments before its name is read when it is complete.
@@ -112,7 +112,7 @@ def json_call(source: Source, at: int) -> Reads[int | None]:
     return None
 
 
-def arguments(source: Source) -> Reads[None]:
+def arguments(source: UnreadText) -> Reads[None]:
     """Read the arguments that the source begins with; they are of the last call reported."""
     value = JsonValue()
     while True:
@@ -124,7 +124,7 @@ def arguments(source: Source) -> Reads[None]:
         yield None
 
 
-def _take_rest(source: Source) -> Reads[None]:
+def _take_rest(source: UnreadText) -> Reads[None]:
     """Take what stands behind the arguments in the same object, if that is JSON."""
     end = yield from source.after_space(0)
     if source.text[end : end + 1] not in ("}", ","):
@@ -177,7 +177,7 @@ def _after_gap(text: str, at: int) -> int:
     return len(text) - len(text[at:].lstrip(" \t\r\n,:"))
 
 
-def named_call(source: Source, at: int, head: re.Pattern[str]) -> Reads[int | None]:
+def named_call(source: UnreadText, at: int, head: re.Pattern[str]) -> Reads[int | None]:
     """Read the call whose head is at `at`.
 
     head: all that stands before the arguments; its group is the name.

@@ -6,14 +6,14 @@ call, all of an answer is text.
 
 from __future__ import annotations
 
-from cluster.text.tool_calls.base import CallFormat, Reads, Said, Source, json_tags
+from cluster.text.tool_calls.base import CallFormat, Reads, Said, UnreadText, json_tags
 from cluster.text.tool_calls.json_call import json_call
 
 _TAG = "<|python_tag|>"
 _SEPARATOR = ";"
 
 
-def _read(source: Source) -> Reads[None]:
+def _read(source: UnreadText) -> Reads[None]:
     before = _TAG
     while True:
         at = yield from source.after_space(0)

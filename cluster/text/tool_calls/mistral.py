@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from cluster.text.tool_calls.base import NAME, CallFormat, Reads, Source, marked_calls
+from cluster.text.tool_calls.base import NAME, CallFormat, Reads, UnreadText, marked_calls
 from cluster.text.tool_calls.json_call import json_call, named_call
 
 _MARKER = "[TOOL_CALLS]"
 _HEAD = re.compile(rf"\s*({NAME.pattern})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*")
 
 
-def _call(source: Source, marker: str) -> Reads[int | None]:
+def _call(source: UnreadText, marker: str) -> Reads[int | None]:
     """The first character after the marker tells which form it is."""
     at = yield from source.after_space(len(marker))
     if source.text.startswith("[", at):
@@ -19,7 +19,7 @@ def _call(source: Source, marker: str) -> Reads[int | None]:
     return (yield from named_call(source, len(marker), _HEAD))
 
 
-def _listed(source: Source, at: int) -> Reads[int | None]:
+def _listed(source: UnreadText, at: int) -> Reads[int | None]:
     while True:
         text_len = yield from json_call(source, at)
         if text_len is not None:

@@ -137,7 +137,7 @@ class Body(BaseModel):
 
 
 @record
-class Endpoint:
+class PostEndpoint:
     """One POST endpoint and its body."""
 
     path: str

@@ -14,9 +14,15 @@ from cluster.records import frozen
 from cluster.requests.fields import GrammarSpec
 from cluster.text.chat import part_text, text_of
 from deployments.ingress import sampling
-from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, instead, supported
+from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, instead, supported
 from deployments.ingress.api.wording import TEXT_OR_OBJECTS
-from deployments.ingress.chat import MAX_MESSAGES, OF_MESSAGES, Answered, TextOrParts, check_call
+from deployments.ingress.chat import (
+    MAX_MESSAGES,
+    OF_MESSAGES,
+    AnsweredConversation,
+    TextOrParts,
+    check_call,
+)
 from deployments.ingress.fields import encodable, encodable_json, json_kind
 from deployments.ingress.spec import Limits, Message
 from deployments.ingress.structured import FlatFormat
@@ -24,7 +30,7 @@ from deployments.ingress.tools import (
     MAX_TOOLS,
     OF_EFFORT,
     OF_TOOLS,
-    Choice,
+    CallChoice,
     Effort,
     Function,
     JsonObject,
@@ -61,7 +67,7 @@ _CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
 @frozen
-class Said:
+class MessageBlocks:
     """What the blocks of a message say: texts, calls of tools, and results by their places."""
 
     texts: list[str] = field(default_factory=list)
@@ -69,12 +75,12 @@ class Said:
     results: dict[str, Message] = field(default_factory=dict)
 
 
-def _said(content: Any, limits: Limits) -> Said:
+def _said(content: Any, limits: Limits) -> MessageBlocks:
     if isinstance(content, str):
-        return Said([encodable(content, "")])
+        return MessageBlocks([encodable(content, "")])
     if not isinstance(content, list):
         raise RequestError.at("", f"{json_kind(content)}; send a string or a list of blocks")
-    said = Said()
+    said = MessageBlocks()
     for place, block in ((f"[{index}]", block) for index, block in enumerate(content)):
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use":
@@ -133,7 +139,7 @@ class Turn(Body):
     role: Literal["user", "assistant", "system"] = supported(
         "user, assistant or system; a last assistant message is continued", REQUIRED
     )
-    content: Annotated[Said, instead(_said, TEXT_OR_OBJECTS)] = supported(
+    content: Annotated[MessageBlocks, instead(_said, TEXT_OR_OBJECTS)] = supported(
         "a text, or blocks: text, tool_use, tool_result", REQUIRED
     )
 
@@ -191,11 +197,11 @@ class Counted(ToolUse, sampling.Named):
     output_format: FlatFormat | None = supported("the older name of output_config.format")
     # fmt: on
 
-    def choice(self) -> Choice:
+    def choice(self) -> CallChoice:
         asked = self.tool_choice
         if asked is None:
-            return Choice()
-        return Choice(_CHOICES[asked.type], asked.name, "name", asked.disable_parallel_tool_use)
+            return CallChoice()
+        return CallChoice(_CHOICES[asked.type], asked.name, "name", asked.disable_parallel_tool_use)
 
     def effort(self) -> tuple[str, str | None]:
         return "output_config.effort", (self.output_config or OutputConfig()).effort
@@ -223,7 +229,7 @@ _SHARED = (
 
 
 # fmt: off
-class AnthropicMessages(Counted, Answered):
+class AnthropicMessages(Counted, AnsweredConversation):
     hidden = Counted.hidden | sampling.Sampling.all_but(*_SHARED)
 
     max_tokens: sampling.PositiveCount = supported(sampling.OF_TOKENS, REQUIRED)
@@ -246,10 +252,10 @@ def error_body(error: DrafthouseError, request_id: str) -> bytes:
     return json.dumps({"type": "error", "error": content, "request_id": request_id}).encode()
 
 
-MESSAGES = Endpoint(
+MESSAGES = PostEndpoint(
     "/v1/messages", "Answer a conversation, in the format of Anthropic's Messages",
     AnthropicMessages,
 )
-COUNT_TOKENS = Endpoint(
+COUNT_TOKENS = PostEndpoint(
     "/v1/messages/count_tokens", "How many tokens a conversation has", Counted
 )

@@ -9,7 +9,7 @@ from typing import Any
 from cluster.core import FinishReason
 from cluster.errors import DrafthouseError
 from deployments.ingress.api.messages import AnthropicMessages, error_body
-from deployments.ingress.api.writer import Item, ItemWriter, event
+from deployments.ingress.api.writer import ItemWriter, OutputItem, event
 from deployments.ingress.choice import Delta
 from deployments.ingress.usage import metrics
 
@@ -53,7 +53,7 @@ class MessagesWriter(ItemWriter):
     def failing(self, error: DrafthouseError) -> bytes:
         return b"event: error\ndata: " + error_body(error, self._request_id) + b"\n\n"
 
-    def _told(self, what: str, item: Item, text: str) -> bytes:
+    def _told(self, what: str, item: OutputItem, text: str) -> bytes:
         if what == "begun":
             return event("content_block_start", index=item.index, content_block=_block(item))
         if what == "ended":
@@ -94,14 +94,14 @@ class MessagesWriter(ItemWriter):
         }
 
 
-def _block(item: Item) -> dict[str, Any]:
+def _block(item: OutputItem) -> dict[str, Any]:
     """A block that begins."""
     block = _BLOCKS[item.kind][0]
     call = {"id": f"toolu_{item.mark[:24]}", "name": item.name, "input": {}}
     return {**block, **call} if item.is_call else {**block}
 
 
-def _complete(item: Item) -> dict[str, Any]:
+def _complete(item: OutputItem) -> dict[str, Any]:
     """A block of a whole answer."""
     block = _block(item)
     if not item.is_call:

@@ -11,7 +11,7 @@ import yaml
 
 from cluster.errors import ERRORS
 from cluster.records import frozen
-from deployments.ingress.api.contract import Body, Endpoint
+from deployments.ingress.api.contract import Body, PostEndpoint
 from deployments.ingress.api.messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.response_request import RESPONSES
 from deployments.ingress.api.wording import Rule, Status, resolved
@@ -23,7 +23,7 @@ _DOCUMENT, _PAGES = yaml.safe_load_all(Path(__file__).with_suffix(".yaml").read_
 
 
 @frozen
-class Page:
+class GetEndpoint:
     """One endpoint without a body.
 
     handler: the method of `Pages`.  media_type: of its answers; empty = they have no content.
@@ -38,7 +38,7 @@ class Page:
     statuses: Sequence[str] = ("200",)
 
 
-PAGES = tuple(Page(*row) for row in _PAGES)
+PAGES = tuple(GetEndpoint(*row) for row in _PAGES)
 ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE, DETOKENIZE)
 _STATISTICS = "SpeculativeDecoding"
 
@@ -58,7 +58,7 @@ def openapi(limits: Limits, version: str) -> dict[str, Any]:
     return document
 
 
-def _page(page: Page) -> dict[str, Any]:
+def _page(page: GetEndpoint) -> dict[str, Any]:
     names = [part[1:-1] for part in page.path.split("/") if part.startswith("{")]
     answer: dict[str, Any] = {"description": page.summary}
     if page.media_type:
@@ -73,7 +73,7 @@ def _page(page: Page) -> dict[str, Any]:
     return found
 
 
-def _endpoint(endpoint: Endpoint, limits: Limits) -> dict[str, Any]:
+def _endpoint(endpoint: PostEndpoint, limits: Limits) -> dict[str, Any]:
     answer: dict[str, Any] = {"type": "object"}
     content: dict[str, Any] = {"application/json": {"schema": answer}}
     if "stream" in endpoint.body.rules():  # it generates

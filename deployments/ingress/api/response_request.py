@@ -11,10 +11,17 @@ from cluster.errors import RequestError
 from cluster.requests.fields import GrammarSpec
 from cluster.text.json_text import json_or_text
 from deployments.ingress import sampling
-from deployments.ingress.api.contract import REQUIRED, Body, Endpoint, or_text, supported
+from deployments.ingress.api.contract import REQUIRED, Body, PostEndpoint, or_text, supported
 from deployments.ingress.api.response_store import StoredResponse
 from deployments.ingress.api.wording import TEXT, TEXT_OR_OBJECTS
-from deployments.ingress.chat import MAX_MESSAGES, Answered, Harmless, Role, check_call, read_text
+from deployments.ingress.chat import (
+    MAX_MESSAGES,
+    AnsweredConversation,
+    Harmless,
+    Role,
+    check_call,
+    read_text,
+)
 from deployments.ingress.fields import shown
 from deployments.ingress.spec import GenerationSpec, Limits, Message
 from deployments.ingress.structured import FlatFormat
@@ -132,7 +139,7 @@ class TextOptions(Body):
     format: FlatFormat | None = supported("its type is text, json_object or json_schema")
 
 
-class Response(Answered, Harmless):
+class Response(AnsweredConversation, Harmless):
     conversation = "input"
     hidden = frozenset(
         {"n", "return_token_ids", "return_draft_sources", "return_draft_trees", "prompt_logprobs",
@@ -226,6 +233,6 @@ class Response(Answered, Harmless):
         }
 
 
-RESPONSES = Endpoint(
+RESPONSES = PostEndpoint(
     "/v1/responses", "Answer a conversation, in the format of OpenAI's Responses", Response
 )

@@ -11,7 +11,7 @@ from cluster.core import FinishReason
 from cluster.errors import ContextLengthError, DrafthouseError, RequestError
 from cluster.text.json_text import parse_json
 from deployments.ingress.api.response_request import Response
-from deployments.ingress.api.writer import Item, ItemWriter, event
+from deployments.ingress.api.writer import ItemWriter, OutputItem, event
 from deployments.ingress.chat import read_calls
 from deployments.ingress.choice import Delta
 from deployments.ingress.fields import whole_characters
@@ -65,7 +65,7 @@ class ResponseWriter(ItemWriter):
             written = self._writer.write(delta.token_ids.tolist(), delta.logprobs)
             self._logprobs += written["content"]
 
-    def _told(self, what: str, item: Item, text: str) -> bytes:
+    def _told(self, what: str, item: OutputItem, text: str) -> bytes:
         if what == "grown":
             return self._grown(item, text)
         if what == "begun":
@@ -74,14 +74,14 @@ class ResponseWriter(ItemWriter):
         # Whatever is followed by something has been completed.
         return self._done(item, "completed")
 
-    def _grown(self, item: Item, text: str) -> bytes:
+    def _grown(self, item: OutputItem, text: str) -> bytes:
         new, self._logprobs = self._logprobs, []
         if item.is_call:  # it has no place for them
             return self._growing("delta", item, delta=text) if text else b""
         item.logprobs += new
         return self._growing("delta", item, delta=text, **_with(item, new))
 
-    def _done(self, item: Item, status: str) -> bytes:
+    def _done(self, item: OutputItem, status: str) -> bytes:
         item.status = status
         said = {_TYPES[item.kind][3]: item.text}
         if item.is_call:
@@ -143,13 +143,13 @@ class ResponseWriter(ItemWriter):
             **self._request.repeated(),
         }
 
-    def _outlined(self, end: str, item: Item) -> bytes:
+    def _outlined(self, end: str, item: OutputItem) -> bytes:
         return self._event(f"output_item.{end}", output_index=item.index, item=_written(item))
 
-    def _parted(self, end: str, item: Item) -> bytes:
+    def _parted(self, end: str, item: OutputItem) -> bytes:
         return self._event(f"content_part.{end}", **_place(item), part=_part(item))
 
-    def _growing(self, end: str, item: Item, **fields: Any) -> bytes:
+    def _growing(self, end: str, item: OutputItem, **fields: Any) -> bytes:
         return self._event(f"{_TYPES[item.kind][2]}.{end}", **_place(item), **fields)
 
     def _event(self, end: str, **fields: Any) -> bytes:
@@ -158,13 +158,13 @@ class ResponseWriter(ItemWriter):
         return event(kind, sequence_number=self._num_events - 1, **fields)
 
 
-def _place(item: Item) -> dict[str, Any]:
+def _place(item: OutputItem) -> dict[str, Any]:
     """Where an item grows."""
     place = {"item_id": f"{_TYPES[item.kind][1]}_{item.mark}", "output_index": item.index}
     return place if item.is_call else {**place, "content_index": 0}
 
 
-def _written(item: Item) -> dict[str, Any]:
+def _written(item: OutputItem) -> dict[str, Any]:
     kind, _, _, field = _TYPES[item.kind]
     head = {"id": _place(item)["item_id"], "type": kind, "status": item.status}
     if item.is_call:
@@ -173,17 +173,17 @@ def _written(item: Item) -> dict[str, Any]:
     return {**head, **own, "content": [] if item.status == "in_progress" else [_part(item)]}
 
 
-def _part(item: Item) -> dict[str, Any]:
+def _part(item: OutputItem) -> dict[str, Any]:
     part: dict[str, Any] = {"type": _TYPES[item.kind][2], "text": item.text}
     annotations: dict[str, Any] = {"annotations": []} if item.kind == "text" else {}
     return {**part, **annotations, **_with(item, item.logprobs)}
 
 
-def _with(item: Item, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def _with(item: OutputItem, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"logprobs": logprobs} if item.kind == "text" else {}
 
 
-def _message(items: Sequence[Item]) -> Message:
+def _message(items: Sequence[OutputItem]) -> Message:
     """The answer as a message of the conversation that goes on with it."""
     said = "".join(item.text for item in items if item.kind == "text")
     message: dict[str, Any] = {"role": "assistant", "content": said}
@@ -194,7 +194,7 @@ def _message(items: Sequence[Item]) -> Message:
         return message
 
 
-def _repeated(item: Item) -> Item:
+def _repeated(item: OutputItem) -> OutputItem:
     """A call for what follows: a model may write half of a character, or an escape of one."""
     text = item.text
     if item.kind == "function":

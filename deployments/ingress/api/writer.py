@@ -16,7 +16,7 @@ from deployments.ingress.generation import Generation
 
 
 @dataclass(slots=True)
-class Item:
+class OutputItem:
     """kind: text, reasoning, function or custom: what is called.  name: of that.
 
     status, logprobs: for formats that tell of them."""
@@ -45,10 +45,10 @@ class Item:
         return {"id": self.call_id, "type": self.kind, self.kind: said}
 
 
-News = Iterator[tuple[str, Item, str]]
+News = Iterator[tuple[str, OutputItem, str]]
 
 
-def grow(items: list[Item], delta: Delta) -> News:
+def grow(items: list[OutputItem], delta: Delta) -> News:
     """Grow the items of an answer; yields each that has ended, begun or grown, by what."""
     call = delta.call
     if call is None and not delta.text:
@@ -62,9 +62,9 @@ def grow(items: list[Item], delta: Delta) -> News:
     yield "grown", items[-1], delta.text
 
 
-def begin(items: list[Item], kind: str, name: str = "") -> Item:
+def begin(items: list[OutputItem], kind: str, name: str = "") -> OutputItem:
     """The next item."""
-    items.append(Item(kind, len(items), name))
+    items.append(OutputItem(kind, len(items), name))
     return items[-1]
 
 
@@ -104,7 +104,7 @@ class ItemWriter(Writer):
 
     def __init__(self, *what: Any) -> None:
         super().__init__(*what)
-        self._items: list[Item] = []
+        self._items: list[OutputItem] = []
         self._last = Delta(0, "")
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:
@@ -117,7 +117,7 @@ class ItemWriter(Writer):
     def _take(self, delta: Delta) -> None:
         self._last = delta
 
-    def _told(self, what: str, item: Item, text: str) -> bytes:
+    def _told(self, what: str, item: OutputItem, text: str) -> bytes:
         """The events for an item that has `begun`, `grown` by the text, or `ended`."""
         raise NotImplementedError
 
