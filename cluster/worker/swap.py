@@ -23,6 +23,7 @@ from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.errors import ConfigError
 from cluster.messages import AdapterList
+from cluster.models.fingerprint import NO_MODEL
 from cluster.worker.host import layers_of
 from cluster.worker.models import check_models, parts_of
 from cluster.worker.priority import freeze_gc
@@ -82,9 +83,12 @@ class Swaps:
         self._config = wanted
         for drafter in loaded:
             log.info("drafter made anew name=%s model=%s", drafter.name, drafter.model.model_hash)
+        had_models = any(each.model != NO_MODEL for each in former)
         del former  # here, and not in the engine's thread
-        if loaded and gc.get_freeze_count():
-            freeze_gc()  # a model is in circles of references, which nobody else looks for then
+        # Models are in circles of references, which nobody else looks for then.  On busy cores it
+        # stops the process for longer than a silence may be, so it is not done for a look-up.
+        if had_models and gc.get_freeze_count():
+            freeze_gc()
 
     def _loaded(self, wanted: Config, name: str) -> ResidentDrafter:
         path, parts = f"drafters.{name}.options", parts_of(wanted, name)
