@@ -59,8 +59,8 @@ test-application:
 # Ray forks its daemons; a process in which gRPC already runs (the other tests' servers) must not.
 # `nice`: what starts Ray goes before.
 test-others:
-	nice -n 5 $(BIN)/python -m pytest $(TRY_AGAIN) -n auto --maxprocesses 4 --dist worksteal --ignore=tests/deployments --ignore=tests/nodes $(PYTEST_ARGS)
-	nice -n 5 $(BIN)/python -m pytest $(TRY_AGAIN) -n 2 --dist loadfile -m "not application" $(addprefix --ignore=,$(STARTS)) tests/deployments
+	nice -n 10 $(BIN)/python -m pytest $(TRY_AGAIN) -n auto --maxprocesses 4 --dist worksteal --ignore=tests/deployments --ignore=tests/nodes $(PYTEST_ARGS)
+	nice -n 10 $(BIN)/python -m pytest $(TRY_AGAIN) -n 2 --dist loadfile -m "not application" $(addprefix --ignore=,$(STARTS)) tests/deployments
 
 # What `make test` asks of few it asks of many; the matrix of request kinds is whole in both.
 test-nightly: $(VENV)/.dev-installed build/fuzz/.installed ## hours: 10,000 damaged messages, schemathesis, 1,000 slow readers, the counts of 1,000 mixed requests, 1,000 examples of every property, every case of which a day takes a part, 100 faults and an update of four nodes, an hour of mixed load and one of none
