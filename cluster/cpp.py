@@ -47,8 +47,17 @@ _SANITIZED = (
 )
 _COMPILE_TIMEOUT_S = 120.0
 _VARIABLE = "DRAFTHOUSE_NATIVE"
-_MODES = ("0", "1", "sanitized")
-_ABOUT_MODES = "0 = no native code, 1 = native code, sanitized = with its memory accesses checked"
+# What multiplies weights in groups of few bits, and the flags of processors that can; the fastest
+# first, and any other processor has C.
+_PRODUCTS: Mapping[str, frozenset[str]] = {
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
+    "c": frozenset(),
+}
+_MODES = ("0", "1", "sanitized", *_PRODUCTS)
+_ABOUT_MODES = (
+    "0 = no native code, 1 = native code, sanitized = with its memory accesses checked, the others "
+    "= native code that multiplies groups of few bits by these instructions"
+)
 # Below a folder of sources: what was compiled ahead from them.
 _AHEAD = "ahead"
 
@@ -126,6 +135,19 @@ def mode() -> str:
         reason = f"{found!r} is none of: {', '.join(_MODES)} ({_ABOUT_MODES})"
         raise ConfigError.at(_VARIABLE, reason)
     return found
+
+
+def products() -> tuple[str, ...]:
+    """Return what may multiply groups on this processor, the fastest first; one that the mode names
+    alone.  Raises ConfigError for one that this processor has not."""
+    wanted = mode()
+    able = tuple(name for name, flags in _PRODUCTS.items() if flags <= cpu_flags())
+    if wanted not in _PRODUCTS:
+        return able
+    if wanted not in able:
+        reason = f"this processor has no {wanted}; it has {', '.join(able)}"
+        raise ConfigError.at(_VARIABLE, reason)
+    return (wanted,)
 
 
 def _compare_sizes(library: ctypes.CDLL, structures: Mapping[str, type[ctypes.Structure]]) -> None:

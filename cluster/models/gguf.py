@@ -64,6 +64,7 @@ _BITS = {
     GGMLQuantizationType.Q4_0: 4,
     GGMLQuantizationType.Q4_1: 4,
     GGMLQuantizationType.Q4_K: 4,
+    GGMLQuantizationType.Q5_K: 8,
     GGMLQuantizationType.Q8_0: 8,
     GGMLQuantizationType.Q6_K: 8,
 }
@@ -129,7 +130,7 @@ def _scales(kind: GGMLQuantizationType, blocks: np.ndarray) -> tuple[np.ndarray,
             return half(0), -8.0 * half(0)
         case GGMLQuantizationType.Q4_1:
             return half(0), half(2)
-        case GGMLQuantizationType.Q4_K:
+        case GGMLQuantizationType.Q4_K | GGMLQuantizationType.Q5_K:
             scales, minima = gguf.quants.Q4_K.get_scale_min(blocks[:, 4:16])
             return half(0) * scales, -half(2) * minima
         case GGMLQuantizationType.Q6_K:

@@ -3,7 +3,7 @@
     weight[o, i] = scale[o, i // group] * q[o, i] + minimum[o, i // group]
 
 GGUF's blocks are of this form: Q4_0 and Q4_1 (32 inputs), Q8_0 (32, no minimum), and, with their
-scales multiplied out, Q4_K (32) and Q6_K (16, no minimum).
+scales multiplied out, Q4_K and Q5_K (32) and Q6_K (16, no minimum).
 """
 
 from __future__ import annotations
@@ -86,18 +86,35 @@ def in_four_bits(weight: torch.Tensor, group: int) -> GroupedWeight | None:
 
     group: at most; a smaller one where that does not divide the inputs, None where none does.
     """
-    num_outputs, num_inputs = weight.shape
-    group = max((g for g in GROUPS if g <= group and num_inputs % g == 0), default=0)
-    if not group:
+    grouped = _in_groups(weight, group)
+    if grouped is None:
         return None
-    grouped = weight.detach().float().view(num_outputs, -1, group)
     least, most = grouped.aminmax(dim=2)
     # Rounded before they are used, so that no weight is off by more than half a step of them.
     minimum = least.half()
     scale = ((most - minimum.float()) / 15.0).half()
-    steps = scale.float().clamp(min=1e-12)[..., None]
-    q = ((grouped - minimum.float()[..., None]) / steps).round().clamp(0, 15)
-    return GroupedWeight(4, group, q.to(torch.uint8).view(weight.shape), scale, minimum)
+    q = ((grouped - minimum.float()[..., None]) / _steps(scale)).round().clamp(0, 15)
+    return GroupedWeight(4, grouped.shape[2], q.to(torch.uint8).view(weight.shape), scale, minimum)
+
+
+def in_eight_bits(weight: torch.Tensor, group: int = 32) -> GroupedWeight | None:
+    """The nearest such weight of eight bits, without minimums; as `in_four_bits`."""
+    grouped = _in_groups(weight, group)
+    if grouped is None:
+        return None
+    scale = (grouped.abs().amax(dim=2) / 127.0).half()
+    q = (grouped / _steps(scale)).round().clamp(-127, 127)
+    return GroupedWeight(8, grouped.shape[2], q.to(torch.int8).view(weight.shape), scale, None)
+
+
+def _in_groups(weight: torch.Tensor, group: int) -> torch.Tensor | None:
+    """float32 [out, groups, inputs of one], of at most `group` inputs; None where none divides."""
+    group = max((g for g in GROUPS if g <= group and weight.shape[1] % g == 0), default=0)
+    return weight.detach().float().unflatten(1, (-1, group)) if group else None
+
+
+def _steps(scale: torch.Tensor) -> torch.Tensor:
+    return scale.float().clamp(min=1e-12)[..., None]
 
 
 # Weights in groups, kept beside a checkpoint's own file.
@@ -126,13 +143,13 @@ def save_groups(weights: Mapping[str, GroupedWeight], folder: Path) -> None:
 class StoredGroups(Mapping[str, GroupedWeight]):
     """The weights of such a file, each read when it is asked for; none where there is no file.
 
-    left_out: names of layers whose weights are as if they were not there."""
+    layers: the names of those to be there, None = all."""
 
-    def __init__(self, folder: Path, left_out: Collection[str] = ()) -> None:
+    def __init__(self, folder: Path, layers: Collection[str] | None = None) -> None:
         self._file = _opened(folder / GROUPED)
         self._keys: frozenset[str] = frozenset(self._file.keys() if self._file else ())
         found = (key.removesuffix(_Q) for key in sorted(self._keys) if key.endswith(_Q))
-        self._names = {name: None for name in found if name not in left_out}
+        self._names = {name: None for name in found if layers is None or name in layers}
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

@@ -3,8 +3,8 @@
     NAME          int8[out, in] for matrices, bfloat16 for all else
     NAME.scale    float32[out], of matrices: the weight is its int8 row times this
 
-They are unpacked while they are loaded; our kernels on a CPU pack them again, others compute with
-them as with any weights.
+They are unpacked while they are loaded.  Our kernels on a CPU take the integers as they are, in
+groups that have their row's scale; others compute with them as with any weights.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cluster.errors import ConfigError
+from cluster.models.grouped import GroupedWeight
 from cluster.models.weights import INT8
 
 _SCALE = ".scale"
@@ -61,3 +62,17 @@ def load_int8(folder: Path) -> dict[str, torch.Tensor] | None:
             tensor = tensor.float() * scale[:, None]
         state[name] = tensor.float()
     return state
+
+
+def int8_groups(folder: Path, group: int = 32) -> dict[str, GroupedWeight]:
+    """The matrices in `folder` by their layers' names, as far as groups divide their inputs.
+
+    Their scales are rounded to float16."""
+    packed = load_file(folder / INT8)
+    found: dict[str, GroupedWeight] = {}
+    for name, q in packed.items():
+        if q.dtype == torch.int8 and q.shape[1] % group == 0:
+            scale = packed[name + _SCALE].half()[:, None].expand(-1, q.shape[1] // group)
+            layer = name.removesuffix(".weight")
+            found[layer] = GroupedWeight(8, group, q, scale.contiguous(), None)
+    return found

@@ -105,7 +105,7 @@ class NativeForward:
             return None
         if plan.cache is not self._cache:
             self._take_cache(plan)
-        hidden = self._embedding.index_select(0, inputs.token_ids).unsqueeze(0)
+        hidden = self._embedding.index_select(0, inputs.token_ids).float().unsqueeze(0)
         end = int(inputs.positions.max()) + 1
         cosines, sines = self._rotations(hidden, inputs.positions, end)
         first = self._layers[0]
@@ -146,7 +146,7 @@ class NativeForward:
     def growing_model(self, end: int, max_context_len: int) -> tuple[GrowingModel, Rotations]:
         """The model as native growth takes it, for positions below `end` and more; it refers to the
         rotations, which have to live as long."""
-        rotations = self._rotations.table(self._embedding[:1].unsqueeze(0), end)
+        rotations = self._rotations.table(self._embedding[:1].float().unsqueeze(0), end)
         cosines, sines = rotations
         bias, cache = self._output.float_bias, self._cache
         model = GrowingModel(
@@ -165,6 +165,7 @@ class NativeForward:
             self._row_size,
             self._output.format,
             cache is not None and cache.layers[0].dtype == torch.bfloat16,
+            self._embedding.dtype == torch.bfloat16,
             self._norm.variance_epsilon,
         )
         return model, rotations

@@ -19,10 +19,11 @@ struct GrowingModel {
     const DecoderLayer *const *layers;
     void *const *caches;
     const int64_t *windows;
-    const float *embedding, *cosines, *sines, *norm, *output_bias;
+    const void *embedding;
+    const float *cosines, *sines, *norm, *output_bias;
     const void *output;
     int64_t num_layers, size, head_dim, output_size, max_context_len, row_size;
-    int32_t output_format, cache_is_bf16;
+    int32_t output_format, cache_is_bf16, embedding_is_bf16;
     float norm_epsilon;
 };
 
@@ -201,7 +202,12 @@ std::vector<std::vector<Leaf>> choose(std::vector<Tree> &trees, const Growth &gr
 void forward(const GrowingModel &model, const Batch &batch, const Memory &memory, int num_threads) {
     const long num_rows = batch.num_rows(), size = model.size, head_dim = model.head_dim;
     for (long row = 0; row < num_rows; row++) {
-        memcpy(memory.hidden + row * size, model.embedding + batch.tokens[row] * size, size * 4);
+        float *hidden = memory.hidden + row * size;
+        const int64_t first = batch.tokens[row] * size;
+        if (model.embedding_is_bf16)
+            for (long i = 0; i < size; i++) hidden[i] = bf16_to_float(((const uint16_t *)model.embedding)[first + i]);
+        else
+            memcpy(hidden, (const float *)model.embedding + first, size * 4);
         memcpy(memory.cosines + row * head_dim, model.cosines + batch.positions[row] * head_dim, head_dim * 4);
         memcpy(memory.sines + row * head_dim, model.sines + batch.positions[row] * head_dim, head_dim * 4);
     }

@@ -25,12 +25,14 @@ from cluster.engine.types import LayerSpec
 from cluster.models.grouped import GroupedWeight
 from cluster.records import record
 
-_HEADER_BYTES = 64  # as grouped.h has it
+# As groups.h has them: bytes of the header, outputs of a block, inputs of a unit.
+_HEADER_BYTES, _OUTPUTS, _UNIT = 64, 16, 32
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _SIGNATURES: Signatures = {
     "linear": (None, [*[_POINTER] * 5, *[_LONG] * 3, *[_INT] * 2]),
     "linear_block": (_LONG, []),
+    "choose_products": (_INT, [ctypes.c_char_p]),
     "attention_limit": (_LONG, [_INT]),
     "attention": (
         None,
@@ -64,15 +66,14 @@ class Format(enum.IntEnum):
     """The format of a packed weight and of the rows it is multiplied by; as in operations.h.
 
     FLOAT32, BF16: by float32.  BF16_PRODUCTS: by rows rounded to bfloat16, as the processor
-    multiplies them; sums are float32's all the same.  INT8_PRODUCTS: int8 with a scale for each
-    output, by such rows.  GROUPED: a `GroupedWeight`, by such rows.
+    multiplies them; sums are float32's all the same.  GROUPS: a `GroupedWeight`, by rows rounded
+    to 8 bits.
     """
 
     FLOAT32 = 0
     BF16 = 1
     BF16_PRODUCTS = 2
-    INT8_PRODUCTS = 3
-    GROUPED = 4
+    GROUPS = 3
 
 
 class Kernels:
@@ -81,8 +82,8 @@ class Kernels:
     num_threads: that one call may use.  lanes: floats in a vector; attention wants heads of a
     multiple of it.  max_sharing: query heads per key head at most.  block: outputs that a packed
     weight's blocks hold.  multiplies_bf16: whether BF16_PRODUCTS has instructions here; without
-    any it gives nearly the same numbers, slowly.  draws: those over the vocabulary.  build: see
-    `cpp.Native`.
+    any it gives nearly the same numbers, slowly.  products: the instructions that multiply groups,
+    one of `cpp.PRODUCTS`.  draws: those over the vocabulary.  build: see `cpp.Native`.
     """
 
     def __init__(self, library: ctypes.CDLL, build: str) -> None:
@@ -95,6 +96,7 @@ class Kernels:
         self.lanes: int = library.attention_limit(0)
         self.max_sharing: int = library.attention_limit(1)
         self.multiplies_bf16 = bool(library.multiplies_bf16())
+        self.products = next(each for each in cpp.products() if self.choose_products(each))
 
     @property
     def num_threads(self) -> int:
@@ -126,48 +128,37 @@ class Kernels:
             strips = padded.view(num_blocks, 2, 2, self.lanes, -1).permute(0, 1, 4, 2, 3)
         return zeros_in_huge_pages(strips.shape, weight.dtype).copy_(strips)
 
-    def pack_int8(self, packed: torch.Tensor) -> torch.Tensor:
-        """A bfloat16 weight as `pack` gives it -> int8[bytes]: the scales, then the weights in the
-        same layout, each the nearest of its output's 255 values."""
-        strips = packed.float()
-        scales = strips.abs().amax(dim=(2, 5), keepdim=True).clamp(min=1e-12) / 127.0
-        weights = (strips / scales).round().to(torch.int8)
-        whole = torch.cat([scales.flatten().view(torch.int8), weights.flatten()])
-        return zeros_in_huge_pages(whole.shape, whole.dtype).copy_(whole)
+    def choose_products(self, name: str) -> bool:
+        """Multiply groups with these instructions; False where the library has none of the name."""
+        return bool(self._library.choose_products(name.encode()))
 
-    def widened_int8(self, whole: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
-        """What `pack_int8` made of `packed`, as a bfloat16 weight of the same layout."""
-        num_blocks, *_ = packed.shape
-        scales, weights = whole.tensor_split([4 * self.block * num_blocks])
-        by_output = scales.view(torch.float32).view(num_blocks, 2, 1, 2, self.lanes, 1)
-        return (weights.view(packed.shape) * by_output).to(torch.bfloat16)
-
-    def pack_grouped(self, weight: GroupedWeight) -> torch.Tensor:
-        """The weight -> uint8[bytes], as grouped.h has it."""
+    def pack_groups(self, weight: GroupedWeight) -> torch.Tensor:
+        """The weight -> uint8[bytes], as groups.h has it."""
         num_outputs, num_inputs = weight.shape
-        num_blocks = -(-num_outputs // self.block)
-        padding = (0, 0, 0, num_blocks * self.block - num_outputs)
+        num_blocks, num_units = -(-num_outputs // _OUTPUTS), -(-num_inputs // _UNIT)
+        halves = max(_UNIT // weight.group, 1)
 
-        def by_block(tensor: torch.Tensor, *last: int) -> torch.Tensor:
-            padded = torch.nn.functional.pad(tensor, padding)
-            return padded.view(num_blocks, self.block, num_inputs // weight.group, *last)
+        def by_block(tensor: torch.Tensor, width: int) -> torch.Tensor:
+            missing = (num_units * width - tensor.shape[1], num_blocks * _OUTPUTS - num_outputs)
+            padded = torch.nn.functional.pad(tensor, (0, missing[0], 0, missing[1]))
+            return padded.view(num_blocks, _OUTPUTS, num_units, width)
 
         scales = [weight.scale] if weight.minimum is None else [weight.scale, weight.minimum]
-        parts = [by_block(each).transpose(1, 2).contiguous() for each in scales]
+        parts = [
+            by_block(each.repeat_interleave(weight.group * halves // _UNIT, dim=1), halves)
+            .permute(0, 2, 3, 1)
+            .contiguous()
+            for each in scales
+        ]
+        integers = by_block(weight.q, _UNIT).unflatten(3, (-1, 4)).permute(0, 2, 3, 1, 4)
         if weight.bits == 4:
-            # Of eight inputs 4 a + 2 b + c, b is the place in byte a of half c.
-            pairs = by_block(weight.q, -1, 2, 2, 2)  # [blocks, outputs, groups, eights, a, b, c]
-            integers = pairs[..., 0, :] | pairs[..., 1, :] << 4
-            integers = integers.permute(0, 2, 3, 1, 5, 4)
-        else:
-            integers = by_block(weight.q, -1, 2).permute(0, 2, 3, 1, 4)
-        parts.append(integers.contiguous())
+            integers = integers[:, :, :4] | integers[:, :, 4:] << 4
         header = torch.zeros(_HEADER_BYTES // 4, dtype=torch.int32)
-        header[:3] = torch.tensor([weight.bits, weight.group, len(scales) - 1])
-        groups = torch.cat(
-            [each.view(torch.uint8).view(*each.shape[:2], -1) for each in parts], dim=2
+        header[:3] = torch.tensor([weight.bits, halves, len(scales) - 1])
+        units = torch.cat(
+            [each.flatten(2).view(torch.uint8) for each in (*parts, integers.contiguous())], dim=2
         )
-        whole = torch.cat([header.view(torch.uint8), groups.flatten()])
+        whole = torch.cat([header.view(torch.uint8), units.flatten()])
         return zeros_in_huge_pages(whole.shape, whole.dtype).copy_(whole)
 
     def linear(

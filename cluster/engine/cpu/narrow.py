@@ -1,11 +1,11 @@
-"""bfloat16 on a CPU by our own kernels: weights, keys and values are kept in it, sums in float32.
+"""What a CPU's memory holds of a model that our own kernels compute: bfloat16, or fewer bits.
 
 torch's libraries take a model in bfloat16 operation by operation, with a result rounded after
 each, and with more time between the products than in them.  Our kernels take a float32 model: so
-the model's numbers are widened, its layers fused and packed, and what is only kept (weights, cache)
-becomes bfloat16 again.  Where the processor multiplies bfloat16, rows are rounded to it before a
-product, as they would be in a bfloat16 model; norms, attention and residuals stay in float32.
-Weights that were stored in int8, or in groups of few bits, are kept so and widened in registers.
+the model's numbers are widened, its layers fused and packed, and what is only kept (weights,
+embeddings, cache) becomes bfloat16 again.  Where the processor multiplies bfloat16, rows are
+rounded to it before a product, as they would be in a bfloat16 model; norms, attention and residuals
+stay in float32.  Weights in groups of few bits are multiplied as they are, by rows rounded to 8.
 """
 
 from __future__ import annotations
@@ -55,14 +55,18 @@ def can_widen(
     return native is not None and all(native.attends(num_heads, layer) for layer in layers)
 
 
-def multiply_in_bf16(
-    module: torch.nn.Module, native: Kernels, *, is_int8: bool, wide: torch.nn.Module | None = None
-) -> int:
-    """Let the packed bfloat16 weights of a widened model be multiplied in bfloat16, where the
-    processor does that; returns how many there are.
+def keep_in_bf16(embedding: torch.nn.Module) -> None:
+    """Keep a widened embedding's rows in bfloat16, from which they came; they are given out in
+    float32."""
+    if type(embedding) is not torch.nn.Embedding:
+        return  # another one may scale its rows in the format that they have
+    embedding.weight.data = embedding.weight.data.bfloat16()
+    embedding.register_forward_hook(lambda module, ids, rows: rows.float())
 
-    is_int8: their weights become int8, so that half as much is to be read; not those of `wide`.
-    """
+
+def multiply_in_bf16(module: torch.nn.Module, native: Kernels) -> int:
+    """Let the packed bfloat16 weights of a widened model be multiplied in bfloat16, where the
+    processor does that; returns how many there are."""
     layers = [
         child
         for child in module.modules()
@@ -71,28 +75,24 @@ def multiply_in_bf16(
     if not native.multiplies_bf16 or not layers:
         return 0
     first = layers[0]
-    exact = packed = first.packed
-    format = Format.BF16_PRODUCTS
-    if is_int8:
-        packed, format = native.pack_int8(exact), Format.INT8_PRODUCTS
-        exact = native.widened_int8(packed, exact)
-    rounded = _product(first, native, packed, format)
-    if not _agrees(first, rounded, _product(first, native, exact, Format.BF16)):
+    rounded, exact = (
+        _product(first, native, first.packed, format)
+        for format in (Format.BF16_PRODUCTS, Format.BF16)
+    )
+    if not _agrees(first, rounded, exact):
         return 0
     for layer in layers:
         layer.format = Format.BF16_PRODUCTS
-        if is_int8 and layer is not wide:
-            layer.halve()
     _take_products(module)
-    log.info("products in bfloat16 count=%d int8=%s", len(layers), is_int8)
+    log.info("products in bfloat16 count=%d", len(layers))
     return len(layers)
 
 
 def multiply_in_groups(
     module: torch.nn.Module, native: Kernels, weights: Mapping[str, GroupedWeight]
 ) -> int:
-    """Let the packed layers of a widened model multiply with these weights, where the processor
-    multiplies bfloat16; returns how many do.  All others stay as they are.
+    """Let the packed layers of a widened model multiply with these weights; returns how many do.
+    All others stay as they are, and so do all once a product is wrong.
 
     weights: by the name of the linear layer before layers were fused; a product of several layers
     needs those of all.
@@ -106,13 +106,13 @@ def multiply_in_groups(
         weight = stacked(found)
         kind = (weight.bits, weight.group, weight.minimum is None)
         if kind not in checked:
-            if not native.multiplies_bf16 or not _multiplies(layer, native, weight):
+            if not _multiplies(layer, native, weight):
                 break
             checked.add(kind)
-        layer.keep_grouped(weight)
+        layer.keep_groups(weight)
         count += 1
     _take_products(module)
-    log.info("products in groups of few bits count=%d", count)
+    log.info("products in groups of few bits count=%d by=%s", count, native.products)
     return count
 
 
@@ -125,10 +125,10 @@ def _take_products(module: torch.nn.Module) -> None:
 
 def _multiplies(layer: PackedLinear, native: Kernels, weight: GroupedWeight) -> bool:
     widened, bias = weight.dequantized(), layer.float_bias
-    packed = native.pack_grouped(weight)
+    packed = native.pack_groups(weight)
     return _agrees(
         layer,
-        _product(layer, native, packed, Format.GROUPED),
+        _product(layer, native, packed, Format.GROUPS),
         lambda rows: torch.nn.functional.linear(rows, widened, bias),
     )
 

@@ -4,12 +4,9 @@
 
 #include <cstdint>
 
-/* Of a packed weight, and what it is multiplied by: float32, bfloat16 by float32, and bfloat16, int8
- * with a scale for each output or integers in groups (grouped.h) by rows rounded to bfloat16, where the processor
- * has instructions for that. */
-enum Format { FLOAT32 = 0, BF16 = 1, BF16_PRODUCTS = 2, INT8_PRODUCTS = 3, GROUPED = 4 };
-/* Whether the rows are rounded. */
-constexpr bool rounds_rows(int format) { return format >= BF16_PRODUCTS; }
+/* Of a packed weight, and what it is multiplied by: float32, bfloat16 by float32, bfloat16 by rows rounded to it, where
+ * the processor has instructions for that, and integers in groups by rows rounded to 8 bits (groups.h). */
+enum Format { FLOAT32 = 0, BF16 = 1, BF16_PRODUCTS = 2, GROUPS = 3 };
 
 /* One attention call; the shapes stand in kernels.py. */
 struct Attention {
@@ -65,6 +62,9 @@ struct DrawShare {
     const uint32_t *allowed; /* [num_rows, ceil(vocab / 32)], a bit for each token that may be drawn; null = all */
 };
 
+/* A product with weights of groups.h.  scratch: as much as the rows take. */
+void multiply_groups(const float *rows, void *scratch, const void *weight, const float *bias, float *output, long num_rows,
+                     long num_inputs, long num_outputs, int num_threads);
 void attend(const Attention *call, long num_tasks, int is_bf16, int num_threads);
 
 extern "C" {

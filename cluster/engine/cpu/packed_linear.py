@@ -46,11 +46,13 @@ class PackedLinear(torch.nn.Module):
     """A linear layer for inference: y = x W^T + b.
 
     `weight` has the shape, dtype and device of W and none of its numbers (it takes no memory);
-    they are in the packed form.  `format`: how our kernels multiply them.
+    they are in the packed form.  `format`: how our kernels multiply them.  `weights`: their format
+    in memory, with the bits and the group of those in groups.
     """
 
     weight: torch.Tensor
     format: Format
+    weights: str
 
     def __init__(self, linear: torch.nn.Linear, native: Kernels | None = None) -> None:
         """native: pack for these kernels; None = for torch's libraries."""
@@ -72,31 +74,20 @@ class PackedLinear(torch.nn.Module):
         else:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_ROWS)
         self.packed = packed
-        self.format = Format.BF16 if packed.dtype == torch.bfloat16 else Format.FLOAT32
+        is_bf16 = packed.dtype == torch.bfloat16
+        self.format = Format.BF16 if is_bf16 else Format.FLOAT32
+        self.weights = "bf16" if is_bf16 else "float32"
         self.register_buffer("weight", weight.new_zeros(1, 1).expand(weight.shape), False)
         self.number = next(_numbers)
         packed_layers[self.number] = self
 
-    def halve(self) -> None:
-        """Keep bfloat16 weights of our kernels as int8, for products with rounded rows."""
-        assert self._native is not None  # which alone packs in bfloat16
-        self.packed = self._native.pack_int8(self.packed)
-        self.format = Format.INT8_PRODUCTS
-
-    def keep_grouped(self, weight: GroupedWeight) -> None:
+    def keep_groups(self, weight: GroupedWeight) -> None:
         """Multiply with this weight in place of that of our kernels, by rounded rows."""
         assert self._native is not None
         assert weight.shape == self.weight.shape
-        self.packed = self._native.pack_grouped(weight)
-        self.format = Format.GROUPED
-
-    @property
-    def weights(self) -> str:
-        """The format of the weights in memory, with the bits and the group of those in groups."""
-        if self.format == Format.GROUPED:
-            bits, group = self.packed[:8].view(torch.int32).tolist()
-            return f"int{bits}g{group}"
-        return {Format.FLOAT32: "float32", Format.INT8_PRODUCTS: "int8"}.get(self.format, "bf16")
+        self.packed = self._native.pack_groups(weight)
+        self.format = Format.GROUPS
+        self.weights = f"int{weight.bits}g{weight.group}"
 
     def packed_alike(self, linear: torch.nn.Linear) -> PackedLinear:
         """Another layer, packed for the same library."""

@@ -1,8 +1,7 @@
 /* A product of rows with packed weights, y = x W^T + b, and how W stands in memory.
  *
  * W: blocks of BLOCK outputs, the last one padded with zeros; a block is two strips, each for float32
- * [in][2][LANES], else [in / 2][2][LANES][2], an odd number of inputs padded.  Before int8 there stand the
- * scales, float32, one for each output and the padding. */
+ * [in][2][LANES], else [in / 2][2][LANES][2], an odd number of inputs padded. */
 #ifndef PRODUCT_H
 #define PRODUCT_H
 

@@ -52,8 +52,7 @@ class GrowingModel(ctypes.Structure):
         ("output", _POINTER),
         *((name, _INT64) for name in ("num_layers", "size", "head_dim", "output_size")),
         *((name, _INT64) for name in ("max_context_len", "row_size")),
-        ("output_format", _INT32),
-        ("cache_is_bf16", _INT32),
+        *((name, _INT32) for name in ("output_format", "cache_is_bf16", "embedding_is_bf16")),
         ("norm_epsilon", _FLOAT),
     )
 

@@ -55,30 +55,11 @@ INLINE float bf16_to_float(uint16_t value) {
     return result;
 }
 
-/* Finite float16. */
-INLINE vfloat load_halves(const uint16_t *from) {
-#if defined(__AVX512F__)
-    return (vfloat)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
-#elif defined(__F16C__)
-    return (vfloat)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
-#endif
-    const vuint bits = __builtin_convertvector(*(const vhalf *)from, vuint);
-    /* The exponent's bits, read as a float's, mean 112 less there: small numbers come out right as well. */
-    const vfloat size = (vfloat)((bits & 0x7fff) << 13) * splat(0x1p112f);
-    return (vfloat)((vuint)size | (bits & 0x8000) << 16);
-}
-
 /* Two bfloat16 of each of two vectors multiplied and added to `sums`, as the processor rounds that. */
 #if defined(__AVX512BF16__)
 enum { MULTIPLIES_BF16 = 1 };
 INLINE vfloat add_products(vfloat sums, vuint a, vuint b) {
     return (vfloat)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
-}
-/* 2 * LANES int8 as bfloat16, which holds them exactly, in their order. */
-INLINE vuint widened_pairs(const int8_t *from) {
-    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
-    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(from + LANES))));
-    return (vuint)_mm512_cvtne2ps_pbh(high, low);
 }
 /* 2 * LANES floats to the nearest bfloat16, in their order. */
 INLINE vuint rounded_pairs(const float *from) {
@@ -94,11 +75,6 @@ INLINE vuint rounded_pairs(const float *from) {
     vuint pairs = {};
     for (int i = 0; i < LANES; i++) pairs[i] = float_to_bf16(from[2 * i]) | (uint32_t)float_to_bf16(from[2 * i + 1]) << 16;
     return pairs;
-}
-INLINE vuint widened_pairs(const int8_t *from) {
-    float wide[2 * LANES];
-    for (int i = 0; i < 2 * LANES; i++) wide[i] = from[i];
-    return rounded_pairs(wide);
 }
 #endif
 

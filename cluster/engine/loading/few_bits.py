@@ -1,25 +1,30 @@
-"""Linear layers' weights in few bits, on a CPU: which are wanted of a model, and which it has."""
+"""Weights in few bits, on a CPU: which are wanted of a model, and which it has."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from cluster.config.schema import EngineConfig
+from cluster.engine.cpu import kernels
 from cluster.engine.cpu.kernels import Kernels
-from cluster.engine.cpu.narrow import LINEAR_SHARE, multiply_in_bf16, multiply_in_groups
+from cluster.engine.cpu.narrow import (
+    LINEAR_SHARE,
+    keep_in_bf16,
+    multiply_in_bf16,
+    multiply_in_groups,
+)
 from cluster.engine.cpu.packed_linear import PackedLinear, is_packable, plain_share
-from cluster.engine.device import computes, resolve_dtype
+from cluster.engine.device import resolve_dtype
 from cluster.engine.loading.renumbered import Numbering
 from cluster.errors import ConfigError
-from cluster.models.grouped import GroupedWeight, StoredGroups, in_four_bits
-from cluster.models.int8 import is_int8
+from cluster.models.grouped import GroupedWeight, StoredGroups, in_eight_bits, in_four_bits
+from cluster.models.int8 import int8_groups, is_int8
 from cluster.models.weights import GROUPED
-
-_NO_PRODUCTS = "this processor does not multiply bfloat16"
 
 
 def check_few_bits(config: EngineConfig, device: torch.device) -> None:
@@ -43,14 +48,26 @@ def wanted_format(folder: Path, config: EngineConfig) -> str:
     return "stored" if (folder / GROUPED).is_file() else "bf16"
 
 
+def may_stay_narrow(config: EngineConfig, device: torch.device, stored: torch.dtype | None) -> bool:
+    """True if our kernels keep a model that is not quantised in bfloat16 or fewer bits, should it
+    consist of plain linear layers.  stored: its dtype."""
+    return (
+        device.type == "cpu"
+        and config.dtype == "auto"
+        and (stored == torch.bfloat16 or config.weights != "auto")
+        and not config.compile
+        and config.tensor_parallel == 1
+        and config.quantization is None
+        and config.attention in ("auto", "native")
+        and kernels.load() is not None
+    )
+
+
 def weights_dtype(
-    config: EngineConfig, device: torch.device, stored: torch.dtype | None
+    config: EngineConfig, device: torch.device, stored: torch.dtype | None, *, is_narrow: bool
 ) -> torch.dtype | str:
-    """transformers' `dtype` argument; weights with a format of their own are taken as bfloat16."""
-    is_auto = config.dtype == "auto" and device.type == "cpu"
-    if is_auto and config.weights != "auto" and computes(torch.bfloat16):
-        return torch.bfloat16
-    return resolve_dtype(config.dtype, device, stored)
+    """transformers' `dtype` argument.  is_narrow: see `may_stay_narrow`."""
+    return torch.bfloat16 if is_narrow else resolve_dtype(config.dtype, device, stored)
 
 
 class FewBits:
@@ -59,29 +76,33 @@ class FewBits:
     def __init__(
         self, module: Any, config: EngineConfig, folder: Path, numbering: Numbering | None
     ) -> None:
-        self.format = wanted_format(folder, config)
-        self._is_output_wide = config.output_weights == "bf16"
+        format = wanted_format(folder, config)
+        output = module.get_output_embeddings()
+        names = {name: layer for name, layer in module.named_modules() if is_packable(layer)}
+        if config.output_weights == "bf16":
+            names = {name: layer for name, layer in names.items() if layer is not output}
+        # What a folder stores is of the output layer's own rows.
+        renumbered = {name for name, layer in names.items() if layer is output and numbering}
         self._groups: Mapping[str, GroupedWeight] = {}
-        # A file's groups are of the output layer's own rows.
-        is_wide = self._is_output_wide or (numbering is not None and self.format == "stored")
-        wide = module.get_output_embeddings() if is_wide else None
-        left_out = {name for name, layer in module.named_modules() if layer is wide}
-        if self.format == "stored":
-            self._groups = StoredGroups(folder, left_out)
-        elif self.format == "int4":
-            self._groups = {
-                name: weight
-                for name, layer in module.named_modules()
-                if name not in left_out
-                and is_packable(layer)
-                and (weight := in_four_bits(layer.weight, config.weights_group)) is not None
+        if format == "stored":
+            self._groups = StoredGroups(folder, names.keys() - renumbered)
+        elif format != "bf16":
+            rounded = partial(in_four_bits, group=config.weights_group)
+            rounded = in_eight_bits if format == "int8" else rounded
+            stored = int8_groups(folder) if format == "int8" and is_int8(folder) else {}
+            found = {
+                name: stored[name]
+                if name in stored and name not in renumbered
+                else rounded(layer.weight)
+                for name, layer in names.items()
             }
+            self._groups = {name: each for name, each in found.items() if each is not None}
 
     def multiply(self, module: Any, native: Kernels) -> None:
         """Let the packed layers of a widened model multiply with them, all others in bfloat16."""
         multiply_in_groups(module, native, self._groups)
-        wide = module.get_output_embeddings() if self._is_output_wide else None
-        multiply_in_bf16(module, native, is_int8=self.format == "int8", wide=wide)
+        multiply_in_bf16(module, native)
+        keep_in_bf16(module.get_input_embeddings())
 
 
 def served_weights(module: Any) -> str:
@@ -97,28 +118,19 @@ def served_weights(module: Any) -> str:
 
 
 def computed_instead(
-    folder: Path,
-    config: EngineConfig,
-    device: torch.device,
-    stored: torch.dtype | None,
-    *,
-    is_widened: bool,
+    folder: Path, config: EngineConfig, device: torch.device, *, is_widened: bool
 ) -> str:
     """Return a line on what is computed in place of the format that a model is to have; "" = that.
 
-    To be asked of a model that has no weights in few bits, or will have none.  stored: its dtype.
+    To be asked of a model that has no weights in few bits, or will have none.
     is_widened: our kernels compute it, in bfloat16."""
-    is_cpu, has_products = device.type == "cpu", computes(torch.bfloat16)
-    is_other = config.dtype != "auto" or not is_cpu or config.tensor_parallel > 1
-    if is_other and config.weights == "auto":
-        return ""
+    is_other = config.dtype != "auto" or device.type != "cpu" or config.tensor_parallel > 1
     wanted = wanted_format(folder, config)
-    if wanted == "bf16":
-        is_wider = stored == torch.bfloat16 and is_cpu and not has_products
-        return f"products are in float32: {_NO_PRODUCTS}" * (is_wider and config.dtype == "auto")
+    if wanted == "bf16" or (is_other and config.weights == "auto"):
+        return ""
     reason = (
-        _NO_PRODUCTS + " as it should" * has_products
-        if is_widened or not has_products
+        "this processor's products in groups of few bits are wrong"
+        if is_widened
         else "our kernels (which need a C++ compiler) take models of plain linear layers, in "
         "bfloat16 and not compiled"
     )
@@ -127,7 +139,7 @@ def computed_instead(
 
 
 def planned_weights(folder: Path, module: torch.nn.Module, config: EngineConfig) -> str:
-    """A line on the weights of a model that is to be loaded on a CPU that multiplies bfloat16.
+    """A line on the weights of a model that is to be loaded on a CPU with a C++ compiler.
 
     module: without weights."""
     wanted, share = wanted_format(folder, config), plain_share(module)
@@ -140,8 +152,8 @@ def planned_weights(folder: Path, module: torch.nn.Module, config: EngineConfig)
         )
     words = {
         "stored": "as the file stores them, in groups of few bits",
-        "int8": "in int8, one scale for each output",
+        "int8": "in int8, in groups of 32 inputs",
         "int4": f"in int4, in groups of {config.weights_group} inputs",
     }
     output = ", the output layer's in bfloat16" * (config.output_weights == "bf16")
-    return f"weights {words[wanted]}{output}, where the CPU multiplies bfloat16"
+    return f"weights {words[wanted]}{output}"

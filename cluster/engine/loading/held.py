@@ -1,7 +1,7 @@
 """The memory that a model's weights take once they are loaded, by its files' headers alone.
 
 On a CPU that is not what the files take: our kernels keep linear layers in bfloat16 or in few bits,
-with an own copy of an output layer that shares the embedding's weight, and embeddings in float32.
+with an own copy of an output layer that shares the embedding's weight, and embeddings in bfloat16.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.cpu import kernels
 from cluster.engine.cpu.narrow import LINEAR_SHARE
 from cluster.engine.cpu.packed_linear import plain_share
-from cluster.engine.device import computes, resolve_device
-from cluster.engine.loading.few_bits import wanted_format, weights_dtype
+from cluster.engine.device import resolve_device
+from cluster.engine.loading.few_bits import may_stay_narrow, wanted_format, weights_dtype
 from cluster.engine.loading.inspection import describe
 from cluster.engine.loading.planned import Planned, bare_module, planned
 from cluster.models.weights import GROUPED, header_of
@@ -61,15 +61,16 @@ def held(folder: Path, config: EngineConfig, on_gpus: Planned | None = None) -> 
         sizes = planned(folder, described, config, is_here=True)
         working = sizes.beside if device.type != "cpu" else WORKING_BYTES
         return HeldMemory(num_parameters, sizes.weights, working, active)
-    found = weights_dtype(config, device, stored)
+    is_plain = plain_share(module) >= LINEAR_SHARE
+    is_narrow = is_plain and may_stay_narrow(config, device, stored)
+    found = weights_dtype(config, device, stored, is_narrow=is_narrow)
     dtype = stored if isinstance(found, str) else found
     bits: float = 8 * dtype.itemsize
     groups: Mapping[str, int] = {}
     others = bits
-    if kernels.load() is not None and plain_share(module) >= LINEAR_SHARE and not config.compile:
+    if kernels.load() is not None and is_plain and not config.compile:
         bits = _BF16 if stored == torch.bfloat16 else bits
-        others = 8 * torch.float32.itemsize
-        if computes(torch.bfloat16):
+        if dtype == torch.bfloat16:
             bits, groups = _few_bits(folder, config, bits)
     weights = _bytes(module, bits, groups, others)
     return HeldMemory(num_parameters, weights, WORKING_BYTES, active)
@@ -90,7 +91,7 @@ def _few_bits(folder: Path, config: EngineConfig, bits: float) -> tuple[float, M
     """Return the bits of a linear layer's weight, and the bytes of those in a file of groups."""
     format = wanted_format(folder, config)
     if format == "int8":
-        return 8, {}
+        return 8 + 16 / 32, {}  # with a scale for each group
     if format == "int4":
         return 4 + 2 * 16 / config.weights_group, {}
     if format != "stored":

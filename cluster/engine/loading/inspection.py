@@ -17,7 +17,8 @@ from transformers.quantizers.auto import AutoQuantizationConfig, get_hf_quantize
 from cluster.config.schema import EngineConfig
 from cluster.engine.adapters import check_fits
 from cluster.engine.attention.backends import check_name
-from cluster.engine.device import computes, resolve_device
+from cluster.engine.cpu import kernels
+from cluster.engine.device import resolve_device
 from cluster.engine.loading.few_bits import check_few_bits, computed_instead, planned_weights
 from cluster.engine.loading.model_config import built, read_model_config
 from cluster.engine.loading.peft_folder import read_adapters
@@ -250,9 +251,8 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
     if module is None or (device is not None and device.type != "cpu"):
         return described
     weights = planned_weights(folder, module, config)
-    if device is not None and not computes(torch.bfloat16):
-        stored = getattr(described.text_config, "dtype", None)
-        weights = computed_instead(folder, config, device, stored, is_widened=False)
+    if device is not None and kernels.load() is None:
+        weights = computed_instead(folder, config, device, is_widened=False)
     return replace(described, weights=weights)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path as Folder
 from typing import Any
 
@@ -25,6 +25,7 @@ from cluster.engine.cpu.narrow import can_widen
 from cluster.engine.cpu.packed_linear import choose_kernels, is_native, pack_linears
 from cluster.engine.cpu.threads import spare_cores, spare_torch_threads
 from cluster.engine.device import (
+    computes,
     convert,
     resolve_device,
     return_freed_memory,
@@ -36,6 +37,7 @@ from cluster.engine.loading.few_bits import (
     FewBits,
     check_few_bits,
     computed_instead,
+    may_stay_narrow,
     served_weights,
     weights_dtype,
 )
@@ -153,7 +155,10 @@ def load_model(
     text_config, max_context_len = described.text_config, described.max_context_len
     device = resolve_device(config.device)
     check_few_bits(config, device)
-    dtype = weights_dtype(config, device, getattr(text_config, "dtype", None))
+    stored = getattr(text_config, "dtype", None)
+    is_quantised = getattr(described.config, "quantization_config", None) is not None
+    is_narrow = not is_quantised and may_stay_narrow(config, device, stored)
+    dtype = weights_dtype(config, device, stored, is_narrow=is_narrow)
     with telling_of_weights(Folder(source)):
         if beside and config.quantization is None:
             # transformers makes a model's numbers torch's default while it builds the model, for
@@ -173,6 +178,9 @@ def load_model(
     is_widened = False
     if config.tensor_parallel == 1:
         is_widened = can_widen(module, config, int(text_config.num_attention_heads), layers)
+        if is_narrow and not is_widened and not computes(torch.bfloat16):
+            convert(module, torch.float32)
+            layers = tuple(replace(each, dtype=torch.float32) for each in layers)
         forward = _fused(
             module,
             config,
@@ -183,8 +191,7 @@ def load_model(
     weights = served_weights(module)
     instead = ""
     if not weights:
-        stored = getattr(text_config, "dtype", None)
-        instead = computed_instead(Folder(source), config, device, stored, is_widened=is_widened)
+        instead = computed_instead(Folder(source), config, device, is_widened=is_widened)
         if instead:
             log.warning("%s", instead)
     if device.type == "cpu":

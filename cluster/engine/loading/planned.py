@@ -16,8 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cluster.config.schema import EngineConfig
+from cluster.engine.cpu.narrow import LINEAR_SHARE
+from cluster.engine.cpu.packed_linear import plain_share
 from cluster.engine.device import resolve_device, resolve_dtype
 from cluster.engine.graphs.forward import graph_bytes
+from cluster.engine.loading.few_bits import may_stay_narrow
 from cluster.engine.loading.inspection import Description
 from cluster.engine.loading.probe import num_logit_rows
 from cluster.engine.memory.pool_sizes import ACTIVATION_MARGIN, derive_num_pages, gpu_share
@@ -88,7 +91,7 @@ def planned(
     to run on this machine, so its device is known.  logit_rows: as in `num_logit_rows`."""
     device = resolve_device(config.device) if is_here else None
     stored = getattr(described.text_config, "dtype", None) or torch.float32
-    dtype = _dtype(config, stored, device)
+    dtype = _dtype(config, stored, device, described)
     weights = 0
     if not config.is_rounded:
         weights = _stored_bytes(folder) * dtype.itemsize // stored.itemsize
@@ -125,9 +128,20 @@ def _forward_bytes(text_config: Any, config: EngineConfig, dtype: torch.dtype) -
     return config.max_batch_tokens * of_row * dtype.itemsize
 
 
-def _dtype(config: EngineConfig, stored: torch.dtype, device: torch.device | None) -> torch.dtype:
+def _dtype(
+    config: EngineConfig,
+    stored: torch.dtype,
+    device: torch.device | None,
+    described: Description,
+) -> torch.dtype:
     if device is None and config.dtype == "auto":
         return stored
+    if (
+        device is not None
+        and may_stay_narrow(config, device, stored)
+        and plain_share(bare_module(described)) >= LINEAR_SHARE
+    ):
+        return torch.bfloat16
     found = resolve_dtype(config.dtype, device or torch.device("cuda"), stored)
     return stored if isinstance(found, str) else found
 
@@ -187,7 +201,7 @@ def _bytes(
         bits = _bits(dict(method), 8 * dtype.itemsize)
         wide = dict(method).get("modules_to_not_convert") or ()
     elif config.is_rounded:  # with a scale and a least value for each group of int4
-        bits = 8 if config.weights == "int8" else 4 + 2 * 16 / config.weights_group
+        bits = 8 + 16 / 32 if config.weights == "int8" else 4 + 2 * 16 / config.weights_group
     in_few = sum(
         each.count
         for name, each in found.items()

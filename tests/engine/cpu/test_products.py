@@ -59,8 +59,8 @@ def test_products_in_4_bits_are_torchs(kernels: Kernels) -> None:
         expected = torch.ops.aten._weight_int4pack_mm_for_cpu(given.bfloat16(), packed, 32, zeros)
     except (AttributeError, NotImplementedError):
         pytest.skip("this torch has no products in 4 bits on a CPU")
-    found = kernels.linear(given, kernels.pack_grouped(weight), None, 64, Format.GROUPED)
-    assert (found - expected.float()).norm() < 1e-2 * found.norm()
+    found = kernels.linear(given, kernels.pack_groups(weight), None, 64, Format.GROUPS)
+    assert (found - expected.float()).norm() < 2e-2 * found.norm()
 
 
 @pairwise(name=BATCHES, head_dim=[16, 32, 64, 80], sharing=[1, 2, 3, 4, 7])

@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from cluster.config.parse import parse
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
-from cluster.engine import device
 from cluster.engine.cpu import kernels as native
 from cluster.engine.engine import Engine, Work
 from cluster.engine.loading.few_bits import check_few_bits
@@ -30,7 +29,7 @@ from cluster.engine.state import engine_state
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import model_hash
 from cluster.models.gguf import convert
-from cluster.models.grouped import StoredGroups, in_four_bits
+from cluster.models.grouped import StoredGroups, in_eight_bits, in_four_bits
 from tests.support.engine.driver import (
     generate,
     last_logits,
@@ -41,12 +40,11 @@ from tests.support.engine.driver import (
     rows,
     run,
 )
-from tests.support.engine.native import needs_bfloat16
+from tests.support.engine.native import needs_native
+from tests.support.engine.products import rounding_rows
 from tests.support.models.gguf_files import write_gguf
 
 Factory = Callable[..., Path]
-
-_KERNELS = native.load()
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +64,14 @@ def load(folder: Path, **settings: Any) -> Engine:
     return load_engine(folder, **{"dtype": "auto", **settings})
 
 
-@needs_bfloat16
+@needs_native
 @pytest.mark.parametrize(
     ("settings", "weights"),
     [
         ({}, ""),
         ({"weights": "bf16"}, ""),
-        ({"weights": "int8"}, "int8|output=int8"),
-        ({"weights": "int8", "output_weights": "bf16"}, "int8|output=bf16"),
+        ({"weights": "int8"}, "int8g32|output=int8g32"),
+        ({"weights": "int8", "output_weights": "bf16"}, "int8g32|output=bf16"),
         ({"weights": "int4"}, "int4g32|output=int4g32"),
         ({"weights": "int4", "weights_group": 64}, "int4g32+int4g64|output=int4g64"),
         ({"weights": "int4", "output_weights": "bf16"}, "int4g32|output=bf16"),
@@ -92,7 +90,7 @@ def test_a_model_has_the_weights_that_are_asked_for_and_is_named_by_them(
     assert "widened" not in caplog.text
 
 
-@needs_bfloat16
+@needs_native
 def test_a_file_keeps_its_blocks_unless_other_weights_are_asked_for(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -111,12 +109,12 @@ def test_a_file_keeps_its_blocks_unless_other_weights_are_asked_for(
         "int4g32|output=int4g32",
         "int4g32|output=bf16",
         "",
-        "int8|output=int8",
+        "int8g32|output=int8g32",
         "",
     ]
 
 
-@needs_bfloat16
+@needs_native
 def test_what_rounding_alone_changes_is_no_wrong_product(folder: Path, tmp_path: Path) -> None:
     layers = {
         name: layer.weight.detach().clone()
@@ -126,7 +124,7 @@ def test_what_rounding_alone_changes_is_no_wrong_product(folder: Path, tmp_path:
     for weight in layers.values():
         weight[:, 0] = 30.0  # of which all other weights are less than a step
     rough = with_weights(folder, tmp_path / "rough", layers)
-    assert load(rough, weights="int8").model.weights == "int8|output=int8"
+    assert load(rough, weights="int8").model.weights == "int8g32|output=int8g32"
     assert load(rough, weights="int4").model.weights == "int4g32|output=int4g32"
 
 
@@ -146,16 +144,14 @@ def dequantized(folder: Path, settings: Mapping[str, Any]) -> dict[str, torch.Te
         for name, layer in load_oracle(folder).named_modules()
         if isinstance(layer, torch.nn.Linear)
     }
-    if settings.get("weights") == "int4":
-        found = {name: in_four_bits(each, 32) for name, each in layers.items()}
+    if settings:
+        rounded = in_four_bits if settings["weights"] == "int4" else in_eight_bits
+        found = {name: rounded(each, 32) for name, each in layers.items()}
         return {name: each.dequantized() for name, each in found.items() if each is not None}
-    if settings.get("weights") == "int8":
-        scales = {name: each.abs().amax(dim=1, keepdim=True) / 127 for name, each in layers.items()}
-        return {n: (each / scales[n]).round() * scales[n] for n, each in layers.items()}
     return {name: each.dequantized() for name, each in StoredGroups(folder).items()}
 
 
-@needs_bfloat16
+@needs_native
 @pytest.mark.parametrize("kind", ["int8", "int4", "Q4_0", "Q4_1", "Q8_0"])
 def test_greedy_text_is_that_of_transformers_with_the_weights_that_they_stand_for(
     kind: str, folder: Path, tmp_path: Path
@@ -167,27 +163,30 @@ def test_greedy_text_is_that_of_transformers_with_the_weights_that_they_stand_fo
     engine = load(folder, **settings)
     oracle = load_oracle(with_weights(folder, tmp_path / "wide", wanted))
     texts = [prompt(8 + seed, seed) for seed in range(24)]
-    num_same, num_tokens = 0, 4
-    for number, text in enumerate(texts):
-        expected = generate(oracle, text, num_tokens)
-        context = [*text.tolist(), *expected]
-        for end in range(len(text), len(context)):
-            given = torch.tensor(context[:end]).numpy().astype("int32")
-            found = rows(run(engine, Work(f"{number}-{end}", 0, given)))[0]
-            engine.release(f"{number}-{end}")
-            logits = last_logits(oracle, given)
-            num_same += int(found.argmax()) == context[end]
-            # A random network's near-ties fall by the rounding of rows to bfloat16.
-            assert logits.max() - logits[found.argmax()] < 0.2 * logits.std()
-            assert (found - logits).norm() < 0.1 * logits.norm()
-    assert num_same >= 0.9 * len(texts) * num_tokens
+    errors, leads = [], []
+    with rounding_rows(oracle):
+        for number, text in enumerate(texts):
+            context = [*text.tolist(), *generate(oracle, text, 4)]
+            for end in range(len(text), len(context)):
+                given = torch.tensor(context[:end]).numpy().astype("int32")
+                found = rows(run(engine, Work(f"{number}-{end}", 0, given)))[0]
+                engine.release(f"{number}-{end}")
+                logits = last_logits(oracle, given)
+                first, second = logits.topk(2).values
+                leads.append(float((first - second) / logits.std()))
+                # A random network's near-ties fall by the rounding of keys to bfloat16, which
+                # moves inputs to their next integer.
+                assert first - logits[found.argmax()] < 0.2 * logits.std()
+                errors.append(float((found - logits).norm() / logits.norm()))
+    assert max(errors) < 0.2
+    assert np.median(errors) < 0.06
+    assert np.mean(np.array(leads) > 0.2) > 0.4  # which are no near-ties
 
 
-@needs_bfloat16
+@needs_native
 def test_what_few_bits_cannot_hold_stays_wide_with_one_warning(
     folder: Path,
     checkpoint_factory: Factory,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     experts = checkpoint_factory("mixtral", dtype=torch.bfloat16)
@@ -196,7 +195,6 @@ def test_what_few_bits_cannot_hold_stays_wide_with_one_warning(
         (folder, {"dtype": "float32"}, "plain linear layers, in bfloat16"),
         (folder, {"attention": "sdpa"}, "plain linear layers"),
     ]
-    assert _KERNELS is not None
     with caplog.at_level(logging.WARNING):
         for model, settings, reason in cases:
             engine = load(model, weights="int4", **settings)
@@ -205,39 +203,29 @@ def test_what_few_bits_cannot_hold_stays_wide_with_one_warning(
             assert reason in told
             assert engine.model_hash == model_hash(model)
             caplog.clear()
-        monkeypatch.setattr(_KERNELS, "multiplies_bf16", False)
-        for weights in ("int8", "int4"):
-            assert load(folder, weights=weights).model.weights == ""
-            (told,) = caplog.messages
-            assert "does not multiply bfloat16" in told
-            caplog.clear()
 
 
-@pytest.mark.parametrize("weights", ["auto", "int4"])
-def test_without_products_in_bfloat16_the_log_check_and_health_say_one_thing(
-    weights: Any,
+def test_without_our_kernels_the_log_check_and_health_say_one_thing(
     checkpoint_factory: Factory,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(device, "cpu_flags", frozenset)
-    if _KERNELS is not None:
-        monkeypatch.setattr(_KERNELS, "multiplies_bf16", False)
+    monkeypatch.setattr(native, "load", lambda: None)
     model = checkpoint_factory("llama", dtype=torch.bfloat16)
-    config = EngineConfig(model=str(model), device="cpu", weights=weights, num_pages=64)
+    config = EngineConfig(model=str(model), device="cpu", weights="int4", num_pages=64)
     with caplog.at_level(logging.WARNING):
         engine = Engine.load(config)
-    told = {
-        "auto": "products are in float32: this processor does not multiply bfloat16",
-        "int4": "weights int4 are widened to bfloat16: this processor does not multiply bfloat16",
-    }[weights]
+    told = (
+        "weights int4 are widened to bfloat16: our kernels (which need a C++ compiler) take models "
+        "of plain linear layers, in bfloat16 and not compiled"
+    )
     assert told in caplog.messages
-    assert engine_state(engine).fallbacks == (told,)
+    assert engine_state(engine).fallbacks[0] == told
     assert check_loadable(model, config, is_here=True).weights == told
     assert check_loadable(model, config, is_here=False).weights != told
 
 
-@needs_bfloat16
+@needs_native
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_a_row_depends_on_no_other_one_where_that_is_promised(weights: str, folder: Path) -> None:
     engine = load(folder, weights=weights, reproducible=True)
@@ -257,7 +245,7 @@ def test_check_says_which_weights_a_model_will_have(
         return check_loadable(model, config, is_here=False).weights
 
     assert told(folder) == told(folder, weights="bf16") == ""
-    assert "in int8, one scale for each output, the output layer's in bfloat16" in told(
+    assert "in int8, in groups of 32 inputs, the output layer's in bfloat16" in told(
         folder, weights="int8", output_weights="bf16"
     )
     assert "in int4, in groups of 64 inputs" in told(folder, weights="int4", weights_group=64)

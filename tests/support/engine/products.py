@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -19,26 +20,18 @@ def _plain(dtype: torch.dtype, form: Format, kernels: Kernels, outputs: int, inp
     return kernels.pack(weight), weight, form
 
 
-def _int8(kernels: Kernels, outputs: int, inputs: int) -> Packed:
-    integers = torch.randint(-127, 128, (outputs, inputs)).double()
-    integers[:, 0] = 127  # which its row's scale is measured by
-    weight = (integers * 2.0 ** torch.randint(-6, 2, (outputs, 1)).double()).bfloat16()
-    return kernels.pack_int8(kernels.pack(weight)), weight, Format.INT8_PRODUCTS
-
-
 def _grouped(
     bits: int, group: int, has_minimum: bool, kernels: Kernels, outputs: int, inputs: int
 ) -> Packed:
-    whole = -(-inputs // 128) * 128
+    whole = -(-inputs // group) * group
     weight = grouped_weight(outputs, whole, bits, group, has_minimum=has_minimum)
-    return kernels.pack_grouped(weight), weight.dequantized(), Format.GROUPED
+    return kernels.pack_groups(weight), weight.dequantized(), Format.GROUPS
 
 
 KINDS: dict[str, Callable[[Kernels, int, int], Packed]] = {
     "float32": partial(_plain, torch.float32, Format.FLOAT32),
     "bfloat16": partial(_plain, torch.bfloat16, Format.BF16),
     "rounded": partial(_plain, torch.bfloat16, Format.BF16_PRODUCTS),
-    "int8": _int8,
     **{
         f"{bits} bits in {group}s{' with a minimum' * has_minimum}": partial(
             _grouped, bits, group, has_minimum
@@ -49,10 +42,34 @@ KINDS: dict[str, Callable[[Kernels, int, int], Packed]] = {
             (8, 32, False),
             (8, 16, True),
             (4, 16, True),
+            (8, 16, False),
             (4, 128, True),
         )
     },
 }
+
+
+def in_eight_bits(rows: torch.Tensor) -> torch.Tensor:
+    """What products of groups take rows for, float64: integers times a scale for each 32 inputs."""
+    missing = -rows.shape[1] % 32
+    units = torch.nn.functional.pad(rows, (0, missing)).view(len(rows), -1, 32)
+    most = units.abs().amax(dim=2, keepdim=True)
+    integers = torch.where(most > 0, units * (torch.tensor(127.0) / most), 0.0).round().double()
+    return (integers * (most / 127.0)).flatten(1)[:, : rows.shape[1]]
+
+
+@contextmanager
+def rounding_rows(module: torch.nn.Module) -> Iterator[None]:
+    """Inside the context a model's linear layers take their rows as products of groups do."""
+
+    def rounded(_: torch.nn.Module, rows: tuple[torch.Tensor]) -> torch.Tensor:
+        return in_eight_bits(rows[0].flatten(0, -2)).view_as(rows[0]).to(rows[0].dtype)
+
+    with ExitStack() as hooks:
+        for layer in module.modules():
+            if isinstance(layer, torch.nn.Linear):
+                hooks.enter_context(layer.register_forward_pre_hook(rounded))
+        yield
 
 
 def check_products(kernels: Kernels, kind: str, shape: tuple[int, int], *, has_bias: bool) -> None:
@@ -67,12 +84,11 @@ def check_products(kernels: Kernels, kind: str, shape: tuple[int, int], *, has_b
         return kernels.linear(rows, packed, bias, outputs, form)
 
     together = product(given)
-    rounded = given if form in (Format.FLOAT32, Format.BF16) else given.bfloat16()
+    rounded = {Format.BF16_PRODUCTS: given.bfloat16(), Format.GROUPS: in_eight_bits(given)}
     expected = torch.nn.functional.linear(
-        rounded.double(), weight.double(), None if bias is None else bias.double()
+        rounded.get(form, given).double(), weight.double(), None if bias is None else bias.double()
     )
-    atol = 1e-2 if kind == "int8" else 1e-4
-    torch.testing.assert_close(together.double(), expected, atol=atol, rtol=1e-5)
+    torch.testing.assert_close(together.double(), expected, atol=1e-4, rtol=1e-5)
     # In the processor's tiles, where it has them: of 16 rows, of 32, or of fewer.
     for count in (*range(65), 96, 97, 99, 129):
         assert torch.equal(

@@ -1,0 +1,78 @@
+"""Products with weights in groups of few bits: equal bits by whatever instructions, and never wrong
+ones in a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from cluster import cpp
+from cluster.engine.cpu.kernels import Format, Kernels
+from cluster.engine.cpu.narrow import multiply_in_groups
+from cluster.engine.cpu.packed_linear import PackedLinear
+from cluster.errors import ConfigError
+from tests.support.engine.groups import differing
+from tests.support.models.grouped_weights import grouped_weight
+
+pytestmark = pytest.mark.usefixtures("several_threads")
+
+
+@pytest.fixture(autouse=True)
+def _as_before(kernels: Kernels) -> Iterator[None]:
+    yield
+    kernels.choose_products(kernels.products)
+
+
+@pytest.mark.parametrize("products", [each for each in cpp.products() if each != "c"])
+def test_products_are_those_of_plain_c_to_the_bit(kernels: Kernels, products: str) -> None:
+    assert kernels.choose_products(products)
+    assert differing(kernels, products) == []
+
+
+def test_where_a_product_is_wrong_weights_stay_widened(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = torch.nn.Linear(64, 40, bias=False)
+    weight = grouped_weight(40, 64, 4, 32)
+    layer.weight.data = weight.dequantized().bfloat16().float()
+    module = torch.nn.Sequential(PackedLinear(layer, kernels), PackedLinear(layer, kernels))
+    real = Kernels.linear
+
+    def wrong(self: Kernels, *given: Any) -> torch.Tensor:
+        return real(self, *given) * (1.1 if given[-1] == Format.GROUPS else 1.0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Kernels, "linear", wrong)
+        assert multiply_in_groups(module, kernels, {"0": weight, "1": weight}) == 0
+    rows = torch.randn(3, 64)
+    torch.testing.assert_close(module[0](rows), layer(rows), atol=1e-4, rtol=1e-4)
+    assert multiply_in_groups(module, kernels, {"0": weight, "1": weight}) == 2
+    error = (module[0](rows) - layer(rows)).norm() / layer(rows).norm()
+    assert 0 < error < 2e-2
+
+
+def test_a_row_that_holds_no_number_gives_none_and_leaves_the_others(kernels: Kernels) -> None:
+    weight = kernels.pack_groups(grouped_weight(40, 64, 4, 32))
+    rows = torch.randn(4, 64)
+    rows[1, 40], rows[2, 3] = float("nan"), float("inf")
+    expected = kernels.linear(rows[::3].contiguous(), weight, None, 40, Format.GROUPS)
+    for products in cpp.products():
+        kernels.choose_products(products)
+        found = kernels.linear(rows, weight, None, 40, Format.GROUPS)
+        assert not found[1:3].isfinite().any()
+        assert torch.equal(found[::3], expected)
+
+
+def test_the_instructions_can_be_named_and_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cpp.products()[-1] == "c"
+    monkeypatch.setenv("DRAFTHOUSE_NATIVE", "c")
+    assert cpp.products() == ("c",)
+    monkeypatch.setattr(cpp, "cpu_flags", frozenset)
+    monkeypatch.setenv("DRAFTHOUSE_NATIVE", "avx2")
+    with pytest.raises(ConfigError, match="this processor has no avx2; it has c"):
+        cpp.products()
+    monkeypatch.delenv("DRAFTHOUSE_NATIVE")
+    assert cpp.products() == ("c",)
