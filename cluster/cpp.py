@@ -47,13 +47,6 @@ _SANITIZED = (
 )
 _COMPILE_TIMEOUT_S = 120.0
 _VARIABLE = "DRAFTHOUSE_NATIVE"
-# What multiplies weights in groups of few bits, and the flags of processors that can; the fastest
-# first, and any other processor has C.
-_PRODUCTS: Mapping[str, frozenset[str]] = {
-    "avx2": frozenset({"avx2", "fma", "f16c"}),
-    "c": frozenset(),
-}
-_MODES = ("0", "1", "sanitized", *_PRODUCTS)
 _ABOUT_MODES = (
     "0 = no native code, 1 = native code, sanitized = with its memory accesses checked, the others "
     "= native code that multiplies groups of few bits by these instructions"
@@ -77,6 +70,7 @@ class Processor:
 _AVX2 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = _AVX512 | {"avx512_bf16"}
+_VNNI = _AVX512 | {"avx512_vnni"}
 _V4 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
 # Those x86-64 processors that our sources make a difference between, the most able first.
 PROCESSORS = (
@@ -87,6 +81,17 @@ PROCESSORS = (
     Processor("avx512", _V4, _AVX512),
     Processor("avx2", ("-march=x86-64-v3",), _AVX2),
 )
+# What multiplies weights in groups of few bits, and the flags of processors that can; the fastest
+# first, and any processor can by C.
+_PRODUCTS: Mapping[str, frozenset[str]] = {
+    "amx-int8": _VNNI | {"amx_tile", "amx_int8"},
+    "avx512-vnni": _VNNI,
+    "avx-vnni": _AVX2 | {"avx_vnni"},
+    "avx2": _AVX2,
+    "dotprod": frozenset({"asimddp"}),
+    "c": frozenset(),
+}
+_MODES = ("0", "1", "sanitized", *_PRODUCTS)
 
 
 @frozen

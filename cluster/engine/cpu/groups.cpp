@@ -4,18 +4,28 @@
 #include "operations.h"
 #include "pool.h"
 
+extern const groups::Variant groups_amx_int8, groups_avx512_vnni, groups_avx_vnni, groups_avx2, groups_dotprod;
 extern const groups::Variant groups_c;
-#if defined(__x86_64__)
-extern const groups::Variant groups_avx2;
-#endif
 
 namespace {
 
 using namespace groups;
 
 const Variant *const VARIANTS[] = {
-#if defined(__x86_64__)
+#if defined(HAS_AMX_INT8)
+    &groups_amx_int8,
+#endif
+#if defined(HAS_AVX512_VNNI)
+    &groups_avx512_vnni,
+#endif
+#if defined(HAS_AVX_VNNI)
+    &groups_avx_vnni,
+#endif
+#if defined(HAS_AVX2)
     &groups_avx2,
+#endif
+#if defined(HAS_DOTPROD)
+    &groups_dotprod,
 #endif
     &groups_c,
 };
@@ -42,10 +52,10 @@ void multiply_part(void *argument, long part) {
 }  // namespace
 
 /* Multiply groups with the instructions of that name, which the caller knows this processor to have; returns 0 where
- * this library has none of the name. */
+ * this library has none of the name, or the system does not allow them. */
 extern "C" int choose_products(const char *name) {
     for (const Variant *variant : VARIANTS) {
-        if (strcmp(variant->name, name)) continue;
+        if (strcmp(variant->name, name) || (variant->is_allowed && !variant->is_allowed())) continue;
         chosen = variant;
         return 1;
     }

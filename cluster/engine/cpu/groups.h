@@ -23,6 +23,28 @@
 #include <cstdint>
 #include <cstring>
 
+/* Which instructions the compiler knows: GCC compiles for any processor on request, which each source makes; others
+ * compile for the one that they are told. */
+#if defined(__x86_64__) && !defined(__clang__) && __GNUC__ >= 11
+#define HAS_AVX2
+#define HAS_AVX_VNNI
+#define HAS_AVX512_VNNI
+#define HAS_AMX_INT8
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define HAS_AVX2
+#if defined(__AVXVNNI__)
+#define HAS_AVX_VNNI
+#endif
+#if defined(__AVX512VNNI__)
+#define HAS_AVX512_VNNI
+#endif
+#if defined(__AVX512VNNI__) && defined(__AMX_INT8__)
+#define HAS_AMX_INT8
+#endif
+#elif defined(__aarch64__) && (!defined(__clang__) || defined(__ARM_FEATURE_DOTPROD))
+#define HAS_DOTPROD
+#endif
+
 namespace groups {
 
 enum {
@@ -67,6 +89,7 @@ constexpr long unit_bytes(int bits, int halves, bool has_minimum) {
 /* Instructions that products are made with. */
 struct Variant {
     const char *name;
+    bool (*is_allowed)(); /* by the system; null where it has no say */
     void (*round_row)(const Call &call, long row);
     /* A block's outputs of a chunk of rows. */
     void (*multiply)(const Call &call, long chunk, long block);

@@ -1,5 +1,7 @@
 /* Products of groups with AVX2: products of bytes, summed in 16 bits as long as these hold them. */
-#if defined(__x86_64__)
+#include "groups.h"
+
+#if defined(HAS_AVX2)
 #pragma GCC target("avx2,fma,f16c")
 #include "groups_ymm.h"
 
@@ -53,5 +55,5 @@ Floats dot(const Weights<8> &weights, const groups::RowUnit &unit) {
 
 }  // namespace
 
-extern const groups::Variant groups_avx2 = {"avx2", round_row, multiply};
+extern const groups::Variant groups_avx2 = {"avx2", nullptr, round_row, multiply};
 #endif

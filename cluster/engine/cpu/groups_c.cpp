@@ -83,4 +83,4 @@ float round_unit(const float *x, int8_t *integers, int *sums) {
 
 }  // namespace
 
-extern const groups::Variant groups_c = {"c", round_row, multiply};
+extern const groups::Variant groups_c = {"c", nullptr, round_row, multiply};

@@ -11,6 +11,18 @@
 
 using namespace groups;
 
+/* A block's sums of `count` rows from `first` on, with the bias. */
+inline void store_outputs(const Call &call, long first, long count, long block, const float (*sums)[OUTPUTS]) {
+    const long output = block * OUTPUTS, num = std::min<long>(OUTPUTS, call.num_outputs - output);
+    for (long row = 0; row < count; row++) {
+        float *to = call.output + (first + row) * call.num_outputs + output;
+        if (call.bias)
+            for (long i = 0; i < num; i++) to[i] = sums[row][i] + call.bias[output + i];
+        else
+            memcpy(to, sums[row], num * sizeof *to);
+    }
+}
+
 template <int bits, int halves, bool has_minimum>
 void multiply_block(const Call &call, long chunk, long block) {
     constexpr long BYTES = unit_bytes(bits, halves, has_minimum);
@@ -47,14 +59,7 @@ void multiply_block(const Call &call, long chunk, long block) {
             }
         }
     }
-    const long output = block * OUTPUTS, num = std::min<long>(OUTPUTS, call.num_outputs - output);
-    for (long row = 0; row < count; row++) {
-        float *to = call.output + (first + row) * call.num_outputs + output;
-        if (call.bias)
-            for (long i = 0; i < num; i++) to[i] = sums[row][i] + call.bias[output + i];
-        else
-            memcpy(to, sums[row], num * sizeof *to);
-    }
+    store_outputs(call, first, count, block, sums);
 }
 
 void multiply(const Call &call, long chunk, long block) {

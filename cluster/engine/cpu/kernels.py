@@ -22,6 +22,7 @@ from cluster.engine.cpu.structures import STRUCTURES
 from cluster.engine.device import zeros_in_huge_pages
 from cluster.engine.draw.native import DrawKernels, Signatures, declare
 from cluster.engine.types import LayerSpec
+from cluster.errors import ConfigError
 from cluster.models.grouped import GroupedWeight
 from cluster.records import record
 
@@ -96,7 +97,11 @@ class Kernels:
         self.lanes: int = library.attention_limit(0)
         self.max_sharing: int = library.attention_limit(1)
         self.multiplies_bf16 = bool(library.multiplies_bf16())
-        self.products = next(each for each in cpp.products() if self.choose_products(each))
+        # With C behind them, unless one is named.
+        self.products = next(filter(self.choose_products, cpp.products()), "")
+        if not self.products:
+            named = ", ".join(cpp.products())
+            raise ConfigError.at("DRAFTHOUSE_NATIVE", f"the native code has no {named} here")
 
     @property
     def num_threads(self) -> int:

@@ -26,6 +26,10 @@ from cluster.models.grouped import GroupedWeight, StoredGroups, in_eight_bits, i
 from cluster.models.int8 import int8_groups, is_int8
 from cluster.models.weights import GROUPED
 
+# Bits of a weight in memory: with a scale of 16 bits for each 32 inputs, in int4 a least value too,
+# whatever the size of its group.
+ROUNDED_BITS = {"int8": 8 + 16 / 32, "int4": 4 + 2 * 16 / 32}
+
 
 def check_few_bits(config: EngineConfig, device: torch.device) -> None:
     """Raise ConfigError where weights are to be rounded for another device than a CPU."""

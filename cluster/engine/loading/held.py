@@ -17,7 +17,12 @@ from cluster.engine.cpu import kernels
 from cluster.engine.cpu.narrow import LINEAR_SHARE
 from cluster.engine.cpu.packed_linear import plain_share
 from cluster.engine.device import resolve_device
-from cluster.engine.loading.few_bits import may_stay_narrow, wanted_format, weights_dtype
+from cluster.engine.loading.few_bits import (
+    ROUNDED_BITS,
+    may_stay_narrow,
+    wanted_format,
+    weights_dtype,
+)
 from cluster.engine.loading.inspection import describe
 from cluster.engine.loading.planned import Planned, bare_module, planned
 from cluster.models.weights import GROUPED, header_of
@@ -90,10 +95,8 @@ def _idle(module: Any, text_config: Any) -> float:
 def _few_bits(folder: Path, config: EngineConfig, bits: float) -> tuple[float, Mapping[str, int]]:
     """Return the bits of a linear layer's weight, and the bytes of those in a file of groups."""
     format = wanted_format(folder, config)
-    if format == "int8":
-        return 8 + 16 / 32, {}  # with a scale for each group
-    if format == "int4":
-        return 4 + 2 * 16 / config.weights_group, {}
+    if format in ROUNDED_BITS:
+        return ROUNDED_BITS[format], {}
     if format != "stored":
         return bits, {}
     groups: dict[str, int] = {}

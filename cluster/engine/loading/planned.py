@@ -20,7 +20,7 @@ from cluster.engine.cpu.narrow import LINEAR_SHARE
 from cluster.engine.cpu.packed_linear import plain_share
 from cluster.engine.device import resolve_device, resolve_dtype
 from cluster.engine.graphs.forward import graph_bytes
-from cluster.engine.loading.few_bits import may_stay_narrow
+from cluster.engine.loading.few_bits import ROUNDED_BITS, may_stay_narrow
 from cluster.engine.loading.inspection import Description
 from cluster.engine.loading.probe import num_logit_rows
 from cluster.engine.memory.pool_sizes import ACTIVATION_MARGIN, derive_num_pages, gpu_share
@@ -200,8 +200,8 @@ def _bytes(
     if method is not None:
         bits = _bits(dict(method), 8 * dtype.itemsize)
         wide = dict(method).get("modules_to_not_convert") or ()
-    elif config.is_rounded:  # with a scale and a least value for each group of int4
-        bits = 8 + 16 / 32 if config.weights == "int8" else 4 + 2 * 16 / config.weights_group
+    elif config.is_rounded:
+        bits = ROUNDED_BITS[config.weights]
     in_few = sum(
         each.count
         for name, each in found.items()

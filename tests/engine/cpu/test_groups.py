@@ -3,18 +3,23 @@ ones in a model."""
 
 from __future__ import annotations
 
+import ctypes
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from cluster import cpp
+from cluster.engine.cpu import kernels as native
 from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.cpu.narrow import multiply_in_groups
 from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.errors import ConfigError
-from tests.support.engine.groups import differing
+from tests.support.engine import groups
 from tests.support.models.grouped_weights import grouped_weight
 
 pytestmark = pytest.mark.usefixtures("several_threads")
@@ -29,7 +34,43 @@ def _as_before(kernels: Kernels) -> Iterator[None]:
 @pytest.mark.parametrize("products", [each for each in cpp.products() if each != "c"])
 def test_products_are_those_of_plain_c_to_the_bit(kernels: Kernels, products: str) -> None:
     assert kernels.choose_products(products)
-    assert differing(kernels, products) == []
+    assert groups.differing(kernels, products) == []
+
+
+@pytest.fixture(scope="module")
+def spelled(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    """A library in which the instructions that a machine may lack are loops."""
+    if shutil.which("g++") is None or "avx2" not in cpp.products():
+        pytest.skip("needs g++ and an x86-64 processor with AVX2")
+    library = tmp_path_factory.mktemp("spelled") / "spelled.so"
+    header = Path(groups.__file__).with_name("spelled.h")
+    sources = sorted(Path(native.__file__).parent.glob("*.cpp"))
+    options = ["-std=c++17", "-O1", "-march=native", "-fPIC", "-shared", "-pthread"]
+    command = ["g++", *options, f'-DDRAFTHOUSE_SPELLED="{header}"', "-o", library, *sources]
+    subprocess.run(command, check=True, timeout=300)
+    kernels = Kernels(ctypes.CDLL(str(library)), "spelled")
+    kernels.num_threads = 2
+    return kernels
+
+
+@pytest.mark.parametrize("products", ["amx-int8", "avx512-vnni", "avx-vnni"])
+def test_products_of_other_x86_processors_are_those_of_plain_c_to_the_bit(
+    spelled: Kernels, products: str
+) -> None:
+    assert spelled.choose_products(products)
+    assert groups.differing(spelled, products) == []
+
+
+def test_products_of_arm_are_those_of_plain_c_to_the_bit(tmp_path: Path) -> None:
+    compiler, machine = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
+    if compiler is None or machine is None:
+        pytest.skip("needs g++-aarch64-linux-gnu and qemu-user")
+    folder, test = Path(native.__file__).parent, Path(__file__).parents[2] / "native" / "groups.cpp"
+    sources = [test, folder / "groups_c.cpp", folder / "groups_neon.cpp"]
+    command = [compiler, "-std=c++17", "-O2", "-ffp-contract=fast", "-static", f"-I{folder}"]
+    subprocess.run([*command, "-o", tmp_path / "test", *sources], check=True, timeout=300)
+    done = subprocess.run([machine, "-cpu", "max", tmp_path / "test"], capture_output=True)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [b"512 cases, 0 differ"])
 
 
 def test_where_a_product_is_wrong_weights_stay_widened(
