@@ -86,14 +86,15 @@ def engine_line(state: Mapping[str, Any]) -> str:
     if own is None:
         return ""
     graphs = ", CUDA graphs" if own["graphs"] == "cuda" else ""
+    products = f", products: {own['products']}" if own.get("products") else ""
     in_order = sorted(engines, key=lambda each: bool(each["name"]))
     slower = [reason for each in in_order for reason in each["fallbacks"]]
     more = f" ({len(slower) - 1} more in /health)" if slower[1:] else ""
     warning = f", slower than wanted: {slower[0]}{more}" if slower else ""
     return (
         f"target on {own['device']}: attention {own['attention']}{graphs}, kernels "
-        f"{own['kernels']}, KV cache {own['kv_bytes'] / 2**30:.3g} GiB ({own['kv_tokens']:,} "
-        f"tokens){warning}"
+        f"{own['kernels']}{products}, KV cache {own['kv_bytes'] / 2**30:.3g} GiB "
+        f"({own['kv_tokens']:,} tokens){warning}"
     )
 
 

@@ -49,8 +49,8 @@ class EngineConfig:
     models`; see docs/models.md."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of weights and KV cache. auto = the checkpoint's format, or float32 where the
-    CPU would have to emulate that format. A CPU that multiplies bfloat16 sums the products in
-    float32."""
+    CPU would have to emulate that format: not bfloat16 where our own kernels run, which sum
+    products in float32."""
     device: str = "auto"
     """cpu, cuda or cuda:N. auto = the first GPU if there is one, else the CPU; an NVIDIA GPU that
     torch does not see is an error."""
@@ -61,10 +61,10 @@ class EngineConfig:
     """Keyword arguments of transformers' quantisation config, `quant_method` among them."""
     weights: Literal["auto", "bf16", "int8", "int4"] = "auto"
     """Format of the linear layers' weights on a CPU. auto = as stored: a GGUF file's blocks stay as
-    they are. int8 and int4 are rounded at load, int8 with one scale for each output, int4 with a
-    scale and a least value for each group of inputs; bf16 widens what is stored. Where the CPU does
-    not multiply bfloat16 they are widened too. Not together with quantization, nor int8 and int4
-    with tensor_parallel or on a GPU; see docs/models.md."""
+    they are. int8 and int4 are rounded at load, int8 with a scale for each 32 inputs, int4 with a
+    scale and a least value for each group of inputs; bf16 widens what is stored. In few bits inputs
+    are rounded to 8 bits. Not together with quantization, nor int8 and int4 with tensor_parallel or
+    on a GPU; see docs/models.md."""
     weights_group: Literal[32, 64, 128] = 32
     """Inputs in a group of int4, at most: a smaller one where that does not divide a layer's
     inputs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cluster.engine.cpu import kernels
 from cluster.engine.cpu.packed_linear import is_native
 from cluster.engine.engine import Engine
 from cluster.models.engine_state import EngineState
@@ -13,6 +14,7 @@ TORCH = "torch"
 def engine_state(engine: Engine, name: str = "", draws: str = TORCH) -> EngineState:
     """name: as in EngineState.  draws: what draws tokens on a GPU."""
     on_gpu = engine.device.type == "cuda"
+    native = None if on_gpu else kernels.load()
     return EngineState(
         name=name,
         device=str(engine.device),
@@ -22,6 +24,7 @@ def engine_state(engine: Engine, name: str = "", draws: str = TORCH) -> EngineSt
         weights=engine.model.weights or str(engine.layers[0].dtype).removeprefix("torch."),
         kv_bytes=engine.cache.num_bytes,
         kv_tokens=engine.cache.num_pages[0] * engine.cache.page_size,
+        products=native.products if native is not None and engine.model.weights else "",
         fallbacks=(*filter(None, (engine.model.instead,)), *engine.forward.fallbacks),
     )
 

@@ -13,6 +13,7 @@ class EngineState:
     attention: native, triton or sdpa.  graphs: cuda or none.  kernels: of the other layers on a
     CPU (native, packed, compiled or torch), of the draws on a GPU (triton or torch).  kv_bytes,
     kv_tokens: size of the KV cache.  fallbacks: slow parts, and why.  weights: their format.
+    products: the instructions that multiply weights in few bits on a CPU, "" = it has none.
     """
 
     name: str
@@ -24,3 +25,4 @@ class EngineState:
     kv_tokens: int
     fallbacks: tuple[str, ...] = ()
     weights: str = ""
+    products: str = ""

@@ -110,7 +110,7 @@ def in_eight_bits(weight: torch.Tensor, group: int = 32) -> GroupedWeight | None
 def _in_groups(weight: torch.Tensor, group: int) -> torch.Tensor | None:
     """float32 [out, groups, inputs of one], of at most `group` inputs; None where none divides."""
     group = max((g for g in GROUPS if g <= group and weight.shape[1] % g == 0), default=0)
-    return weight.detach().float().unflatten(1, (-1, group)) if group else None
+    return weight.detach().float().reshape(len(weight), -1, group) if group else None
 
 
 def _steps(scale: torch.Tensor) -> torch.Tensor:

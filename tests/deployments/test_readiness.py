@@ -97,4 +97,6 @@ def test_the_ready_line_says_what_the_target_computes_with() -> None:
     assert engine_line({"engines": [slow | {"fallbacks": ["a"]}]}).endswith(
         ", slower than wanted: a"
     )
+    narrow = ENGINE | {"device": "cpu", "kernels": "native", "products": "avx2"}
+    assert "kernels native, products: avx2, KV cache" in engine_line({"engines": [narrow]})
     assert engine_line({"status": "nothing"}) == ""

@@ -99,7 +99,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_len: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., native_build: _Optional[str] = ..., is_reproducible: _Optional[bool] = ..., residents: _Optional[_Iterable[str]] = ..., refused: _Optional[_Mapping[str, str]] = ..., made_for: _Optional[_Mapping[str, MadeFor]] = ..., engines: _Optional[_Iterable[_Union[EngineState, _Mapping]]] = ..., oldest_protocol_version: _Optional[int] = ..., written_at: _Optional[float] = ...) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("name", "device", "attention", "graphs", "kernels", "kv_bytes", "kv_tokens", "fallbacks", "weights")
+    __slots__ = ("name", "device", "attention", "graphs", "kernels", "kv_bytes", "kv_tokens", "fallbacks", "weights", "products")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class EngineState(_message.Message):
     KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FALLBACKS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     device: str
     attention: str
@@ -118,7 +119,8 @@ class EngineState(_message.Message):
     kv_tokens: int
     fallbacks: _containers.RepeatedScalarFieldContainer[str]
     weights: str
-    def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., attention: _Optional[str] = ..., graphs: _Optional[str] = ..., kernels: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., fallbacks: _Optional[_Iterable[str]] = ..., weights: _Optional[str] = ...) -> None: ...
+    products: str
+    def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., attention: _Optional[str] = ..., graphs: _Optional[str] = ..., kernels: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., fallbacks: _Optional[_Iterable[str]] = ..., weights: _Optional[str] = ..., products: _Optional[str] = ...) -> None: ...
 
 class MadeFor(_message.Message):
     __slots__ = ("name", "model_hash")

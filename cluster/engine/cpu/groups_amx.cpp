@@ -7,6 +7,7 @@
 #else
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni,amx-tile,amx-int8")
 #endif
+#include "groups_kernel.h"
 #include "groups_zmm.h"
 
 #include <sys/syscall.h>
@@ -14,7 +15,7 @@
 
 namespace {
 
-#include "groups_kernel.h"
+using namespace groups;
 
 /* Rows of a tile; with fewer than the least in a chunk, vectors are as fast. */
 enum { TILE_ROWS = 16, LEAST_ROWS = 8 };
@@ -81,7 +82,7 @@ void multiply_in_tiles(const Call &call, long chunk, long block) {
     const long first = chunk * CHUNK_ROWS;
     long count;
     const RowUnit *units = units_of(call, first, &count);
-    if (count < LEAST_ROWS) return multiply(call, chunk, block);
+    if (count < LEAST_ROWS) return multiply<Zmm>(call, chunk, block);
     const long bytes = unit_bytes(call.bits, call.halves, call.has_minimum);
     const int steps = STEPS / call.halves;
     shape_tiles(steps, static_cast<int>(count % TILE_ROWS));
@@ -95,17 +96,17 @@ void multiply_in_tiles(const Call &call, long chunk, long block) {
         const uint8_t *integers = from + call.halves * (call.has_minimum ? 2 : 1) * OUTPUTS * 2;
         integers = widened(integers, call.bits, buffer);
         for (int h = 0; h < call.halves; h++) {
-            const Floats scale = halves_of(scales + h * OUTPUTS);
-            const Floats minimum = call.has_minimum ? halves_of(minimums + h * OUTPUTS) : splat(0.0f);
+            const Zmm::Floats scale = Zmm::halves_of(scales + h * OUTPUTS);
+            const Zmm::Floats minimum = call.has_minimum ? Zmm::halves_of(minimums + h * OUTPUTS) : Zmm::splat(0.0f);
             for (long row = 0; row < count; row += TILE_ROWS) {
                 const bool is_last = row + TILE_ROWS > count;
                 multiply_tile(is_last, units + row, h * steps * 4, integers + h * steps * OUTPUTS * 4, products[0]);
                 for (long r = row; r < row + TILE_ROWS && r < count; r++) {
-                    Floats sum = load(sums[r]);
-                    const Floats product = _mm512_cvtepi32_ps(_mm512_loadu_si512(products[r - row]));
-                    sum = fma(times(scale, splat(units[r].scale)), product, sum);
-                    if (call.has_minimum) sum = fma(minimum, splat(units[r].sums[h]), sum);
-                    store(sums[r], sum);
+                    Zmm::Floats sum = Zmm::load(sums[r]);
+                    const Zmm::Floats product = _mm512_cvtepi32_ps(_mm512_loadu_si512(products[r - row]));
+                    sum = Zmm::fma(Zmm::times(scale, Zmm::splat(units[r].scale)), product, sum);
+                    if (call.has_minimum) sum = Zmm::fma(minimum, Zmm::splat(units[r].sums[h]), sum);
+                    Zmm::store(sums[r], sum);
                 }
             }
         }
@@ -116,5 +117,5 @@ void multiply_in_tiles(const Call &call, long chunk, long block) {
 
 }  // namespace
 
-extern const groups::Variant groups_amx_int8 = {"amx-int8", may_use_tiles, round_row, multiply_in_tiles};
+extern const groups::Variant groups_amx_int8 = {"amx-int8", may_use_tiles, groups::round_row<Zmm>, multiply_in_tiles};
 #endif

@@ -7,13 +7,8 @@
 #else
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")
 #endif
+#include "groups_kernel.h"
 #include "groups_zmm.h"
 
-namespace {
-
-#include "groups_kernel.h"
-
-}  // namespace
-
-extern const groups::Variant groups_avx512_vnni = {"avx512-vnni", nullptr, round_row, multiply};
+extern const groups::Variant groups_avx512_vnni = {"avx512-vnni", nullptr, groups::round_row<Zmm>, groups::multiply<Zmm>};
 #endif

@@ -1,4 +1,4 @@
-/* The kernel of groups.h, to be included in the anonymous namespace of a variant, which has before:
+/* The kernel of groups.h, by the `Instructions` of a variant:
  *
  *     LANES                              outputs that a vector holds
  *     Floats, splat, load, store         vectors of them
@@ -7,9 +7,14 @@
  *     Weights<bits>, its load(from)      the eight steps of LANES outputs; `from` is the first of these
  *     dot<first, count>(weights, unit)   Floats: the sums of steps `first` to `first + count` of a row's unit
  *     round_unit(x, integers, sums)      UNIT floats rounded; returns the scale, with the sums of both halves
- */
+ *
+ * To be included behind the pragma that lets the compiler use them. */
+#ifndef DRAFTHOUSE_GROUPS_KERNEL_H
+#define DRAFTHOUSE_GROUPS_KERNEL_H
 
-using namespace groups;
+#include "groups.h"
+
+namespace groups {
 
 /* A block's sums of `count` rows from `first` on, with the bias. */
 inline void store_outputs(const Call &call, long first, long count, long block, const float (*sums)[OUTPUTS]) {
@@ -23,7 +28,7 @@ inline void store_outputs(const Call &call, long first, long count, long block, 
     }
 }
 
-template <int bits, int halves, bool has_minimum>
+template <typename Instructions, int bits, int halves, bool has_minimum>
 void multiply_block(const Call &call, long chunk, long block) {
     constexpr long BYTES = unit_bytes(bits, halves, has_minimum);
     const long first = chunk * CHUNK_ROWS;
@@ -37,42 +42,45 @@ void multiply_block(const Call &call, long chunk, long block) {
             for (long i = 0; i < BYTES; i += 64) __builtin_prefetch(from + AHEAD_BYTES + i, 0, 2);
         const uint16_t *scales = reinterpret_cast<const uint16_t *>(from), *minimums = scales + halves * OUTPUTS;
         const uint8_t *integers = from + halves * (has_minimum ? 2 : 1) * OUTPUTS * 2;
-        for (int lane = 0; lane < OUTPUTS; lane += LANES) {
-            Weights<bits> weights;
+        for (int lane = 0; lane < OUTPUTS; lane += Instructions::LANES) {
+            typename Instructions::template Weights<bits> weights;
             weights.load(integers + lane * 4);
+            using Floats = typename Instructions::Floats;
             Floats scale[halves], minimum[halves];
             for (int h = 0; h < halves; h++) {
-                scale[h] = halves_of(scales + h * OUTPUTS + lane);
-                if constexpr (has_minimum) minimum[h] = halves_of(minimums + h * OUTPUTS + lane);
+                scale[h] = Instructions::halves_of(scales + h * OUTPUTS + lane);
+                if constexpr (has_minimum) minimum[h] = Instructions::halves_of(minimums + h * OUTPUTS + lane);
             }
             for (long row = 0; row < count; row++) {
                 const RowUnit &unit = units[row];
-                const Floats row_scale = splat(unit.scale);
-                Floats sum = load(sums[row] + lane);
-                sum = fma(times(scale[0], row_scale), dot<0, STEPS / halves>(weights, unit), sum);
-                if constexpr (has_minimum) sum = fma(minimum[0], splat(unit.sums[0]), sum);
+                const Floats row_scale = Instructions::splat(unit.scale);
+                Floats sum = Instructions::load(sums[row] + lane);
+                sum = Instructions::fma(Instructions::times(scale[0], row_scale), Instructions::template dot<0, STEPS / halves>(weights, unit), sum);
+                if constexpr (has_minimum) sum = Instructions::fma(minimum[0], Instructions::splat(unit.sums[0]), sum);
                 if constexpr (halves == 2) {
-                    sum = fma(times(scale[1], row_scale), dot<STEPS / 2, STEPS / 2>(weights, unit), sum);
-                    if constexpr (has_minimum) sum = fma(minimum[1], splat(unit.sums[1]), sum);
+                    sum = Instructions::fma(Instructions::times(scale[1], row_scale), Instructions::template dot<STEPS / 2, STEPS / 2>(weights, unit), sum);
+                    if constexpr (has_minimum) sum = Instructions::fma(minimum[1], Instructions::splat(unit.sums[1]), sum);
                 }
-                store(sums[row] + lane, sum);
+                Instructions::store(sums[row] + lane, sum);
             }
         }
     }
     store_outputs(call, first, count, block, sums);
 }
 
+template <typename Instructions>
 void multiply(const Call &call, long chunk, long block) {
     const bool has_minimum = call.has_minimum;
     if (call.bits == 4 && call.halves == 1)
-        return has_minimum ? multiply_block<4, 1, true>(call, chunk, block) : multiply_block<4, 1, false>(call, chunk, block);
+        return has_minimum ? multiply_block<Instructions, 4, 1, true>(call, chunk, block) : multiply_block<Instructions, 4, 1, false>(call, chunk, block);
     if (call.bits == 4)
-        return has_minimum ? multiply_block<4, 2, true>(call, chunk, block) : multiply_block<4, 2, false>(call, chunk, block);
+        return has_minimum ? multiply_block<Instructions, 4, 2, true>(call, chunk, block) : multiply_block<Instructions, 4, 2, false>(call, chunk, block);
     if (call.halves == 1)
-        return has_minimum ? multiply_block<8, 1, true>(call, chunk, block) : multiply_block<8, 1, false>(call, chunk, block);
-    return has_minimum ? multiply_block<8, 2, true>(call, chunk, block) : multiply_block<8, 2, false>(call, chunk, block);
+        return has_minimum ? multiply_block<Instructions, 8, 1, true>(call, chunk, block) : multiply_block<Instructions, 8, 1, false>(call, chunk, block);
+    return has_minimum ? multiply_block<Instructions, 8, 2, true>(call, chunk, block) : multiply_block<Instructions, 8, 2, false>(call, chunk, block);
 }
 
+template <typename Instructions>
 void round_row(const Call &call, long row) {
     long stride;
     RowUnit *unit = units_of(call, row, &stride);
@@ -81,7 +89,7 @@ void round_row(const Call &call, long row) {
         float last[UNIT] = {};
         if (left < UNIT) memcpy(last, x, left * sizeof *x);
         int halves[2];
-        unit->scale = round_unit(left < UNIT ? last : x, unit->integers, halves);
+        unit->scale = Instructions::round_unit(left < UNIT ? last : x, unit->integers, halves);
         if (call.halves == 1) halves[0] += halves[1];
         for (int h = 0; h < 2; h++) {
             unit->totals[h] = static_cast<int16_t>(halves[h]);
@@ -89,3 +97,7 @@ void round_row(const Call &call, long row) {
         }
     }
 }
+
+}  // namespace groups
+
+#endif

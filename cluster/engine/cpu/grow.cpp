@@ -27,8 +27,7 @@ struct GrowingModel {
     float norm_epsilon;
 };
 
-/* As in growth.py.  scratch: floats, `growth_scratch` of them. */
-struct Growth {
+struct Growth { /* as in growth.py; scratch: floats, `growth_scratch` of them */
     int64_t num_candidates, num_children, width, max_rows, vocab_size;
     double min_survival, kept_share, max_seconds;
     const int32_t *interrupted; /* ends the call after the pass under way where it is not 0 */
@@ -202,12 +201,10 @@ std::vector<std::vector<Leaf>> choose(std::vector<Tree> &trees, const Growth &gr
 void forward(const GrowingModel &model, const Batch &batch, const Memory &memory, int num_threads) {
     const long num_rows = batch.num_rows(), size = model.size, head_dim = model.head_dim;
     for (long row = 0; row < num_rows; row++) {
-        float *hidden = memory.hidden + row * size;
         const int64_t first = batch.tokens[row] * size;
-        if (model.embedding_is_bf16)
-            for (long i = 0; i < size; i++) hidden[i] = bf16_to_float(((const uint16_t *)model.embedding)[first + i]);
-        else
-            memcpy(hidden, (const float *)model.embedding + first, size * 4);
+        for (long i = 0; i < size; i++)
+            memory.hidden[row * size + i] = model.embedding_is_bf16
+                ? bf16_to_float(((const uint16_t *)model.embedding)[first + i]) : ((const float *)model.embedding)[first + i];
         memcpy(memory.cosines + row * head_dim, model.cosines + batch.positions[row] * head_dim, head_dim * 4);
         memcpy(memory.sines + row * head_dim, model.sines + batch.positions[row] * head_dim, head_dim * 4);
     }

@@ -155,7 +155,8 @@ class Kernels:
             .contiguous()
             for each in scales
         ]
-        integers = by_block(weight.q, _UNIT).unflatten(3, (-1, 4)).permute(0, 2, 3, 1, 4)
+        integers = by_block(weight.q, _UNIT).view(num_blocks, _OUTPUTS, num_units, -1, 4)
+        integers = integers.permute(0, 2, 3, 1, 4)
         if weight.bits == 4:
             integers = integers[:, :, :4] | integers[:, :, 4:] << 4
         header = torch.zeros(_HEADER_BYTES // 4, dtype=torch.int32)

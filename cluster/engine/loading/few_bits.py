@@ -91,8 +91,11 @@ class FewBits:
         if format == "stored":
             self._groups = StoredGroups(folder, names.keys() - renumbered)
         elif format != "bf16":
-            rounded = partial(in_four_bits, group=config.weights_group)
-            rounded = in_eight_bits if format == "int8" else rounded
+            rounded = (
+                in_eight_bits
+                if format == "int8"
+                else partial(in_four_bits, group=config.weights_group)
+            )
             stored = int8_groups(folder) if format == "int8" and is_int8(folder) else {}
             found = {
                 name: stored[name]
@@ -142,10 +145,12 @@ def computed_instead(
     return f"{what} are widened to bfloat16: {reason}"
 
 
-def planned_weights(folder: Path, module: torch.nn.Module, config: EngineConfig) -> str:
+def planned_weights(
+    folder: Path, module: torch.nn.Module, config: EngineConfig, products: str = ""
+) -> str:
     """A line on the weights of a model that is to be loaded on a CPU with a C++ compiler.
 
-    module: without weights."""
+    module: without weights.  products: as in EngineState, "" = not known."""
     wanted, share = wanted_format(folder, config), plain_share(module)
     if wanted == "bf16":
         return ""
@@ -160,4 +165,5 @@ def planned_weights(folder: Path, module: torch.nn.Module, config: EngineConfig)
         "int4": f"in int4, in groups of {config.weights_group} inputs",
     }
     output = ", the output layer's in bfloat16" * (config.output_weights == "bf16")
-    return f"weights {words[wanted]}{output}"
+    by = f"; products: {products}" if products else ""
+    return f"weights {words[wanted]}{output}{by}"

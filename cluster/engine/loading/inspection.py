@@ -250,8 +250,9 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
         check_fits(module, adapters)
     if module is None or (device is not None and device.type != "cpu"):
         return described
-    weights = planned_weights(folder, module, config)
-    if device is not None and kernels.load() is None:
+    native = kernels.load() if device is not None else None
+    weights = planned_weights(folder, module, config, "" if native is None else native.products)
+    if device is not None and native is None:
         weights = computed_instead(folder, config, device, is_widened=False)
     return replace(described, weights=weights)
 

@@ -181,19 +181,14 @@ def load_model(
         if is_narrow and not is_widened and not computes(torch.bfloat16):
             convert(module, torch.float32)
             layers = tuple(replace(each, dtype=torch.float32) for each in layers)
-        forward = _fused(
-            module,
-            config,
-            layers,
-            max_context_len,
-            FewBits(module, config, Folder(source), numbering) if is_widened else None,
-        )
+        few_bits = FewBits(module, config, Folder(source), numbering) if is_widened else None
+        forward = _fused(module, config, layers, max_context_len, few_bits)
     weights = served_weights(module)
     instead = ""
     if not weights:
         instead = computed_instead(Folder(source), config, device, is_widened=is_widened)
-        if instead:
-            log.warning("%s", instead)
+    if instead:
+        log.warning("%s", instead)
     if device.type == "cpu":
         if config.device == "auto":
             warn_of_hidden_gpu()

@@ -18,6 +18,7 @@ import torch
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
+from cluster import cpp
 from cluster.config.parse import parse
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
@@ -87,6 +88,8 @@ def test_a_model_has_the_weights_that_are_asked_for_and_is_named_by_them(
     suffix = f"|weights={weights}" if weights else ""
     assert engine.model_hash == model_hash(folder) + suffix
     assert f"weights={weights or 'torch.bfloat16'}" in caplog.text
+    products = engine_state(engine).products
+    assert products in (cpp.products() if weights else ("",))
     assert "widened" not in caplog.text
 
 
@@ -249,6 +252,9 @@ def test_check_says_which_weights_a_model_will_have(
         folder, weights="int8", output_weights="bf16"
     )
     assert "in int4, in groups of 64 inputs" in told(folder, weights="int4", weights_group=64)
+    here = EngineConfig(model=str(folder), device="cpu", weights="int4")
+    line = check_loadable(folder, here, is_here=True).weights
+    assert line.endswith(f"; products: {cpp.products()[0]}") or native.load() is None
     assert "stay in bfloat16, not int4" in told(checkpoint_factory("mixtral"), weights="int4")
 
 
