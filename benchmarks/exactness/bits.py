@@ -37,8 +37,6 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int8/bf16": {"weights": "int8", "output_weights": "bf16"},
     "int4g32": {"weights": "int4"},
     "int4g32/bf16": {"weights": "int4", "output_weights": "bf16"},
-    "int4g64": {"weights": "int4", "weights_group": 64},
-    "int4g128": {"weights": "int4", "weights_group": 128},
 }
 _REFERENCE = "bf16"
 _REQUEST = "bits"

@@ -44,6 +44,10 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 class EngineConfig:
     """One model on one device group: the target's model, or a drafter's."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "weights_group": "int4 has groups of 32 inputs, so remove it"
+    }
+
     model: str = ""
     """A Hugging Face folder, a GGUF file, a hub model (owner/name[@revision]) or one of `drafthouse
     models`; see docs/models.md."""
@@ -62,12 +66,9 @@ class EngineConfig:
     weights: Literal["auto", "bf16", "int8", "int4"] = "auto"
     """Format of the linear layers' weights on a CPU. auto = as stored: a GGUF file's blocks stay as
     they are. int8 and int4 are rounded at load, int8 with a scale for each 32 inputs, int4 with a
-    scale and a least value for each group of inputs; bf16 widens what is stored. In few bits inputs
-    are rounded to 8 bits. Not together with quantization, nor int8 and int4 with tensor_parallel or
-    on a GPU; see docs/models.md."""
-    weights_group: Literal[32, 64, 128] = 32
-    """Inputs in a group of int4, at most: a smaller one where that does not divide a layer's
-    inputs."""
+    scale and a least value; bf16 widens what is stored. In few bits inputs are rounded to 8 bits.
+    Not together with quantization, nor int8 and int4 with tensor_parallel or on a GPU; see
+    docs/models.md."""
     output_weights: Literal["same", "bf16"] = "same"
     """Format of the output layer's weights. bf16 = its products decide near-ties as without
     `weights`."""

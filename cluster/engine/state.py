@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cluster import cpp
 from cluster.engine.cpu import kernels
 from cluster.engine.cpu.packed_linear import is_native
 from cluster.engine.engine import Engine
@@ -15,6 +16,9 @@ def engine_state(engine: Engine, name: str = "", draws: str = TORCH) -> EngineSt
     """name: as in EngineState.  draws: what draws tokens on a GPU."""
     on_gpu = engine.device.type == "cuda"
     native = None if on_gpu else kernels.load()
+    products = native.products if native is not None and engine.model.weights else ""
+    slow = "plain C multiplies weights in few bits: this processor has no instructions for that"
+    instead = slow if products == "c" != cpp.mode() else engine.model.instead
     return EngineState(
         name=name,
         device=str(engine.device),
@@ -24,8 +28,8 @@ def engine_state(engine: Engine, name: str = "", draws: str = TORCH) -> EngineSt
         weights=engine.model.weights or str(engine.layers[0].dtype).removeprefix("torch."),
         kv_bytes=engine.cache.num_bytes,
         kv_tokens=engine.cache.num_pages[0] * engine.cache.page_size,
-        products=native.products if native is not None and engine.model.weights else "",
-        fallbacks=(*filter(None, (engine.model.instead,)), *engine.forward.fallbacks),
+        products=products,
+        fallbacks=(*filter(None, (instead,)), *engine.forward.fallbacks),
     )
 
 

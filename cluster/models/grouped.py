@@ -81,7 +81,7 @@ def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
     return GroupedWeight(bits, group, torch.cat(integers), torch.cat(scales), minimum)
 
 
-def in_four_bits(weight: torch.Tensor, group: int) -> GroupedWeight | None:
+def in_four_bits(weight: torch.Tensor, group: int = 32) -> GroupedWeight | None:
     """The nearest such weight of four bits to float32 or bfloat16 [out, in].
 
     group: at most; a smaller one where that does not divide the inputs, None where none does.

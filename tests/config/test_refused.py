@@ -12,6 +12,7 @@ import yaml
 
 from cluster.config.draft_length import DraftLengthConfig, DraftLengthOverride
 from cluster.config.file import load
+from cluster.config.processes import EngineConfig
 from cluster.config.proof import SwitchbackConfig
 from cluster.config.schema import AnswersConfig, Config, CoordinatorConfig
 from cluster.errors import ConfigError
@@ -68,6 +69,7 @@ def test_a_deviation_is_refused_with_its_path_and_the_remedy(
         Config,
         AnswersConfig,
         CoordinatorConfig,
+        EngineConfig,
         SwitchbackConfig,
         DraftLengthConfig,
         DraftLengthOverride,

@@ -181,7 +181,6 @@ def test_rounded_weights_have_the_bits_that_are_asked_for() -> None:
     for settings, bits in (
         ({"weights": "int8"}, 8.5),
         ({"weights": "int4"}, 5),
-        ({"weights": "int4", "weights_group": 64}, 5),
     ):
         assert sized(model, **settings).weights == layers * bits / 8 + 2 * outside
 

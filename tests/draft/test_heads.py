@@ -139,6 +139,16 @@ def test_a_head_of_another_kind_is_refused_by_name(
         Inside(config_of(llama_folder, kind.kind, head))
 
 
+@pytest.mark.parametrize("name", ["eagle3", "dflash"])
+def test_an_embedding_that_it_has_from_the_target_is_no_copy(
+    name: str, checkpoint_factory: Callable[..., Path], tmp_path: Path
+) -> None:
+    target = checkpoint_factory("llama", dtype=torch.bfloat16)
+    inside = KINDS[name].inside(target, tmp_path)
+    embedding = inside.engine.model.module.get_input_embeddings().weight
+    assert inside.drafter._head.embed_tokens.weight.data_ptr() == embedding.data_ptr()
+
+
 @pytest.mark.parametrize("name", KEEPING)
 def test_the_rotary_frequencies_are_not_rounded_with_the_weights(
     name: str, llama_folder: Path, tmp_path: Path

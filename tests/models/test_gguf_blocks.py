@@ -20,7 +20,7 @@ from tests.support.models.gguf_files import write_gguf
 Factory = Callable[..., Path]
 
 EXACT = [GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0]
-ROUNDED = [GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q6_K]
+ROUNDED = [GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q5_K, GGMLQuantizationType.Q6_K]
 
 
 def layers(folder: Path) -> dict[str, torch.Tensor]:

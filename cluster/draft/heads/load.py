@@ -20,6 +20,7 @@ from cluster.draft.heads.checkpoint import (
 )
 from cluster.draft.inside import Host
 from cluster.draft.vocabulary import DraftVocabulary, written_vocabulary
+from cluster.engine.cpu.narrow import keep_in_bf16
 from cluster.engine.cpu.packed_linear import choose_kernels, pack_linears
 from cluster.engine.device import convert
 from cluster.engine.loading.model_config import BAD_VALUES, keys_in, reason_of
@@ -154,6 +155,18 @@ def ready_head(
     if host.device.type != "cpu":
         convert(head.to(host.device), host.dtype)
         return head, vocabulary, host.dtype, made_for
-    head = head.float()
+    _widen(head)
     pack_linears(head, choose_kernels(head))
     return head, vocabulary, torch.float32, made_for
+
+
+def _widen(head: torch.nn.Module) -> None:
+    """Turn the head into float32, but for an embedding in bfloat16: it may be the target's own."""
+    embedding = getattr(head, "embed_tokens", None)
+    if embedding is None or embedding.weight.dtype != torch.bfloat16:
+        head.float()
+        return
+    rows, embedding.weight.data = embedding.weight.data, torch.empty(0)
+    head.float()
+    embedding.weight.data = rows
+    keep_in_bf16(embedding)

@@ -17,7 +17,7 @@
 namespace groups {
 
 /* A block's sums of `count` rows from `first` on, with the bias. */
-inline void store_outputs(const Call &call, long first, long count, long block, const float (*sums)[OUTPUTS]) {
+static void store_outputs(const Call &call, long first, long count, long block, const float (*sums)[OUTPUTS]) {
     const long output = block * OUTPUTS, num = std::min<long>(OUTPUTS, call.num_outputs - output);
     for (long row = 0; row < count; row++) {
         float *to = call.output + (first + row) * call.num_outputs + output;

@@ -92,7 +92,7 @@ def multiply_in_groups(
     module: torch.nn.Module, native: Kernels, weights: Mapping[str, GroupedWeight]
 ) -> int:
     """Let the packed layers of a widened model multiply with these weights; returns how many do.
-    All others stay as they are, and so do all once a product is wrong.
+    All others stay as they are, and so do those behind one whose product is wrong.
 
     weights: by the name of the linear layer before layers were fused; a product of several layers
     needs those of all.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,14 @@ from cluster.engine.cpu.narrow import (
 )
 from cluster.engine.cpu.packed_linear import PackedLinear, is_packable, plain_share
 from cluster.engine.device import resolve_dtype
+from cluster.engine.loading.model_config import cached_layer
 from cluster.engine.loading.renumbered import Numbering
 from cluster.errors import ConfigError
 from cluster.models.grouped import GroupedWeight, StoredGroups, in_eight_bits, in_four_bits
 from cluster.models.int8 import int8_groups, is_int8
 from cluster.models.weights import GROUPED
 
-# Bits of a weight in memory: with a scale of 16 bits for each 32 inputs, in int4 a least value too,
-# whatever the size of its group.
+# Bits of a weight in memory: with a scale of 16 bits for each 32 inputs, in int4 a least value too.
 ROUNDED_BITS = {"int8": 8 + 16 / 32, "int4": 4 + 2 * 16 / 32}
 
 
@@ -52,19 +51,26 @@ def wanted_format(folder: Path, config: EngineConfig) -> str:
     return "stored" if (folder / GROUPED).is_file() else "bf16"
 
 
-def may_stay_narrow(config: EngineConfig, device: torch.device, stored: torch.dtype | None) -> bool:
-    """True if our kernels keep a model that is not quantised in bfloat16 or fewer bits, should it
-    consist of plain linear layers.  stored: its dtype."""
-    return (
-        device.type == "cpu"
-        and config.dtype == "auto"
-        and (stored == torch.bfloat16 or config.weights != "auto")
-        and not config.compile
-        and config.tensor_parallel == 1
-        and config.quantization is None
-        and config.attention in ("auto", "native")
-        and kernels.load() is not None
-    )
+def may_stay_narrow(config: EngineConfig, device: torch.device, model_config: Any) -> bool:
+    """True if our kernels keep a model in bfloat16 or fewer bits, should it consist of plain linear
+    layers.  model_config: transformers' of the whole model."""
+    text_config = model_config.get_text_config(decoder=True)
+    is_bf16 = getattr(text_config, "dtype", None) == torch.bfloat16
+    if (
+        device.type != "cpu"
+        or config.dtype != "auto"
+        or not (is_bf16 or config.weights != "auto")
+        or config.compile
+        or config.tensor_parallel > 1
+        or config.device_map is not None
+        or config.quantization is not None
+        or getattr(model_config, "quantization_config", None) is not None
+        or config.attention not in ("auto", "native")
+    ):
+        return False
+    native = kernels.load()  # last: a host that has no use for them compiles none
+    layer = cached_layer(text_config, torch.bfloat16)
+    return native is not None and native.attends(int(text_config.num_attention_heads), layer)
 
 
 def weights_dtype(
@@ -91,11 +97,7 @@ class FewBits:
         if format == "stored":
             self._groups = StoredGroups(folder, names.keys() - renumbered)
         elif format != "bf16":
-            rounded = (
-                in_eight_bits
-                if format == "int8"
-                else partial(in_four_bits, group=config.weights_group)
-            )
+            rounded = in_eight_bits if format == "int8" else in_four_bits
             stored = int8_groups(folder) if format == "int8" and is_int8(folder) else {}
             found = {
                 name: stored[name]
@@ -136,7 +138,7 @@ def computed_instead(
     if wanted == "bf16" or (is_other and config.weights == "auto"):
         return ""
     reason = (
-        "this processor's products in groups of few bits are wrong"
+        "products in groups of few bits are wrong here, or no layer's inputs divide by 16"
         if is_widened
         else "our kernels (which need a C++ compiler) take models of plain linear layers, in "
         "bfloat16 and not compiled"
@@ -156,13 +158,13 @@ def planned_weights(
         return ""
     if share < LINEAR_SHARE:
         return (
-            f"weights stay in bfloat16, not {wanted}: {share:.0%} of them are in plain linear "
+            f"weights stay wide, not {wanted}: {share:.0%} of them are in plain linear "
             "layers, the rest in experts and the like"
         )
     words = {
         "stored": "as the file stores them, in groups of few bits",
         "int8": "in int8, in groups of 32 inputs",
-        "int4": f"in int4, in groups of {config.weights_group} inputs",
+        "int4": "in int4, in groups of 32 inputs",
     }
     output = ", the output layer's in bfloat16" * (config.output_weights == "bf16")
     by = f"; products: {products}" if products else ""

@@ -67,7 +67,7 @@ def held(folder: Path, config: EngineConfig, on_gpus: Planned | None = None) -> 
         working = sizes.beside if device.type != "cpu" else WORKING_BYTES
         return HeldMemory(num_parameters, sizes.weights, working, active)
     is_plain = plain_share(module) >= LINEAR_SHARE
-    is_narrow = is_plain and may_stay_narrow(config, device, stored)
+    is_narrow = is_plain and may_stay_narrow(config, device, described.config)
     found = weights_dtype(config, device, stored, is_narrow=is_narrow)
     dtype = stored if isinstance(found, str) else found
     bits: float = 8 * dtype.itemsize
@@ -77,7 +77,9 @@ def held(folder: Path, config: EngineConfig, on_gpus: Planned | None = None) -> 
         bits = _BF16 if stored == torch.bfloat16 else bits
         if dtype == torch.bfloat16:
             bits, groups = _few_bits(folder, config, bits)
-    weights = _bytes(module, bits, groups, others)
+    # An embedding that scales its rows stays in float32 beside our kernels.
+    scaled = 8 * torch.float32.itemsize if is_narrow else others
+    weights = _bytes(module, bits, groups, others, scaled)
     return HeldMemory(num_parameters, weights, WORKING_BYTES, active)
 
 
@@ -107,14 +109,19 @@ def _few_bits(folder: Path, config: EngineConfig, bits: float) -> tuple[float, M
     return bits, groups
 
 
-def _bytes(module: Any, bits: float, groups: Mapping[str, int], others: float) -> int:
-    """others: bits of what is no linear layer."""
-    total, linear = 0.0, set()
+def _bytes(
+    module: Any, bits: float, groups: Mapping[str, int], others: float, scaled: float
+) -> int:
+    """others: bits of what is no linear layer.  scaled: of embeddings that scale their rows."""
+    total, counted = 0.0, set()
     for name, layer in module.named_modules():
         if type(layer) is torch.nn.Linear:
-            linear.add(f"{name}.weight")
+            counted.add(f"{name}.weight")
             total += groups.get(name, layer.weight.numel() * bits / 8)
+        elif isinstance(layer, torch.nn.Embedding) and type(layer) is not torch.nn.Embedding:
+            counted.add(f"{name}.weight")
+            total += layer.weight.numel() * scaled / 8
     total += sum(
-        each.numel() * others / 8 for name, each in module.named_parameters() if name not in linear
+        each.numel() * others / 8 for name, each in module.named_parameters() if name not in counted
     )
     return int(total)

@@ -19,7 +19,12 @@ from cluster.engine.adapters import check_fits
 from cluster.engine.attention.backends import check_name
 from cluster.engine.cpu import kernels
 from cluster.engine.device import resolve_device
-from cluster.engine.loading.few_bits import check_few_bits, computed_instead, planned_weights
+from cluster.engine.loading.few_bits import (
+    check_few_bits,
+    computed_instead,
+    may_stay_narrow,
+    planned_weights,
+)
 from cluster.engine.loading.model_config import built, read_model_config
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.nvidia import MachinePaths, check_can_compile
@@ -250,10 +255,12 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
         check_fits(module, adapters)
     if module is None or (device is not None and device.type != "cpu"):
         return described
-    native = kernels.load() if device is not None else None
-    weights = planned_weights(folder, module, config, "" if native is None else native.products)
-    if device is not None and native is None:
+    if device is not None and not may_stay_narrow(config, device, described.config):
         weights = computed_instead(folder, config, device, is_widened=False)
+    else:
+        native = kernels.load() if device is not None else None
+        products = "" if native is None else native.products
+        weights = planned_weights(folder, module, config, products)
     return replace(described, weights=weights)
 
 

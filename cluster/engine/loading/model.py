@@ -156,8 +156,7 @@ def load_model(
     device = resolve_device(config.device)
     check_few_bits(config, device)
     stored = getattr(text_config, "dtype", None)
-    is_quantised = getattr(described.config, "quantization_config", None) is not None
-    is_narrow = not is_quantised and may_stay_narrow(config, device, stored)
+    is_narrow = may_stay_narrow(config, device, described.config)
     dtype = weights_dtype(config, device, stored, is_narrow=is_narrow)
     with telling_of_weights(Folder(source)):
         if beside and config.quantization is None:

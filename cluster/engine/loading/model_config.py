@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from cluster.config.schema import EngineConfig
+from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.models.weights import header_of, safetensors_of
 
@@ -44,6 +45,14 @@ _COUNTS = (
 )
 # Libraries show what they were given, which may be long.
 _MAX_REASON_LEN = 200
+
+
+def cached_layer(text_config: Any, dtype: torch.dtype) -> LayerSpec:
+    """What an attention layer of the model caches on a CPU."""
+    heads = int(text_config.num_attention_heads)
+    kv_heads = int(getattr(text_config, "num_key_value_heads", None) or heads)
+    head_dim = getattr(text_config, "head_dim", None) or int(text_config.hidden_size) // heads
+    return LayerSpec(kv_heads, int(head_dim), dtype, torch.device("cpu"))
 
 
 def read_model_config(folder: Path, config: EngineConfig) -> Any:

@@ -22,9 +22,9 @@ from cluster.engine.device import resolve_device, resolve_dtype
 from cluster.engine.graphs.forward import graph_bytes
 from cluster.engine.loading.few_bits import ROUNDED_BITS, may_stay_narrow
 from cluster.engine.loading.inspection import Description
+from cluster.engine.loading.model_config import cached_layer
 from cluster.engine.loading.probe import num_logit_rows
 from cluster.engine.memory.pool_sizes import ACTIVATION_MARGIN, derive_num_pages, gpu_share
-from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 from cluster.models.weights import PICKLED, SAFETENSORS
 from cluster.records import frozen
@@ -102,7 +102,7 @@ def planned(
         ranks = config.tensor_parallel
         of_rank = sum(each.count // (ranks if each.is_split else 1) for each in found.values())
         rank_share = of_rank / sum(each.count for each in found.values())
-    layer = _layer(described.text_config, dtype)
+    layer = cached_layer(described.text_config, dtype)
     layers = [layer] * int(described.text_config.num_hidden_layers)
     kv_per_token = sum(2 * each.num_kv_heads * each.head_dim * dtype.itemsize for each in layers)
     page_bytes = kv_per_token * config.page_size
@@ -138,19 +138,12 @@ def _dtype(
         return stored
     if (
         device is not None
-        and may_stay_narrow(config, device, stored)
+        and may_stay_narrow(config, device, described.config)
         and plain_share(bare_module(described)) >= LINEAR_SHARE
     ):
         return torch.bfloat16
     found = resolve_dtype(config.dtype, device or torch.device("cuda"), stored)
     return stored if isinstance(found, str) else found
-
-
-def _layer(text_config: Any, dtype: torch.dtype) -> LayerSpec:
-    heads = int(text_config.num_attention_heads)
-    kv_heads = int(getattr(text_config, "num_key_value_heads", None) or heads)
-    head_dim = getattr(text_config, "head_dim", None) or int(text_config.hidden_size) // heads
-    return LayerSpec(kv_heads, int(head_dim), dtype, torch.device("cpu"))
 
 
 def _stored_bytes(folder: Path) -> int:

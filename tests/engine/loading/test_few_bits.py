@@ -74,7 +74,6 @@ def load(folder: Path, **settings: Any) -> Engine:
         ({"weights": "int8"}, "int8g32|output=int8g32"),
         ({"weights": "int8", "output_weights": "bf16"}, "int8g32|output=bf16"),
         ({"weights": "int4"}, "int4g32|output=int4g32"),
-        ({"weights": "int4", "weights_group": 64}, "int4g32+int4g64|output=int4g64"),
         ({"weights": "int4", "output_weights": "bf16"}, "int4g32|output=bf16"),
     ],
     ids=str,
@@ -251,11 +250,14 @@ def test_check_says_which_weights_a_model_will_have(
     assert "in int8, in groups of 32 inputs, the output layer's in bfloat16" in told(
         folder, weights="int8", output_weights="bf16"
     )
-    assert "in int4, in groups of 64 inputs" in told(folder, weights="int4", weights_group=64)
+    assert "in int4, in groups of 32 inputs" in told(folder, weights="int4")
     here = EngineConfig(model=str(folder), device="cpu", weights="int4")
     line = check_loadable(folder, here, is_here=True).weights
     assert line.endswith(f"; products: {cpp.products()[0]}") or native.load() is None
-    assert "stay in bfloat16, not int4" in told(checkpoint_factory("mixtral"), weights="int4")
+    for other in ({"dtype": "float32"}, {"attention": "sdpa"}, {"compile": True}):
+        config = replace(here, **other)
+        assert "are widened" in check_loadable(folder, config, is_here=True).weights
+    assert "stay wide, not int4" in told(checkpoint_factory("mixtral"), weights="int4")
 
 
 def check_drafters(config: Config) -> None:
@@ -268,7 +270,7 @@ def check_drafters(config: Config) -> None:
     ("keys", "reason"),
     [
         ({"weights": "int5"}, "'int5' is none of: auto, bf16, int8, int4"),
-        ({"weights_group": 16}, "16 is none of: 32, 64, 128"),
+        ({"weights_group": 64}, "this key is gone; int4 has groups of 32 inputs"),
         ({"output_weights": "int8"}, "'int8' is none of: same, bf16"),
         ({"weights": "int8", "quantization": {"quant_method": "torchao"}}, "int8 and quantization"),
         ({"weights": "int4", "tensor_parallel": 2}, "int4 is for one process.*tensor_parallel: 1"),

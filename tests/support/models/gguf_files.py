@@ -16,7 +16,11 @@ from safetensors.torch import load_file
 from tests.support.checkpoints import SPECIAL_TOKENS
 
 # The places of the numbers in a block by which all its weights are multiplied.
-_K_SCALES = {GGMLQuantizationType.Q4_K: (0, 2), GGMLQuantizationType.Q6_K: (208,)}
+_K_SCALES = {
+    GGMLQuantizationType.Q4_K: (0, 2),
+    GGMLQuantizationType.Q5_K: (0, 2),
+    GGMLQuantizationType.Q6_K: (208,),
+}
 
 
 def write_gguf(

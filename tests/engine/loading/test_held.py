@@ -1,0 +1,52 @@
+"""What is planned of a model's memory on a CPU is what loading takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.config.schema import EngineConfig
+from cluster.engine.cpu.packed_linear import PackedLinear
+from cluster.engine.loading.held import held
+from cluster.engine.loading.inspection import describe
+from cluster.engine.loading.model import load_model
+from cluster.engine.loading.planned import planned
+from tests.support.engine.native import needs_native
+
+
+def bytes_of(module: torch.nn.Module) -> int:
+    """Of all weights, packed ones in their form and shared ones once."""
+    packed = [each for each in module.modules() if isinstance(each, PackedLinear)]
+    tensors = [*module.parameters(), *(each.packed for each in packed)]
+    return sum({each.data_ptr(): each.nbytes for each in tensors}.values())
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("architecture", "shape"),
+    [
+        ("llama", {}),
+        ("gemma2", {}),  # its embedding scales its rows
+        ("llama", {"num_attention_heads": 32, "num_key_value_heads": 1, "head_dim": 16}),
+        ("llama", {"head_dim": 4}),
+    ],
+    ids=str,
+)
+def test_the_weights_and_the_cache_have_the_format_that_is_planned(
+    architecture: str, shape: dict[str, Any], checkpoint_factory: Callable[..., Path]
+) -> None:
+    sizes = {"hidden_size": 64, "vocab_size": 4096, **shape}
+    folder = checkpoint_factory(architecture, dtype=torch.bfloat16, **sizes)
+    config = EngineConfig(model=str(folder), device="cpu", num_pages=16)
+    loaded = load_model(config)
+    # Blocks of outputs are padded.
+    assert held(folder, config).weights == pytest.approx(bytes_of(loaded.module), rel=0.1)
+    described = describe(str(folder), config)
+    layer = loaded.layers[0]
+    of_layer = 2 * layer.num_kv_heads * layer.head_dim * layer.dtype.itemsize
+    kv_per_token = planned(folder, described, config, is_here=True).kv_per_token
+    assert kv_per_token == of_layer * len(loaded.layers)
