@@ -240,7 +240,10 @@ class DrafterPool(list[DrafterReplica]):
         ):
             if start == stop or session.target is None:
                 continue
-            kept, survival, places = prune(tree, offers.survival[start:stop], POOL_NODES)
+            survival, sources = offers.survival[start:stop], offers.sources[start:stop]
+            if len(tree) > POOL_NODES:
+                tree, survival, places = prune(tree, survival, POOL_NODES)
+                sources = sources[places]
             tokens = session.tokens
             session.target.tell(
                 PoolTree(
@@ -248,9 +251,9 @@ class DrafterPool(list[DrafterReplica]):
                     session.generation,
                     len(tokens),
                     tokens.hash_at(len(tokens)),
-                    kept,
+                    tree,
                     survival,
-                    offers.sources[start:stop][places],
+                    sources,
                     tuple(session.text.weights.get(name, 0.0) for name in session.text.names),
                 )
             )

@@ -37,7 +37,7 @@ class Recorder(Collector):
         self._rendered.register(self)
         self._series: dict[str, Counter | Gauge | Histogram] = {}
         # prometheus_client takes longer to find a child than to change it.
-        self._children: dict[tuple[str | None, ...], Any] = {}
+        self._children: dict[tuple[Any, ...], Any] = {}
         for metric in only:
             made: Any = {
                 "counter": Counter,
@@ -73,8 +73,8 @@ class Recorder(Collector):
     def _child(self, metric: Metric, labels: dict[str, str]) -> Any:
         if not labels:
             return self._series[metric.name]
-        key = (metric.name, *(labels.get(name) for name in metric.labels))
-        child = self._children.get(key) if len(labels) == len(metric.labels) else None
+        key = (metric.name, *labels.items())
+        child = self._children.get(key)
         if child is None:  # or labelled wrongly, which raises
             child = self._children[key] = self._series[metric.name].labels(**labels)
         return child

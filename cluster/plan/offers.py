@@ -133,13 +133,13 @@ def _note(rows: Sequence[tuple[Text, str, Held]], found: MergedTrees) -> None:
             del text.held[name]
             continue
         if root >= 0:
+            held.base_len = len(text.tokens)
+        if root >= 0 and (held.sources is not None or held.laws):
             kept = below(held.tree.parents, root)
             if held.sources is not None:
                 held.sources = held.sources[kept]
-            if held.laws:
-                places = {root: -1, **{node: place for place, node in enumerate(kept.tolist())}}
-                held.laws = {places[at]: law for at, law in held.laws.items() if at in places}
-            held.base_len = len(text.tokens)
+            places = {root: -1, **{node: place for place, node in enumerate(kept.tolist())}}
+            held.laws = {places[at]: law for at, law in held.laws.items() if at in places}
         nodes = found.left.span(index)
         held.tree, held.survival = trees[index], found.claimed[nodes]
         held.calibrated = found.calibrated[nodes]

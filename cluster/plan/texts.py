@@ -24,7 +24,7 @@ from cluster.spec.forest import Indices
 from cluster.spec.held_trees import Fate, Seen
 from cluster.spec.step_profile import DRAFT_LENGTHS, MAX_COMMIT
 from cluster.spec.token_log import TokenLog
-from cluster.spec.tree import reroot
+from cluster.spec.tree import walk
 
 # Records of the drafters inside a target, as its control loop sees them.
 
@@ -212,7 +212,9 @@ class Text:
         held = self.held.get(drafter)
         if held is None:
             return False
-        return len(reroot(held.tree, self.tokens.since(held.base_len)).tree) > 0
+        committed = self.tokens.since(held.base_len)
+        node, matched = walk(held.tree, committed)
+        return matched == len(committed) and node in held.tree.parents.tolist()
 
     def due(self, *, ends: bool = False) -> list[Fate]:
         """Remove and return the trees whose outcome is known by now; ends: the text is over."""

@@ -54,13 +54,15 @@ def walk(tree: TokenTree, token_ids: Sequence[int] | TokenArray) -> tuple[int, i
     Returns (node, matched): the last node on the way, -1 when not even the first token is in the
     tree, and how many tokens were found.
     """
-    children = edges(tree)
-    node, matched = -1, 0
-    for token in token_ids:
-        child = children.get((node, int(token)))
-        if child is None:
-            break
-        node, matched = child, matched + 1
+    node, matched, num_tokens = -1, 0, len(token_ids)
+    wanted, tokens = int(token_ids[0]) if num_tokens else -1, tree.token_ids.tolist()
+    # Parents stand before children, so one pass in order meets the nodes of the path in turn.
+    for child, parent in enumerate(tree.parents.tolist()):
+        if parent == node and tokens[child] == wanted:
+            node, matched = child, matched + 1
+            if matched == num_tokens:
+                break
+            wanted = int(token_ids[matched])
     return node, matched
 
 

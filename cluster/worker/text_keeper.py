@@ -20,7 +20,7 @@ from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.plan.texts import POOL
 from cluster.spec.params import check_params
-from cluster.spec.tree_check import problem_of_tree
+from cluster.spec.tree_check import are_sound
 from cluster.worker.mailbox import Mail, Mailbox, TargetStream, TargetStreams
 from cluster.worker.residents import Residents
 from cluster.worker.texts import TargetText
@@ -108,7 +108,7 @@ class TextKeeper(dict[str, TargetText]):
                     self.drop(text)
             for opened in frame.opens:
                 self._open(stream, opened)
-            for tree in frame.trees:
+            for tree in self._sound(frame.trees):
                 self._hold(stream, tree)
             if frame.heartbeat is not None:
                 self._forget_unnamed(stream, frame.heartbeat.texts)
@@ -181,6 +181,15 @@ class TextKeeper(dict[str, TargetText]):
             raise ProtocolError("prefix_hash is not that of token_ids; send the text again")
         return text
 
+    def _sound(self, trees: Sequence[PoolTree]) -> Sequence[PoolTree]:
+        """Return the trees that are well formed."""
+
+        def are_all(found: Sequence[PoolTree]) -> bool:
+            survivals = [each.survival for each in found]
+            return are_sound([each.tree for each in found], survivals, self.vocab_size)
+
+        return trees if are_all(trees) else [each for each in trees if are_all([each])]
+
     def _hold(self, stream: TargetStream, mail: PoolTree) -> None:
         """Keep the newest of a text's pool trees; one that does not fit is dropped."""
         text = self.get(stream.inside(mail.request_id))
@@ -190,7 +199,7 @@ class TextKeeper(dict[str, TargetText]):
         if (
             not 0 < mail.base_len <= len(tokens)
             or tokens.hash_at(mail.base_len) != mail.prefix_hash
-            or not _is_sound(mail, len(text.names), self.vocab_size)
+            or not _has_sources(mail, len(text.names))
         ):
             return
         held = text.keep_newest(POOL, mail.base_len, mail.tree, mail.survival)
@@ -292,11 +301,9 @@ class TextKeeper(dict[str, TargetText]):
         stream.post(VerdictFrame(refusals=(refusal,)))
 
 
-def _is_sound(mail: PoolTree, num_names: int, vocab_size: int) -> bool:
-    """True if the tree is well formed and each node has sources among the text's drafters."""
+def _has_sources(mail: PoolTree, num_names: int) -> bool:
+    """True if each node has sources among the text's drafters."""
     known = (1 << num_names) - 1
-    return (
-        len(mail.sources) == len(mail.tree)
-        and bool(((mail.sources > 0) & (mail.sources <= known)).all())
-        and not problem_of_tree(mail.tree, mail.survival, vocab_size)
+    return len(mail.sources) == len(mail.tree) and bool(
+        ((mail.sources > 0) & (mail.sources <= known)).all()
     )
