@@ -101,6 +101,16 @@ class Grafting(Protocol):
         ...
 
 
+def is_useful(params: SamplingParams, position: int, token_id: int) -> bool:
+    """True if a draft of `token_id` at output position `position` can save a step.
+
+    The parent's draw emits a token that ends the text, whether or not the tree has a node for it.
+    """
+    if position + 1 >= params.max_tokens:
+        return False
+    return position < params.min_tokens or token_id not in params.stop_token_ids
+
+
 # The parameters of a request as its drafters are told them.
 
 

@@ -15,18 +15,18 @@ from cluster.core import Commit, FloatArray, Observation, TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import by_key
 from cluster.draft.committed_text import DraftedRequest, WholeTreeDrafter
-from cluster.draft.lookups import REFERENCE, Change, HitRates, Ways, Wish
+from cluster.draft.native import lookups as native
 
 
 @dataclass(slots=True, eq=False)
 class CountState(DraftedRequest):
     """One request.
 
-    counted: its text as `Ways` follow it.  rates: those of the newest tree.
+    counted: its text as native code follows it.  rates: those of the newest tree.
     """
 
     counted: Any = None
-    rates: HitRates = field(default_factory=HitRates)
+    rates: native.HitRates = field(default_factory=native.HitRates)
 
 
 State = TypeVar("State", bound=CountState)
@@ -42,27 +42,25 @@ class CountDrafter(WholeTreeDrafter[State]):
         context: DrafterContext,
         min_survival: float,
         open_request: Callable[[Commit], State],
-        ways: Ways = REFERENCE,
         sizes: Sequence[int] = (),
     ) -> None:
         """sizes: of the n-grams that are indexed in each text, the longest first."""
 
         def opened(commit: Commit) -> State:
             state = open_request(commit)
-            state.counted = ways.open_text(sizes)
+            state.counted = native.CountedText(sizes)
             state.renewed = True
             return state
 
         super().__init__(context, opened)
         self._min_survival = min_survival
-        self._ways = ways
         # Greedy and sampled requests of a task class have separate hit rates.
-        self._rates = by_key(HitRates)
-        self._changes: list[Change] = []
+        self._rates = by_key(native.HitRates)
+        self._changes: list[native.Change] = []
 
     @abstractmethod
-    def _source(self, state: State) -> Any:
-        """The `Source` of this request, of the kind that the drafter's `Ways` read; None = none."""
+    def _source(self, state: State) -> native.Source | None:
+        """Where this request is looked up; None = nowhere."""
 
     def _room(self, state: State, max_nodes: int) -> int:
         """How many of the nodes grow from the source."""
@@ -79,7 +77,7 @@ class CountDrafter(WholeTreeDrafter[State]):
         observations = super().observe(commits)
         if self._changes:
             changes, self._changes = self._changes, []
-            self._ways.advance(changes)
+            native.advance(changes)
         return observations
 
     def _forget_tree(self, state: State) -> None:
@@ -92,14 +90,14 @@ class CountDrafter(WholeTreeDrafter[State]):
         state.text.truncate(kept_len)
         state.text.append(token_ids)
         state.drafted_nodes = -1
-        change = Change(state.counted, state.rates, is_lesson, kept_len, token_ids)
+        change = native.Change(state.counted, state.rates, is_lesson, kept_len, token_ids)
         self._changes.append(change)
 
     def _drafts(
         self, asked: Sequence[tuple[State, int]]
     ) -> Sequence[tuple[State, TokenTree, FloatArray]]:
         states: list[State] = []
-        wishes: list[Wish] = []
+        wishes: list[native.Wish] = []
         for state, max_nodes in asked:
             position = state.next_position
             source = self._source(state) if position >= 0 else None
@@ -107,8 +105,8 @@ class CountDrafter(WholeTreeDrafter[State]):
                 state.rates = self._rates((state.task, state.params.temperature == 0.0))
                 room = self._room(state, max_nodes)
                 states.append(state)
-                wishes.append(Wish(state.counted, source, state.rates, position, room))
-        trees = self._ways.grow(wishes, self._min_survival) if wishes else ()
+                wishes.append(native.Wish(state.counted, source, state.rates, position, room))
+        trees = native.grow(wishes, self._min_survival) if wishes else ()
         return [
             (state, *self._completed(state, *grown))
             for state, grown in zip(states, trees, strict=True)

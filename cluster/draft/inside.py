@@ -97,14 +97,6 @@ class StepRows:
             return text.since(max(end - count, 0), end)
         return self.token_ids[max(self.num_context - count, 0) : self.num_context]
 
-    def paths(self, before: TokenArray, longest: int) -> list[tuple[int, ...]]:
-        """The last words at the text's last row, which are `before`, and at every node."""
-        paths = [tuple(before.tolist())]
-        nodes = self.token_ids[self.num_context :].tolist()
-        for parent, token in zip(self.parents.tolist(), nodes, strict=True):
-            paths.append((*paths[parent + 1], token)[-longest:])
-        return paths
-
     def seen_by(self, wants: StepWants, union: StepWants) -> StepRows:
         """These rows, of which one reader wants `wants` and all together `union`."""
         taps, top = self.taps, self.top

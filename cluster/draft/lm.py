@@ -16,8 +16,7 @@ from functools import partial
 import torch
 
 from cluster.core import EMPTY_TREE, Commit, DraftTask, Observation, Proposal, TokenArray
-from cluster.draft.base import DrafterContext
-from cluster.draft.coupling import is_useful
+from cluster.draft.base import DrafterContext, is_useful
 from cluster.draft.draft_model import load_draft_model
 from cluster.draft.drawn import DrawnTrees
 from cluster.draft.live_tree import KEPT_SHARE, ROOT, LiveTree

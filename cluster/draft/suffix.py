@@ -10,22 +10,12 @@ text, which the target alone draws; but its speed tells of them, so no other ten
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import ClassVar
 
 from cluster.config.parse import NonNegativeInt, PositiveInt, Share
-from cluster.core import TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import by_key
 from cluster.draft.count_drafter import CountDrafter, CountState
-from cluster.draft.indexed_text import (
-    LONGEST_MATCH,
-    SEPARATOR,
-    IndexedText,
-    Match,
-    match_of,
-)
-from cluster.draft.lookups import CountedText
 from cluster.draft.native import lookups as native
 from cluster.errors import ConfigError
 from cluster.records import frozen
@@ -65,60 +55,18 @@ class SuffixOptions:
         return tuple(dict.fromkeys((self.max_ngram, self.min_ngram)))
 
 
-class PastOutputs:
-    """Outputs of one store, at most max_tokens of them; a `Source`.
-
-    They stand on two shelves; when the newer one is full, the older one is cleared and takes its
-    place.  So forgetting costs nothing.  native/outputs.cpp does the same.
-    """
-
-    def __init__(self, sizes: Sequence[int], max_tokens: int, max_matches: int) -> None:
-        self._half = max_tokens // 2
-        self._max_matches = max_matches
-        self._sizes = sizes
-        self._shelves = [IndexedText(sizes)]
-
-    def __len__(self) -> int:
-        """The number of tokens."""
-        return sum(len(shelf.tokens) for shelf in self._shelves)
-
-    def keep(self, token_ids: TokenArray) -> None:
-        """Keep one output; of one longer than half of the bound, its end."""
-        kept = token_ids[max(len(token_ids) + 1 - self._half, 0) :].tolist()
-        if not kept:
-            return
-        if len(self._shelves[0].tokens) + len(kept) + 1 > self._half:
-            self._shelves = [IndexedText(self._sizes), self._shelves[0]]
-        self._shelves[0].append(chain(kept, (SEPARATOR,)))
-
-    def root(self, text: CountedText, position: int) -> Match:
-        """The newest places of the text's end: those of the longer n-gram where there are any,
-        otherwise those of the shorter one; in the text itself, and apart from it in outputs."""
-        found = (*self._found([text], text.tokens), *self._found(self._shelves, text.tokens))
-        return match_of(text.tokens, found)
-
-    def _found(
-        self, places: Sequence[IndexedText], end: Sequence[int]
-    ) -> list[tuple[list[int], list[int]]]:
-        for size in self._sizes:
-            found = [(each.tokens, each.after(size, end, self._max_matches)) for each in places]
-            if any(indices for _, indices in found):
-                return found
-        return []
-
-
 class SuffixDrafter(CountDrafter[CountState]):
     """Looks the end of the text up in the text itself and in what was written before."""
 
     def __init__(self, context: DrafterContext, options: SuffixOptions) -> None:
-        ways, outputs = native.fastest(PastOutputs, native.PastOutputs)
         sizes = options.sizes
-        super().__init__(context, options.min_survival, CountState.opened_by, ways, sizes)
+        super().__init__(context, options.min_survival, CountState.opened_by, sizes)
         self._outputs = by_key(
-            lambda: outputs(sizes, options.max_tokens, options.max_matches), options.max_stores
+            lambda: native.PastOutputs(sizes, options.max_tokens, options.max_matches),
+            options.max_stores,
         )
 
-    def _source(self, state: CountState) -> object:
+    def _source(self, state: CountState) -> native.PastOutputs:
         return self._outputs(state.circle)
 
     def release(self, request_ids: Sequence[str]) -> None:
@@ -126,7 +74,7 @@ class SuffixDrafter(CountDrafter[CountState]):
         for request_id in request_ids:
             state = self._requests.pop(request_id)
             if state is not None and state.next_position > 0:
-                start = max(state.prompt_len - LONGEST_MATCH, 0)
+                start = max(state.prompt_len - native.LONGEST_MATCH, 0)
                 self._outputs(state.circle).keep(state.text.token_ids[start:])
 
 

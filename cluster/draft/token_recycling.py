@@ -18,32 +18,23 @@ The requests of a tenant and task class share what they keep, as those of the su
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from cluster.config.parse import NonNegativeInt, PositiveInt, Share
 from cluster.core import FloatArray, TokenArray, TokenTree
-from cluster.draft.base import DrafterContext
+from cluster.draft.base import DrafterContext, is_useful
 from cluster.draft.bounded import by_key
 from cluster.draft.count_drafter import CountDrafter, CountState
-from cluster.draft.coupling import is_useful
-from cluster.draft.indexed_text import Continuations
 from cluster.draft.inside import StepRows, StepWants, host_of
-from cluster.draft.lookups import CountedText, HitRates
 from cluster.draft.native import lookups as native
 from cluster.records import frozen
-from cluster.spec.params import divisor
 from cluster.spec.tree import edges
 
-# A greedy target draws its most probable token, which was not always the most probable one after
-# these words: how much the order of then counts, as a temperature of what was probable then.
-_GREEDY_TEMPERATURE = 0.5
 # Under this evidence the window's hit rate is kept: of all guesses alike.
 _GUESS = 1
-
-Words = tuple[int, ...]
 
 
 @frozen
@@ -79,62 +70,6 @@ class LookaheadOptions(TokenRecyclingOptions):
     """Guesses at later positions that ride in each tree, at most half of its nodes."""
 
 
-class Adjacency:
-    """The newest most probable tokens behind each context, best first, with log-probabilities.
-
-    A `Source`; native/recycled.cpp does the same.
-    """
-
-    def __init__(self, max_contexts: int, max_words: int) -> None:
-        self._max_contexts = max_contexts
-        self._max_words = max_words
-        self._after: dict[Words, tuple[list[int], list[float]]] = {}
-
-    def __len__(self) -> int:
-        return len(self._after)
-
-    def keep(self, rows: StepRows, before: TokenArray) -> None:
-        """Keep what was likely at the text's last row, behind `before`, and at the nodes."""
-        assert rows.top is not None
-        likely = zip(rows.top.token_ids.tolist(), rows.top.logprobs.tolist(), strict=True)
-        for path, after in zip(rows.paths(before, self._max_words), likely, strict=True):
-            for length in range(1, len(path) + 1):
-                words = path[-length:]
-                self._after.pop(words, None)  # what is written stands last
-                self._after[words] = after
-                if len(self._after) > self._max_contexts:
-                    del self._after[next(iter(self._after))]
-
-    def root(self, text: CountedText, position: int) -> _Words:
-        longest, temperature = self._max_words, divisor(text.params) or _GREEDY_TEMPERATURE
-        return _Words(self._after, tuple(text.tokens[-longest:]), longest, temperature)
-
-
-@frozen
-class _Words:
-    """The end of a text and of what is drafted behind it; `longest` words at most."""
-
-    known: Mapping[Words, tuple[list[int], list[float]]]
-    words: Words
-    longest: int
-    temperature: float
-
-    def continuations(self) -> Continuations | None:
-        """Those of the longest known end."""
-        for length in range(len(self.words), 0, -1):
-            found = self.known.get(self.words[-length:])
-            if found is not None:
-                token_ids, logprobs = found
-                # A weight of zero has no logarithm.
-                weights = np.maximum(np.exp(np.array(logprobs) / self.temperature), 1e-9).tolist()
-                after = [
-                    replace(self, words=(*self.words, token)[-self.longest :])
-                    for token in token_ids
-                ]
-                return Continuations(length, token_ids, weights, after, trust=1.0)
-        return None
-
-
 @dataclass(slots=True, eq=False)
 class RecyclingState(CountState):
     """guesses: the window, from the position guessed_at on.  drafted: those of the newest tree."""
@@ -148,30 +83,31 @@ class TokenRecyclingDrafter(CountDrafter[RecyclingState]):
     """Drafts inside the target alone: nobody else sees what it thinks likely."""
 
     def __init__(self, context: DrafterContext, options: TokenRecyclingOptions) -> None:
-        ways, adjacency = native.fastest(Adjacency, native.Adjacency)
-        super().__init__(context, options.min_survival, RecyclingState.opened_by, ways)
+        super().__init__(context, options.min_survival, RecyclingState.opened_by)
         host_of(context.target, context.name, "token_recycling")
         self._max_words = options.max_words
         self._window = options.window
         self._stores = by_key(
-            lambda: adjacency(options.max_contexts, options.max_words), options.max_stores
+            lambda: native.Adjacency(options.max_contexts, options.max_words), options.max_stores
         )
         # How often a guess is right where those before it are.
-        self._guess_rates = by_key(HitRates)
+        self._guess_rates = by_key(native.HitRates)
         self.wants = StepWants(num_top=options.num_top)
 
     def read(self, rows: Sequence[StepRows]) -> None:
         """See `StepReader`: keep what every row thought likely, and move the window on."""
         for each in rows:
-            if each.top is not None:
+            if (top := each.top) is not None:
                 state = self._requests.get(each.request_id, each.generation)
                 text = None if state is None else state.text
                 before = each.last_words(self._max_words, text)
-                self._stores((each.tenant, each.task)).keep(each, before)
+                nodes = each.token_ids[each.num_context :]
+                store = self._stores((each.tenant, each.task))
+                store.keep(before, nodes, each.parents, top.token_ids, top.logprobs)
                 if self._window and state is not None:
                     _move_on(state, each)
 
-    def _source(self, state: RecyclingState) -> Any:
+    def _source(self, state: RecyclingState) -> native.Adjacency:
         return self._stores(state.circle)
 
     def _room(self, state: RecyclingState, max_nodes: int) -> int:
@@ -202,7 +138,7 @@ class TokenRecyclingDrafter(CountDrafter[RecyclingState]):
             return tree, survival
         return with_chain(tree, survival, state.drafted, self._guess_rates_of(state).rate(_GUESS))
 
-    def _guess_rates_of(self, state: RecyclingState) -> HitRates:
+    def _guess_rates_of(self, state: RecyclingState) -> native.HitRates:
         return self._guess_rates((state.task, state.params.temperature == 0.0))
 
     def _advance(self, state: RecyclingState, kept_len: int, token_ids: TokenArray) -> None:

@@ -16,9 +16,9 @@ from cluster.core import (
     Proposal,
     TokenTree,
 )
+from cluster.draft.base import is_useful
 from cluster.draft.candidates import Ranking, RowContext
 from cluster.draft.committed_text import RequestState
-from cluster.draft.coupling import is_useful
 from cluster.draft.drawn import laws_of
 from cluster.draft.live_tree import LiveTree
 from cluster.requests.fields import NO_LAWS

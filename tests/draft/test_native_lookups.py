@@ -1,186 +1,259 @@
-"""Native and reference look-ups draft the same trees from the same commits."""
+"""Look-ups draft what a plain search finds, and learn from what became of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cluster.core import Commit, DraftTask, Proposal, SamplingParams, token_array
-from cluster.draft import lookups
-from cluster.draft.base import DrafterContext
-from cluster.draft.inside import StepRows
+from cluster.core import FloatArray, SamplingParams, token_array
+from cluster.draft.base import is_useful
 from cluster.draft.native import lookups as native
-from cluster.draft.prediction import PredictionDrafter, PredictionOptions
-from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter, SuffixOptions
-from cluster.draft.token_recycling import (
-    LookaheadOptions,
-    TokenRecyclingDrafter,
-    TokenRecyclingOptions,
-)
-from cluster.spec.token_log import prefix_hash
-from tests.support.draft.step_rows import step_rows
+from cluster.spec.noise import gumbel
+from tests.support.spec.trees import paths
 
-pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs a C++ compiler")
-
-HOST: Any = object()
-CONTEXT = DrafterContext("d", 24, 4, target=HOST)
-NUM_TOP = 4
-MAKERS: dict[str, Callable[[], Any]] = {
-    "suffix": lambda: SuffixDrafter(CONTEXT, SuffixOptions(max_tokens=300)),
-    "prompt_lookup": lambda: SuffixDrafter(CONTEXT, PromptLookupOptions(min_ngram=2)),
-    "prediction": lambda: PredictionDrafter(CONTEXT, PredictionOptions()),
-    "token_recycling": lambda: TokenRecyclingDrafter(
-        CONTEXT, TokenRecyclingOptions(num_top=NUM_TOP, max_contexts=60)
-    ),
-    "lookahead": lambda: TokenRecyclingDrafter(
-        CONTEXT, LookaheadOptions(num_top=NUM_TOP, max_contexts=60)
-    ),
-}
+Words = tuple[int, ...]
+# What followed a context: strength of the match, tokens with their weights, trust in these.
+Found = tuple[int, dict[int, float], float]
 
 
-class Writer:
-    """Writes the same random texts for two drafters, and compares what they draft."""
+class Text:
+    """known: what had followed at each node of the newest tree, by its path."""
 
-    def __init__(self, drafters: tuple[Any, Any], seed: int) -> None:
-        self.drafters = drafters
-        self.random = np.random.default_rng(seed)
-        # Of each request: generation, text, the length of its prompt, its number as a text.
-        self.held: dict[str, tuple[int, list[int], int]] = {}
-        self.num_nodes = 0
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.counted = native.CountedText(sizes)
+        self.tokens: list[int] = []
+        self.known: dict[Words, Found] = {}
 
-    def words(self, count: int) -> list[int]:
-        """Few words, often the same ones."""
-        drawn: list[int] = (self.random.zipf(1.6, count) % 12).tolist()
-        return drawn
-
-    def step(self) -> None:
-        commits, tasks = [], []
-        for name in ("a", "b", "c"):
-            action = self.random.integers(0, 20)
-            if action == 0:
-                for each in self.drafters:
-                    each.release([name])
-                self.held.pop(name, None)
-            commits.append(self.commit(name, is_new_law=action == 1, is_cut=action == 2))
-            max_nodes = int(self.random.integers(1, 25))
-            tasks.append(DraftTask(name, self.held[name][0], max_nodes))
-        ours, theirs = (each.observe(commits) for each in self.drafters)
-        assert list(ours) == list(theirs)
-        self.compare(*(each.propose(tasks) for each in self.drafters))
-        if hasattr(self.drafters[0], "read"):
-            rows = [self.rows(name) for name in self.held]
-            for each in self.drafters:
-                each.read(rows)
-
-    def commit(self, name: str, *, is_new_law: bool, is_cut: bool) -> Commit:
-        generation, text, prompt_len = self.held.get(name, (0, [], 0))
-        opens = not text or is_new_law
-        base_len = len(text)
-        if opens:
-            generation, base_len = generation + 1, 0
-        if is_cut:
-            base_len = int(self.random.integers(0, base_len + 1))
-            text = text[:base_len]
-        new = self.words(int(self.random.integers(1, 5)) if text else 30)
-        prompt_len = prompt_len or 30
-        text = text + new
-        self.held[name] = (generation, text, prompt_len)
-        seed = int(self.random.integers(0, 2**40))
-        params = SamplingParams(
-            temperature=float(seed % 3) / 2,
+    def set_law(self, seed: int) -> None:
+        self.params = SamplingParams(
+            temperature=seed % 3 / 2,
             seed=-seed,
             stream=seed % 5,
             max_tokens=200,
             min_tokens=20,
             stop_token_ids=(3, 7),
-            prediction=tuple(self.words(seed % 90)),
         )
-        return Commit(
-            name,
-            generation,
-            base_len,
-            prefix_hash(text[:base_len]),
-            token_array(text[base_len:]),
-            prompt_len,
-            24,
-            name if name == "c" else "default",
-            params if base_len == 0 else None,
-            b"tenant" if base_len == 0 else b"",
-        )
+        self.counted.set_law(self.params)
 
-    def rows(self, name: str) -> StepRows:
-        """Of a step that verified a random tree behind the text."""
-        generation, text, _ = self.held[name]
-        num_nodes = int(self.random.integers(0, 6))
-        parents = [int(self.random.integers(-1, node)) if node else -1 for node in range(num_nodes)]
-        top = np.array([self.random.permutation(12)[:6] for _ in range(num_nodes + 1)], np.int32)
-        logprobs = np.sort(self.random.normal(-2, 1, top.shape).astype(np.float32))[:, ::-1]
-        return step_rows(
-            [text[-1], *self.words(num_nodes)],
-            top[:, :NUM_TOP],
-            parents,
-            logprobs[:, :NUM_TOP],
-            request_id=name,
-            generation=generation,
-            task=name if name == "c" else "default",
-            tenant=b"tenant",
-            first_position=len(text) - 1,
-        )
 
-    def compare(self, ours: list[Proposal], theirs: list[Proposal]) -> None:
-        assert [each.request_id for each in ours] == [each.request_id for each in theirs]
-        for one, other in zip(ours, theirs, strict=True):
-            assert one.tree.token_ids.tolist() == other.tree.token_ids.tolist()
-            assert one.tree.parents.tolist() == other.tree.parents.tolist()
-            np.testing.assert_allclose(one.survival, other.survival, rtol=1e-6)
-            assert (one.base_len, one.prefix_hash) == (other.base_len, other.prefix_hash)
-            self.num_nodes += len(one.tree)
+class Outputs:
+    """What `native.PastOutputs` finds, by plain search."""
+
+    def __init__(self, sizes: Sequence[int], max_tokens: int = 300) -> None:
+        self.source = native.PastOutputs(sizes, max_tokens, 5)
+        self.sizes, self.half = sizes, max_tokens // 2
+        self.shelves: list[list[int]] = [[]]
+
+    def learn(self, text: Text, random: np.random.Generator) -> None:
+        tokens = text.tokens[-(random.integers(1, 15) ** 2) :]
+        self.source.keep(token_array(tokens))
+        kept = tokens[max(len(tokens) + 1 - self.half, 0) :]
+        if kept and len(self.shelves[0]) + len(kept) + 1 > self.half:
+            self.shelves = [[], self.shelves[0]]
+        self.shelves[0] += [*kept, -1] if kept else []
+        assert len(self.source) == sum(map(len, self.shelves)) <= 2 * self.half
+
+    def look_up(self, text: Text, path: Words) -> Found:
+        places = [*self.places(text.tokens)]
+        lengths = [agreement(text.tokens, tokens[:at]) for tokens, at in places]
+        longest, counts = max(lengths, default=0), dict[int, float]()
+        for (tokens, at), length in zip(places, lengths, strict=True):
+            *before, token = [*tokens, *path][at : at + len(path) + 1]
+            if tuple(before) == path and token >= 0:
+                counts[token] = counts.get(token, 0.0) + 0.5 ** (longest - length)
+        return longest + len(path), counts, 0.4
+
+    def places(self, end: list[int]) -> Iterator[tuple[list[int], int]]:
+        """Where the text goes on: in itself, and apart from it in outputs."""
+        for texts in ([end], self.shelves):
+            for size in self.sizes:
+                found = []
+                for text in texts:
+                    each = [
+                        at for at in range(size, len(text)) if text[at - size : at] == end[-size:]
+                    ]
+                    found += [(text, at) for at in each[:-6:-1]]
+                yield from found
+                if found:
+                    break
+
+
+class Recycled:
+    """What `native.Adjacency` finds; three words in place of two."""
+
+    def __init__(self) -> None:
+        self.source = native.Adjacency(60, 3)
+        self.likely: dict[Words, list[tuple[int, float]]] = {}
+
+    def learn(self, text: Text, random: np.random.Generator) -> None:
+        """From a step that verified a random tree behind the text."""
+        nodes, before = words(random, random.integers(0, 6)), text.tokens[-3:]
+        parents = [int(random.integers(-1, node)) if node else -1 for node in range(len(nodes))]
+        top = np.array([random.permutation(12)[:4] for _ in (-1, *nodes)], np.int32)
+        logprobs = np.sort(random.normal(-2, 1, top.shape).astype(np.float32))[:, ::-1]
+        given = map(token_array, (before, nodes, parents))
+        self.source.keep(*given, top, logprobs)
+        ends = [before]
+        for parent, token in zip(parents, nodes, strict=True):
+            ends.append([*ends[parent + 1], token][-3:])
+        for end, *after in zip(ends, top.tolist(), logprobs.tolist(), strict=True):
+            for start in range(len(end) - 1, -1, -1):
+                self.likely.pop(tuple(end[start:]), None)
+                self.likely[tuple(end[start:])] = [*zip(*after, strict=True)]
+                if len(self.likely) > 60:
+                    del self.likely[next(iter(self.likely))]
+        assert len(self.source) == len(self.likely)
+
+    def look_up(self, text: Text, path: Words) -> Found:
+        end = (*text.tokens, *path)[-3:]
+        for start in range(len(end)):
+            if likely := self.likely.get(end[start:]):
+                divisor = text.params.temperature or 0.5
+                counts = {each: max(np.exp(logprob / divisor), 1e-9) for each, logprob in likely}
+                return len(end) - start, counts, 1.0
+        return 0, {}, 1.0
+
+
+def words(random: np.random.Generator, count: Any) -> list[int]:
+    """Few words, often the same ones."""
+    drawn: list[int] = (random.zipf(1.6, count) % 12).tolist()
+    return drawn
+
+
+def agreement(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many of the last 32 tokens are the same."""
+    most = min(len(one), len(other), 32)
+    lengths = range(most, -1, -1)
+    return next(n for n in lengths if one[len(one) - n :] == other[len(other) - n :])
+
+
+def shares(
+    params: SamplingParams, position: int, counts: dict[int, float], rate: float, trust: float
+) -> FloatArray:
+    """The probability that each token is the target's; see native/grow.cpp."""
+    values, total = np.array([*counts.values()]), sum(counts.values())
+    if params.temperature == 0.0:
+        return rate * values / total
+    mass = max(0.95, rate)
+    noise = gumbel(params.noise_key, position, np.array([*counts]), params.stream)
+    scores = np.log(mass * values / total) + noise
+    weights = np.exp(trust * (scores - scores.max()))
+    found: FloatArray = rate / mass * weights / weights.sum()
+    return found * np.exp((mass - 1.0) * np.exp(-scores))
+
+
+def grown(text: Text, looked_up: Any, wish: native.Wish) -> dict[Words, float]:
+    """The most likely paths, best first, with their survival."""
+    tree: dict[Words, float] = {}
+    frontier: list[tuple[float, int, Words]] = [(-1.0, 0, ())]
+    discovered = 0
+    while frontier and len(tree) <= wish.max_nodes:
+        negative, _, path = heapq.heappop(frontier)
+        tree[path] = -negative
+        evidence, counts, trust = text.known[path] = looked_up.look_up(text, path)
+        position, rate = wish.position + len(path), wish.rates.rate(evidence)
+        found = shares(text.params, position, counts, rate, trust) if counts else ()
+        for token, share in zip(counts, found, strict=True):
+            if -negative * share >= 0.02 and is_useful(text.params, position, token):
+                discovered += 1
+                heapq.heappush(frontier, (negative * share, discovered, (*path, token)))
+    del tree[()]
+    return tree
+
+
+def learn(text: Text, token_ids: Sequence[int], counts: FloatArray) -> None:
+    """Enter the hits and misses of the newest tree into hits and trials."""
+    path: Words = ()
+    for token in token_ids:
+        evidence, known, _ = text.known.get(path, (0, {}, 0.0))
+        if not known:
+            break
+        counts[:, min(evidence, 32)] += (token in known, 1.0)
+        path = (*path, token)
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", MAKERS)
-def test_both_ways_draft_the_same(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = MAKERS[kind]()
-    with monkeypatch.context() as without:
-        without.setattr(native, "is_available", lambda: False)
-        theirs = MAKERS[kind]()
-    writer = Writer((ours, theirs), seed)
-    for _ in range(150):
-        writer.step()
-    assert writer.num_nodes > 300
+@pytest.mark.parametrize(
+    ("sizes", "make"),
+    [((8, 1), Outputs), ((5, 2), lambda sizes: Outputs(sizes, 0)), ((), lambda _: Recycled())],
+)
+def test_trees_and_lessons_are_those_of_a_plain_search(
+    sizes: Sequence[int], make: Callable[[Any], Any], seed: int
+) -> None:
+    """While texts grow, are cut, and get other laws."""
+    random, looked_up, rates = np.random.default_rng(seed), make(sizes), native.HitRates()
+    texts, num_nodes = [Text(sizes) for _ in range(3)], 0
+    for step in range(150):
+        changes, expected = [], rates._counts.copy()
+        for text in texts:
+            length, added = len(text.tokens), words(random, random.integers(1, 5) if step else 30)
+            kept = int(random.integers(0, length + 1)) if random.random() < 0.05 else length
+            if not step or random.random() < 0.05:
+                text.set_law(int(random.integers(0, 2**40)))
+            learn(text, added if kept == length else (), expected)
+            text.tokens[kept:], text.known = added, {}
+            changes.append(
+                native.Change(text.counted, rates, kept == length, kept, token_array(added))
+            )
+        native.advance(changes)
+        np.testing.assert_array_equal(rates._counts, expected)
+        wishes = [
+            native.Wish(
+                each.counted, looked_up.source, rates, len(each.tokens) // 2, random.integers(1, 25)
+            )
+            for each in texts
+        ]
+        found = native.grow(wishes, 0.02)
+        for text, wish, (tree, survival) in zip(texts, wishes, found, strict=True):
+            paths_found = grown(text, looked_up, wish)
+            assert paths(tree) == [*paths_found]
+            np.testing.assert_allclose(survival, [*paths_found.values()], rtol=1e-6)
+            num_nodes += len(tree)
+        for text in texts:
+            looked_up.learn(text, random)
+    assert num_nodes > 300
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("position", [-2, 0, 9])
-def test_both_ways_draw_the_same(temperature: float, position: int) -> None:
-    random, texts = np.random.default_rng(3), (lookups.CountedText(), native.CountedText(()))
+def test_a_guess_is_the_targets_draw(temperature: float, position: int) -> None:
+    random, text = np.random.default_rng(3), native.CountedText(())
     token_ids = random.integers(0, 999, (40, 8)).astype(np.int32)
     logprobs = np.sort(random.normal(-2, 1, (40, 8)).astype(np.float32))[:, ::-1]
-    for text in texts:
-        text.set_law(SamplingParams(temperature=temperature, seed=-5, stream=2))
-    ours, theirs = (text.draws(position, token_ids, logprobs) for text in texts)
-    assert ours == theirs
-    is_greedy = temperature == 0.0 or position < 0
-    assert (ours == token_ids[:, 0].tolist()) == is_greedy
+    params = SamplingParams(temperature=temperature, seed=-5, stream=2)
+    text.set_law(params)
+    scores = logprobs / np.float64(temperature or 1.0)
+    if temperature and position >= 0:
+        places = np.arange(position, position + 40)[:, None]
+        scores += gumbel(params.noise_key, places, token_ids, params.stream)
+    drawn = token_ids[np.arange(40), scores.argmax(axis=1)]
+    assert text.draws(position, token_ids, logprobs) == drawn.tolist()
 
 
-def test_a_store_forgets_alike() -> None:
-    """Far more texts than it has room for, one of them longer than all of it."""
-    writer = Writer((MAKERS["suffix"](), MAKERS["suffix"]()), 9)
-    with pytest.MonkeyPatch.context() as without:
-        without.setattr(native, "is_available", lambda: False)
-        writer.drafters = (writer.drafters[0], MAKERS["suffix"]())
-    for length in (5, 400, 20, 1, 149, 150, 151, 7, 30):
-        name, text = f"text {length}", writer.words(10 + length)
-        params = SamplingParams(temperature=0.0, max_tokens=1000)
-        commit = Commit(name, 1, 0, 0, token_array(text), 10, 24, "default", params)
-        for each in writer.drafters:
-            each.observe([commit])
-        writer.compare(*(each.propose([DraftTask(name, 1, 24)]) for each in writer.drafters))
-        for each in writer.drafters:
-            each.release([name])
-        held = [len(each._outputs((b"", "default"))) for each in writer.drafters]
-        assert held[0] == held[1] <= 300
+@pytest.mark.parametrize(("trust", "error"), [(1.0, 0.02), (0.4, 0.04)])
+@pytest.mark.parametrize("hit_rate", [0.2, 0.7, 0.97])
+def test_sampled_shares_average_to_the_hit_rate(
+    hit_rate: float, trust: float, error: float
+) -> None:
+    params, counts = SamplingParams(temperature=0.8, seed=3), {11: 3.0, 12: 1.0}
+    sums = [shares(params, place, counts, hit_rate, trust).sum() for place in range(4000)]
+    assert max(sums) < 1.0
+    assert np.mean(sums) == pytest.approx(hit_rate, abs=error)
+
+
+def test_hit_rates_follow_experience_and_stay_inside_the_unit_interval() -> None:
+    rates = native.HitRates()
+    before = rates.rate(2)
+    assert rates.rate(1) < before < rates.rate(8)
+    for _ in range(5000):
+        rates.record(2, hit=True)
+        rates.record(3, hit=False)
+    assert before < rates.rate(2) < 1.0
+    assert 0.0 < rates.rate(3) < 0.1
+    for _ in range(5000):
+        rates.record(2, hit=False)
+    assert rates.rate(2) < 0.1, "old experience fades"

@@ -106,6 +106,15 @@ def test_a_wrong_prediction_claims_less_than_a_token_a_step_although_words_recur
     assert stats.num_predicted < stats.num_rounds
 
 
+def test_an_output_that_is_cut_is_followed_again_from_its_beginning() -> None:
+    params = dataclasses.replace(GREEDY, prediction=tuple(range(20, 40)))
+    author, drafts = Author(PROMPT, params), drafter()
+    write(drafts, author, [])
+    assert write(drafts, author, [20, 30, 31, 32, 33, 34]).tree.token_ids[0] == 35
+    author.tokens[len(PROMPT) :] = []
+    assert write(drafts, author, [20]).tree.token_ids[0] == 21
+
+
 def test_without_a_prediction_there_is_no_draft() -> None:
     assert write(drafter(), Author(PROMPT), []) is None
 

@@ -19,20 +19,6 @@ def drafter(max_nodes: int = 16, **options: int) -> SuffixDrafter:
     return SuffixDrafter(DrafterContext("lookup", max_nodes, 8), settings)
 
 
-def test_the_longer_match_wins_over_the_newer_one() -> None:
-    text = [1, 2, 3, 50, 9, 9, 2, 3, 60, 9, 9, 1, 2, 3]
-    proposal = write(drafter(max_nodes=2), Author(text), [])
-    assert proposal.tree.token_ids[0] == 50
-    assert proposal.survival[0] > proposal.survival[1]
-
-
-def test_competing_continuations_become_siblings() -> None:
-    text = [7, 1, 2, 50, 9, 1, 2, 60, 8, 1, 2]
-    proposal = write(drafter(max_nodes=8), Author(text), [])
-    roots = proposal.tree.token_ids[proposal.tree.parents == -1]
-    assert set(roots.tolist()) == {50, 60}
-
-
 def test_outputs_that_copy_the_prompt_are_drafted_almost_completely() -> None:
     prompt = np.random.default_rng(0).integers(0, 500, 300).astype(np.int32)
     for temperature in (0.0, 1.0):

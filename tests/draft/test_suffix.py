@@ -8,13 +8,7 @@ import pytest
 from benchmarks.replay.along import Recording, replay
 from cluster.config.parse import parse
 from cluster.draft.base import DrafterContext
-from cluster.draft.lookups import CountedText
-from cluster.draft.suffix import (
-    PastOutputs,
-    PromptLookupOptions,
-    SuffixDrafter,
-    SuffixOptions,
-)
+from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter, SuffixOptions
 from cluster.errors import ConfigError
 from tests.support.draft.author import GREEDY, Author, write
 
@@ -81,23 +75,6 @@ def test_what_is_kept_is_bounded_over_tenants() -> None:
         assert (write(suffix, author, []) is not None) == is_known
 
 
-def test_a_draft_ends_where_the_past_output_ended() -> None:
-    suffix = drafter()
-    finish(suffix, Author([7, 8, 9]), [50, 51, 52])
-    finish(suffix, Author([7, 8, 9], request_id="second"), [60, 61, 62])
-    proposal = write(suffix, Author([1, 50, 51], request_id="next"), [])
-    assert proposal.tree.token_ids.tolist() == [52]
-
-
-def test_the_longest_agreement_wins_whether_in_the_request_or_before_it() -> None:
-    suffix = drafter(max_nodes=1)
-    finish(suffix, Author([9]), [1, 2, 3, 70, 70, 70])
-    own = write(suffix, Author([0, 1, 2, 3, 60, 5, 0, 1, 2, 3], request_id="own"), [])
-    past = write(suffix, Author([0, 2, 3, 60, 5, 9, 1, 2, 3], request_id="past"), [])
-    assert own.tree.token_ids.tolist() == [60]
-    assert past.tree.token_ids.tolist() == [70]
-
-
 def test_texts_that_come_again_are_drafted_almost_whole() -> None:
     """Long agreement is learned to be sure, greedy and sampled."""
     for temperature in (0.0, 1.0):
@@ -108,27 +85,6 @@ def test_texts_that_come_again_are_drafted_almost_whole() -> None:
             replay(suffix, recording, 16)
         again = [replay(suffix, recording, 16) for recording in recordings]
         assert min(stats.mean_acceptance_length for stats in again) > 10.0
-
-
-def test_what_is_kept_is_bounded_and_the_newest_stays() -> None:
-    outputs = PastOutputs((8, 2), 100, 16)
-    for seed in range(40):
-        outputs.keep(text_of(seed, 23))
-        assert len(outputs) <= 100
-    for seed, is_known in ((39, True), (0, False)):
-        text = CountedText((8, 2))
-        text.append(text_of(seed, 23)[:10].tolist())
-        assert bool(outputs.root(text, 0).places) == is_known
-    outputs.keep(text_of(41, 5000))
-    assert len(outputs) <= 100
-
-
-def test_an_output_shorter_than_an_ngram_costs_nothing() -> None:
-    suffix = drafter()
-    finish(suffix, Author([7]), [50])
-    finish(suffix, Author([7, 8], request_id="empty"), [])
-    assert len(suffix._outputs(CIRCLE)) <= 3
-    assert write(suffix, Author([1, 2, 3], request_id="next"), []) is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from cluster.config.parse import parse
-from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
 from cluster.draft.token_recycling import (
@@ -60,25 +59,6 @@ def test_drafts_follow_what_was_likely_from_word_to_word() -> None:
     assert tree[(6, 7)] < tree[(6,)]
 
 
-def test_rejected_drafts_teach_too_and_the_newest_word_counts() -> None:
-    recycling = drafter(max_words=1)
-    recycling.read([rows([5], [[6, 1, 2], [8, 1, 2], [9, 1, 2]], [30, 31], [-1, -1])])
-    recycling.read([rows([30], [[10, 1, 2]])])
-    assert (10,) in tree_of(recycling, Author([30]))
-    assert (8,) not in tree_of(recycling, Author([30], request_id="b"))
-    assert (9,) in tree_of(recycling, Author([31], request_id="c"))
-
-
-def test_two_words_are_preferred_to_one() -> None:
-    recycling = drafter()
-    # Nodes 2 and then 3 after text 1; then the same word 3 after another one.
-    recycling.read([rows([1], [[2, 0, 0], [3, 0, 0], [40, 41, 42]], [2, 3], [-1, 0])])
-    recycling.read([rows([7], [[3, 0, 0], [50, 51, 52]], [3], [-1])])
-    assert (40,) in tree_of(recycling, Author([2, 3]))
-    assert (50,) in tree_of(recycling, Author([7, 3], request_id="b"))
-    assert (50,) in tree_of(recycling, Author([8, 3], request_id="c"))
-
-
 def test_the_word_before_a_row_comes_from_the_text_that_it_was_told() -> None:
     recycling, author = drafter(), Author([1, 2])
     write(recycling, author, [])
@@ -100,18 +80,6 @@ def test_prompts_under_way_teach_nothing() -> None:
     recycling = drafter()
     recycling.read([replace(rows([5], [[6, 7, 8]]), top=None, next_token=None)])
     assert tree_of(recycling, Author([5])) == {}
-
-
-def test_noise_decides_among_the_likely_ones() -> None:
-    recycling = drafter(max_words=1)
-    recycling.read([rows([5], [[6, 7, 8]])])
-    best = set()
-    for seed in range(40):
-        params = SamplingParams(temperature=1.0, seed=seed, max_tokens=50)
-        tree = tree_of(recycling, Author([5], params, request_id=str(seed), max_nodes=1))
-        best |= {path[0] for path in tree}
-        recycling.release([str(seed)])
-    assert best == {6, 7, 8}
 
 
 def test_it_learns_how_often_it_is_right() -> None:

@@ -6,9 +6,22 @@
 
 namespace {
 
-const double COPY_MASS = 0.95, COUNT_TRUST = 0.4;
+/* A correct match is modelled as a copy, in which the copied token has this probability. */
+const double COPY_MASS = 0.95;
 
-/* The probability that each candidate is the target's token: `count_conditionals`. */
+/* Counts tell the target's probabilities roughly, so the noise decides less among them than among probabilities.
+ * Along answers of SmolLM2 at T = 0.8, 0.4 has 2 % more of a suffix drafter's drafts accepted than 1, and its claims
+ * are 6 % too high in place of 33 %; 0.3 and 0.5 are nearly as good. */
+const double COUNT_TRUST = 0.4;
+
+/* The probability that each candidate is the target's token; their sum is below 1.
+ *
+ * The target emits argmax(log p_i + G[t, i]), whose noise G is shared.  rate: probability that its token is among the
+ * candidates.  Greedy: the rate, divided in proportion to the counts.  Sampled: with probability rate / c the text is
+ * a copy, in which the candidates have the mass c.  Candidate i then beats all other tokens with probability
+ * exp(-(1 - c) * exp(-score_i)), score_i = log(c * count ratio) + G_i, because the best of the others is
+ * Gumbel(log(1 - c)).  The average over G is the rate again.  found.trust: how far the scores decide among the
+ * candidates; 1 = as here, where counts are probabilities. */
 void conditionals(const Law &law, int64_t position, const Found &found, double rate, std::vector<double> &values) {
     const size_t count = found.tokens.size();
     double total = 0.0;

@@ -1,7 +1,6 @@
 /* Texts, what drafters look up in them, and the trees that grow from it.
  *
- * The same as `cluster.draft.lookups`, `cluster.draft.indexed_text` and the drafters' own sources, which are
- * the reference and say what the numbers mean.
+ * `cluster.draft.native.lookups` says what the numbers mean that Python passes.
  */
 #pragma once
 
@@ -84,7 +83,7 @@ struct Text {
 /* What followed a context. */
 struct Found {
     int64_t evidence;
-    double trust; /* in the counts, see coupling.py */
+    double trust; /* how far noise decides among them, see grow.cpp */
     std::vector<int32_t> tokens, contexts; /* contexts: behind each token, as numbers of the walk's own */
     std::vector<double> counts;
 };
@@ -135,7 +134,7 @@ class Source {
 };
 
 const int32_t SEPARATOR = -1;     /* ends what places point into; no token is negative */
-const int64_t LONGEST_MATCH = 32; /* evidence beyond it teaches nothing */
+const int64_t LONGEST_MATCH = 32; /* evidence beyond it teaches nothing; as in lookups.py */
 
 /* How many of the `count` tokens before `end` are those before `other`, of which there are `before`. */
 inline int64_t agreement(const int32_t *end, int64_t count, const int32_t *other, int64_t before) {

@@ -7,6 +7,8 @@
 
 namespace {
 
+/* They stand on two shelves; when the newer one is full, the older one is cleared and takes its place.  So forgetting
+ * costs nothing. */
 class Outputs : public Source {
   public:
     Outputs(const int64_t *sizes, int64_t count, int64_t half, int64_t max_matches)
@@ -31,6 +33,9 @@ class Outputs : public Source {
         return total;
     }
 
+    /* The newest places of the text's end: those of the longer n-gram where there are any, otherwise those of the
+     * shorter one; in the text itself, and apart from it in outputs.  A token less of agreement halves a place's
+     * weight. */
     Walk &walk(const Text &text, int64_t) override {
         const IndexedText &own = text.indexed;
         const int64_t end = (int64_t)own.tokens.size();

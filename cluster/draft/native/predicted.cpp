@@ -7,7 +7,10 @@
 
 namespace {
 
-const int64_t SURE = 4, EVIDENCE_AT_START = 4;
+/* An output that agrees on so many tokens with another place has left the one it was at. */
+const int64_t SURE = 4;
+/* How sure the first predicted token is, before there is any output: as if so many had been right. */
+const int64_t EVIDENCE_AT_START = 4;
 
 class Predicted : public Source {
   public:
@@ -16,6 +19,7 @@ class Predicted : public Source {
         tokens.push_back(SEPARATOR);
     }
 
+    /* From the places where the output may be; moves to the best of them where that is sure. */
     Walk &walk(const Text &text, int64_t position) override {
         const std::vector<int32_t> &all = text.indexed.tokens;
         read(text, position);
@@ -30,8 +34,10 @@ class Predicted : public Source {
         }
         options.clear();
         offer(next, here);
+        /* Where nothing agrees, something was inserted before the next token, or has replaced it. */
         if (here == 0 && next + 1 < (int64_t)tokens.size()) offer(next + 1, 0);
         offer_agreeing(end, size);
+        /* A place farther away must agree on more: short words stand everywhere. */
         for (Option &each : options) each.score = each.length - 0.5 * std::log2(1.0 + distance(each.index));
         std::stable_sort(options.begin(), options.end(), [this](const Option &one, const Option &other) {
             if (one.score != other.score) return one.score > other.score;

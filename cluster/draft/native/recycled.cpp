@@ -75,7 +75,10 @@ template <class Value> class Newest {
     std::unordered_map<uint64_t, typename std::list<std::pair<uint64_t, Value>>::iterator> places;
 };
 
-const double GREEDY_TEMPERATURE = 0.5, LEAST_WEIGHT = 1e-9;
+/* A greedy target draws its most probable token, which was not always the most probable one after these words: how
+ * much the order of then counts, as a temperature of what was probable then. */
+const double GREEDY_TEMPERATURE = 0.5;
+const double LEAST_WEIGHT = 1e-9; /* of zero there is no logarithm */
 
 struct Likely {
     std::vector<int32_t> tokens;
@@ -118,7 +121,6 @@ class Adjacency : public Source, public Walk {
             found.trust = 1.0; /* these are probabilities */
             found.tokens = likely->tokens;
             for (size_t i = 0; i < likely->tokens.size(); i++) {
-                /* A weight of zero has no logarithm. */
                 found.counts.push_back(std::max(std::exp(likely->logprobs[i] / temperature), LEAST_WEIGHT));
                 found.contexts.push_back((int32_t)contexts.size());
                 contexts.push_back(words);

@@ -7,8 +7,8 @@
 namespace {
 
 const uint64_t MULTIPLIER = 0x9E3779B97F4A7C15ull; /* of token_log.py */
-const int64_t STRONGEST = 32;
-const double MEMORY = 2000.0;
+const int64_t STRONGEST = 32; /* evidence beyond it counts as that; as in lookups.py */
+const double MEMORY = 2000.0; /* observations after which old ones count half */
 
 }  // namespace
 
@@ -153,6 +153,10 @@ void draws(const Text *text, int64_t position, const int32_t *tokens, const floa
         }
     }
 }
+
+double rate_of(double *values, int64_t evidence) { return Rates{values}.of(evidence); }
+
+void record_hit(double *values, int64_t evidence, int64_t is_hit) { Rates{values}.record(evidence, is_hit); }
 
 /* rows: of each change the text, its rates, whether they learn from it, how many tokens of the text are kept
  * and how many follow; these stand end to end in `tokens`. */
