@@ -1,8 +1,8 @@
 """C++ sources of this package, compiled once per machine and then loaded; or compiled ahead.
 
-It serves functions that must be faster than any library.  Each has a slower equivalent, so
-everything also runs without a compiler.  `python -m cluster.cpp` compiles ahead, for several
-kinds of processors, what an image then brings along without a compiler.
+It serves functions that must be faster than any library.  Models have a slower way too, so they
+also run without a compiler; look-ups do not draft then.  `python -m cluster.cpp` compiles ahead,
+for several kinds of processors, what an image then brings along without a compiler.
 """
 
 from __future__ import annotations
@@ -126,9 +126,7 @@ def load(folder: Path, structures: Mapping[str, type[ctypes.Structure]]) -> Nati
         library = ctypes.CDLL(str(path))
         _compare_sizes(library, structures)
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        log.info(
-            "no native code of %s, the slow way is taken: %s", folder.parent.name, _reason(error)
-        )
+        log.info("no native code of %s: %s", folder.parent.name, _reason(error))
         return None
     return Native(library, path.stem.removeprefix("native-"))
 

@@ -27,15 +27,8 @@ def check_text(config: Config, arguments: argparse.Namespace) -> str:
     """Return what `drafthouse check` prints; raises ConfigError for what would stop it."""
     # On loopback all parts run on one machine, which is this one where no other is named.
     is_here = gpus.asked(config, arguments) is None and config.network.interface == "loopback"
-    found = inspect(config, is_here=is_here, is_plan=True)
-    if arguments.json:
-        return json.dumps(facts(config, found), indent=2) + "\n"
-    return plan(config, found)
-
-
-def plan(config: Config, found: Mapping[str, Inspected]) -> str:
-    """The plan as text for people.  found: what the models on this machine are."""
-    return rendered("check", facts(config, found))
+    told = facts(config, inspect(config, is_here=is_here, is_plan=True), is_here=is_here)
+    return json.dumps(told, indent=2) + "\n" if arguments.json else rendered("check", told)
 
 
 def rendered(name: str, told: Mapping[str, Any]) -> str:
@@ -50,8 +43,10 @@ def rendered(name: str, told: Mapping[str, Any]) -> str:
     return environment.get_template(f"{name}.jinja").render(told, size=size)
 
 
-def facts(config: Config, found: Mapping[str, Inspected]) -> dict[str, Any]:
-    """The plan for programs: all that the text says, sizes in bytes."""
+def facts(config: Config, found: Mapping[str, Inspected], *, is_here: bool) -> dict[str, Any]:
+    """The plan for programs: all that the text says, sizes in bytes.
+
+    found: what the models on this machine are.  is_here: the application is to run on it."""
     limits = config.coordinator
     compared = sum(each.is_here and not each.vocabulary for each in found.values()) - 1
     return {
@@ -80,6 +75,7 @@ def facts(config: Config, found: Mapping[str, Inspected]) -> dict[str, Any]:
         "drafters": {
             name: _place(config, name) + _rollout(config, name) for name in config.drafters
         },
+        "refused": [*registry.refusals(registry.refused(config.drafters) if is_here else {})],
         "access": [*access_lines(config)],
         "tasks": {task: [*config.drafters_of(task)] for task in config.tasks or ("default",)},
     }

@@ -12,6 +12,7 @@ import httpx
 
 from cluster.config.addresses import from_here, joined
 from cluster.config.schema import Config
+from cluster.draft.registry import refusals
 from cluster.errors import WorkerError
 
 # The replicas run already: what is left is that they find each other.
@@ -54,10 +55,8 @@ def wait_until_connected(
         state = ask()
         replicas = state.get("drafters", {})
         refused = state.get("refused", {})
-        for name, reason in refused.items():
-            if told.get(name) != reason:
-                what = name if "." in name else f"drafter {name}"
-                say(f"{what} is refused: {reason}")
+        for line in refusals(dict(sorted(refused.items() - told.items()))):
+            say(line)
         told |= refused
         missing = sorted(
             name for name in drafters if not replicas.get(name) and name not in refused

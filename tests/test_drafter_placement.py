@@ -13,13 +13,17 @@ from cluster.errors import ConfigError, NotFoundError
 from cluster.worker.priority import pin_to_cores
 from deployments.app import build
 from deployments.placement import total_resources
-from deployments.plan import plan
+from deployments.plan import facts, rendered
 from tests.conftest import python
 
 
 def config(drafter: dict[str, Any], device: str = "auto") -> Config:
     target = {"engine": {"model": "m", "device": device}}
     return parse_arguments({"target": target, "drafters": {"a": {"kind": "suffix", **drafter}}})
+
+
+def plan(config: Config) -> str:
+    return rendered("check", facts(config, {}, is_here=True))
 
 
 def engine(device: str) -> dict[str, Any]:
@@ -48,7 +52,7 @@ def test_a_drafter_is_in_one_place_and_the_plan_says_why(
     checked = config(drafter, device)
     is_resident = why.startswith("inside")
     assert (checked.residents, checked.pool) == ((("a",), ()) if is_resident else ((), ("a",)))
-    text = plan(checked, {})
+    text = plan(checked)
     assert f"drafter a: {why}" in text
     assert ("drafter-a" in text) != is_resident
 
@@ -96,6 +100,6 @@ def test_a_core_that_is_not_there_is_refused() -> None:
 def test_the_plan_names_whom_a_drafter_may_come_to_replace() -> None:
     target, new = {"engine": {"model": "m"}}, {"kind": "suffix", "rollout": {"replaces": "a"}}
     drafters = {"a": {"kind": "suffix"}, "b": new}
-    text = plan(parse_arguments({"target": target, "drafters": drafters}), {})
+    text = plan(parse_arguments({"target": target, "drafters": drafters}))
     (line,) = [each for each in text.splitlines() if each.startswith("drafter b: ")]
     assert line.endswith("; replaces a once it drafts better")

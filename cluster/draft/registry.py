@@ -14,7 +14,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -25,6 +25,7 @@ from cluster.config.parse import nearest, parse
 from cluster.config.processes import CASCADE, RECORDER
 from cluster.config.schema import DrafterConfig
 from cluster.draft.base import Drafter, DrafterContext
+from cluster.draft.native import lookups
 from cluster.draft.plugin import TextDrafter
 from cluster.errors import ConfigError, DrafthouseError
 from cluster.records import frozen
@@ -97,6 +98,14 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         RECORDER: _kind("recorder:Recorder", "options:Recorder", is_inside=True),
     }
 )
+# The kinds that look texts up by native code, and cannot draft without it.
+_LOOK_UPS = frozenset(
+    {"prompt_lookup", "suffix", "ngram_cache", "prediction", "token_recycling", "lookahead"}
+)
+_NO_NATIVE_CODE = (
+    "look-ups draft by native code, and there is none here: install a C++ compiler (Debian, "
+    "Ubuntu: apt install g++) or the wheel for this platform, and do not set DRAFTHOUSE_NATIVE=0"
+)
 # What replaces kinds that are gone.
 REMOVED: Mapping[str, str] = MappingProxyType(
     {"openai": "serve a small model as kind: lm, or use the look-ups of kind: suffix"}
@@ -128,6 +137,32 @@ def check(name: str, config: DrafterConfig) -> Any:
 def has_laws(kind: str) -> bool:
     """True if drafters of a kind draw their drafts, and their word about the laws is believed."""
     return kind in KINDS and KINDS[kind].has_laws
+
+
+def why_refused(kind: str) -> str:
+    """Why drafters of a kind cannot draft in this process, and the remedy; "" where they can."""
+    return _NO_NATIVE_CODE if kind in _LOOK_UPS and not lookups.is_available() else ""
+
+
+def refused(drafters: Mapping[str, DrafterConfig]) -> dict[str, str]:
+    """Those of these drafters that cannot draft in this process, with the reason; a cascade for any
+    of its stages."""
+    return {
+        name: reason
+        for name, each in drafters.items()
+        for part in (name, *each.stages)
+        if (reason := why_refused(drafters[part].kind))
+    }
+
+
+def refusals(refused: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each reason, with all that is refused for it.
+
+    refused: reasons by the names of drafters, or of other parts, which have a dot."""
+    for reason in dict.fromkeys(refused.values()):
+        names = [name for name, why in refused.items() if why == reason]
+        told = [name if "." in name else f"drafter {name}" for name in names]
+        yield f"{', '.join(told)} {'are' if told[1:] else 'is'} refused: {reason}"
 
 
 def search_in(*folders: Path) -> None:
@@ -208,10 +243,12 @@ def create(
 ) -> Drafter:
     """Build drafter `name`; load its model, if it has one.
 
-    Raises ConfigError for wrong options, for a model that cannot be served, and for one whose
-    vocabulary differs from the target's.
+    Raises ConfigError for wrong options, for a look-up without native code, for a model that cannot
+    be served, and for one whose vocabulary differs from the target's.
     """
     options, found = check(name, config), drafter_class(config.kind)
+    if reason := why_refused(config.kind):
+        raise ConfigError(reason, param=f"drafters.{name}.kind")
     try:
         return cast(Drafter, found(context, options))
     except DrafthouseError:

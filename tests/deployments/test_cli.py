@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from cluster.client import Client, GenerateRequest, SamplingOptions
+from cluster.draft.native import lookups
 from cluster.rpc import conversations as talk
 from deployments.cli import main
 from deployments.ports import why_not
@@ -250,13 +251,17 @@ def test_a_taken_port_is_named_with_its_setting(config_file: Path, setting: str,
     assert f"--set {setting}=" in message
 
 
-def test_check_prints_the_plan(config_file: Path, run: Run) -> None:
+def test_check_prints_the_plan(
+    config_file: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = run("check", config_file)
     for word in ("ingress", "coordinator", "target", "target.engine", "KiB"):
         assert word in plan
     assert "drafter lookup: inside the target" in plan
     plan = run("check", config_file, "--set", "coordinator.replicas=2")
     assert "the 2 coordinators share 64 running and 256 queued requests" in plan
+    monkeypatch.setattr(lookups, "is_available", lambda: False)
+    assert "\ndrafter lookup is refused: look-ups draft by native code" in run("check", config_file)
 
 
 def test_the_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,13 +33,17 @@ def test_a_connected_application_is_ready() -> None:
 
 
 def test_a_refused_drafter_is_told_with_its_reason_and_not_waited_for() -> None:
-    body = {"status": "ok", "drafters": {"lm": 0, "n": 1}, "refused": {"lm": "other tokenizer"}}
+    refused = {"lm": "other tokenizer", "m": "other tokenizer", "target.config": "no such key"}
+    body = {"status": "ok", "drafters": {"lm": 0, "n": 1}, "refused": refused}
     said: list[str] = []
     with answering("/health", 200, body) as url:
         wait_until_connected(
             partial(health, url), url, ["lm", "n"], not_for_long(10.0), said.append
         )
-    assert said == ["drafter lm is refused: other tokenizer"]
+    assert said == [
+        "drafter lm, drafter m are refused: other tokenizer",
+        "target.config is refused: no such key",
+    ]
 
 
 def not_for_long(patience_s: float) -> Callable[[], None]:

@@ -10,6 +10,7 @@ import pytest
 from cluster.config.schema import DrafterConfig, DrafterPlacement
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
+from cluster.draft.native import lookups
 from cluster.draft.registry import KINDS, REMOVED, check, create, drafter_class
 from cluster.errors import ConfigError
 
@@ -154,6 +155,13 @@ def test_checking_and_count_based_drafting_need_no_torch() -> None:
         "assert not {'torch', 'transformers', 'ray', 'grpc'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_look_up_without_native_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"look-ups draft by native code.*apt install g") as found:
+        create("x", DrafterConfig(kind="suffix"), CONTEXT)
+    assert found.value.param == "drafters.x.kind"
 
 
 class ForeignDrafter(SilentDrafter):
